@@ -91,6 +91,7 @@ class Laws:
     """`now`: the virtual time, for messages; `scheduler_now`: the scheduler's clock, which may have jumped, for ages.
 
     `bound`: of passes by requests of the same tenant; None: none. `fair` False: all requests are one tenant's.
+    `max_preemptions`: of a request, by all runners together.
     """
 
     now: Callable[[], float]
@@ -98,6 +99,7 @@ class Laws:
     bound: int | None = 32
     avoid_s: float = 3.0
     fair: bool = True
+    max_preemptions: int = 8
     requests: dict[str, ClientRequest] = field(default_factory=dict[str, ClientRequest])
     excused: set[str] = field(default_factory=set[str])  # died with their gateway
     stored: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
@@ -109,6 +111,8 @@ class Laws:
     terms: list[int] = field(default_factory=list[int])
     liars: set[Peer] = field(default_factory=set[Peer])
     starts: dict[tuple[str, Epoch], Peer] = field(default_factory=dict[tuple[str, Epoch], Peer])
+    began_with: dict[str, int] = field(default_factory=dict[str, int])  # tokens that the latest Start had
+    preemptions: Counter[str] = field(default_factory=Counter[str])
     consolidations: Counter[str] = field(default_factory=Counter[str])  # of requests, by the present scheduler
     complete: set[str] = field(default_factory=set[str])  # gateways that have submitted again all that they hold
     _arrivals: int = 0
@@ -191,10 +195,13 @@ class Laws:
             if type(effect) is Close:
                 self.lost_at[process.name] = self.now()
                 self._drop(process.name, effect.peer)
-            if type(effect) is not Send or effect.peer.kind is not Kind.RUNNER:
+            if type(effect) is not Send or effect.peer.kind not in (Kind.RUNNER, Kind.SCHEDULER):
                 continue
             match effect.message:
+                case Failed():
+                    self._failed(effect.message)
                 case Start(request_id=request_id, epoch=epoch):
+                    self.began_with[request_id] = len(effect.message.emitted)
                     if self.starts.setdefault((request_id, epoch), effect.peer) != effect.peer:
                         raise LawBroken(f"{request_id} {epoch} starts at two runners")
                     self.owners[request_id][epoch] = effect.peer
@@ -208,6 +215,15 @@ class Laws:
                 if len(owners) > 1:
                     named = ", ".join(f"{peer.name} {tuple(epoch)}" for epoch, peer in owners.items())
                     raise LawBroken(f"{effect.message.request_id} has two owners: {named}")
+
+    def _failed(self, failed: Failed) -> None:
+        """An epoch is over: by a preemption a bounded number of times. One without capacity may never have begun."""
+        produced = failed.emitted_tokens > self.began_with[failed.request_id]
+        preempted = failed.reason is FailReason.PREEMPTED or (failed.reason is FailReason.NO_CAPACITY and produced)
+        self.preemptions[failed.request_id] += preempted
+        count = self.preemptions[failed.request_id]
+        if count > self.max_preemptions and self.requests[failed.request_id].trusted:
+            raise LawBroken(f"{failed.request_id} is preempted {count} times, the bound is {self.max_preemptions}")
 
     def _disown(self, request_id: str, epoch: Epoch, peer: Peer) -> None:
         owners = self.owners.get(request_id, {})

@@ -60,6 +60,7 @@ def scenario(seed: int) -> Scenario:
         replayed_lengths=seed % 2 == 1,  # predictions that are far off, too
         scheduler=SchedulerConfig(
             starvation_bound=chance.choice((2, 4, 8)),
+            max_preemptions=random_of(seed, "preemptions").choice((1, 2, 8)),
             assign_s=2.0,
             avoid_s=1.0,
             drain_s=chance.choice((1.0, 30.0)),

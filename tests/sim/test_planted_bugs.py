@@ -16,6 +16,7 @@ from weft_gateway.core.stream import RequestStream
 from weft_runner.core.adapter_manager import AdapterManager
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_reuse import PrefixReuse
+from weft_runner.core.reporter import Reporter
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.state import State
 from weft_sim.check import check_seed
@@ -111,6 +112,12 @@ def shared_across_adapters(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixReuse, "chain", lambda self, start: name(self, replace(start, adapter="")))
 
 
+def endless_preemption(patch: pytest.MonkeyPatch) -> None:
+    """Reports do not say that a sequence stays."""
+    state = Reporter._sequence_state
+    patch.setattr(Reporter, "_sequence_state", lambda self, sequence: state(self, sequence)._replace(stays=False))
+
+
 def lost_outcome(patch: pytest.MonkeyPatch) -> None:
     """Outcomes that no scheduler has acknowledged are not sent again."""
     resubmit = Gateway._resubmit
@@ -131,6 +138,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     wrong_adapter: (OTHER_TEXT, 2),
     epoch_twice: ("epoch", 0),
     shared_across_adapters: (OTHER_TEXT, 1),
+    endless_preemption: ("is preempted 2 times", 9),
     lost_outcome: ("no outcome|have no end", 0),
 }
 

@@ -126,6 +126,7 @@ class Start:
     delay_s: float = 0.0  # of its Assign
     by_page: bool = False
     leaves: bool = False
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ class Submit:
     epoch: Epoch = NEVER
     runner: RunnerId | None = None
     migrations: int = 0  # epochs that ended so far, without NO_CAPACITY and PREEMPTED
+    preemptions: int = 0  # epochs that ended by PREEMPTED, and by NO_CAPACITY with tokens
     reservation_tokens: int = 0
     start_emitted_tokens: int = 0
     numerics_class: str = ""
@@ -278,6 +280,7 @@ class Assign:
     delay_s: float = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
     by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
     leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
+    stays: bool = False  # it was preempted as often as it may be: another one is, and all its pages are reserved
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class SequenceState(NamedTuple):
     reserved_pages: int
     reservation_tokens: int  # output tokens from this epoch's start on
     arrived_ms: int
+    stays: bool = False  # another one is preempted
 
 
 class Overrun(NamedTuple):

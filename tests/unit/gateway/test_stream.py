@@ -338,6 +338,16 @@ def test_only_what_the_system_did_not_do_itself_is_a_counted_migration() -> None
     assert one.counted_migrations == len(EndReason) + 1, "migrated without a Failed: the Assign had expired"
 
 
+def test_an_epoch_that_the_system_ended_is_a_preemption_unless_the_runner_never_began_it() -> None:
+    one = stream()
+    run(one, assign(1), Preempt("r", Epoch(1, 1)), assign(2), NoCapacity("r", Epoch(1, 2), 0, "pages"))
+    assert one.preemptions == 1, "a refusal is none"
+    run(one, assign(3), step(3, 0, "a"), NoCapacity("r", Epoch(1, 3), 0, "pages"), Preempt("r", Epoch(1, 3)))
+    assert one.preemptions == 2, "given back with a token is one"
+    run(one, assign(4), SessionLost(RUNNERS[0]))
+    assert (one.preemptions, one.counted_migrations) == (2, 1)
+
+
 def test_an_epoch_knows_where_it_began() -> None:
     one = stream()
     run(one, assign(1), step(1, 0, "abc"), Preempt("r", Epoch(1, 1)), assign(2), step(2, 3, "de"))

@@ -279,6 +279,46 @@ def test_an_overrunner_that_is_its_own_victim_comes_back_doubled(driver: Any, pi
     assert third.reservation_tokens == 20
 
 
+@pytest.mark.parametrize("reservation", ["calibrated", "s3", "paged", "pooled"])
+def test_after_its_last_preemption_a_request_reserves_its_whole_answer_and_stays(
+    driver: Any, picked: Picked, reservation: str
+) -> None:
+    """On whatever runners, and whoever wanted its memory."""
+    driver.start(reservation=reservation)
+    driver.runner("a")
+    driver.runner("b")
+    assign = driver.place("r", p90_tokens=20, p50_tokens=10)
+    for emitted in range(8):
+        assert not assign.stays
+        assert picked(driver.preempt(assign.runner.uuid, "r", 16, for_="other"), Preempt)
+        (assign,) = picked(driver.failed("r", FailReason.PREEMPTED, emitted), Assign)
+        driver.runner("a", *[driver.view("r")] * (assign.runner.uuid == "a"))
+    assert (assign.stays, assign.by_page, assign.leaves) == (True, False, False)
+    assert assign.reservation_tokens == 100 - 7
+    driver.runner(assign.runner.uuid, driver.view("r", 93), free=90)
+    driver.outcome("r")
+    assert not driver.knows("r")
+
+
+def test_a_sequence_that_is_given_back_with_tokens_was_preempted_and_one_that_is_refused_was_not(driver: Any) -> None:
+    driver.start()
+    driver.runner("a")
+    driver.place("r")
+    driver.failed("r", FailReason.NO_CAPACITY)
+    driver.wait(0.3)
+    assert driver.request("r").preemptions == 0
+    driver.failed("r", FailReason.NO_CAPACITY, 1)
+    assert driver.request("r").preemptions == 1
+
+
+@pytest.mark.parametrize(("preemptions", "stays"), [(7, False), (8, True)])
+def test_the_bound_on_preemptions_outlives_the_scheduler(driver: Any, preemptions: int, stays: bool) -> None:
+    driver.start()
+    driver.runner("a")
+    assert driver.place("r", preemptions=preemptions, emitted_tokens=3).stays == stays
+    assert driver.request("r").reservation_tokens == (97 if stays else 13)
+
+
 def test_what_a_runner_doubled_in_place_is_kept_when_the_request_moves(driver: Any, picked: Picked) -> None:
     driver.start()
     driver.runner("a")

@@ -23,8 +23,10 @@ RUNNER = RunnerId("u", "1")
 EPOCH = Epoch(1, 1)
 
 
-def sequence(name: str, arrived_ms: int, *, pages: int = 1, reservation: int = 16) -> SequenceState:
-    return SequenceState(name, EPOCH, "g", "", pages, reservation, arrived_ms)
+def sequence(
+    name: str, arrived_ms: int, *, pages: int = 1, reservation: int = 16, stays: bool = False
+) -> SequenceState:
+    return SequenceState(name, EPOCH, "g", "", pages, reservation, arrived_ms, stays)
 
 
 def book(*sequences: SequenceState, paused: str = "", free: int = 0, overruns: tuple[Overrun, ...] = ()) -> RunnerBook:
@@ -80,6 +82,14 @@ def test_an_overrunner_that_leaves_is_the_victim_itself_and_doubles():
     assert (chosen.request_id, chosen.for_request_id, chosen.reservation_tokens) == ("a", "a", 32)
 
 
+@pytest.mark.parametrize(("staying", "victim"), [("", "c"), ("c", "b"), ("bc", "a"), ("abc", "c")])
+def test_one_that_was_preempted_often_enough_stays_while_another_one_may_leave(staying, victim):
+    """Where all of them stay one leaves all the same: a runner whose every sequence waits would wait for ever."""
+    chosen = select_victim(book(*[sequence(n, i, stays=n in staying) for i, n in enumerate("abc")], paused="a"))
+    assert chosen is not None
+    assert chosen.request_id == victim
+
+
 def test_an_overrunner_that_is_alone_is_left_alone():
     assert select_victim(book(sequence("a", 1), paused="a")) is None
 
@@ -131,6 +141,8 @@ class Row:
     used: int = 1
     reserved: int = 1
     paused: bool = False
+    preemptions: int = 0
+    stays: bool = False
 
 
 @dataclass
@@ -180,7 +192,7 @@ class SmallRunner:
 
     def book(self) -> RunnerBook:
         sequences = [
-            SequenceState(r.name, EPOCH, "g", "", r.reserved, r.reserved * 16, r.arrived_ms) for r in self.rows
+            SequenceState(r.name, EPOCH, "g", "", r.reserved, r.reserved * 16, r.arrived_ms, r.stays) for r in self.rows
         ]
         overruns = [Overrun(row.name, EPOCH, 1, row.reserved * 32) for row in self.paused]
         found = RunnerBook(RunnerSpec(RUNNER, "h:1", "ns/p", 16, self.total, 64, 4, 8, 16))
@@ -229,3 +241,34 @@ def test_the_oldest_always_makes_progress_and_everybody_finishes(lengths, total,
         if not runner.rows and not waiting:
             break
     assert sorted(runner.done) == sorted(f"r{i}" for i in range(len(lengths)))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=16),
+    totals=st.lists(st.integers(12, 24), min_size=1, max_size=3),
+    bound=st.integers(0, 3),
+    chance=st.randoms(use_true_random=False),
+)
+def test_nobody_is_preempted_more_often_than_the_bound_on_all_runners_together(lengths, totals, bound, chance):
+    """Whoever is offered next, and wherever: the order of arrival protects nobody from one runner after another."""
+    runners = [SmallRunner(total) for total in totals]
+    waiting = [Row(f"r{i}", length, arrived_ms=chance.randrange(100)) for i, length in enumerate(lengths)]
+    chance.shuffle(waiting)
+    most_steps = sum(lengths) * (bound + 2) * len(lengths)
+    for _ in range(most_steps):
+        for row in list(waiting):
+            row.stays = row.preemptions >= bound
+            pages = row.length if row.stays else 1
+            fitting = [r for r in runners if r.free >= pages and not r.paused]
+            if fitting:
+                waiting.remove(row)
+                row.used, row.reserved, row.paused = 1, pages, False
+                chance.choice(fitting).rows.append(row)
+        for runner in runners:
+            runner.step()
+            if (decision := select_victim(runner.book())) is not None:
+                row = runner.evict(decision.request_id)
+                row.preemptions += 1
+                assert row.preemptions <= bound, row
+                waiting.insert(chance.randint(0, len(waiting)), row)
+    assert sorted(name for runner in runners for name in runner.done) == sorted(f"r{i}" for i in range(len(lengths)))

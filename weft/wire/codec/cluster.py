@@ -127,6 +127,7 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
             reserved_pages=s.reserved_pages,
             reservation_tokens=s.reservation_tokens,
             arrived_ms=s.arrived_ms,
+            stays=s.stays,
         )
         fill_epoch(s.epoch, sequence.epoch)
     if report.ended:
@@ -211,6 +212,7 @@ def _sequence(m: spb.SequenceState) -> SequenceState:
         number(m.reserved_pages, "reserved_pages", MAX_PAGES),
         number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
         m.arrived_ms,
+        m.stays,
     )
 
 

@@ -90,7 +90,7 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
     m.p90_tokens, m.p99_tokens = submit.p90_tokens, submit.p99_tokens
     m.bucket_tokens = submit.bucket_tokens
     m.waited_ms = round(1000 * submit.waited_s)
-    m.migrations, m.numerics_class = submit.migrations, submit.numerics_class
+    m.migrations, m.preemptions, m.numerics_class = submit.migrations, submit.preemptions, submit.numerics_class
     if submit.runner is not None:
         fill_epoch(submit.epoch, m.epoch)
         fill_runner_id(submit.runner, m.runner)
@@ -116,6 +116,7 @@ def _submit(m: pb.Submit) -> Submit:
         epoch=epoch(m.epoch),
         runner=runner_id(m.runner) if m.HasField("runner") and m.runner.uuid else None,
         migrations=number(m.migrations, "migrations", MAX_MIGRATIONS),
+        preemptions=number(m.preemptions, "preemptions", MAX_MIGRATIONS),
         reservation_tokens=number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
         start_emitted_tokens=number(m.start_emitted_tokens, "start_emitted_tokens", MAX_TOKENS),
         numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
@@ -250,7 +251,8 @@ def _fill_assign(assign: Assign, m: pb.Assign) -> None:
     fill_epoch(assign.epoch, m.epoch)
     fill_runner_id(assign.runner, m.runner)
     m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
-    m.delay_ms, m.by_page, m.leaves = round(1000 * assign.delay_s), assign.by_page, assign.leaves
+    m.delay_ms = round(1000 * assign.delay_s)
+    m.by_page, m.leaves, m.stays = assign.by_page, assign.leaves, assign.stays
     if assign.decode is not None:
         fill_runner_id(assign.decode, m.decode_runner)
 
@@ -269,6 +271,7 @@ def _assign(m: pb.Assign) -> Assign:
         delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
         by_page=m.by_page,
         leaves=m.leaves,
+        stays=m.stays,
     )
 
 

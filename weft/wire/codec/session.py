@@ -88,7 +88,7 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     m.max_tokens, m.reservation_tokens = start.max_tokens, start.reservation_tokens
     m.gateway_request_id, m.cache_salt = start.client_request_id, start.cache_salt
     m.waited_ms, m.delay_ms = round(1000 * start.waited_s), round(1000 * start.delay_s)
-    m.by_page, m.leaves = start.by_page, start.leaves
+    m.by_page, m.leaves, m.stays = start.by_page, start.leaves, start.stays
     sampling, s = start.sampling, m.sampling
     s.seed, s.choice = sampling.seed, sampling.choice
     s.temperature, s.top_p, s.ignore_eos = sampling.temperature, max(sampling.top_p, LEAST_TOP_P), sampling.ignore_eos
@@ -128,6 +128,7 @@ def _start(m: runner_pb2.Start) -> Start:
         delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
         by_page=m.by_page,
         leaves=m.leaves,
+        stays=m.stays,
     )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.wire.v1 import common_pb2 as weft_dot_wire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weft/wire/v1/runner.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\"\x84\x01\n\x0fGatewayToRunner\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionHelloH\x00\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x0e.weft.v1.StartH\x00\x12\x1d\n\x04stop\x18\x03 \x01(\x0b\x32\r.weft.v1.StopH\x00\x42\t\n\x07message\"7\n\x0cSessionHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xf9\x02\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x03(\r\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1a\n\x12reservation_tokens\x18\x07 \x01(\r\x12#\n\x08sampling\x18\x08 \x01(\x0b\x32\x11.weft.v1.Sampling\x12\x1a\n\x12gateway_request_id\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x14\n\x0c\x61\x64\x61pter_rank\x18\x0b \x01(\r\x12\x15\n\radapter_bytes\x18\x0c \x01(\x04\x12\x11\n\twaited_ms\x18\r \x01(\x04\x12\x10\n\x08\x64\x65lay_ms\x18\x0e \x01(\x04\x12\x0f\n\x07\x62y_page\x18\x0f \x01(\x08\x12\x0e\n\x06leaves\x18\x10 \x01(\x08\"\xe5\x01\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12&\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x12.weft.v1.TokenBias\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\"(\n\tTokenBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"9\n\x04Stop\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\"\xd7\x01\n\x0fRunnerToGateway\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionReadyH\x00\x12\x1d\n\x04step\x18\x02 \x01(\x0b\x32\r.weft.v1.StepH\x00\x12*\n\x0bno_capacity\x18\x03 \x01(\x0b\x32\x13.weft.v1.NoCapacityH\x00\x12\x1f\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x0e.weft.v1.EndedH\x00\x12%\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x11.weft.v1.DrainingH\x00\x42\t\n\x07message\"1\n\x0cSessionReady\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\"\xf7\x01\n\x04Step\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\x12\r\n\x05terms\x18\x03 \x03(\x04\x12\x10\n\x08\x63ounters\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x07 \x03(\r\x12-\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32\x15.weft.v1.FinishReason\x12\x11\n\tdoublings\x18\t \x03(\r\x12+\n\x08logprobs\x18\n \x03(\x0b\x32\x19.weft.v1.SequenceLogprobs\"9\n\x10SequenceLogprobs\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.weft.v1.TokenLogprob\"I\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"c\n\nNoCapacity\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xec\x01\n\x05\x45nded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12%\n\x06reason\x18\x03 \x01(\x0e\x32\x15.weft.v1.Ended.Reason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x01(\r\"a\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x44RAINED\x10\x01\x12\x0f\n\x0bLOAD_FAILED\x10\x02\x12\x0c\n\x08INTERNAL\x10\x03\x12\x13\n\x0fUNKNOWN_ADAPTER\x10\x04\"\n\n\x08\x44raining2K\n\x06Runner\x12\x41\n\x07Session\x12\x18.weft.v1.GatewayToRunner\x1a\x18.weft.v1.RunnerToGateway(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weft/wire/v1/runner.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\"\x84\x01\n\x0fGatewayToRunner\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionHelloH\x00\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x0e.weft.v1.StartH\x00\x12\x1d\n\x04stop\x18\x03 \x01(\x0b\x32\r.weft.v1.StopH\x00\x42\t\n\x07message\"7\n\x0cSessionHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x88\x03\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x03(\r\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1a\n\x12reservation_tokens\x18\x07 \x01(\r\x12#\n\x08sampling\x18\x08 \x01(\x0b\x32\x11.weft.v1.Sampling\x12\x1a\n\x12gateway_request_id\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x14\n\x0c\x61\x64\x61pter_rank\x18\x0b \x01(\r\x12\x15\n\radapter_bytes\x18\x0c \x01(\x04\x12\x11\n\twaited_ms\x18\r \x01(\x04\x12\x10\n\x08\x64\x65lay_ms\x18\x0e \x01(\x04\x12\x0f\n\x07\x62y_page\x18\x0f \x01(\x08\x12\x0e\n\x06leaves\x18\x10 \x01(\x08\x12\r\n\x05stays\x18\x11 \x01(\x08\"\xe5\x01\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12&\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x12.weft.v1.TokenBias\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\"(\n\tTokenBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"9\n\x04Stop\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\"\xd7\x01\n\x0fRunnerToGateway\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionReadyH\x00\x12\x1d\n\x04step\x18\x02 \x01(\x0b\x32\r.weft.v1.StepH\x00\x12*\n\x0bno_capacity\x18\x03 \x01(\x0b\x32\x13.weft.v1.NoCapacityH\x00\x12\x1f\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x0e.weft.v1.EndedH\x00\x12%\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x11.weft.v1.DrainingH\x00\x42\t\n\x07message\"1\n\x0cSessionReady\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\"\xf7\x01\n\x04Step\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\x12\r\n\x05terms\x18\x03 \x03(\x04\x12\x10\n\x08\x63ounters\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x07 \x03(\r\x12-\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32\x15.weft.v1.FinishReason\x12\x11\n\tdoublings\x18\t \x03(\r\x12+\n\x08logprobs\x18\n \x03(\x0b\x32\x19.weft.v1.SequenceLogprobs\"9\n\x10SequenceLogprobs\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.weft.v1.TokenLogprob\"I\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"c\n\nNoCapacity\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xec\x01\n\x05\x45nded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12%\n\x06reason\x18\x03 \x01(\x0e\x32\x15.weft.v1.Ended.Reason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x01(\r\"a\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x44RAINED\x10\x01\x12\x0f\n\x0bLOAD_FAILED\x10\x02\x12\x0c\n\x08INTERNAL\x10\x03\x12\x13\n\x0fUNKNOWN_ADAPTER\x10\x04\"\n\n\x08\x44raining2K\n\x06Runner\x12\x41\n\x07Session\x12\x18.weft.v1.GatewayToRunner\x1a\x18.weft.v1.RunnerToGateway(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONHELLO']._serialized_start=200
   _globals['_SESSIONHELLO']._serialized_end=255
   _globals['_START']._serialized_start=258
-  _globals['_START']._serialized_end=635
-  _globals['_SAMPLING']._serialized_start=638
-  _globals['_SAMPLING']._serialized_end=867
-  _globals['_TOKENBIAS']._serialized_start=869
-  _globals['_TOKENBIAS']._serialized_end=909
-  _globals['_STOP']._serialized_start=911
-  _globals['_STOP']._serialized_end=968
-  _globals['_RUNNERTOGATEWAY']._serialized_start=971
-  _globals['_RUNNERTOGATEWAY']._serialized_end=1186
-  _globals['_SESSIONREADY']._serialized_start=1188
-  _globals['_SESSIONREADY']._serialized_end=1237
-  _globals['_STEP']._serialized_start=1240
-  _globals['_STEP']._serialized_end=1487
-  _globals['_SEQUENCELOGPROBS']._serialized_start=1489
-  _globals['_SEQUENCELOGPROBS']._serialized_end=1546
-  _globals['_TOKENLOGPROB']._serialized_start=1548
-  _globals['_TOKENLOGPROB']._serialized_end=1621
-  _globals['_NOCAPACITY']._serialized_start=1623
-  _globals['_NOCAPACITY']._serialized_end=1722
-  _globals['_ENDED']._serialized_start=1725
-  _globals['_ENDED']._serialized_end=1961
-  _globals['_ENDED_REASON']._serialized_start=1864
-  _globals['_ENDED_REASON']._serialized_end=1961
-  _globals['_DRAINING']._serialized_start=1963
-  _globals['_DRAINING']._serialized_end=1973
-  _globals['_RUNNER']._serialized_start=1975
-  _globals['_RUNNER']._serialized_end=2050
+  _globals['_START']._serialized_end=650
+  _globals['_SAMPLING']._serialized_start=653
+  _globals['_SAMPLING']._serialized_end=882
+  _globals['_TOKENBIAS']._serialized_start=884
+  _globals['_TOKENBIAS']._serialized_end=924
+  _globals['_STOP']._serialized_start=926
+  _globals['_STOP']._serialized_end=983
+  _globals['_RUNNERTOGATEWAY']._serialized_start=986
+  _globals['_RUNNERTOGATEWAY']._serialized_end=1201
+  _globals['_SESSIONREADY']._serialized_start=1203
+  _globals['_SESSIONREADY']._serialized_end=1252
+  _globals['_STEP']._serialized_start=1255
+  _globals['_STEP']._serialized_end=1502
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1504
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1561
+  _globals['_TOKENLOGPROB']._serialized_start=1563
+  _globals['_TOKENLOGPROB']._serialized_end=1636
+  _globals['_NOCAPACITY']._serialized_start=1638
+  _globals['_NOCAPACITY']._serialized_end=1737
+  _globals['_ENDED']._serialized_start=1740
+  _globals['_ENDED']._serialized_end=1976
+  _globals['_ENDED_REASON']._serialized_start=1879
+  _globals['_ENDED_REASON']._serialized_end=1976
+  _globals['_DRAINING']._serialized_start=1978
+  _globals['_DRAINING']._serialized_end=1988
+  _globals['_RUNNER']._serialized_start=1990
+  _globals['_RUNNER']._serialized_end=2065
 # @@protoc_insertion_point(module_scope)

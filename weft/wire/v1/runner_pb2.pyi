@@ -27,7 +27,7 @@ class SessionHello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id", "cache_salt", "adapter_rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves")
+    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id", "cache_salt", "adapter_rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves", "stays")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class Start(_message.Message):
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     BY_PAGE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     adapter_digest: str
@@ -60,7 +61,8 @@ class Start(_message.Message):
     delay_ms: int
     by_page: bool
     leaves: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ...) -> None: ...
+    stays: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("seed", "choice", "temperature", "top_p", "ignore_eos", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs")

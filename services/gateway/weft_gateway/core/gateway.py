@@ -455,6 +455,7 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         epoch=running.epoch if running else Epoch(),
         runner=running.runner if running else None,
         migrations=stream.counted_migrations,
+        preemptions=stream.preemptions,
         reservation_tokens=running.reservation_tokens if running else 0,
         start_emitted_tokens=stream.start_tokens if running else 0,
         numerics_class=stream.numerics_class,

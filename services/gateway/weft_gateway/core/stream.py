@@ -127,6 +127,7 @@ class RequestStream:
         self.highest = NEVER
         self.assignments = 0
         self.counted_migrations = 0  # epochs that ended by anything but the system's own doing
+        self.preemptions = 0  # epochs that the system ended, without those that the runner never began
         self.start_tokens = 0  # emitted when the present epoch began
         self.available = available  # a scheduler and a ready runner are there
         self.end: End | None = None
@@ -232,6 +233,7 @@ class RequestStream:
             delay_s=assign.delay_s,
             by_page=assign.by_page,
             leaves=assign.leaves,
+            stays=assign.stays,
         )
         return [*effects, Send(runner_peer(assign.runner), start)]
 
@@ -245,6 +247,8 @@ class RequestStream:
         self._class_before = self.numerics_class
         self.running, self._queues = None, reason in UNCOUNTED
         self.counted_migrations += not self._queues
+        produced = len(self.tokens) > self.start_tokens
+        self.preemptions += reason is FailReason.PREEMPTED or (reason is FailReason.NO_CAPACITY and produced)
         failed = Failed(self.request_id, epoch, reason, len(self.tokens), free_pages, detail)
         return [*stops, Send(SCHEDULER, failed)]
 

@@ -343,7 +343,7 @@ class RequestPool:
             return self.swap.moving
         victim = next((s for s in map(self.sequences.__getitem__, self.reservations.paused) if s.start.leaves), None)
         if victim is None:
-            again = [s for s in here if s.swaps < MOST_SWAPS]
+            again = [s for s in here if s.swaps < MOST_SWAPS and not s.start.stays]
             victim = latest_arrival(again or here, _arrived)
         return self._swap_out_one(victim)
 

@@ -91,6 +91,7 @@ def check_consolidation(state: State) -> None:
     """Consolidation has migrated no request more often than its bound."""
     for request in state.requests.values():
         assert request.consolidations <= MAX_CONSOLIDATIONS, request
+        assert request.stays == (request.preemptions >= state.config.max_preemptions), request
 
 
 def check_queues(state: State) -> None:

@@ -6,17 +6,17 @@ and the request is placed again by the pool's own policies, in its numerics clas
 
 from collections.abc import Sequence
 
-from weft.domain.request import Preempt
 from weft_scheduler.core.effects import Consolidated
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.consolidation.consolidation import (
+    MAX_CONSOLIDATIONS,
     ConsolidationRunner,
     RunningSequence,
     plan_migrations,
 )
-from weft_scheduler.core.request_lifecycle import stop
+from weft_scheduler.core.request_lifecycle import preempt
 from weft_scheduler.core.scaling import demand
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -43,8 +43,7 @@ def consolidate(state: State, pool: Pool) -> None:
     for request_id in request_ids:
         request = state.requests[request_id]
         request.consolidated()
-        stop(state, request)
-        state.send_to_gateway(request.gateway, Preempt(request_id, request.epoch))
+        preempt(state, request)
     state.emit(Consolidated(pool.name, state.runners[uuid].id, tuple(request_ids)))
 
 
@@ -96,7 +95,7 @@ def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence]
                 request.prompt_tokens + emitted,
                 request.footprint_after(emitted),
                 request.expected_remaining(emitted),
-                request.consolidations,
+                request.consolidations < MAX_CONSOLIDATIONS and not request.stays,
             )
         )
     return found

@@ -42,6 +42,7 @@ def assign(state: State, pool: Pool, request: Request, runner: RunnerAccount) ->
         delay_s=delay_s,
         by_page=request.by_page,
         leaves=request.leaves,
+        stays=request.stays,
     )
     state.send_to_gateway(request.gateway, message)
     if request.numerics_class:
@@ -72,8 +73,7 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)
     runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages))
-    if request.forecast is not None:
-        runner.expect(request.id, request.forecast, request.emitted_tokens)
+    runner.expect(request.id, request.forecast, request.emitted_tokens)
 
 
 def acknowledge(state: State, request: Request) -> None:
@@ -86,6 +86,13 @@ def stop(state: State, request: Request) -> None:
     """Its epoch is ending: await the gateway's Failed, which has the exact number of emitted tokens."""
     request.stop()
     state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
+
+
+def preempt(state: State, request: Request) -> None:
+    """Order it off its runner. It is counted here, not with the gateway's answer, which may never come."""
+    request.preempted(state.config.max_preemptions)
+    stop(state, request)
+    state.send_to_gateway(request.gateway, Preempt(request.id, request.epoch))
 
 
 def release(state: State, request: Request) -> None:

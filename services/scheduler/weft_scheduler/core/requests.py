@@ -86,6 +86,7 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     policy = state.reservation[pool.declared.reservation]
     expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
     request.reserve(policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled)
+    request.limit_preemptions(state.config.max_preemptions)
     if submit.runner is not None and request.epoch != NEVER:
         _adopt(state, pool, request, submit.runner)
     elif gateway.complete:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from weft.domain.ids import RunnerId
-from weft.domain.request import Failed, FailReason, Preempt, RejectReason, RunnerGone
+from weft.domain.request import Failed, FailReason, RejectReason, RunnerGone
 from weft.domain.runner import PreemptDecision
 from weft_scheduler.core.effects import Requeued, Stale
 from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
@@ -18,7 +18,7 @@ from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
-from weft_scheduler.core.request_lifecycle import enqueue, reject, release, stop
+from weft_scheduler.core.request_lifecycle import enqueue, preempt, reject, release, stop
 from weft_scheduler.core.scheduling import infeasible_reason
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -41,6 +41,8 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
     assert runner_id is not None
     if request.emitted_tokens > request.start_emitted_tokens:
         request.keep_class()
+        if failed.reason is FailReason.NO_CAPACITY:
+            request.preempted(state.config.max_preemptions)  # it was admitted there, and given back
     release(state, request)
     request.failed_on(runner_id, failed.reason, failed.detail)
     _avoid_after(state, gateway, request, runner_id, failed)
@@ -73,8 +75,7 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
         return
     request.reserve_again(decision.reservation_tokens)
     state.pool(request.pool).overran(request)
-    stop(state, request)
-    state.send_to_gateway(request.gateway, Preempt(request.id, request.epoch))
+    preempt(state, request)
 
 
 def stop_requests_of(state: State, runner: RunnerAccount) -> None:

@@ -3,8 +3,9 @@
 Growth in place is the runner's, and so is a swap to its host memory. What is left here is a runner with a paused
 sequence, not one free page and no swap that helps: its newest sequence leaves (it may be the overrunner, and under
 reservation policy s3 it is), one at a time, until a report shows it gone or `bound_s` has passed. The
-oldest sequence is never chosen while another one is there, so it always makes progress, then the next: it terminates.
-Only an overrunner's reservation doubles; another victim keeps its own.
+oldest sequence is not chosen while another one may be, so it makes progress, then the next: it terminates. Only an
+overrunner's reservation doubles; another victim keeps its own. A request that is the youngest wherever it comes would
+leave one runner after another: one that was preempted as often as a request may be stays, on all its pages.
 """
 
 from typing import NamedTuple
@@ -68,7 +69,8 @@ class Preemption:
 def select_victim(book: RunnerBook) -> PreemptDecision | None:
     """The latest arrival, or an overrunner that leaves itself, where one is paused and no page is free; never alone.
 
-    A sequence without pages of its own is in host memory: its leaving would help nobody.
+    A sequence without pages of its own is in host memory: its leaving would help nobody. One that stays was preempted
+    as often as a request may be; it has all its pages, so one that waits for a page is always there to leave instead.
     """
     here = [sequence for sequence in book.sequences.values() if sequence.reserved_pages]
     if book.figures.free_pages > 0 or len(here) < 2:
@@ -78,7 +80,8 @@ def select_victim(book: RunnerBook) -> PreemptDecision | None:
     if not waiting:
         return None
     leaving = [sequence for sequence in waiting if paused[sequence.request_id, sequence.epoch].leaves]
-    victim = latest_arrival(leaving or here, lambda sequence: sequence.arrived_ms)
+    movable = [sequence for sequence in here if not sequence.stays]
+    victim = latest_arrival(leaving or movable or here, lambda sequence: sequence.arrived_ms)
     own = paused.get((victim.request_id, victim.epoch))
     reservation = own.reservation_tokens if own else victim.reservation_tokens
     oldest = min(waiting, key=lambda sequence: sequence.arrived_ms)

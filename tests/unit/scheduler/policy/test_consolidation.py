@@ -13,7 +13,7 @@ from weft_scheduler.core.policy.consolidation.consolidation import (
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 
 SHAPE = RunnerShape(64, 1000, "class-a")
-SEQUENCE = RunningSequence("r", "a", 8, 200, 100, 150, 1000.0, 0)
+SEQUENCE = RunningSequence("r", "a", 8, 200, 100, 150, 1000.0, True)
 RUNNER = ConsolidationRunner("r", SHAPE, True, 1, 8, 1600, 3200, 16, frozenset({"a"}), 2, 0.02, 1000.0)
 PERIOD_S = 10.0
 
@@ -45,7 +45,7 @@ def leaving(runners: list[ConsolidationRunner], *sequences: RunningSequence) -> 
         ("another numerics class", [source(), target(shape=SHAPE._replace(numerics_class="class-b"))], SEQUENCE),
         ("too small a context", [source(), target(shape=SHAPE._replace(max_context_tokens=199))], SEQUENCE),
         ("it ends within the period", [source(), target()], SEQUENCE._replace(remaining_tokens=499.0)),
-        ("it has migrated often enough", [source(), target()], SEQUENCE._replace(migrated=2)),
+        ("it has migrated often enough", [source(), target()], SEQUENCE._replace(movable=False)),
         ("recomputing costs a quarter of the gain", [source(), target()], SEQUENCE._replace(context_tokens=5001)),
         ("the cost is not known", [source(prefill_tokens_per_s=0.0), target()], SEQUENCE),
         ("the gain is not known", [source(step_s=0.0), target()], SEQUENCE),

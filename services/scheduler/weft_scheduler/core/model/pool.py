@@ -286,7 +286,7 @@ class Pool:
 
     def overran(self, request: Request) -> None:
         """A request has lost its memory to others; only its first time counts."""
-        if request.preempted() and request.forecast is not None:
+        if request.lost_memory() and request.forecast is not None:
             self.margin.overran()
 
     def recheck(self) -> None:

@@ -76,6 +76,8 @@ class Request:
     forecast: UseForecast | None = None  # of its memory, where admission is pooled
     overran: bool = False  # it was preempted for want of memory
     leaves: bool = False  # it is the victim of its own overrun
+    preemptions: int = 0  # on all runners
+    stays: bool = False  # they are as many as they may be
     start_emitted_tokens: int = 0  # emitted when the present epoch was assigned
     epoch: Epoch = NEVER  # the highest it was assigned under
     placement: Placement | None = None
@@ -111,6 +113,7 @@ class Request:
             arrived_s=now - submit.waited_s,
             ticket=ticket,
             migrations=submit.migrations,
+            preemptions=submit.preemptions,
             reserved_until=submit.start_emitted_tokens + reserved if reserved else 0,
             start_emitted_tokens=submit.start_emitted_tokens,
             epoch=submit.epoch,
@@ -254,10 +257,27 @@ class Request:
         """The supervisor's reservation for its next epoch, counted from the start of this one."""
         self.reserved_until = max(1, self.start_emitted_tokens + tokens)
 
-    def preempted(self) -> bool:
-        """It leaves for want of memory. True where that is the first time."""
+    def lost_memory(self) -> bool:
+        """Its memory is another's. True where that is the first time."""
         first, self.overran = not self.overran, True
         return first
+
+    def preempted(self, most: int) -> None:
+        """One more of its bounded preemptions."""
+        self.preemptions += 1
+        self.limit_preemptions(most)
+
+    def limit_preemptions(self, most: int) -> None:
+        """Preempted so often, it reserves its whole answer from its next epoch on, and is no victim there.
+
+        Either alone bounds nothing: a victim is the latest arrival, whether it has overrun or not, and one that is
+        spared but grows could wait for pages for ever. With both it runs to its end wherever it is placed, and it can
+        be placed: none is accepted that no runner could hold to its limit. A rejection would waste what was computed
+        for it so often.
+        """
+        if self.preemptions >= most:
+            self.stays, self.reserved_until = True, self.max_tokens
+            self.by_page, self.leaves, self.forecast = False, False, None
 
     def grown(self, tokens: int) -> None:
         """Its runner reports that reservation, from the start of this epoch on: it may have doubled it in place."""

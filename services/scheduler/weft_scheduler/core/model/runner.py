@@ -261,9 +261,11 @@ class RunnerAccount:
             self.unacked_pages += assign.pages + assign.adapter_pages
             self._count(assign.adapter, 1)
 
-    def expect(self, request_id: str, forecast: UseForecast, emitted_tokens: int) -> None:
-        """A request that is placed here is admitted by what it is expected to use."""
-        if self.spec is not None:
+    def expect(self, request_id: str, forecast: UseForecast | None, emitted_tokens: int) -> None:
+        """A request that is placed here is admitted by what it is expected to use; None: by what it reserves."""
+        if forecast is None and self.pooled is not None:
+            self.pooled.remove(request_id)  # an earlier epoch of it
+        elif forecast is not None and self.spec is not None:
             self.pooled = self.pooled or PooledUse(self.spec.page_tokens)
             assign = self.unacked.get(request_id)
             pages = assign.pages if assign is not None else self.sequences[request_id].reserved_pages

@@ -22,7 +22,7 @@ class RunningSequence(NamedTuple):
     context_tokens: int  # prompt and answer so far: what a migration computes again
     footprint_tokens: int  # those and what is reserved beyond
     remaining_tokens: float  # expected
-    migrated: int  # times, by consolidation
+    movable: bool  # it may be migrated once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _leaving(
         return []
     ends_s = {sequence.request_id: sequence.remaining_tokens * source.step_s for sequence in sequences}
     leaving = [sequence for sequence in sequences if ends_s[sequence.request_id] > period_s]
-    if not leaving or any(sequence.migrated >= MAX_CONSOLIDATIONS for sequence in leaving):
+    if not leaving or not all(sequence.movable for sequence in leaving):
         return []
     saved_s = max(ends_s.values()) - max((ends_s[s.request_id] for s in sequences if s not in leaving), default=0.0)
     computed_s = sum(sequence.context_tokens for sequence in leaving) / source.prefill_tokens_per_s
