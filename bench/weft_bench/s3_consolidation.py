@@ -2,16 +2,15 @@
 
 Requests arrive at random (Poisson) at a rate that rises for half an hour to 90 % of what 16 runners sustain, and falls
 again; adapters are drawn by Zipf's law with exponent 1.5; answers are 101 tokens long on average (Punica, section 7).
-A run of the whole hour takes hours, so three things are scaled. All times of the load and of the policies (the hour,
-the minute, the period of consolidation, the idle time of autoscaling) are divided by 15: load changes 15 times as fast
-against the life of a request, which is harder to pack. A runner takes 8 sequences instead of 32, at the step times of a
-7B model on an A100 at those batches. A simulated token stands for four: answers are a quarter as long, steps take four
-times as long. Predictions are log-normal quantiles about a guess that is off by a factor of 1.5 (one sigma).
+A runner's best batch is 32, at the step times of a 7B model on an A100; it takes 64. A run of the whole hour takes
+hours, so all times of the load and of the policies (the hour, the minute, the period of consolidation, the idle time of
+autoscaling) are divided by 15: load changes 15 times as fast against the life of a request, which is harder to pack.
+Predictions are log-normal quantiles about a guess that is off by a factor of 1.5 (one sigma).
 
 A runner is *full* in a minute where its mean batch is at least 90 % of its best batch, *idle* where it runs nothing,
 and *partial* otherwise; a partial one that receives nothing new is on its way to idle. Ideal packing puts the sequences
 of each moment on as few runners as hold them at their best batch; `runner-minutes` are those that are not idle, and
-`provided` those that are there.
+`provided` those that are there. Packing goes beyond the best batch, so it may take less than the ideal.
 """
 
 import math
@@ -45,14 +44,13 @@ PERIOD_S, IDLE_S = 10.0 / SCALE, 60.0 / SCALE
 SAMPLES = 12  # of every batch, in a minute
 PEAK = 0.9  # of what the runners sustain
 FULL = 0.9  # of the best batch
-TOKEN = 4  # tokens that a simulated one stands for
-OUTPUT_TOKENS, OUTPUT_SIGMA, MAX_OUTPUT = 101 / TOKEN, 0.8, 512 // TOKEN
+OUTPUT_TOKENS, OUTPUT_SIGMA, MAX_OUTPUT = 101, 0.8, 512
 PROMPT_TOKENS, PROMPT_SIGMA, MAX_PROMPT = 150, 0.8, 1024
 ERROR_SIGMA = math.log(1.5)
 QUICK_RUNNERS = 4
 POOL = PoolDescription(
-    runners=RUNNERS, page_tokens=16, total_pages=4_096, max_sequences=8, best_batch=8, max_batch_tokens=2_048,
-    step_ms_1=14.0 * TOKEN, step_ms_best=16.0 * TOKEN, prefill_tokens_per_s=20_000.0, adapters=64, slots=32,
+    runners=RUNNERS, page_tokens=16, total_pages=4_096, max_sequences=64, best_batch=32, max_batch_tokens=2_048,
+    step_ms_1=14.0, step_ms_best=16.0, prefill_tokens_per_s=20_000.0, adapters=64, slots=32,
     load_ms=2.0, cpu=False, max_context_tokens=2_048, consolidation_s=PERIOD_S,
 )  # fmt: skip
 

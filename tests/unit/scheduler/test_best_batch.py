@@ -35,6 +35,24 @@ def test_below_its_best_batch_the_fuller_is_preferred_and_beyond_it_the_one_leas
         assert (here > there) == (load - best < other_load - other_best)
 
 
+def test_where_the_pool_packs_full_batches_come_before_lightly_loaded_runners() -> None:
+    """At a best batch of 8, packed up to 12: at least half full, then beyond the best, then below half, then above."""
+    preferred = sorted(range(16), key=lambda load: placement_score(load, 8, 12), reverse=True)
+    assert preferred == [7, 6, 5, 4, 8, 9, 10, 11, 3, 2, 1, 0, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize(
+    ("best", "step_ms_best", "packed"),
+    [(0, 0.0, 64), (32, 0.0, 32), (32, 16.0, 48), (32, 64.0, 35), (64, 16.0, 64)],
+    ids=["nothing measured", "no steps", "half as many more", "a tenth slower", "no more than it takes"],
+)
+def test_a_packed_batch_is_a_tenth_slower_and_half_as_large_again_at_most(
+    best: int, step_ms_best: float, packed: int
+) -> None:
+    spec = RunnerSpec(RunnerId("u", "i"), "h:1", "n/p", 16, 100, 64, 2, 64, 1600, best_batch=best, step_ms_1=14.0)
+    assert min(replace(spec, step_ms_best=step_ms_best).packed_sequences, spec.max_sequences) == packed
+
+
 class Stand(NamedTuple):
     """A runner of a drawn fleet."""
 

@@ -90,6 +90,28 @@ def test_a_pool_says_when(spread: Any, picked: Any, mode: str, least: int, expec
     assert bool(picked(spread.wait(25.0), Consolidated)) is expected
 
 
+@pytest.mark.parametrize(("mode", "packed"), [("always", "b"), ("autoscaled", "a")])
+def test_a_pool_with_a_runner_to_spare_fills_batches_beyond_their_best(driver: Any, mode: str, packed: str) -> None:
+    """Two runners are the least of this pool: only `always` wants one idle. Not before a period has passed."""
+    driver.start(consolidation=mode, consolidation_s=2.0, min_runners=2, max_runners=2)
+    for uuid in ("a", "b"):
+        driver.runner(uuid, total_pages=1000, **MEASURED | {"step_ms_best": 40.1}, best_batch=2)
+    placed = [driver.place(f"r{n}", **LONG).runner.uuid for n in range(2)]
+    assert placed == ["b", "b"], "up to its best batch"
+    report(driver)
+    driver.wait(3.0)
+    assert driver.place("beyond", **LONG).runner.uuid == packed
+    assert driver.place("last", **LONG).runner.uuid == "a", "half as many more at the most"
+
+
+def test_packing_ends_with_the_reason_for_it(spread: Any) -> None:
+    spread.wait(3.0)
+    assert spread.pool().packs
+    spread.registry(consolidation="never", min_runners=2, max_runners=2)
+    spread.wait(3.0)
+    assert not spread.pool().packs
+
+
 def test_an_idle_pool_has_no_deadline(spread: Any) -> None:
     for request_id in ("r0", "r1", "r2", "lonely"):
         spread.outcome(request_id)

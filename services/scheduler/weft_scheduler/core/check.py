@@ -178,12 +178,12 @@ def check_placement_index(state: State) -> None:
     for pool in state.pools.values():
         indexed = pool.placement.loads()
         for uuid, runner in pool.runners.items():
-            load, entry = runner.load(pool.adapters.pinned), indexed.get(uuid)
+            load, entry = pool.load_of(runner), indexed.get(uuid)
             assert (load is None) == (entry is None), (pool.name, load, entry)
             if load is not None and entry is not None:
-                score = placement_score(load.working_set, load.good_sequences)
+                score = placement_score(load.working_set, load.good_sequences, load.packed_sequences)
                 assert (entry.shape, entry.key.score) == (load.shape, score), (pool.name, load, entry)
-                assert (entry.free_tokens, entry.busy_adapters, entry.full) == load[4:], (pool.name, load, entry)
+                assert (entry.free_tokens, entry.busy_adapters, entry.full) == load[4:7], (pool.name, load, entry)
         assert indexed.keys() <= pool.runners.keys(), (pool.name, indexed)
 
 

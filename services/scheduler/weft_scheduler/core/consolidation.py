@@ -23,17 +23,21 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def expect(state: State, pool: Pool) -> None:
-    """Let a pool where something runs be consolidated within a period."""
+    """Let a pool where something runs, or that packs, be looked at within a period."""
     timer = Timer(TimerKind.CONSOLIDATION, pool.name)
-    if timer not in state.timers and pool.running and _releases(pool):
+    if timer not in state.timers and (pool.packs or (pool.running and _releases(pool))):
         state.timers.set(timer, state.now + pool.declared.consolidation_s)
 
 
 def consolidate(state: State, pool: Pool) -> None:
-    """Order the migrations that empty one runner, if the pool is in balance: nothing waits, and it does not grow."""
+    """Order the migrations that empty one runner, if the pool is in balance: nothing waits, and it does not grow.
+
+    Until the next period new requests are packed, where there are more runners than the pool's requests fill.
+    """
+    wanted, present = demand(state, pool), pool.autoscaler.capacity.runners
+    pool.pack(_releases(pool) and 0 < wanted < present)
     expect(state, pool)
-    growing = demand(state, pool) > pool.autoscaler.capacity.runners
-    if not _releases(pool) or len(pool.queue) or growing:
+    if not _releases(pool) or len(pool.queue) or wanted > present:
         return
     runners = [found for runner in pool.runners.values() if (found := _runner(runner, pool)) is not None]
     planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), pool.declared.consolidation_s)
@@ -65,6 +69,7 @@ def _runner(runner: RunnerAccount, pool: Pool) -> ConsolidationRunner | None:
         accepts=runner.placeable,
         working_set=runner.working_set,
         good_sequences=runner.good_sequences,
+        packed_sequences=runner.packed_sequences if pool.packs else runner.good_sequences,
         free_tokens=runner.free_tokens,
         total_tokens=spec.total_pages * spec.page_tokens,
         page_tokens=spec.page_tokens,

@@ -47,7 +47,7 @@ class PoolContext:
     def __init__(self, state: State, pool: Pool, changed: Collection[str] | None) -> None:
         self._state, self._pool, self._all = state, pool, changed is None
         runners = [pool.runners[uuid] for uuid in changed or () if uuid in pool.runners]
-        loads = [load for runner in runners if (load := runner.load(pool.adapters.pinned)) is not None]
+        loads = [load for runner in runners if (load := pool.load_of(runner)) is not None]
         self._loads = loads
 
     def changed_for(self, request: Request) -> bool:

@@ -14,7 +14,7 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 
 SHAPE = RunnerShape(64, 1000, "class-a")
 SEQUENCE = RunningSequence("r", "a", 8, 200, 100, 150, 1000.0, True)
-RUNNER = ConsolidationRunner("r", SHAPE, True, 1, 8, 1600, 3200, 16, frozenset({"a"}), 2, 0.02, 1000.0)
+RUNNER = ConsolidationRunner("r", SHAPE, True, 1, 8, 8, 1600, 3200, 16, frozenset({"a"}), 2, 0.02, 1000.0)
 PERIOD_S = 10.0
 
 

@@ -18,7 +18,7 @@ from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contri
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
 from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
-from weft_scheduler.core.policy.placement.punica import PlacementPolicy
+from weft_scheduler.core.policy.placement.punica import PlacementPolicy, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
@@ -68,6 +68,7 @@ class Pool:
         self.ready_runners = 0
         self.max_context_tokens = 0  # of the Ready runners; the last known while there are none
         self.load_failures: dict[str, dict[str, str]] = {}  # adapter -> uuid -> why its load failed there
+        self.packs = False  # full batches are preferred to idle runners
         self.placement: PlacementPolicy = placement.POLICIES[DEFAULTS.placement]()
         self.autoscaler = Autoscaler()
 
@@ -118,6 +119,10 @@ class Pool:
             queued_adapters=len(waiting) - sum(a in waiting for a in (BASE, *self.adapters.pinned)) if waiting else 0,
         )
 
+    def load_of(self, runner: RunnerAccount) -> RunnerLoad | None:
+        """What placement indexes of a runner; None where nothing fits."""
+        return runner.load(self.adapters.pinned, packs=self.packs)
+
     def route(self) -> PoolRoute | None:
         """What gateways know of it; None: it is not served."""
         spec = self.spec
@@ -160,8 +165,7 @@ class Pool:
                 self.queue.push(request)
         if self.declared.placement != before.placement:
             self.placement = placement.POLICIES[self.declared.placement]()
-            for runner in self.runners.values():
-                self._index(runner)
+            self._index_all()
 
     # ------------------------------------------------------------ requests
 
@@ -332,8 +336,18 @@ class Pool:
         self._index(runner)
         return True
 
+    def pack(self, packs: bool) -> None:
+        """Whether full batches are preferred to idle runners from now on."""
+        if packs != self.packs:
+            self.packs = packs
+            self._index_all()
+
+    def _index_all(self) -> None:
+        for runner in self.runners.values():
+            self._index(runner)
+
     def _index(self, runner: RunnerAccount) -> None:
-        load = runner.load(self.adapters.pinned)
+        load = self.load_of(runner)
         if load is not None:
             self.placement.update(load)
         else:

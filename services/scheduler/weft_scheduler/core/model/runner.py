@@ -118,6 +118,11 @@ class RunnerAccount:
         return len(self.sequences) + len(self.unacked)
 
     @property
+    def packed_sequences(self) -> int:
+        """The batch that it takes in a pool that packs."""
+        return min(self.spec.packed_sequences, self.most_sequences) if self.spec else 0
+
+    @property
     def loaded(self) -> bool:
         """At least half full, of sequences (those that it runs well) or of pages: not lightly loaded."""
         if self.spec is None:
@@ -157,14 +162,15 @@ class RunnerAccount:
         sequences = self.working_set, self.most_sequences
         return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags)
 
-    def load(self, pinned: Sequence[str]) -> RunnerLoad | None:
-        """What placement indexes; None where nothing fits."""
+    def load(self, pinned: Sequence[str], *, packs: bool) -> RunnerLoad | None:
+        """What placement indexes; None where nothing fits. `packs`: its pool prefers full batches to idle runners."""
         spec, free_tokens, working_set = self.spec, self.free_tokens, self.working_set
         if spec is None or not self.placeable or not free_tokens or working_set >= self.most_sequences:
             return None
         busy = self.busy_adapters(pinned)
         full = len(busy) >= spec.max_adapters
-        return RunnerLoad(self.id.uuid, self.shape, working_set, self.good_sequences, free_tokens, busy, full)
+        good, packed = self.good_sequences, self.packed_sequences if packs else 0
+        return RunnerLoad(self.id.uuid, self.shape, working_set, good, free_tokens, busy, full, packed)
 
     def contributes(self, pinned: Sequence[str]) -> Contribution | None:
         """What it adds to its pool: nothing before its first report, nor while it drains."""

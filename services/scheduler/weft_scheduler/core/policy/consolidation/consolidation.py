@@ -34,6 +34,7 @@ class ConsolidationRunner:
     accepts: bool
     working_set: int
     good_sequences: int  # the batch that it runs well
+    packed_sequences: int  # the batch that placement fills before a lightly loaded runner
     free_tokens: int
     total_tokens: int
     page_tokens: int
@@ -99,11 +100,11 @@ def _order(runner: ConsolidationRunner) -> tuple[int, str]:
 
 
 class _SpareCapacity:
-    """What a runner can still take below its best batch, while a plan fills it."""
+    """What a runner can still take before placement prefers the source, while a plan fills it."""
 
     def __init__(self, runner: ConsolidationRunner) -> None:
         self._runner = runner
-        self._sequences = runner.good_sequences - runner.working_set
+        self._sequences = runner.packed_sequences - runner.working_set
         self._free_pages = runner.free_tokens // runner.page_tokens
         self._adapters = {*runner.busy_adapters}
 

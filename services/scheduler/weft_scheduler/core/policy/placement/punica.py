@@ -9,6 +9,8 @@ from weft.domain.ids import BASE
 from weft_scheduler.core.policy.placement.capacity_treap import RunnerKey
 from weft_scheduler.core.policy.placement.runner_index import RunnerEntry, RunnerIndex, RunnerShape
 
+_PACKED = 1 << 32  # more than any batch
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
@@ -37,6 +39,7 @@ class RunnerLoad(NamedTuple):
     free_tokens: int
     busy_adapters: tuple[str, ...]  # in use, or pinned
     full: bool  # it takes no other adapters
+    packed_sequences: int = 0  # the batch beyond its best that is preferred to a lightly loaded runner; 0: none
 
 
 class PlacementPolicy(Protocol):
@@ -71,13 +74,18 @@ class PlacementPolicy(Protocol):
         ...
 
 
-def placement_score(working_set: int, good_sequences: int) -> int:
+def placement_score(working_set: int, good_sequences: int, packed_sequences: int = 0) -> int:
     """How much a runner is preferred: below its best batch the fuller the better (Punica, section 5.1).
 
     At its best batch and beyond it is below every runner that is not there yet, the less the farther it has gone, but
-    still a candidate: a request that only it can take is better off in a slower batch than in the queue.
+    still a candidate: a request that only it can take is better off in a slower batch than in the queue. Where the pool
+    packs, runners up to `packed_sequences` come before those that are less than half full, so that these become idle.
     """
-    return working_set if working_set < good_sequences else good_sequences - 1 - working_set
+    if good_sequences <= working_set < packed_sequences:
+        return _PACKED + good_sequences - working_set
+    if working_set < good_sequences:
+        return working_set + (2 * _PACKED if packed_sequences and 2 * working_set >= good_sequences else 0)
+    return good_sequences - 1 - working_set
 
 
 class Punica:
@@ -87,7 +95,8 @@ class Punica:
         self._index = RunnerIndex()
 
     def update(self, runner: RunnerLoad) -> None:
-        key = RunnerKey(placement_score(runner.working_set, runner.good_sequences), runner.uuid)
+        score = placement_score(runner.working_set, runner.good_sequences, runner.packed_sequences)
+        key = RunnerKey(score, runner.uuid)
         entry = RunnerEntry(runner.shape, key, runner.free_tokens, runner.busy_adapters, runner.full)
         self._index.update(runner.uuid, entry)
 
