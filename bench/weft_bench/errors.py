@@ -9,6 +9,7 @@ BenchFailed
 |- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
 |- NotReady       no process can have the GPU, or there is none (gpu_supervise.py)
 |- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
+|- BadTable       a table of answers that cannot be read, or a model that no table can end (trace_executor.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
 """
 
@@ -51,3 +52,7 @@ class RequestFailed(BenchFailed):
 
 class PeerFailed(BenchFailed):
     """A peer's process ended, did not answer in time, or answered something else; the message holds what it said."""
+
+
+class BadTable(BenchFailed):
+    """A table of answers is none, or its answers cannot end; the message names the line."""

@@ -19,6 +19,7 @@ from weft_bench.scrape import scrape, total
 from weft_operator.local.ports import PortSource
 
 POLL_S = 0.02
+UP = ("weft_cli", "up")
 CONTROLLER = "controller"  # the process of `weft up` itself
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PATIENCE_S = 180.0  # for a stack that starts, stops or answers a command on a slow and busy machine
@@ -38,7 +39,10 @@ def copy_adapter(original: Path, copy: Path, mark: str) -> None:
 
 
 class Stack:
-    """`weft up -f MANIFESTS` from enter to exit. `environment` reaches every component (as `WEFT_GATEWAY__...`)."""
+    """`weft up -f MANIFESTS` from enter to exit. `environment` reaches every component (as `WEFT_GATEWAY__...`).
+
+    `up`: the module that takes these flags, and what comes before them.
+    """
 
     def __init__(
         self,
@@ -46,11 +50,12 @@ class Stack:
         data_dir: Path,
         *arguments: str,
         environment: Mapping[str, str] | None = None,
+        up: Sequence[str] = UP,
     ) -> None:
         self.data_dir = data_dir
         self.ports = PortSource(SystemRandom())
         (self.port,) = self.ports(1)
-        self._command = [sys.executable, "-m", "weft_cli", "up", "-f", str(manifests), "--port", str(self.port)]
+        self._command = [sys.executable, "-m", *up, "-f", str(manifests), "--port", str(self.port)]
         self._command += ["--data-dir", str(data_dir), *arguments]
         self._environment = {**os.environ, **(environment or {}), "NO_COLOR": "1"}
         self._process: subprocess.Popen[bytes] | None = None

@@ -15,7 +15,7 @@ from weft_cli.output import note, say
 from weft_cli.progress import Progress, Signals
 from weft_cli.readiness import is_ready, is_refused, state_of
 from weft_operator.errors import ApiError, StackError
-from weft_operator.local.components import Options
+from weft_operator.local.components import RUNNER, Options
 from weft_operator.local.objects import ref_of
 from weft_operator.local.running import running
 from weft_operator.local.stack import Stack
@@ -38,8 +38,9 @@ def up(
     exit_after: bool,
     executor: str | None,
     log_level: str,
+    runner: tuple[str, ...] = RUNNER,
 ) -> int:
-    """Run the stack. Returns the exit code; raises CommandError."""
+    """Run the stack. Returns the exit code; raises CommandError. `runner`: see Options."""
     questions: list[Question] = []
     if demo:
         if files:
@@ -49,7 +50,7 @@ def up(
         folder = demo_folder()
         questions, files, file_root = load_questions(folder / DEMO_FILE), demo_manifests(folder), file_root or folder
     objects = load_manifests(files) if files else []
-    options = Options(data_dir, port, auth, file_root or root_of(files), executor, log_level)
+    options = Options(data_dir, port, auth, file_root or root_of(files), executor, log_level, runner=runner)
     try:
         return asyncio.run(_run(options, objects, questions, exit_after=exit_after))
     except StackError as error:

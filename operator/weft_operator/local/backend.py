@@ -23,6 +23,7 @@ from weft_operator.actions import (
     ScaleChild,
     SetStatus,
 )
+from weft_operator.local.components import RUNNER
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.ports import LOOPBACK
@@ -45,6 +46,7 @@ class Machine:
     depot_url: str
     executor: str | None = None
     log_level: str = "INFO"
+    runner: tuple[str, ...] = RUNNER
 
 
 @dataclass(slots=True)
@@ -198,4 +200,4 @@ def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, int
         **({"executor": machine.executor} if machine.executor else {}),
     }
     words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-    return Program(name, (sys.executable, "-m", "weft_runner", *words), probe=(LOOPBACK, ports[1]))
+    return Program(name, (sys.executable, "-m", *machine.runner, *words), probe=(LOOPBACK, ports[1]))

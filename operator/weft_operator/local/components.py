@@ -9,6 +9,7 @@ from weft_operator.local.ports import LOOPBACK
 from weft_operator.local.processes import Program
 
 Ports = Callable[[int], list[int]]
+RUNNER = ("weft_runner",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Options:
     executor: str | None = None
     log_level: str = "INFO"
     host: str = LOOPBACK
+    runner: tuple[str, ...] = RUNNER  # the module of runners, and what comes before their flags
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,14 @@ class Stack:
         )
         self.backend = LocalBackend(
             store,
-            Machine(options.data_dir, addresses.supervisor, addresses.depot_url, options.executor, options.log_level),
+            Machine(
+                options.data_dir,
+                addresses.supervisor,
+                addresses.depot_url,
+                options.executor,
+                options.log_level,
+                options.runner,
+            ),
             ports=ports,
             open_log=self.open_log,
             on_runner=self._on_runner,

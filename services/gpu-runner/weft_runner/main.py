@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry.logs import configure, kv
@@ -11,16 +12,22 @@ from weft.wire.tls import load_tls
 from weft_runner.errors import RunnerError
 from weft_runner.settings import RunnerSettings, parse_settings
 
+if TYPE_CHECKING:  # torch is imported late
+    from weft_runner.model.executor import WrapExecutor
+
 log = logging.getLogger(__name__)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 drained, 1 failed, 2 wrong flags, an address in use or a busy data directory."""
+def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> int:
+    """Exit codes: 0 drained, 1 failed, 2 wrong flags, an address in use or a busy data directory.
+
+    `wrap`: around the executor, for a benchmark's own runner; no flag and no variable sets it.
+    """
     settings = parse_settings(argv)
     configure("runner", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "runner"):
-            return _run(settings)
+            return _run(settings, wrap)
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
@@ -29,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _run(settings: RunnerSettings) -> int:
+def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     tls = load_tls(settings.tls_dir, "runner")
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
     not_ready: list[Callable[[], str | None]] = [lambda: "starting"]
@@ -38,6 +45,6 @@ def _run(settings: RunnerSettings) -> int:
     try:
         from weft_runner.shell.process import serve_runner  # torch is imported here, after everything that fails fast
 
-        return asyncio.run(serve_runner(settings, probes, not_ready.append, tls))
+        return asyncio.run(serve_runner(settings, probes, not_ready.append, tls, wrap))
     finally:
         probes.close()

@@ -19,6 +19,9 @@ from weft_runner.model.step import StepInput
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
 
 
+WrapExecutor = Callable[["Executor"], "Executor"]
+
+
 class StepHandle(Protocol):
     """A launched step, and the tokens that it will sample."""
 

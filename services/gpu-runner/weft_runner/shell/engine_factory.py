@@ -20,7 +20,7 @@ from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
-from weft_runner.model.executor import Executor
+from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.settings import RunnerSettings
@@ -53,8 +53,9 @@ def build_engine(
     source: Source,
     on_output: Callable[[Output], None],
     stopping: Callable[[], bool] = lambda: False,
+    wrap: WrapExecutor | None = None,
 ) -> EngineBundle:
-    """Load the base, make its engine, and time it.
+    """Load the base, make its engine, and time it. `wrap`: around the executor of one process.
 
     Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, StoppedAtStart.
     """
@@ -65,6 +66,9 @@ def build_engine(
     )
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping))
+    if wrap is not None:
+        assert not isinstance(executor, MultiProcessExecutor), "its other ranks would go unwatched"
+        executor = wrap(executor)
     adapters = executor.adapters
     limits = pool_limits(
         settings, spec, executor.page_bytes, slots=adapters.slots, keep_copies=adapters.page_bytes > 0,

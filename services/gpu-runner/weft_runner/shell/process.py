@@ -18,6 +18,7 @@ from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
+from weft_runner.model.executor import WrapExecutor
 from weft_runner.model.weights import Files
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
@@ -38,6 +39,7 @@ async def serve_runner(
     probes: Probes,
     set_not_ready: Callable[[Callable[[], str | None]], None],
     tls: Tls | None = None,
+    wrap: WrapExecutor | None = None,
 ) -> int:
     """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
     stop = stop_on_signals()
@@ -57,7 +59,7 @@ async def serve_runner(
 
     beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
-        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set)
+        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap)
     except StoppedAtStart as error:
         log.info("stopped before serving", extra=kv(reason=error))
         return 0
@@ -73,11 +75,12 @@ async def serve_runner(
 
 
 def load(
-    settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool]
-) -> EngineBundle:
+    settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool],
+    wrap: WrapExecutor | None = None,
+) -> EngineBundle:  # fmt: skip
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
-    return build_engine(settings, files, source, on_output, stopping)
+    return build_engine(settings, files, source, on_output, stopping, wrap)
 
 
 def fetch_base(
