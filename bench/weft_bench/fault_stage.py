@@ -109,9 +109,9 @@ class Stage:
         """A long prompt is in KV in part, beside streams that have tokens."""
         if await self.in_decode(streams) is None:
             return None
-        asked = [self._long[(self._next_long + n) % LONG_ASKS] for n in range(LONG_STREAMS)]
+        requests = [self._long[(self._next_long + n) % LONG_ASKS] for n in range(LONG_STREAMS)]
         self._next_long += LONG_STREAMS
-        prompts = streams.start(asked)
+        prompts = streams.start(requests)
 
         def begun(book: RunnerBook) -> bool:
             progress = dict(zip(book.sequences, book.progress, strict=False))
@@ -220,8 +220,8 @@ class Stage:
         sizes = {log: log.stat().st_size for log in logs}
         yield
         for log, size in sizes.items():
-            said = log.read_bytes()[size:].decode(errors="replace") if log.stat().st_size >= size else ""
-            for line in said.splitlines():
+            written = log.read_bytes()[size:].decode(errors="replace") if log.stat().st_size >= size else ""
+            for line in written.splitlines():
                 if any(word in line for word in TROUBLE):
                     raise StackFailed(f"{log}: {line}")
 

@@ -31,7 +31,7 @@ PROCESSES = ("runner", "scheduler", "supervisor", "predictor", "depot")
 LINKED = ("runner", "scheduler", "predictor")
 LEAST_STREAMS = 8  # that run when a fault strikes
 PHASES = ("decode", "prefill", "loading", "swapping")
-NOT_AVAILABLE = {  # cells that the issue of faults names and that cannot be struck, and why
+NOT_AVAILABLE = {  # cells of the matrix that cannot be struck, and why
     "* link to depot *": "a gateway that has a pool's tokenizer has no connection to the depot",
 }
 TOKENS = ("lost", "repeated", "wrong")
@@ -126,8 +126,8 @@ def page(name: str, about: str, lines: Iterable[Line]) -> str:
     for machine, of_machine in groupby(current, key=lambda line: line.machine):
         found = list(of_machine)
         dates = sorted(line.date[:10] for line in found)
-        told = f"{dates[0]} to {dates[-1]}, `weft bench faults`, {found[-1].versions}"
-        parts += [f"## {machine}", told, "\n".join([HEAD, *_rows(found)])]
+        origin_line = f"{dates[0]} to {dates[-1]}, `weft bench faults`, {found[-1].versions}"
+        parts += [f"## {machine}", origin_line, "\n".join([HEAD, *_rows(found)])]
     parts.append("Not struck:\n\n" + "\n".join(f"- `{cells}`: {why}." for cells, why in NOT_AVAILABLE.items()))
     parts.append(f"Raw lines: `docs/benchmarks/raw/{name}.jsonl`. This page is written by `weft bench {name}`.")
     return "\n\n".join(parts) + "\n"

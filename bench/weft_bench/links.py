@@ -32,9 +32,9 @@ class Connection:
     cutting: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def copy(self, goes_on: asyncio.Event) -> None:
+    async def copy(self, flowing: asyncio.Event) -> None:
         """Both ways, until both have ended."""
-        both = (self._one_way(self.client, self.peer, goes_on), self._one_way(self.peer, self.client, goes_on))
+        both = (self._one_way(self.client, self.peer, flowing), self._one_way(self.peer, self.client, flowing))
         try:
             await asyncio.gather(*both)
         finally:
@@ -48,10 +48,10 @@ class Connection:
             writer.transport.abort()
         self.over.set()
 
-    async def _one_way(self, source: Ends, to: Ends, goes_on: asyncio.Event) -> None:
+    async def _one_way(self, source: Ends, to: Ends, flowing: asyncio.Event) -> None:
         try:
             while data := await source[0].read(CHUNK_BYTES):
-                await goes_on.wait()
+                await flowing.wait()
                 to[1].write(data[: len(data) // 2] if self.cutting else data)
                 await to[1].drain()
                 if self.cutting:
@@ -66,7 +66,7 @@ class Links:
 
     def __init__(self) -> None:
         self._connections: dict[str, set[Connection]] = {}
-        self._goes_on: dict[str, asyncio.Event] = {}
+        self._flowing: dict[str, asyncio.Event] = {}
         self._servers = contextlib.ExitStack()
         self._tasks = set[asyncio.Task[None]]()
         self._proxy = ""
@@ -115,10 +115,10 @@ class Links:
         self._passing(target).set()
 
     def _passing(self, target: str) -> asyncio.Event:
-        if target not in self._goes_on:
-            self._goes_on[target] = asyncio.Event()
-            self._goes_on[target].set()
-        return self._goes_on[target]
+        if target not in self._flowing:
+            self._flowing[target] = asyncio.Event()
+            self._flowing[target].set()
+        return self._flowing[target]
 
     async def _listen(self, serve: Serve) -> str:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
