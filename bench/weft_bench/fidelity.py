@@ -148,20 +148,7 @@ def _figures(origin: Origin, case: Case, loads: Sequence[int], amounts: Amounts,
     with TemporaryDirectory(prefix="weft-bench-") as data, Stack(case.manifests, Path(data)) as stack:
         stack.wait_for_models(timeout_s=READY_S)
         live = Live(stack)
-        with bar(f"{case.name}: what events cost", 5) as advanced:
-            live.closed(case.bodies(rng, 6 * STREAMS), STREAMS)  # every adapter in its slot, every path warm
-            live.rest(1.0)
-            advanced(1)
-            singles = [(number, {**body, "max_tokens": 1}) for number, body in case.bodies(rng, amounts.singles)]
-            single = live.singly(singles)
-            advanced(1)
-            answers = live.singly(case.bodies(rng, amounts.answers))
-            advanced(1)
-            few = live.closed(case.bodies(rng, 3 * STREAMS), SOME_STREAMS)
-            saturated = live.closed(case.bodies(rng, max(3 * STREAMS, int(few.rate * amounts.seconds))), STREAMS)
-            advanced(1)
-            model = calibrated(Model(pool, engine), single, answers, [few, saturated])
-            advanced(1)
+        model, saturated = calibrate(case, live, Model(pool, engine), amounts, rng, bar)
         yield origin.line(f"{case.name}, saturated", "requests", saturated.rate, "1/s")
         yield origin.line(f"{case.name}, saturated", "busy cores", saturated.cores, "cores")
         yield from _cost_lines(origin, f"{case.name}, cost", model)
@@ -186,10 +173,31 @@ def _figures(origin: Origin, case: Case, loads: Sequence[int], amounts: Amounts,
             yield from compared(
                 origin,
                 f"{case.name}, {load} %",
-                [[_seen(answer) for answer in run.answers] for run in found],
+                [[seen(answer) for answer in run.answers] for run in found],
                 simulated,
             )
         live.cpu.close()
+
+
+def calibrate(
+    case: Case, live: Live, model: Model, amounts: Amounts, rng: random.Random, bar: Bar
+) -> tuple[Model, LiveRun]:
+    """The model with what events of this stack cost, and the run that saturated it."""
+    with bar(f"{case.name}: what events cost", 5) as advanced:
+        live.closed(case.bodies(rng, 6 * STREAMS), STREAMS)  # every adapter in its slot, every path warm
+        live.rest(1.0)
+        advanced(1)
+        singles = [(number, {**body, "max_tokens": 1}) for number, body in case.bodies(rng, amounts.singles)]
+        single = live.singly(singles)
+        advanced(1)
+        answers = live.singly(case.bodies(rng, amounts.answers))
+        advanced(1)
+        few = live.closed(case.bodies(rng, 3 * STREAMS), SOME_STREAMS)
+        saturated = live.closed(case.bodies(rng, max(3 * STREAMS, int(few.rate * amounts.seconds))), STREAMS)
+        advanced(1)
+        model = calibrated(model, single, answers, [few, saturated])
+        advanced(1)
+    return model, saturated
 
 
 def _cost_lines(origin: Origin, case: str, model: Model) -> Iterator[Line]:
@@ -215,7 +223,7 @@ def _cost_lines(origin: Origin, case: str, model: Model) -> Iterator[Line]:
     yield origin.line(case, "adapter in a step", model.engine.times.adapter_ms * 1e3, "us")
 
 
-def _seen(answer: Streamed) -> Served:
+def seen(answer: Streamed) -> Served:
     """A live answer in the simulator's terms."""
     between = (answer.end - answer.first) / (answer.tokens - 1) * 1e3 if answer.tokens > 1 else None
     return Served((answer.first - answer.start) * 1e3, between, (answer.end - answer.start) * 1e3, answer.tokens)
@@ -232,13 +240,13 @@ def compared(
     }
     for name, value in values.items():
         for percent, most in TARGETS.items():
-            seen, told = (
+            lived, replayed = (
                 [_quantile([found for one in run if (found := value(one)) is not None], percent) for run in runs]
                 for runs in (live, simulated)
             )
-            ms, live_ms = median(told), median(seen)
+            ms, live_ms = median(replayed), median(lived)
             yield origin.line(case, f"{name} p{percent}", ms, "ms", baseline=live_ms)
-            spread = (max(seen) - min(seen)) / live_ms
+            spread = (max(lived) - min(lived)) / live_ms
             yield origin.line(case, f"{name} p{percent}, live spread", spread, "share")
             yield origin.line(case, f"{name} p{percent}, off by", abs(ms / live_ms - 1), "share", target=f"<= {most:g}")
 

@@ -256,6 +256,7 @@ def fidelity(
 def s3(
     part: Annotated[str, typer.Option(help="What to measure; default: every part. Separated by commas.")] = "",
     traces: Annotated[str, typer.Option(help="Of LMSYS, ShareGPT, Alpaca; separated by commas.")] = "",
+    loads: Annotated[str, typer.Option(help="Of queues: of 1.6, 1.3, 1; separated by commas.")] = "1.6,1.3,1",
     data: Data = None,
     jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
     requests: Annotated[int, typer.Option(min=100, help="Of each queue.")] = 10_000,
@@ -265,7 +266,8 @@ def s3(
 ) -> None:
     """Scheduling with speculated output lengths (S3): queue policies, reservations, fairness, the paper's settings.
 
-    Simulated on described hardware. A queue of 10,000 requests takes half a minute to three minutes of one idle core,
+    Simulated on described hardware, but for `live`, which starts stacks of its own: five minutes for each trace and
+    load on an otherwise idle machine. A queue of 10,000 requests takes half a minute to three minutes of one idle core,
     and there are 14 of each trace; lines are kept as they are measured.
     """
     from weft_bench import s3 as bench
@@ -274,8 +276,9 @@ def s3(
 
     parts, pictures = among("part", part or ",".join(bench.PARTS), bench.PARTS), docs / "pictures" / "s3"
     names = among("traces", traces or ",".join(TRACES), TRACES)
+    shares = [float(load) for load in among("loads", loads, [f"{load:g}" for load in bench.LOADS])]
     context = bench.Context(
-        origin("scipy"), data, names, pictures, seed, quick, requests, jobs, progress, complain
+        origin("scipy"), data, names, shares, pictures, seed, quick, requests, jobs, progress, complain
     )  # fmt: skip
     with failures_told():
         keep("s3", lambda: bench.about(pictures, docs), bench.figures(context, parts), docs)

@@ -1,7 +1,7 @@
 """`weft bench s3`: scheduling with speculated output lengths, in parts.
 
-Simulated figures come from the machines that ship (`weft_sim`), on hardware that the part describes. Lengths are those
-of public traces (`--data DIR`); a part whose traces are absent is skipped.
+Simulated figures come from the machines that ship (`weft_sim`), on hardware that the part describes; `live` runs
+stacks. Lengths are those of public traces (`--data DIR`); a part whose traces are absent is skipped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,11 @@ from weft_bench.cpu_context import Bar
 from weft_bench.errors import BenchFailed
 from weft_bench.lines import Line, Origin, newest, read
 
+LOADS = (1.6, 1.3, 1.0)
 # Each is a module `s3_PART` with `run(context)`; `pictures(lines)`, where it has one, draws the newest lines.
 PARTS = (
     "queue",
+    "live",
     "reservations",
     "paper",
     "punica",
@@ -31,11 +33,14 @@ class NoData(BenchFailed):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What every part is given. `traces`: to measure; `requests`: of a queue; `jobs`: simulations at a time."""
+    """What every part is given. `traces`: to measure; `loads`: of a queue, in its capacity under fcfs; `requests`: of
+    a queue; `jobs`: simulations at a time.
+    """
 
     origin: Origin
     data: Path | None
     traces: Sequence[str]
+    loads: Sequence[float]
     pictures: Path
     seed: int
     quick: bool

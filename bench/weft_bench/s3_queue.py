@@ -26,7 +26,6 @@ from weft_sim.traces import TraceArrival
 
 QUICK_REQUESTS, TARGET_REQUESTS = 300, 10_000
 CAPACITY_REQUESTS = 2_000  # all at once, for what fcfs sustains
-LOADS = (1.6, 1.3, 1.0)
 AGINGS = (1.0, 1 / 2, 2.0, 1 / 4, math.inf, 1 / 8)
 LIGHTER_AGINGS = (1.0, 1 / 2)  # at the loads that have no target
 ENDLESS_S = 1e9
@@ -80,7 +79,7 @@ def run(context: Context) -> Iterator[Line]:
             drawn = chance.choices(served, k=requests)
             rate = pool.submit(capacity, drawn[: min(len(drawn), CAPACITY_REQUESTS)]).result()
             yield context.origin.line(case, "capacity of fcfs", rate, "requests/s")
-            cells = list(_cells(name, drawn, rate, chance))
+            cells = list(_cells(name, drawn, context.loads, rate, chance))
             with context.bar(case, len(cells)) as advanced:
                 fcfs: Outcome | None = None
                 for cell, outcome in zip(cells, pool.map(outcome_of, cells), strict=True):
@@ -96,19 +95,26 @@ def label(aging: float) -> str:
 
 def capacity(drawn: Sequence[Answered]) -> float:
     """Requests a second that fcfs ends while its batch is full."""
-    ends = sorted(one.e2e_ms for one in simulate(POOL, [_arrival(0.0, one) for one in drawn]).figures.served)
+    return sustained([one.e2e_ms for one in simulate(POOL, [arrival(0.0, one) for one in drawn]).figures.served])
+
+
+def sustained(ends_ms: Sequence[float]) -> float:
+    """Answers a second between the 10th and the 80th percentile of their ends."""
+    ends = sorted(ends_ms)
     low, high = len(ends) // 10, len(ends) * 8 // 10
     return (high - low) / (ends[high] - ends[low]) * 1e3
 
 
-def _cells(name: str, drawn: Sequence[Answered], rate: float, chance: random.Random) -> Iterator[Cell]:
+def _cells(
+    name: str, drawn: Sequence[Answered], loads: Sequence[float], rate: float, chance: random.Random
+) -> Iterator[Cell]:
     """`fcfs` first at every load."""
     gaps = [chance.expovariate(1.0) for _ in drawn]
-    for load in LOADS:
+    for load in loads:
         at_s, arrivals = 0.0, list[TraceArrival]()
         for gap, one in zip(gaps, drawn, strict=True):
             at_s += gap / (rate * load)
-            arrivals.append(_arrival(at_s, one))
+            arrivals.append(arrival(at_s, one))
         yield Cell(name, load, "fcfs", 0.0, tuple(arrivals))
         for aging in AGINGS if load == TARGET_LOAD else LIGHTER_AGINGS:
             yield Cell(name, load, "shortest", aging, tuple(arrivals))
@@ -116,9 +122,10 @@ def _cells(name: str, drawn: Sequence[Answered], rate: float, chance: random.Ran
             yield Cell(name, load, "s3", 0.0, tuple(arrivals))
 
 
-def _arrival(at_s: float, one: Answered) -> TraceArrival:
+def arrival(at_s: float, one: Answered, adapter: int = -1) -> TraceArrival:
+    """The request in the simulator's terms."""
     return TraceArrival(
-        at_s, one.prompt_tokens, one.output_tokens, max_tokens=MAX_TOKENS, predicted=one.predicted, stops=True
+        at_s, one.prompt_tokens, one.output_tokens, adapter, max_tokens=MAX_TOKENS, predicted=one.predicted, stops=True
     )
 
 

@@ -90,7 +90,8 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     writer.write(head.encode() + b"\r\n\r\n" + content)
     answer = await reader.readuntil(b"\r\n\r\n")
     if not answer.startswith(b"HTTP/1.1 200") or b"chunked" not in answer.lower():
-        raise RequestFailed(f"not a stream: {answer.decode(errors='replace')}")
+        reason = await reader.read(TAIL_BYTES)
+        raise RequestFailed(f"not a stream: {(answer + reason).decode(errors='replace')}")
     first, tail = 0.0, b""
     while not tail.endswith(END):
         piece = await reader.read(1 << 16)
