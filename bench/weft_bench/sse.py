@@ -20,6 +20,7 @@ END = b"0\r\n\r\n"  # of a chunked body
 TIMEOUT_S = 300.0
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
+_LENGTH = re.compile(rb"content-length:\s*(\d{1,9})\b", re.IGNORECASE)
 _STOPPED = re.compile(rb'"finish_reason":\s*"stop"')
 
 
@@ -90,7 +91,8 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     writer.write(head.encode() + b"\r\n\r\n" + content)
     answer = await reader.readuntil(b"\r\n\r\n")
     if not answer.startswith(b"HTTP/1.1 200") or b"chunked" not in answer.lower():
-        reason = await reader.read(TAIL_BYTES)
+        length = _LENGTH.search(answer)
+        reason = await reader.readexactly(min(int(length[1]), TAIL_BYTES)) if length else b""
         raise RequestFailed(f"not a stream: {(answer + reason).decode(errors='replace')}")
     first, tail = 0.0, b""
     while not tail.endswith(END):

@@ -68,6 +68,7 @@ async def test_streams_are_read_to_their_end_over_as_many_connections() -> None:
     ("answer", "said"),
     [
         (b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n", "429"),
+        (b"HTTP/1.1 503 Unavailable\r\nContent-Length: 14\r\n\r\nthe pool waits", "the pool waits"),
         (HEAD + chunked(EVENTS[0], b'data: {"error": {"message": "the runner is gone"}}\n\n'), "runner is gone"),
         (HEAD + chunked(EVENTS[0], DONE), "did not end well"),
     ],
