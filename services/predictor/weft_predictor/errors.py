@@ -1,7 +1,8 @@
 """What can go wrong in the predictor.
 
 PredictorError
-├── CorruptModel   the saved model is damaged or of another layout: set aside, start cold
+├── CorruptModel   the saved model is damaged: set aside, start cold
+│   └── OtherLayout    ... or of another version: set aside, and taken up again by that version
 └── BadData        training data without the columns, or without rows: correct the input
 """
 
@@ -12,6 +13,14 @@ class PredictorError(Exception):
 
 class CorruptModel(PredictorError):
     """A saved model that cannot be read."""
+
+
+class OtherLayout(CorruptModel):
+    """A saved model of another version: whole, but not for this one."""
+
+    def __init__(self, layout: int, own: int) -> None:
+        super().__init__(f"layout {layout}, this version reads {own}")
+        self.layout = layout
 
 
 class BadData(PredictorError):

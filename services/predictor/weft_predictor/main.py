@@ -16,11 +16,12 @@ from weft.wire.tls import load_tls
 from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
 from weft_predictor import metrics
 from weft_predictor.checkpoint import Checkpointer
-from weft_predictor.core.length_model import LengthModel
 from weft_predictor.core.promotion import PromotedModel, PromotionDecision
 from weft_predictor.core.replayed_lengths import ReplayedLengths
+from weft_predictor.core.retraining import Retraining
 from weft_predictor.errors import PredictorError
-from weft_predictor.models import SAVED, ModelWatch, first_models
+from weft_predictor.models import SAVED, ModelWatch, first_models, offer
+from weft_predictor.retrainer import Retrainer
 from weft_predictor.server import PredictorServer
 from weft_predictor.settings import PredictorSettings
 
@@ -34,6 +35,10 @@ def main(argv: list[str] | None = None) -> int:
         from weft_predictor import training  # with scipy: serving starts without it
 
         return training.main(argv[1:])
+    if argv[:1] == ["retrain"]:
+        from weft_predictor import retrain
+
+        return retrain.main(argv[1:])
     settings = PredictorSettings.parse(argv)
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
@@ -43,13 +48,6 @@ def main(argv: list[str] | None = None) -> int:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
     return 0
-
-
-def offer(model: PromotedModel, candidate: LengthModel) -> None:
-    """In the thread that owns the model: have a candidate judged."""
-    metrics.MODELS.labels("offered").inc()
-    log.info("model offered", extra=kv(candidate=candidate.version, served=model.version))
-    model.offer(candidate)
 
 
 def report(decision: PromotionDecision) -> None:
@@ -74,14 +72,18 @@ async def _run(settings: PredictorSettings) -> None:
     model = PromotedModel(served, report)
     if candidate:
         offer(model, candidate)
-    server = PredictorServer(model)
+    retraining = Retraining(model, settings.retrain_cpu_share) if settings.retrain_cpu_share else None
+    server = PredictorServer(model, retraining)
     path = settings.data_dir / SAVED
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=model.version))
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else None)
     probes.start()
     saving = asyncio.create_task(checkpointer.run())
-    watching = asyncio.create_task(_watch(settings, server, model))
+    beside = [asyncio.create_task(_watch(settings, server, model))]
+    if retraining:
+        retrainer = Retrainer(server, model, retraining, settings.data_dir, settings.model)
+        beside.append(asyncio.create_task(retrainer.run()))
 
     async def drain() -> None:
         server.close_streams()
@@ -93,7 +95,9 @@ async def _run(settings: PredictorSettings) -> None:
     try:
         await serve(register, listen=settings.listen, names=names, stop=stop, probes=probes, drain=drain, tls=tls)
     finally:
-        watching.cancel()
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
         checkpointer.close()
         await saving
         server.close()

@@ -14,10 +14,11 @@ from weft_predictor.checkpoint import load
 from weft_predictor.core import replayed_lengths
 from weft_predictor.core.features import Featurizer
 from weft_predictor.core.length_model import Arrays, LengthModel
+from weft_predictor.core.promotion import PromotedModel
 from weft_predictor.core.replayed_lengths import ReplayedLengths
-from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.core.ridge_model import LAYOUT, RidgeModel
 from weft_predictor.encoder_files import CALIBRATION, CONFIG, TOKENIZER, WEIGHTS, encoder_of, read_files, read_model
-from weft_predictor.errors import BadData, CorruptModel, PredictorError
+from weft_predictor.errors import BadData, CorruptModel, OtherLayout, PredictorError
 
 REPLAY = "replay:"
 MAX_REPLAY_BYTES = 1 << 30
@@ -35,20 +36,13 @@ def first_models(data_dir: Path, mounted: Path | None) -> tuple[LengthModel, Len
     """
     if mounted is not None and str(mounted).startswith(REPLAY):
         return read_replay(Path(str(mounted).removeprefix(REPLAY))), None
-    path, refused = data_dir / SAVED, None
+    refused = None
     try:
         trained = read_model(mounted) if mounted else None
     except (PredictorError, OSError) as error:
         trained, refused = None, error
-    try:
-        saved = load(path, partial(_read_saved, mounted=trained, networks=data_dir / NETWORKS))
-    except FileNotFoundError:
-        log.info("no saved model yet", extra=kv(path=path))
-    except CorruptModel as error:
-        aside = path.with_name(f"{path.name}.corrupt")
-        path.replace(aside)
-        log.error("saved model set aside", extra=kv(error=error, aside=aside))
-    else:
+    saved = _load_saved(data_dir / SAVED, partial(_read_saved, mounted=trained, networks=data_dir / NETWORKS))
+    if saved:
         if refused:
             refuse(mounted, refused)
         return saved, trained if trained and trained.family != saved.family else None
@@ -66,6 +60,13 @@ def read_replay(path: Path) -> ReplayedLengths:
             return ReplayedLengths(replayed_lengths.parse(lines))
     except BadData as error:
         raise BadData(f"{path}, {error}") from error
+
+
+def offer(model: PromotedModel, candidate: LengthModel) -> None:
+    """In the thread that owns the model: have a candidate judged."""
+    metrics.MODELS.labels("offered").inc()
+    log.info("model offered", extra=kv(candidate=candidate.version, served=model.version))
+    model.offer(candidate)
 
 
 def refuse(path: Path | None, error: Exception) -> None:
@@ -110,6 +111,29 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
             status = (path / name).stat()
             found.append((name, status.st_size, status.st_mtime_ns))
     return found
+
+
+def _load_saved(path: Path, read: Callable[[Arrays], RidgeModel]) -> RidgeModel | None:
+    """None: there is none that can be read. One of another version waits beside it until that version is back."""
+    try:
+        return load(path, read)
+    except FileNotFoundError:
+        log.info("no saved model yet", extra=kv(path=path))
+    except CorruptModel as error:
+        aside = (
+            _of_layout(path, error.layout) if isinstance(error, OtherLayout) else path.with_name(f"{path.name}.corrupt")
+        )
+        path.replace(aside)
+        log.error("saved model set aside", extra=kv(error=error, aside=aside))
+    if not (earlier := _of_layout(path, LAYOUT)).exists():
+        return None
+    log.info("saved model of this version found again", extra=kv(path=earlier))
+    earlier.replace(path)
+    return _load_saved(path, read)
+
+
+def _of_layout(path: Path, layout: int) -> Path:
+    return path.with_name(f"{path.name}.layout{layout % 1_000}")
 
 
 def _read_saved(arrays: Arrays, *, mounted: RidgeModel | None, networks: Path) -> RidgeModel:

@@ -88,7 +88,7 @@ def test_a_file_of_another_version_is_named_set_aside_and_answers_are_given(mode
     with pytest.raises(CorruptModel, match="layout 99, this version reads 2"):
         load(tmp_path / "model.npz", RidgeModel.load)
     fresh = first_models(tmp_path, None)[0]
-    assert (tmp_path / "model.npz.corrupt").exists()
+    assert (tmp_path / "model.npz.layout99").exists()
     (answer,) = fresh.predict_batch([next(iter(world(2).answers(1))).query])
     assert 0 < answer.p50_tokens <= answer.p99_tokens
 

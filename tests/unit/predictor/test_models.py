@@ -3,11 +3,12 @@
 import json
 import os
 
+import numpy as np
 import pytest
 
 from tests.unit.predictor.conftest import query_of, teach
 from weft_predictor.checkpoint import save
-from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.core.ridge_model import LAYOUT, RidgeModel
 from weft_predictor.errors import BadData
 from weft_predictor.models import SAVED, ModelWatch, first_models
 
@@ -45,6 +46,18 @@ def test_a_mounted_model_that_cannot_be_read_does_not_keep_the_saved_one_from_se
     served, candidate = first_models(tmp_path, mounted)
     assert (served.version, candidate) == ("saved+0", None)
     assert "mounted model refused" in caplog.text
+
+
+def test_a_model_of_another_version_waits_and_is_found_again_by_its_version(tmp_path):
+    path, other = tmp_path / SAVED, {"meta": np.frombuffer(b'{"layout": 99}', np.uint8)}
+    save(path, ridge("ours").save())
+    path.replace(tmp_path / f"{SAVED}.layout{LAYOUT}")  # as a version with another layout leaves it
+    save(path, other)
+    assert first_models(tmp_path, None)[0].version == "ours+0"
+    assert {file.name for file in tmp_path.iterdir()} == {SAVED, f"{SAVED}.layout99"}
+    path.write_bytes(b"PK damaged")
+    assert first_models(tmp_path, None)[0].version != "ours+0"
+    assert {file.name for file in tmp_path.iterdir()} == {f"{SAVED}.corrupt", f"{SAVED}.layout99"}
 
 
 @pytest.fixture

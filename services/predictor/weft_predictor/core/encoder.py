@@ -179,7 +179,8 @@ class EncoderClasses:
 
     def __init__(self, encoder: Encoder, tokenize: Callable[[str], Sequence[int]], name: str) -> None:
         self._encoder, self._tokenize, self.name = encoder, tokenize, name
-        self._classes = len(encoder.shape.edges)
+        self.edges = encoder.shape.edges
+        self._classes = len(self.edges)
         self.dim = 1 << (2 * self._classes).bit_length()
 
     def rows(self, prompts: Sequence[tuple[str, int]]) -> tuple[FeatureRows, Sequence[int]]:
@@ -187,11 +188,15 @@ class EncoderClasses:
         values = np.hstack([np.ones((len(log_p), 1)), np.exp(log_p), np.maximum(log_p, LEAST_LOG) / LEAST_LOG])
         rows, columns = values.shape
         index = FeatureRows(np.repeat(np.arange(rows), columns), np.tile(np.arange(columns), rows), values.ravel())
-        return index, [self._encoder.shape.edges[best] for best in log_p.argmax(1)]
+        return index, [self.edges[best] for best in log_p.argmax(1)]
+
+    def tokenize(self, text: str) -> Sequence[int]:
+        """A prompt as the network reads it."""
+        return self._tokenize(text[:MAX_CHARS])
 
     def log_probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """[prompts, classes]"""
-        logits = np.array([self._encoder.logits(self._tokenize(text[:MAX_CHARS])) for text in texts])
+        logits = np.array([self._encoder.logits(self.tokenize(text)) for text in texts])
         logits = np.clip(np.nan_to_num(logits, nan=0.0), -MAX_LOGIT, MAX_LOGIT)  # what overflows says nothing
         shifted = logits.reshape(len(texts), self._classes).astype(np.float64)
         shifted -= shifted.max(1, keepdims=True, initial=-np.inf)
@@ -199,7 +204,7 @@ class EncoderClasses:
 
     def uncalibrated(self) -> Ridge:
         """The read-out before any outcome: the expected logarithm of the classes' middles."""
-        edges = np.array(self._encoder.shape.edges, dtype=np.float64)
+        edges = np.array(self.edges, dtype=np.float64)
         middle = (np.concatenate([[0.0], edges[:-1]]) + edges) / 2
         weight = np.zeros(self.dim, dtype=np.float32)
         weight[1 : 1 + self._classes] = np.log(np.maximum(middle, 1.0))

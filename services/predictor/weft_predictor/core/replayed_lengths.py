@@ -32,7 +32,8 @@ class ReplayedLengths:
     def predict_batch(self, items: Sequence[PredictItem]) -> list[Prediction]:
         return [self._predict(item) for item in items]
 
-    def observe(self, outcome: Outcome) -> ObservationResult:  # noqa: ARG002 (the interface)
+    def observe(self, outcome: Outcome) -> ObservationResult:
+        del outcome
         return ObservationResult("unknown")
 
     def save(self) -> Arrays:

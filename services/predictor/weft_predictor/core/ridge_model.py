@@ -40,7 +40,7 @@ from weft_predictor.core.length_model import TARGET, Arrays, ObservationResult
 from weft_predictor.core.offsets import Group, Offsets
 from weft_predictor.core.residual_scale import OCTAVES, ResidualScale
 from weft_predictor.core.ridge import Ridge
-from weft_predictor.errors import CorruptModel
+from weft_predictor.errors import CorruptModel, OtherLayout
 
 DIM = 1 << 17
 LEVELS = (0.1, 0.5, None, 0.99)  # None: the calibrated bound
@@ -122,6 +122,11 @@ class RidgeModel:
     @property
     def _scale_suffix(self) -> str:
         return "" if self.scale == 1.0 else f"x{self.scale:g}"
+
+    @property
+    def shared_learns(self) -> bool:
+        """Whether one tenant at most has ever taught."""
+        return self._shared_learns
 
     @property
     def coverage(self) -> float | None:
@@ -270,15 +275,13 @@ class RidgeModel:
 
     @staticmethod
     def features_of(arrays: Arrays) -> str:
-        """The name of the features that a saved model reads. Raises KeyError, ValueError."""
-        return str(json.loads(arrays["meta"].tobytes())["features"])
+        """The name of the features that a saved model reads. Raises CorruptModel, KeyError, ValueError."""
+        return str(_meta(arrays)["features"])
 
     @classmethod
     def load(cls, arrays: Arrays, featurizer: Featurizer | None = None) -> "RidgeModel":
         """The model of `save`, which had the same features. Raises CorruptModel (or KeyError, ValueError) otherwise."""
-        meta = json.loads(arrays["meta"].tobytes())
-        if meta["layout"] != LAYOUT:
-            raise CorruptModel(f"layout {meta['layout']}, this version reads {LAYOUT}")
+        meta = _meta(arrays)
         if (name := meta["features"]) != (featurizer.name if featurizer else ""):
             raise CorruptModel(f"it reads the features of {name or 'hashed grams'}")
         dim = len(arrays["weight"])
@@ -326,6 +329,14 @@ def _parts(items: Iterable[PredictItem]) -> Iterator[list[PredictItem]]:
             part, chars = [], 0
     if part:
         yield part
+
+
+def _meta(arrays: Arrays) -> Any:
+    """Raises OtherLayout for a model of another version."""
+    meta = json.loads(arrays["meta"].tobytes())
+    if (layout := int(meta["layout"])) != LAYOUT:
+        raise OtherLayout(layout, LAYOUT)
+    return meta
 
 
 def _group(names: Any) -> Group:
