@@ -139,6 +139,14 @@ def test_a_request_too_large_for_now_is_passed_by_other_tenants_up_to_the_bound(
     assert "large" in {r.tenant for r in server.running}
 
 
+def test_the_part_of_the_window_of_a_tenant_that_waits_no_more_is_the_others() -> None:
+    """What is behind their own part would else wait for the next event, although it fits."""
+    queue = queue_of(("large", 9), ("large", 9), ("large", 1), ("small", 1))
+    server = Server(queue, 5)
+    server.overtaking.schedule(queue, server, server.bound, 4)
+    assert [(r.tenant, r.size) for r in server.running] == [("small", 1), ("large", 1)]
+
+
 def test_old_requests_of_a_flood_do_not_force_their_way_before_another_tenant() -> None:
     queue = queue_of(*[("flood", 5)] * 10, *[("victim", 5)] * 6)
     queue.counters.charge("flood", 1000)

@@ -77,13 +77,12 @@ class Overtaking(Generic[R]):
     def schedule(self, queue: WaitingQueue[R], context: PlacementContext[R], bound: int, window: int) -> None:
         """Offer each tenant's requests in its turn, first those that were overtaken `bound` times, by age.
 
-        Again where requests were admitted and shapes closed: by now the turn may be another tenant's, for whom the
-        request that closed them has to wait.
+        Again where the pass admitted requests after which another one may admit more.
         """
         while True:
-            waiting = len(queue)
-            _Pass(self, queue, context, bound, window).run()
-            if not self.closed or not queue.fair or len(queue) == waiting:
+            waiting, one = len(queue), _Pass(self, queue, context, bound, window)
+            one.run()
+            if len(queue) == waiting or not one.outdated:
                 return
 
     def out_of_reach(self, queue: WaitingQueue[R], request: R) -> bool:
@@ -137,6 +136,16 @@ class _Pass(Generic[R]):
         self._kept.frontier = queue.frontier
         if self._bound and not self._kept.starved:  # those are offered out of their order
             self._kept.reach = self._reach
+
+    @property
+    def outdated(self) -> bool:
+        """Whether what was admitted changes what is offered.
+
+        Where shapes are closed the turn may be another tenant's by now, for whom the request that closed them has to
+        wait. Where a tenant waits no more the window is shared by fewer.
+        """
+        more = self._queue.share(self._window) > self._share
+        return self._queue.fair and bool(self._closed or (self._reach and more))
 
     def _first(self, tenant: str) -> list[R]:
         """Those of a tenant that are offered before the others: overtaken `bound` times, by age."""
