@@ -286,6 +286,8 @@ def s3(
 
 @app.command()
 def slots(
+    part: Annotated[str, typer.Option(help="Of grid, prefetch; separated by commas.")] = "grid,prefetch",
+    data: Data = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
     again: Annotated[
         bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
@@ -297,16 +299,32 @@ def slots(
 
     Simulated with the step times that `weft bench fidelity` measured here. A run is kept once it is over: after an
     interruption the same command goes on with those that are missing. All of it takes about ten minutes of one core.
+    `prefetch` reads ServeGen's clients from --data and takes about ten more.
     """
+    from weft_bench import data as data_sets
     from weft_bench import slots as bench
+    from weft_bench import slots_prefetch
     from weft_bench.machine import origin
 
-    raw, picture = docs / "raw" / "slots.jsonl", docs / "pictures" / "slots.svg"
+    parts = among("part", part, ("grid", "prefetch"))
+    raw, pictures = docs / "raw" / "slots.jsonl", docs / "pictures"
+    clients = data_sets.find(slots_prefetch.CLIENTS, data)
+
+    def about() -> str:
+        lines = read(raw)
+        prefetch = slots_prefetch.about(lines, pictures / "prefetch.svg", docs)
+        return "\n\n".join(filter(None, (bench.about(lines, pictures / "slots.svg", docs), prefetch)))
+
     with failures_told():
-        machine = bench.engine_of(docs / "raw" / "fidelity.jsonl")
-        known = read(raw) if raw.exists() and not again else []
-        lines = bench.figures(origin(), machine, known, seed=seed, quick=quick, bar=progress)
-        keep("slots", lambda: bench.about(read(raw), picture, docs), lines, docs)
+        known, of, lines = read(raw) if raw.exists() and not again else [], origin(), list[Iterable[Line]]()
+        if "grid" in parts:
+            machine = bench.engine_of(docs / "raw" / "fidelity.jsonl")
+            lines.append(bench.figures(of, machine, known, seed=seed, quick=quick, bar=progress))
+        if "prefetch" in parts and clients is None:
+            complain(f"prefetch is skipped: --data has no {slots_prefetch.CLIENTS}")
+        elif "prefetch" in parts and clients is not None:
+            lines.append(slots_prefetch.figures(of, clients, known, seed=seed, quick=quick, bar=progress))
+        keep("slots", about, chain.from_iterable(lines), docs)
 
 
 @app.command()

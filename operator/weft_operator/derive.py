@@ -35,6 +35,7 @@ def pool_entry(facts: PoolFacts) -> PoolSpec | None:
         reservation=pool.reservation,
         consolidation=pool.consolidation,
         consolidation_s=pool.consolidation_s,
+        prefetch=pool.prefetch,
         created_unix_s=int(pool.meta.created),
         min_runners=facts.bounds.min,
         max_runners=facts.bounds.max,

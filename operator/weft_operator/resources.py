@@ -130,6 +130,7 @@ class Pool:
     reservation: str
     consolidation: str
     consolidation_s: float
+    prefetch: str
     drain_s: float
     allowed: Literal["Same", "All", "List"]
     allowed_names: tuple[str, ...]
@@ -215,6 +216,7 @@ def parse_pool(obj: Object) -> Pool:
         reservation=scheduler["reservation"],
         consolidation=scheduler["consolidation"],
         consolidation_s=float(scheduler["consolidationSeconds"]),
+        prefetch=scheduler["prefetch"],
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],
         allowed_names=tuple(allowed.get("names") or ()),

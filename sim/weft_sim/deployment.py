@@ -47,6 +47,9 @@ class Deployment:
     delay_s: float = 0.0002
     jitter_s: float = 0.0
     load_s: float = 0.05  # of an adapter to a device slot
+    fetch_s: float | None = (
+        None  # of one from the depot to disk, alone: those of one runner share its link; None: load_s
+    )
     replayed_lengths: bool = False  # predictions are those that a request comes with, not those of the shipped model
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)

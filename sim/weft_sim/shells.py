@@ -26,7 +26,7 @@ from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of, ends
-from weft_sim.hosts import Lane
+from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
 from weft_supervisor.core.supervisor import Supervisor
@@ -216,7 +216,15 @@ class RunnerShell(BaseShell):
         self.slow_until = self.failing_until = self.full_until = 0.0
         self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
         self.steps = self.rows = self.prompt_tokens = self.swaps = 0
-        self._on_disk: dict[str, None] = {}
+        self.empty()
+
+    def empty(self) -> None:
+        """Its disk is a new one."""
+        self.on_disk: dict[str, None] = {}
+        self.prefetched: set[str] = (
+            set()
+        )  # of those on disk: brought by a forecast; who reads it takes out what is used
+        self.prefetches = 0
 
     def start(self, process: Process) -> Machine[Any, Any]:
         identity = RunnerId(self.plan.spec.runner.uuid, f"i{process.generation}")
@@ -228,6 +236,7 @@ class RunnerShell(BaseShell):
         self._built_at = 0.0
         self._copying: dict[int, rn.SwapOut | rn.SwapIn] = {}
         self._model = Lane(process.host, self.plan.threads)
+        self._link = Host(f"{process.name} link", 1, self._world.clock)
         times = self.times
         limits = PoolLimits(
             spec.total_pages, spec.page_tokens, spec.max_sequences, spec.max_adapters, spec.max_context_tokens,
@@ -241,7 +250,7 @@ class RunnerShell(BaseShell):
         model = StepModel(times.base_ms, times.row_ms, times.key_ms, max(times.prompt_token_ms, 1e-3))
         self.machine = Runner(limits, model)
         self._world.clock.after(
-            0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(tuple(self._on_disk))
+            0.0, Rank.WORK, process.post_at, process.generation, rn.FoundOnDisk(tuple(self.on_disk))
         )
         return self.machine
 
@@ -273,8 +282,9 @@ class RunnerShell(BaseShell):
                 self._built_at = max(clock.now, self._built_at) + self._world.deployment.load_s
                 clock.at(self._built_at, Rank.WORK, self._loaded, process, process.generation, effect)
             case rn.Fetch():
-                clock = self._world.clock
-                clock.after(self._world.deployment.load_s, Rank.WORK, self._loaded, process, process.generation, effect)
+                deployment = self._world.deployment
+                seconds = deployment.load_s if deployment.fetch_s is None else deployment.fetch_s
+                self._link.run(seconds, 1, self._loaded, process, process.generation, effect)
             case rn.RunnerStatus() if self._world.controller is not None:
                 self._world.controller.ready(process.name, ready=not effect.not_ready)
             case rn.Unload():
@@ -287,7 +297,7 @@ class RunnerShell(BaseShell):
                 self._copying.pop(effect.number, None)
                 self.device.host.pop(effect.number, None)
             case rn.Retain():
-                self._on_disk = {digest: None for digest in self._on_disk if digest in effect.digests}
+                self.on_disk = {digest: None for digest in self.on_disk if digest in effect.digests}
             case _:
                 pass
 
@@ -412,7 +422,10 @@ class RunnerShell(BaseShell):
             if failed:
                 process.post(rn.FetchFailed(digest, *failed))
                 return
-            self._on_disk[digest] = None
+            self.on_disk[digest] = None
+            if order.spare:
+                self.prefetched.add(digest)
+                self.prefetches += 1
             process.post(rn.Fetched(digest, size if order.measure else None, size if order.to_host else None))
         elif failed:
             process.post(rn.LoadFailed(digest, *failed))

@@ -57,6 +57,7 @@ class PoolDescription:
     adapter_mib: float = 1.0
     rank: int = 16
     load_ms: float = 50.0  # an adapter from disk to the device
+    fetch_ms: float = 50.0  # an adapter from the depot to disk, alone; several at a time share the runner's link
     popularity: str = "skewed"  # of adapters, where the trace names none: identical, distinct, uniform, skewed
     gateways: int = 1
     cores: int = 4  # of the host of gateways, scheduler and supervisor
@@ -70,6 +71,7 @@ class PoolDescription:
     reservation: str = "calibrated"  # or pooled, s3, constant, max, paged: memory set aside for an answer
     consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
     consolidation_s: float = 10.0  # at most one in this time
+    prefetch: str = "forecast"  # or never: adapters that requests may name soon come to runners' disks
     fair: bool = True  # the namespaces of callers share the pool by virtual token counters
     cpu: bool = True  # charge the machines' measured CPU seconds
 
@@ -78,7 +80,7 @@ class PoolDescription:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise BadPool(f"{field.name} is {value}")
-        for name in ("queue", "reservation", "consolidation"):
+        for name in ("queue", "reservation", "consolidation", "prefetch"):
             if (value := getattr(self, name)) not in POLICIES[name]:
                 raise BadPool(f"{name} {value!r} is none of {', '.join(POLICIES[name])}")
 
@@ -147,6 +149,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 reservation=pool.reservation,
                 consolidation=pool.consolidation,
                 consolidation_s=pool.consolidation_s,
+                prefetch=pool.prefetch,
                 shared_all=True,
                 fair=pool.fair,
             ),
@@ -169,6 +172,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
         costs=MEASURED if pool.cpu else Costs(),
         delay_s=pool.delay_ms / 1e3,
         load_s=pool.load_ms / 1e3,
+        fetch_s=pool.fetch_ms / 1e3,
         gateway=GatewayConfig(max_in_flight=1_000_000, hold_s=DRAIN_S),
     )
 

@@ -206,6 +206,9 @@ class World:
     def on_disk(self) -> tuple[str, ...]:
         return ()
 
+    def has_room(self) -> bool:
+        return True
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:

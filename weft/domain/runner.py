@@ -108,6 +108,7 @@ class RunnerFigures(NamedTuple):
     doublings: int = 0
     tokens: int = 0  # computed, of prompts and of answers
     prefix_reused_tokens: int = 0
+    prefetching: int = 0  # adapters that a forecast named, not on disk yet
 
 
 class RunnerReport(NamedTuple):
@@ -248,10 +249,15 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOrder:
-    """From the scheduler, by way of the supervisor."""
+    """From the scheduler, by way of the supervisor.
+
+    `prefetch`: digests that requests may name soon, the most probable first. A hint, instead of the one before: nothing
+    waits for it, it is sent once, and what is lost of it is lost.
+    """
 
     desired: DesiredChange | None = None
     drain: bool = False
+    prefetch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

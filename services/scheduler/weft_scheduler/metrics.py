@@ -6,7 +6,17 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from weft.domain.machine import Send
 from weft.domain.request import Assign, Preempt, Reject
-from weft_scheduler.core.effects import Consolidated, Effect, Judged, Queued, Requeued, Resumed, RunnerLost, Stale
+from weft_scheduler.core.effects import (
+    Consolidated,
+    Effect,
+    Judged,
+    Prefetched,
+    Queued,
+    Requeued,
+    Resumed,
+    RunnerLost,
+    Stale,
+)
 from weft_scheduler.core.state import State
 
 PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
@@ -28,6 +38,7 @@ class SchedulerMetrics:
         self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
         self.preempts = counter("preempts_total", "Sequences ordered off their runners")
         self.consolidations = counter("consolidations_total", "Requests migrated by consolidation", "pool")
+        self.prefetched = counter("prefetch_orders_total", "Adapters that runners were sent to prefetch", "pool")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
         self.runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
         self.placement = Histogram(
@@ -80,6 +91,8 @@ class SchedulerMetrics:
                 self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
             case Consolidated():
                 self.consolidations.labels(effect.pool).inc(len(effect.request_ids))
+            case Prefetched():
+                self.prefetched.labels(effect.pool).inc(len(effect.digests))
             case Judged():
                 met = ("met" if effect.ttft_met else "missed", "met" if effect.token_time_met else "missed")
                 self.slo_requests.labels(effect.pool, *met).inc()

@@ -29,6 +29,7 @@ from weft_scheduler.core.effects import (
     Effect,
     Event,
     Judged,
+    Prefetched,
     Queued,
     Requeued,
     Resumed,
@@ -179,7 +180,7 @@ class Server(rpc.SchedulerServicer):
             case PersistTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
-            case Judged():
+            case Judged() | Prefetched():
                 pass  # counted
             case _:
                 _log(effect)

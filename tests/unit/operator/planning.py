@@ -60,6 +60,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
             "reservation": "calibrated",
             "consolidation": "autoscaled",
             "consolidationSeconds": 10,
+            "prefetch": "forecast",
             "maxSequences": 32,
             "maxBatchTokens": 512,
             "maxPrefills": 1,

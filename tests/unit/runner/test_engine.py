@@ -70,6 +70,9 @@ class GatedSource:
     def on_disk(self):
         return ()
 
+    def has_room(self):
+        return True
+
 
 def test_the_batch_runs_on_while_an_adapter_loads_and_the_request_joins_at_a_later_step(drive, world):
     world.write_adapter("slow")

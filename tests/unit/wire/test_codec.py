@@ -16,7 +16,7 @@ from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Step, Submit
 from weft.domain.routes import PoolSpec, SloAttainment
-from weft.domain.runner import ClusterReport, ReportedRunner, RunnerReport, RunnerSpec
+from weft.domain.runner import ClusterReport, ReportedRunner, RunnerOrder, RunnerReport, RunnerSpec
 from weft.wire.codec import cluster, registry, scheduling, session
 from weft.wire.codec.cluster import read_report, read_spec, received_report
 from weft.wire.codec.prediction import predict_response, predictions
@@ -244,6 +244,15 @@ def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
 def test_a_step_that_cannot_be(columns: dict[str, Any], reason: str) -> None:
     with pytest.raises(PeerError, match=reason):
         session.RUNNER_TO_GATEWAY.decode(session.RUNNER_TO_GATEWAY.envelope(step=columns))
+
+
+def test_a_hint_to_prefetch_is_bounded() -> None:
+    most = RunnerOrder(prefetch=tuple(f"sha256:{n}" for n in range(cluster.MAX_PREFETCH)))
+    direction = cluster.SUPERVISOR_TO_RUNNER
+    assert direction.decode(direction.encode(most)) == most
+    more = RunnerOrder(prefetch=(*most.prefetch, "sha256:more"))
+    with pytest.raises(PeerError, match="the number of adapters to prefetch"):
+        direction.decode(direction.encode(more))
 
 
 def test_columns_of_a_step_that_say_nothing_are_left_out() -> None:

@@ -60,6 +60,7 @@ MAX_REPORT_BYTES = 16 << 20  # ten thousand adapters with a long error each; a g
 MAX_FORWARDED_BYTES = 16 << 10  # a change of 64 sequences has 7 KiB
 MAX_CAPACITY = 1 << 16  # sequences, slots, tokens of a page
 MAX_PAGE_BYTES = 1 << 40
+MAX_PREFETCH = 256  # digests in one order
 
 TIER = {
     Tier.UNSPECIFIED: spb.AdapterState.TIER_UNSPECIFIED,
@@ -119,6 +120,7 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
     m.iterations, m.forwards, m.tokens = figures.iterations, figures.forwards, figures.tokens
     m.grown_pages, m.doublings = figures.grown_pages, figures.doublings
     m.prefix_reused_tokens = figures.prefix_reused_tokens
+    m.prefetching = figures.prefetching
     for s in report.sequences:
         sequence = m.sequences.add(
             request_id=s.request_id,
@@ -193,6 +195,7 @@ def read_report(m: spb.RunnerReport, of: type[RunnerReport] = RunnerReport) -> R
             m.doublings,
             m.tokens,
             m.prefix_reused_tokens,
+            m.prefetching,
         ),
         [_sequence(sequence) for sequence in m.sequences] if m.sequences else (),
         texts(m.ended, "a request id") if m.ended else (),
@@ -264,6 +267,7 @@ def read_reported(m: spb.ReportedRunner) -> ReportedRunner:
 
 def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
     m.drain = order.drain
+    m.prefetch.extend(order.prefetch)
     if order.desired is None:
         return
     change = m.change
@@ -281,8 +285,10 @@ def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
 
 def read_order(m: spb.RunnerOrder) -> RunnerOrder:
     """A tier that this version does not know is loaded on demand. Raises PeerError."""
+    number(len(m.prefetch), "the number of adapters to prefetch", MAX_PREFETCH)
+    prefetch = texts(m.prefetch, "an adapter's digest")
     if not m.HasField("change"):
-        return RunnerOrder(None, m.drain)
+        return RunnerOrder(None, m.drain, prefetch)
     adapters = tuple(
         [
             DesiredAdapter(
@@ -298,7 +304,7 @@ def read_order(m: spb.RunnerOrder) -> RunnerOrder:
     if len({adapter.digest for adapter in adapters}) < len(adapters):
         raise PeerError("a list of desired adapters names a digest twice")
     removed = texts(m.change.removed, "an adapter's digest")
-    return RunnerOrder(DesiredChange(m.change.version, m.change.full, adapters, removed), m.drain)
+    return RunnerOrder(DesiredChange(m.change.version, m.change.full, adapters, removed), m.drain, prefetch)
 
 
 def _fill_registered(registered: Registered, m: spb.Registered) -> None:

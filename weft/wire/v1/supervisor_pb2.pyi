@@ -61,7 +61,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
+    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "prefetching", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class RunnerReport(_message.Message):
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHING_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
@@ -96,13 +97,14 @@ class RunnerReport(_message.Message):
     doublings: int
     tokens: int
     prefix_reused_tokens: int
+    prefetching: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceState]
     ended: _containers.RepeatedScalarFieldContainer[str]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterState]
     removed_adapters: _containers.RepeatedScalarFieldContainer[str]
     overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
     progress: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., prefetching: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportedRunner(_message.Message):
     __slots__ = ("runner", "report", "spec")
@@ -205,12 +207,14 @@ class Registered(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_ms: _Optional[int] = ...) -> None: ...
 
 class RunnerOrder(_message.Message):
-    __slots__ = ("drain", "change")
+    __slots__ = ("drain", "change", "prefetch")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     change: DesiredChange
-    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ...) -> None: ...
+    prefetch: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ..., prefetch: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DesiredChange(_message.Message):
     __slots__ = ("version", "full", "adapters", "removed")

@@ -122,13 +122,15 @@ Event = Connected | Received | Closed | Tick | AdapterEvent | Drain | StepSlot |
 class Fetch:
     """Bring an adapter to disk, and into host memory if asked, in the background.
 
-    `urgent`: a sequence waits for it. `measure`: report what it takes on the device.
+    `urgent`: a sequence waits for it. `measure`: report what it takes on the device. `spare`: only if the disk has room
+    to spare.
     """
 
     digest: str
     to_host: bool = False
     urgent: bool = False
     measure: bool = False
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,7 @@ class RunnerStatus:
     adapters_resident: int
     adapters_known: int
     not_ready: str
+    prefetched: tuple[tuple[str, int, int], ...] = ()  # by a forecast, since start: outcome, adapters, bytes
 
 
 Action = Load | Unload | DropHost | Retain | Fetch

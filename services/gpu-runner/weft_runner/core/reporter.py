@@ -122,7 +122,7 @@ class Reporter:
 
     def _status(self) -> RunnerStatus:
         pool = self._pool
-        not_ready = pool.adapters.not_ready_reason()
+        not_ready, forecast = pool.adapters.not_ready_reason(), pool.adapters.forecast
         waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
         return RunnerStatus(
             pool.figures(ready=not not_ready),
@@ -136,6 +136,7 @@ class Reporter:
             sum(adapter.resident for adapter in pool.adapters.slots.by_slot.values()),
             len(pool.adapters.adapters),
             not_ready,
+            tuple((of, forecast.adapters[of], forecast.n_bytes[of]) for of in forecast.OUTCOMES),
         )
 
 

@@ -6,7 +6,7 @@ and adapter manager.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
@@ -101,6 +101,11 @@ class RequestPool:
 
     def apply(self, change: DesiredChange) -> None:
         self.adapters.apply(change)
+        self._settle()
+
+    def prefetch(self, digests: Iterable[str]) -> None:
+        """Adapters that requests may name soon, the most probable first."""
+        self.adapters.prefetch(digests)
         self._settle()
 
     def drain(self, *, on: bool) -> None:
@@ -240,6 +245,7 @@ class RequestPool:
             doublings=self.reservations.doublings,
             tokens=self.tokens,
             prefix_reused_tokens=self.reuse.tokens,
+            prefetching=self.adapters.forecast.left,
         )
 
     # ---- how

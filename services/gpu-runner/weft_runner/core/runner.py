@@ -138,9 +138,11 @@ class Runner:
                 self.pool.stop(request_id, epoch, peer)
             case Registered():
                 self.reporter.register(message)
-            case RunnerOrder(desired, drain):
+            case RunnerOrder(desired, drain, prefetch):
                 if desired is not None:
                     self.pool.apply(desired)
+                if prefetch:
+                    self.pool.prefetch(prefetch)
                 if drain != self._ordered_drain:
                     self._ordered_drain = drain
                     self._drain(drain, effects)

@@ -37,6 +37,10 @@ class Source(Protocol):
         """The adapters that an earlier process left on disk, the one that was used longest ago first."""
         ...
 
+    def has_room(self) -> bool:
+        """Whether the disk has room to spare for what no sequence waits for."""
+        ...
+
 
 def map_tensors(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.

@@ -5,6 +5,7 @@ fetched again while those who need it wait, within PATIENCE.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from weft_runner.model.weights import Files
 
 log = logging.getLogger(__name__)
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+SPARE = 5  # a fifth of the disk stays free of adapters that only a forecast names
 # A depot that restarts ends no request: 15 s of pauses in all, while the sequences that need the adapter wait.
 PATIENCE = FetchLimits(tries=12, timeout_s=5.0)
 
@@ -75,6 +77,11 @@ class DepotSource:
     def on_disk(self) -> tuple[str, ...]:
         """See `Source.on_disk`."""
         return tuple(self._blobs.artifacts("adapter"))
+
+    def has_room(self) -> bool:
+        """See `Source.has_room`."""
+        usage = shutil.disk_usage(self._blobs.root)
+        return usage.free > usage.total // SPARE
 
     def _fetch(self, digest: str, threads: int = 1) -> Manifest:
         try:

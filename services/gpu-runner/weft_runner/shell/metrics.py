@@ -53,6 +53,14 @@ class RunnerMetrics:
         self._reused_before = 0
         self._swapped = counter("swapped_bytes", "Bytes of KV copied to host memory (out) and back (in)", "direction")
         self._swapped_before = {"out": 0, "in": 0}
+        outcomes = "fetched; used by a request; dropped unused; failed"
+        self._prefetched = (
+            counter(
+                "prefetched_adapters", f"Adapters that a forecast brought to disk, by outcome: {outcomes}", "outcome"
+            ),
+            counter("prefetched_bytes", "Bytes on the device of those adapters", "outcome"),
+        )
+        self._prefetched_before: dict[str, tuple[int, int]] = {}
         self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
         self._step = Gauge(
@@ -103,6 +111,11 @@ class RunnerMetrics:
         for direction, n_bytes in (("out", status.swap_out_bytes), ("in", status.swap_in_bytes)):
             self._swapped.labels(direction).inc(n_bytes - self._swapped_before[direction])
             self._swapped_before[direction] = n_bytes
+        for outcome, *counts in status.prefetched:
+            before = self._prefetched_before.get(outcome, (0, 0))
+            for metric, count, known in zip(self._prefetched, counts, before, strict=True):
+                metric.labels(outcome).inc(count - known)
+            self._prefetched_before[outcome] = counts[0], counts[1]
         self._vllm_running.labels(self._model).set(status.running)
         self._vllm_waiting.labels(self._model).set(status.waiting)
         self._vllm_kv.labels(self._model).set(figures.used_pages / self._total_pages)

@@ -28,3 +28,4 @@ class SchedulerConfig:
     quantile: float = 0.9
     skip_limit: int = 64  # avoided runners passed in one decision
     length_adapters: int = 10_000  # adapters whose output lengths are remembered
+    prefetch_s: float = 2.0  # between two choices of adapters to prefetch

@@ -48,6 +48,15 @@ class Consolidated:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetched:
+    """For metrics: a runner was sent adapters that requests may name soon."""
+
+    pool: str
+    runner: RunnerId
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """For metrics: a request of a pool with objectives has finished, within them or not."""
 
@@ -74,4 +83,6 @@ class RunnerLost:
 
 
 Event = Connected | Received | Closed | Tick
-Effect = Send | Close | PersistTerm | Queued | Requeued | Resumed | Consolidated | Judged | Stale | RunnerLost
+Effect = (
+    Send | Close | PersistTerm | Queued | Requeued | Resumed | Consolidated | Prefetched | Judged | Stale | RunnerLost
+)

@@ -20,6 +20,8 @@ from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
 from weft_scheduler.core.policy.placement.punica import PlacementPolicy, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.prefetch.prefetch import MODES as PREFETCH_MODES
+from weft_scheduler.core.policy.prefetch.prefetch import Candidates
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
@@ -35,6 +37,7 @@ POLICIES = {
     "queue": queue.POLICIES,
     "reservation": reservation.POLICIES,
     "consolidation": MODES,
+    "prefetch": PREFETCH_MODES,
 }
 
 
@@ -45,6 +48,7 @@ class Pool:
         self.name = name
         self.spec: PoolSpec | None = None
         self.adapters = PoolAdapters()
+        self.candidates = Candidates()  # for prefetch
         # requests
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests
         self.tenants: Counter[str] = Counter()  # of its requests

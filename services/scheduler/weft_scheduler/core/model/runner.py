@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import BASE, Epoch, RunnerId
+from weft.domain.lru import LruDict
 from weft.domain.runner import (
     ReportGap,
     ReportInvalid,
@@ -23,6 +24,8 @@ from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.placement.punica import RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.reservation.pooled import PooledUse, UseForecast
+
+MOST_BROUGHT = 1024  # adapters; one that is forgotten may be sent to prefetch again, and the runner has it
 
 
 def pages_of(tokens: int, page_tokens: int) -> int:
@@ -75,6 +78,7 @@ class RunnerAccount:
         self.accepting = False  # counted by its pool: it takes something new now or soon
         self.ready_version: int | None = None  # the desired version it is Ready with
         self.desired_sent = 0
+        self.brought = LruDict[str, None](MOST_BROUGHT)  # adapters that it was sent to prefetch, or requests for
         self.counted: tuple[object, ...] = ()  # its standing as its pool has counted it
         self._busy: tuple[str, ...] | None = None  # cache of `busy_adapters`
         self._busy_pinned: Sequence[str] = ()
@@ -245,6 +249,11 @@ class RunnerAccount:
     def sent(self, version: int) -> None:
         """The desired adapters of that version are on their way to it."""
         self.desired_sent = version
+
+    def bring(self, digests: Iterable[str]) -> None:
+        """These adapters come to its disk."""
+        for digest in digests:
+            self.brought[digest] = None
 
     def ready(self, version: int | None) -> int | None:
         """It is Ready with that desired version, or not at all. Returns the one before."""
