@@ -9,12 +9,12 @@ import torch
 
 from harness.desired import desired, whole
 from harness.runner_machine import session, state_of
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.adapter import Tier
 from weft.domain.ids import Epoch
-from weft.domain.machine import Closed
+from weft.domain.machine import Closed, Kind, Peer, Received
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, Stop
-from weft.domain.runner import Registered
+from weft.domain.runner import Registered, RunnerOrder
 from weft_runner.core.events import Drain, Fetch, Load, Retain
 from weft_runner.core.request_pool import check_pool
 from weft_runner.core.runner import RETRY_S
@@ -58,7 +58,7 @@ class GatedSource:
     """A source that hands an adapter out when the test says so."""
 
     def __init__(self, world) -> None:
-        self.world, self.gate = world, threading.Event()
+        self.world, self.gate, self.room = world, threading.Event(), True
 
     def adapter(self, digest):
         assert self.gate.wait(PATIENCE_S)
@@ -71,7 +71,24 @@ class GatedSource:
         return ()
 
     def has_room(self):
-        return True
+        return self.room
+
+
+def test_what_a_forecast_names_comes_to_disk_where_there_is_room_and_a_full_disk_hurts_nobody(drive, world):
+    world.write_adapter("a")
+    source = GatedSource(world)
+    source.gate.set()
+    driver = drive(source)
+    driver.post(whole())
+    forecast = driver.pool.adapters.forecast
+    for room, outcome in ((False, "failed"), (True, "fetched")):
+        source.room = room
+        driver.post(Received(Peer(Kind.SUPERVISOR, "s"), RunnerOrder(prefetch=("a",))))
+        wait_until(lambda outcome=outcome: driver.beat() or forecast.adapters[outcome] == 1, outcome)
+    driver.post(driver.request("tuned", [3, 4], 5, "a", sampling=GREEDY))
+    driver.finish()
+    assert len(driver.answer("tuned")) == 5
+    assert forecast.adapters == {"failed": 1, "fetched": 1, "used": 1}
 
 
 def test_the_batch_runs_on_while_an_adapter_loads_and_the_request_joins_at_a_later_step(drive, world):
