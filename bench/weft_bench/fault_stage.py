@@ -273,7 +273,6 @@ def _manifests(folder: Path, cold: int) -> Path:
     shutil.copytree(quickstart(), folder)
     pool = yaml.safe_load((folder / "01-pool.yaml").read_text())
     pool["spec"] |= POOL
-    pool["spec"]["scheduler"] = {**pool["spec"].get("scheduler", {}), "prefetch": "never"}  # what is cold stays so
     (folder / "01-pool.yaml").write_text(yaml.safe_dump(pool))
     adapters = list(yaml.safe_load_all((folder / "acme.yaml").read_text()))
     for number in range(cold):

@@ -71,7 +71,7 @@ class PoolDescription:
     reservation: str = "calibrated"  # or pooled, s3, constant, max, paged: memory set aside for an answer
     consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
     consolidation_s: float = 10.0  # at most one in this time
-    prefetch: str = "forecast"  # or never: adapters that requests may name soon come to runners' disks
+    prefetch: str = "never"  # or forecast: adapters that requests may name soon come to runners' disks
     fair: bool = True  # the namespaces of callers share the pool by virtual token counters
     cpu: bool = True  # charge the machines' measured CPU seconds
 

@@ -158,7 +158,7 @@ class SchedulingSpec(ApiModel):
     runner is to spare, full batches also grow by what makes steps a tenth slower before a lightly loaded one grows."""
     consolidation_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 10
     """At most one runner is emptied in this time; sequences that should end within it are left alone."""
-    prefetch: Literal["forecast", "never"] = "forecast"
+    prefetch: Literal["forecast", "never"] = "never"
     """Whether adapters that requests will probably name soon, by the times of their earlier ones, come to the disks of
     runners before that. forecast: beside requests, as far as the disk has room to spare."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32

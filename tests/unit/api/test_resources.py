@@ -47,7 +47,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
                 "placement": "punica", "queue": "fcfs", "agingSeconds": 60,
                 "fairness": {"mode": "Tenant"},
                 "reservation": "calibrated", "consolidation": "autoscaled", "consolidationSeconds": 10,
-                "prefetch": "forecast",
+                "prefetch": "never",
                 "maxSequences": 32,
                 "maxBatchTokens": 512, "maxPrefills": 1, "maxQueue": 1000, "maxMoves": 8,
             },

@@ -60,7 +60,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
             "reservation": "calibrated",
             "consolidation": "autoscaled",
             "consolidationSeconds": 10,
-            "prefetch": "forecast",
+            "prefetch": "never",
             "maxSequences": 32,
             "maxBatchTokens": 512,
             "maxPrefills": 1,

@@ -15,7 +15,7 @@ def sent(effects: Any, picked: Any) -> list[tuple[str, tuple[str, ...]]]:
 
 def two(driver: Any, *digests: str, **spec: Any) -> None:
     """Runner b has a request for "hot"; runner a is the next that placement would choose."""
-    driver.start(*(digests or ("hot",)), min_runners=2, max_runners=2, **spec)
+    driver.start(*(digests or ("hot",)), min_runners=2, max_runners=2, **({"prefetch": "forecast"} | spec))
     driver.runner("a")
     driver.runner("b")
     driver.place("r", "hot")
