@@ -154,8 +154,8 @@ class SchedulingSpec(ApiModel):
     paged on the runner, and as many are admitted as are expected to fit together, with a margin for their sum."""
     consolidation: Literal["autoscaled", "always", "never"] = "autoscaled"
     """When requests of a lightly loaded runner migrate to fuller ones, so that it becomes idle (Punica, section 5.3).
-    autoscaled: while the pool has more runners than minReplicas. always: also where no runner can be released. Where a
-    runner is to spare, full batches also grow by what makes steps a tenth slower before a lightly loaded one grows."""
+    autoscaled: while the pool has more runners than minReplicas. always: also where no runner can be released. While
+    none is to come, full batches also grow by what makes steps a tenth slower before a lightly loaded one grows."""
     consolidation_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 10
     """At most one runner is emptied in this time; sequences that should end within it are left alone."""
     prefetch: Literal["forecast", "never"] = "never"

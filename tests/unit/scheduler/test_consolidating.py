@@ -91,7 +91,7 @@ def test_a_pool_says_when(spread: Any, picked: Any, mode: str, least: int, expec
 
 
 @pytest.mark.parametrize(("mode", "packed"), [("always", "b"), ("autoscaled", "a")])
-def test_a_pool_with_a_runner_to_spare_fills_batches_beyond_their_best(driver: Any, mode: str, packed: str) -> None:
+def test_a_pool_whose_runners_suffice_fills_batches_beyond_their_best(driver: Any, mode: str, packed: str) -> None:
     """Two runners are the least of this pool: only `always` wants one idle. Not before a period has passed."""
     driver.start(consolidation=mode, consolidation_s=2.0, min_runners=2, max_runners=2)
     for uuid in ("a", "b"):

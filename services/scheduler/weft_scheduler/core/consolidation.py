@@ -32,10 +32,11 @@ def expect(state: State, pool: Pool) -> None:
 def consolidate(state: State, pool: Pool) -> None:
     """Order the migrations that empty one runner, if the pool is in balance: nothing waits, and it does not grow.
 
-    Until the next period new requests are packed, where there are more runners than the pool's requests fill.
+    Until the next period new requests are packed, unless more runners are to come.
     """
     wanted, present = demand(state, pool), pool.autoscaler.capacity.runners
-    pool.pack(_releases(pool) and 0 < wanted < present)
+    grows = present < min(wanted, pool.declared.max_runners or wanted)
+    pool.pack(_releases(pool) and wanted > 0 and not grows)
     expect(state, pool)
     if not _releases(pool) or len(pool.queue) or wanted > present:
         return

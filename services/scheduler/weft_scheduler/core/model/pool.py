@@ -29,7 +29,7 @@ from weft_scheduler.core.policy.reservation.pooled import Margin
 from weft_scheduler.core.policy.slo.attainment import ServiceLevel
 
 LOAD_BYTES_PER_S = 1 << 30  # of a cold adapter, as its tenant is charged: a disk or a network of 10 Gbit/s
-HEADROOM = 16  # one of so many places is left for tenants that run less than their share
+HEADROOM = 8  # one of so many places is left for tenants that run less than their share
 BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive so much later are computed before
 DEFAULTS = PoolSpec("")
 POLICIES = {
