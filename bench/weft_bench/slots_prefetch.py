@@ -70,7 +70,6 @@ CASES = (
     Case("m-large", 8, 1.0),
     Case("m-large", 8, 1.0, 1800.0),
     Case("deepseek-r1", 8, 1.0),
-    Case("m-large", 8, 10.0),
 )
 
 
