@@ -144,6 +144,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 "base",
                 max_queue=pool.max_queue,
                 min_runners=pool.runners,
+                max_runners=pool.runners,
                 queue=pool.queue,
                 aging_s=pool.aging_s,
                 reservation=pool.reservation,

@@ -70,7 +70,7 @@ class GatedSource:
     def on_disk(self):
         return ()
 
-    def has_room(self):
+    def has_space(self):
         return self.room
 
 

@@ -235,7 +235,7 @@ def test_there_is_room_to_spare_while_a_fifth_of_the_disk_is_free(depot, tmp_pat
     source, usage = source_of(depot, tmp_path), namedtuple("usage", "total used free")
     for free, room in ((21, True), (20, False), (0, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(100, 100 - free, free))
-        assert source.has_room() is room
+        assert source.has_space() is room
 
 
 def test_a_depot_that_is_not_up_yet_is_waited_for_and_not_for_ever():

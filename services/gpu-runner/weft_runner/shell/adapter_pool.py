@@ -174,7 +174,7 @@ class AdapterPool:
     def _fetch(self, fetch: Fetch) -> None:
         started = time.perf_counter()
         try:
-            if fetch.spare and not self._source.has_room():
+            if fetch.spare and not self._source.has_space():
                 raise ArtifactUnreachable(f"the disk has no room to spare for {fetch.digest}")
             files = self._source.adapter(fetch.digest)
         except Exception as error:  # noqa: BLE001 (our own mistake must not leave the runner waiting for ever)

@@ -78,8 +78,8 @@ class DepotSource:
         """See `Source.on_disk`."""
         return tuple(self._blobs.artifacts("adapter"))
 
-    def has_room(self) -> bool:
-        """See `Source.has_room`."""
+    def has_space(self) -> bool:
+        """See `Source.has_space`."""
         usage = shutil.disk_usage(self._blobs.root)
         return usage.free > usage.total // SPARE
 

@@ -25,7 +25,7 @@ def expect(state: State, pool: Pool) -> None:
         state.timers.set(timer, state.now + state.config.prefetch_s)
 
 
-def choose(state: State, pool: Pool) -> None:
+def order_fetches(state: State, pool: Pool) -> None:
     """Judge some adapters anew, and send runners what is worth a fetch and they may lack."""
     if not state.registry_known or pool.declared.prefetch == "never":
         return

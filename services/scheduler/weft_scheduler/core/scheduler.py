@@ -125,7 +125,7 @@ class Scheduler:
             case TimerKind.CONSOLIDATION if timer.name in state.pools:
                 consolidation.consolidate(state, state.pools[timer.name])
             case TimerKind.PREFETCH if timer.name in state.pools:
-                prefetch.choose(state, state.pools[timer.name])
+                prefetch.order_fetches(state, state.pools[timer.name])
             case TimerKind.FIRST_ROUTES:
                 publish_routes(state, without_keys=True)
             case TimerKind.STATUS:

@@ -9,8 +9,8 @@ from weft_scheduler.core.policy.prefetch.prefetch import (
     LEAST_HAZARD,
     ORDERS,
     RUNNER_ORDERS,
-    Candidate,
     Candidates,
+    PrefetchCandidate,
     PrefetchRunner,
     orders,
 )
@@ -18,8 +18,8 @@ from weft_scheduler.core.policy.prefetch.prefetch import (
 HOT, COLD = 9.0, LEAST_HAZARD * 1.5
 
 
-def ranked(*digests: str, hazard: float = HOT) -> list[Candidate]:
-    return [Candidate(digest, hazard, 0.5) for digest in digests]
+def ranked(*digests: str, hazard: float = HOT) -> list[PrefetchCandidate]:
+    return [PrefetchCandidate(digest, hazard, 0.5) for digest in digests]
 
 
 def runner(uuid: str, working_set: int = 0, *has: str, busy: bool = False) -> PrefetchRunner:
@@ -44,7 +44,7 @@ def runner(uuid: str, working_set: int = 0, *has: str, busy: bool = False) -> Pr
     ],
 )  # fmt: skip
 def test_the_choice(
-    case: str, candidates: Sequence[Candidate], runners: list[PrefetchRunner], expected: list[object]
+    case: str, candidates: Sequence[PrefetchCandidate], runners: list[PrefetchRunner], expected: list[object]
 ) -> None:
     chosen = orders(candidates, runners)
     assert [order[0] if expected and isinstance(expected[0], str) else order for order in chosen] == expected, case

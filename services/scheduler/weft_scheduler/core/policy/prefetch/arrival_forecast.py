@@ -19,7 +19,7 @@ from weft.domain.lru import LruDict
 
 BUCKETS = 21  # up to 2^19 s, 6 days; the last one is open
 MOST_GAPS = 4096  # in one bucket; beyond it all are halved, so that old gaps fade, and rare ones stay
-BORROWED = 2.0  # gaps of the pool that each of an adapter's buckets begins with
+PRIOR_GAPS = 2.0  # gaps of the pool that each of an adapter's buckets begins with
 DAY_S = 86_400.0
 UNSEEN_S = 600.0  # before this age nothing is said of adapters without an arrival
 
@@ -53,7 +53,7 @@ class ArrivalForecast:
     def __init__(self, adapters: int) -> None:
         self._own = LruDict[str, tuple[float, GapTable]](adapters)  # digest -> its last arrival, its gaps
         self._pool = GapTable()
-        self._prior = self._pool.hazards([0.5] * BUCKETS, BORROWED)  # as of the last `settle`
+        self._prior = self._pool.hazards([0.5] * BUCKETS, PRIOR_GAPS)  # as of the last `settle`
         self._first = GapTable()  # from the beginning to each adapter's first arrival
         self._begun_s = -1.0
         self._unseen = 0  # registered adapters without an arrival
@@ -76,7 +76,7 @@ class ArrivalForecast:
         """So many adapters are registered. What arrived since the last call counts for others from now on."""
         self._begin(now)
         self._unseen = max(0, adapters - len(self._own))
-        self._prior = self._pool.hazards([0.5] * BUCKETS, BORROWED)
+        self._prior = self._pool.hazards([0.5] * BUCKETS, PRIOR_GAPS)
 
     def probability(self, digest: str, now: float, within_s: float) -> float:
         """That it is requested within so many seconds from now."""
@@ -88,7 +88,7 @@ class ArrivalForecast:
         if known is None:
             return [self._hazard_unseen(now, seconds) for seconds in within_s]
         last_s, gaps = known
-        age_s, of_buckets = max(0.0, now - last_s), gaps.hazards(self._prior, BORROWED)
+        age_s, of_buckets = max(0.0, now - last_s), gaps.hazards(self._prior, PRIOR_GAPS)
         return [_cumulative(of_buckets, age_s, age_s + seconds) for seconds in within_s]
 
     def _hazard_unseen(self, now: float, within_s: float) -> float:

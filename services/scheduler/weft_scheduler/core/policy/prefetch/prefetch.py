@@ -21,7 +21,7 @@ ARRIVALS = 16_384  # adapters of a pool whose arrivals are remembered
 ORDERS = 64  # of a pool in one period: the depot serves requests, too
 
 
-class Candidate(NamedTuple):
+class PrefetchCandidate(NamedTuple):
     """An adapter that may be worth a fetch. `hazard`: of a request within KEEP_S; `soon`: its probability in SOON_S."""
 
     digest: str
@@ -45,7 +45,7 @@ class Candidates:
 
     def __init__(self) -> None:
         self.forecast = ArrivalForecast(ARRIVALS)
-        self.found: dict[str, Candidate] = {}
+        self.found: dict[str, PrefetchCandidate] = {}
         self._round: list[str] = []  # left to judge
         self._arrived: dict[str, None] = {}  # since the last period
 
@@ -75,16 +75,16 @@ class Candidates:
             if hazard < LEAST_HAZARD:
                 self.found.pop(digest, None)
             else:
-                self.found[digest] = Candidate(digest, hazard, -math.expm1(-soon))
+                self.found[digest] = PrefetchCandidate(digest, hazard, -math.expm1(-soon))
         if len(self.found) > CANDIDATES:
             self.found = {one.digest: one for one in self.ranked()[:CANDIDATES]}
 
-    def ranked(self) -> list[Candidate]:
+    def ranked(self) -> list[PrefetchCandidate]:
         """The one that is most probably requested soon first."""
         return sorted(self.found.values(), key=lambda one: (-one.soon, one.digest))
 
 
-def orders(ranked: Sequence[Candidate], runners: Iterable[PrefetchRunner]) -> list[tuple[str, tuple[str, ...]]]:
+def orders(ranked: Sequence[PrefetchCandidate], runners: Iterable[PrefetchRunner]) -> list[tuple[str, tuple[str, ...]]]:
     """What each runner is sent, in the order in which placement would choose them.
 
     Runners that have work, and a quarter more (one at least): placement fills those next, and leaves the others idle. A
