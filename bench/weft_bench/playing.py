@@ -80,7 +80,7 @@ class Folders:
     def on_disk(self) -> tuple[str, ...]:
         return ()
 
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         return True
 
 

@@ -206,7 +206,7 @@ class World:
     def on_disk(self) -> tuple[str, ...]:
         return ()
 
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         return True
 
 
