@@ -1,6 +1,6 @@
 """Adapters that a forecast names come to disk one at a time, and only while no sequence waits for an adapter.
 
-They are nobody's: no readiness, status or error follows from them. One that fails is forgotten, and a sequence that
+No readiness, status or error follows from them. One that fails is forgotten, and a sequence that
 came for it meanwhile has it fetched once more, as if nothing had been; one that no sequence has used is the first to
 leave.
 """
@@ -42,7 +42,7 @@ class ForecastPrefetch:
         return digest
 
     def clear(self) -> None:
-        """There is no room."""
+        """The disk has no place for more."""
         self._queue.clear()
 
     def begin(self, adapter: Adapter) -> None:
