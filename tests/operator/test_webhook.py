@@ -250,11 +250,36 @@ def whole(control_plane: ControlPlane, webhook: Webhook) -> Iterator[World]:
 
 
 def wait_until_asked(world: World) -> None:
-    """API servers learn of a configuration a moment later: until then they ask nobody."""
+    """API servers learn of a configuration a moment later: until then they ask nobody.
+
+    So does kopf of resource definitions that are new: until then it answers for none of them.
+    """
     single, wish = (in_namespaces(obj, world.names) for obj in (base(**slots(1)), lora("probe", pinned=True)))
-    world.put(single)
-    refusal(lambda: world.apply(wish, dry_run=True))
+
+    def is_put() -> bool:
+        try:
+            world.put(single)
+        except ApiException as error:
+            if not kind_is_unknown(error):
+                raise
+            return False
+        return True
+
+    def is_refused() -> bool:
+        try:
+            world.apply(wish, dry_run=True)
+        except ApiException as error:
+            return not kind_is_unknown(error)
+        return False
+
+    wait_until(is_put, "the webhook knows pools")
+    wait_until(is_refused, "the API server asks the webhook")
     world.remove(single)
+
+
+def kind_is_unknown(error: ApiException) -> bool:
+    """Whether the webhook answered that it does not know the kind, which the API server makes its own failure."""
+    return error.status == 500 and "could not find the requested resource" in str(error.body)
 
 
 @pytest.fixture
