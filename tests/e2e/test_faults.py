@@ -84,7 +84,7 @@ async def strike(stack: Stack, made: Crowd, signum: int, streams: int) -> int:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "drain"])
-async def test_a_runner_goes_and_its_streams_continue_elsewhere(pair: Stack, cases: list[Case], signum: int) -> None:
+async def test_a_runner_ends_and_its_streams_continue_elsewhere(pair: Stack, cases: list[Case], signum: int) -> None:
     await wait_for_runners(pair)
     await struck_until_streams_migrate(pair, cases, f"runner-{int(signum)}", signum, width=24, streams=8)
 

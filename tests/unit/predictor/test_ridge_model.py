@@ -307,14 +307,14 @@ def test_a_flood_of_one_tenant_moves_no_prediction_of_another_with_outcomes_enou
     for tenant in ("acme", "globex"):
         for answer in of_tenant(here.answers(150, adapter="acme/plain"), tenant):
             teach(model, answer)
-    asked = [replace(here.query("acme/plain"), request_id="", namespace="acme") for _ in range(50)]
-    new = [replace(query, namespace="new") for query in asked]
-    before, at_first = ([p.p90_tokens for p in model.predict_batch(items)] for items in (asked, new))
+    known = [replace(here.query("acme/plain"), request_id="", namespace="acme") for _ in range(50)]
+    new = [replace(query, namespace="new") for query in known]
+    before, at_first = ([p.p90_tokens for p in model.predict_batch(items)] for items in (known, new))
     for answer in of_tenant(here.answers(1_500, adapter="acme/plain"), "flood"):
         lie = tokens or (5_000 if here.median(answer.query) < 100 else 1)
         teach(model, replace(answer, tokens=lie))
-    assert [p.p90_tokens for p in model.predict_batch(asked)] == before
-    assert model.predict_batch([replace(asked[0], namespace="flood")])[0].p90_tokens != before[0]
+    assert [p.p90_tokens for p in model.predict_batch(known)] == before
+    assert model.predict_batch([replace(known[0], namespace="flood")])[0].p90_tokens != before[0]
     assert [p.p90_tokens for p in model.predict_batch(new)] == at_first, "nor those of a tenant without outcomes"
 
 

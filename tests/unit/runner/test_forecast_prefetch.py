@@ -55,12 +55,12 @@ def test_they_come_one_at_a_time_and_are_counted_once_they_are_used() -> None:
 
 def test_none_is_begun_while_a_sequence_waits_for_an_adapter() -> None:
     book = manager()
-    book.acquire("asked")
-    assert fetches(book) == [Fetch("asked", urgent=True)]
+    book.acquire("needed")
+    assert fetches(book) == [Fetch("needed", urgent=True)]
     assert named(book, "a") == []
-    book.on_fetched("asked", n_bytes=None, host_bytes=None)
+    book.on_fetched("needed", n_bytes=None, host_bytes=None)
     assert fetches(book) == [], "it is being loaded"
-    book.on_loaded("asked", rank=1, n_bytes=1, host_bytes=None, load_cost=1.0)
+    book.on_loaded("needed", rank=1, n_bytes=1, host_bytes=None, load_cost=1.0)
     assert fetches(book) == [forecast("a")]
 
 
@@ -119,14 +119,14 @@ def test_the_unused_leave_first_and_none_takes_the_place_of_another() -> None:
     assert named(book, "a", "b") == [forecast("a")]
     assert fetched(book, "a") == [], "the disk is full"
     assert book.forecast.left == 0
-    book.acquire("asked")
+    book.acquire("needed")
     assert "a" not in book.adapters
-    assert "asked" in book.adapters
+    assert "needed" in book.adapters
     assert counted(book) == {"fetched": 1, "dropped": 1}
     assert book.forecast.n_bytes["dropped"] == 10
 
 
-def test_one_that_is_removed_meanwhile_goes_and_one_that_is_desired_meanwhile_stays() -> None:
+def test_one_that_is_removed_meanwhile_leaves_and_one_that_is_desired_meanwhile_stays() -> None:
     book = manager()
     named(book, "gone", "kept")
     book.apply(DesiredChange(2, full=False, removed=("gone",)))
