@@ -102,6 +102,16 @@ def test_time_in_which_several_answers_were_generated_counts_once():
     assert stage.retraining.credit_s <= retraining.MAX_CPU_S
 
 
+def test_one_outcome_whose_clock_is_ahead_does_not_end_the_budget():
+    stage = Stage(seconds=10.0)
+    stage.now_s += 10 * 86_400.0
+    stage.answer()
+    stage.now_s -= 10 * 86_400.0
+    before = stage.retraining.credit_s
+    stage.answer(5)
+    assert stage.retraining.credit_s == pytest.approx(before + 5 * SHARE * 10.0)
+
+
 def test_nothing_is_trained_while_a_candidate_is_judged_and_a_promotion_begins_anew():
     stage = Stage(seconds=30.0)
     stage.answer(FEW)

@@ -115,6 +115,8 @@ class Retraining:
 
     def _count_generation(self, end_s: float, total_s: float) -> None:
         """Time in which some answer was generated counts once, however many were."""
+        if end_s < self._generated_until_s - MAX_REQUEST_S:
+            self._generated_until_s = 0.0  # an earlier outcome's clock was ahead: what ends now counts again
         begin_s = max(end_s - min(total_s, MAX_REQUEST_S), self._generated_until_s)
         self.credit_s = min(self.credit_s + self._cpu_share * max(end_s - begin_s, 0.0), MAX_CPU_S)
         self._generated_until_s = max(self._generated_until_s, end_s)
