@@ -1,7 +1,8 @@
 """Raw lines -> a Markdown page that people read: newest figures, grouped by machine, targets beside them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, takewhile
+from os.path import commonprefix
 
 from weft_bench.charts import charts
 from weft_bench.lines import Line, newest
@@ -10,6 +11,8 @@ HEAD = (
     "| case | metric | value | unit | baseline | ratio | of bound | target | met | run |\n"
     "|---|---|---:|---|---:|---:|---:|---|---|---:|"
 )
+BRACKETS = "In brackets: the value over its baseline (x), the share of its bound (%), and its target."
+FEWEST_CASES, FEWEST_METRICS = 3, 3  # of a table with a row for each case
 PICTURES = ("kept of what the bound allows", "decode, times as fast", "prefill, times as fast")
 
 
@@ -36,8 +39,55 @@ def _section(machine: str, lines: Sequence[Line]) -> str:
         versions.setdefault(line.run, {})[line.versions] = None
     runs = {run: number for number, run in enumerate(versions, 1)}
     told = [_told(runs[run], *run, list(found)) for run, found in versions.items()]
-    rows = [_row(line, runs[line.run]) for line in lines]
-    return "\n\n".join([f"## {machine}", "\n".join(told), *charts(PICTURES, lines), "\n".join([HEAD, *rows])])
+    parts = [f"## {machine}", "\n".join(told), *charts(PICTURES, lines), *_tables(lines, runs)]
+    return "\n\n".join(parts)
+
+
+def _tables(lines: Sequence[Line], runs: Mapping[tuple[str, str], int]) -> list[str]:
+    """A row for each case and a column for each metric where cases share their metrics; else a row for each figure."""
+    cases = dict[str, list[Line]]()
+    for line in lines:
+        cases.setdefault(line.case, []).append(line)
+    groups = dict[tuple[tuple[str, str], ...], list[list[Line]]]()
+    for found in cases.values():
+        columns = tuple((line.metric, line.unit) for line in found)
+        home = next((each for each in groups if set(each) >= set(columns)), columns)
+        groups.setdefault(home, []).append(found)
+    by_case, by_figure = list[str](), list[str]()
+    for columns, group in groups.items():
+        if len(group) < FEWEST_CASES or len(columns) < FEWEST_METRICS or group[0][0].of_machine:
+            by_figure += [_row(line, runs[line.run]) for found in group for line in found]
+        else:
+            by_case.append(_by_case(columns, group, runs))
+    note = [BRACKETS] if by_case else []
+    return [*note, *by_case, *(["\n".join([HEAD, *by_figure])] if by_figure else [])]
+
+
+def _by_case(
+    columns: Sequence[tuple[str, str]], group: Sequence[Sequence[Line]], runs: Mapping[tuple[str, str], int]
+) -> str:
+    """A table of cases; what the names of all of them begin with stands in its head."""
+    names = [found[0].case.split(", ") for found in group]
+    shared = len(commonprefix([name[:-1] for name in names]))
+    heads = [", ".join(names[0][:shared]) or "case", *(f"{metric} [{unit}]" if unit else metric for metric, unit in columns)]
+    rows = [f"| {' | '.join([*heads, 'run'])} |", "|---" + "|---:" * (len(columns) + 1) + "|"]
+    for name, found in zip(names, group, strict=True):
+        cells = {line.metric: _cell(line) for line in found}
+        numbers = dict.fromkeys(str(runs[line.run]) for line in found)
+        values = [cells.get(metric, "") for metric, _ in columns]
+        rows.append(f"| {' | '.join([', '.join(name[shared:]), *values, ', '.join(numbers)])} |")
+    return "\n".join(rows)
+
+
+def _cell(line: Line) -> str:
+    """A value with what it is compared with; a missed target is bold."""
+    if line.value is None:
+        return "not measured"
+    beside = [] if line.ratio is None or line.baseline == line.value else [f"{_number(line.ratio)}x"]
+    beside += [] if line.bound_fraction is None else [f"{line.bound_fraction:.0%}"]
+    if line.target is not None:
+        beside.append(f"{line.target}: yes" if line.met else f"**{line.target}: no**")
+    return f"{_number(line.value)} ({', '.join(beside)})" if beside else _number(line.value)
 
 
 def _told(number: int, day: str, command: str, versions: Sequence[str]) -> str:

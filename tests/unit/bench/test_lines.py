@@ -59,6 +59,27 @@ def test_the_page_shows_misses_and_what_was_not_measured() -> None:
     assert Line(**{f: getattr(lines[0], f) for f in Line.__slots__}) == lines[0]
 
 
+def test_cases_of_the_same_metrics_share_a_table_with_a_row_for_each() -> None:
+    def case(name: str, tokens: float, *, late: float | None = 7.0, target: str | None = None) -> list[Line]:
+        return [
+            HERE.line(f"queue, A, {name}", "tokens", tokens, "1/s", baseline=1_000, target=target),
+            HERE.line(f"queue, A, {name}", "late", late, "%"),
+            HERE.line(f"queue, A, {name}", "of it", 5, "", bound_fraction=0.5),
+        ]
+
+    one = [*case("x", 1_000), *case("y, z", 500, late=None, target=">= 900"), *case("w", 2_000, target=">= 900")[::2]]
+    text = page("x", "What it is.", [*one, HERE.line("alone", "m", 3, "s")])
+    table = text[text.index("| queue, A |") :].splitlines()
+    assert table[:5] == [
+        "| queue, A | tokens [1/s] | late [%] | of it | run |",
+        "|---|---:|---:|---:|---:|",
+        "| x | 1,000 | 7 | 5 (50%) | 1 |",
+        "| y, z | 500 (0.5x, **>= 900: no**) | not measured | 5 (50%) | 1 |",
+        "| w | 2,000 (2x, >= 900: yes) |  | 5 (50%) | 1 |",
+    ]
+    assert "| alone | m | 3 | s |" in text
+
+
 def test_a_figure_tells_which_run_it_comes_from() -> None:
     other = replace(HERE, command="weft bench x --other", versions="Python 3.12")
     text = page("x", "What it is.", [HERE.line("a", "m", 1, "ms"), other.line("b", "m", 2, "ms")])

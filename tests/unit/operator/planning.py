@@ -56,7 +56,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "scheduler": {
             "placement": "punica",
             "queue": "fcfs",
-            "agingSeconds": 60,
+            "agingSeconds": 300,
             "reservation": "calibrated",
             "consolidation": "autoscaled",
             "consolidationSeconds": 10,
