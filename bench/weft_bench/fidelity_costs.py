@@ -33,13 +33,16 @@ BESIDE = ("supervisor", "depot", "controller")  # whose work follows reports and
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What happened in a simulated run."""
+    """What happened in a simulated run. `memory`: seconds of runners in steps (`busy`), in copies of KV to host memory
+    and back (`copy`), and of sequences that stood still for want of pages (`stalled`).
+    """
 
     reports: int = 0
     commits: int = 0
     woken: Mapping[str, int] = field(default_factory=dict[str, int])
     model_s: float = 0.0
     cpu: Mapping[str, float] = field(default_factory=dict[str, float])
+    memory: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,21 @@ class _Counter:
         return Counted(
             self._events["ReceivedReport"], supervisor.commits, {**woken, CLIENT: world.client.woken},
             sum(shell.model_s for shell in shells), cpu,
+            {
+                "busy": sum(shell.busy_s for shell in shells),
+                "copy": sum(shell.machine.pool.swap.copy_s for shell in shells),
+                "stalled": sum(shell.machine.pool.stalled_s for shell in shells),
+            },
         )  # fmt: skip
 
     def counted(self) -> Counted:
         now, before = self._now(), self._before or Counted()
         woken = {name: count - before.woken.get(name, 0) for name, count in now.woken.items()}
-        cpu = {name: seconds - before.cpu.get(name, 0.0) for name, seconds in now.cpu.items()}
-        return Counted(now.reports, now.commits - before.commits, woken, now.model_s - before.model_s, cpu)
+        cpu, memory = (
+            {name: seconds - then.get(name, 0.0) for name, seconds in of.items()}
+            for of, then in ((now.cpu, before.cpu), (now.memory, before.memory))
+        )
+        return Counted(now.reports, now.commits - before.commits, woken, now.model_s - before.model_s, cpu, memory)
 
 
 def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence[LiveRun]) -> Model:

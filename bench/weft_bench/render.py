@@ -68,8 +68,11 @@ def _by_case(
 ) -> str:
     """A table of cases; what the names of all of them begin with stands in its head."""
     names = [found[0].case.split(", ") for found in group]
-    shared = len(commonprefix([name[:-1] for name in names]))
-    heads = [", ".join(names[0][:shared]) or "case", *(f"{metric} [{unit}]" if unit else metric for metric, unit in columns)]
+    shared = len(commonprefix([name[:-1] for name in names]))  # noqa: RUF071 - of words
+    heads = [
+        ", ".join(names[0][:shared]) or "case",
+        *(f"{metric} [{unit}]" if unit else metric for metric, unit in columns),
+    ]
     rows = [f"| {' | '.join([*heads, 'run'])} |", "|---" + "|---:" * (len(columns) + 1) + "|"]
     for name, found in zip(names, group, strict=True):
         cells = {line.metric: _cell(line) for line in found}

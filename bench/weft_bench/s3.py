@@ -19,6 +19,7 @@ LOADS = (1.6, 1.3, 1.0)
 PARTS = (
     "queue",
     "live",
+    "penalty",
     "reservations",
     "paper",
     "punica",

@@ -132,7 +132,7 @@ def _trace(context: Context, case: Case, model: Model, work: Workload, chance: r
     line, case_name = context.origin.line, f"live, {work.name}, {len(work.requests):,} requests"
     gaps = [chance.expovariate(1.0) for _ in work.requests]
     fcfs = dict[float, Measured]()
-    with stack_of(case, work, "fcfs", 0) as stack:
+    with stack_of(case, work, {"queue": "fcfs"}) as stack:
         live = Live(stack)
         model, _ = calibrate(case, live, model, CALIBRATION, random.Random(context.seed), context.bar)
         rate = capacity(case, live, work)
@@ -144,7 +144,7 @@ def _trace(context: Context, case: Case, model: Model, work: Workload, chance: r
     for load in context.loads:
         at_s = times(gaps, rate * load)
         aging_s = max(1, round(at_s[-1]))
-        with stack_of(case, work, "shortest", aging_s) as stack:
+        with stack_of(case, work, {"queue": "shortest", "agingSeconds": aging_s}) as stack:
             live = Live(stack)
             live.closed(case.bodies(random.Random(context.seed), 6 * STREAMS), STREAMS)  # every path warm
             live.rest(1.0)
@@ -197,13 +197,16 @@ def _prediction(request: LiveRequest) -> str:
 
 
 @contextmanager
-def stack_of(case: Case, work: Workload, queue: str, aging_s: int) -> Generator[Stack]:
-    """The case's stack with this queue, whose runner and predictor know the workload. Changes the case's manifests."""
+def stack_of(case: Case, work: Workload, scheduler: Mapping[str, object], pages: int = 0) -> Generator[Stack]:
+    """The case's stack with these fields of `spec.scheduler` and, where given, so many pages; its runner and predictor
+    know the workload. Changes the case's manifests.
+    """
     path = case.manifests / "bench.yaml"
     objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     for one in objects:
         if one["kind"] == "ServingPool":
-            one["spec"]["scheduler"] |= {"queue": queue, "agingSeconds": aging_s, "maxQueue": 100_000}
+            one["spec"]["scheduler"] |= {"maxQueue": 100_000, **scheduler}
+            one["spec"]["kvCache"] |= {"pages": pages} if pages else {}
     path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     environment = {**PATIENT, "WEFT_PREDICTOR__MODEL": f"replay:{work.predictions}"}
     up = ("weft_bench.trace_up", str(work.table))

@@ -27,6 +27,7 @@ from statistics import mean
 from typing import Any
 
 from weft.domain.machine import Send
+from weft.domain.prediction import Prediction
 from weft.domain.request import Preempt
 from weft.wire.codec.scheduling import outcome_from_bytes
 from weft_bench import charts
@@ -113,11 +114,14 @@ def cells_of(name: str, drawn: list[Answered]) -> Iterator[tuple[str, Cell]]:
 
 
 def _arrival(one: Answered, max_tokens: int, limit: int) -> TraceArrival:
-    """S3's bucket is the one of the median."""
-    width = limit / BUCKETS
-    bucket = round(width * min(BUCKETS, one.predicted.p50_tokens // width + 1))
-    predicted = replace(one.predicted, bucket_tokens=bucket)
+    predicted = bucketed(one.predicted, limit)
     return TraceArrival(0.0, one.prompt_tokens, one.output_tokens, -1, True, max_tokens, predicted)
+
+
+def bucketed(predicted: Prediction, limit: int) -> Prediction:
+    """With S3's bucket of answers up to `limit` tokens: the one of the median."""
+    width = limit / BUCKETS
+    return replace(predicted, bucket_tokens=round(width * min(BUCKETS, predicted.p50_tokens // width + 1)))
 
 
 SERVED_BY = {"max-model": "max", "oracle": "calibrated", "pooled, oracle": "pooled"}

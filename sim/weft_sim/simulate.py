@@ -56,6 +56,7 @@ class PoolDescription:
     page_kib: float = 0.0  # of a KV page, for KV and adapters alike; 0: adapters have memory of their own
     adapter_mib: float = 1.0
     rank: int = 16
+    swaps: bool = False  # KV of preempted sequences goes to host memory, page_kib of a page; else it is computed again
     load_ms: float = 50.0  # an adapter from disk to the device
     fetch_ms: float = 50.0  # an adapter from the depot to disk, alone; several at a time share the runner's link
     popularity: str = "skewed"  # of adapters, where the trace names none: identical, distinct, uniform, skewed
@@ -130,6 +131,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
             "control" if pool.one_host else f"host-{number}",
             pool.max_batch_tokens,
             pool.max_prefills,
+            swap_page_bytes=int(pool.page_kib * 1024) if pool.swaps else 0,
             threads=pool.threads,
             token_time_ms=pool.token_time_ms,
         )

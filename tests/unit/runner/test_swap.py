@@ -106,6 +106,23 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     assert sum(len(m.tokens) for m in flat(pool.take_messages())) == 40
 
 
+def test_the_time_of_copies_and_of_sequences_that_stand_still_is_counted():
+    pool = two()
+    order = until_one_leaves(pool)
+    pool.elapse(10.0)
+    pool.elapse(11.0)  # one on its way out, the other one paused
+    copied(pool, order, seconds=0.5)
+    pool.elapse(14.0)  # one out
+    assert (pool.swap.copy_s, pool.stalled_s) == (0.5, pytest.approx(2 * 11.0 + 3.0))
+    while pool.sequences:
+        step(pool)
+        for back in copies(pool):
+            copied(pool, back, seconds=0.25)
+    stalled_s = pool.stalled_s
+    pool.elapse(20.0)
+    assert (pool.swap.copy_s, pool.stalled_s) == (0.75, stalled_s)
+
+
 def test_no_newcomer_gets_the_pages_that_a_swapped_sequence_waits_for():
     pool = two()
     copied(pool, until_one_leaves(pool))

@@ -223,6 +223,8 @@ class RunnerStatus:
     swapped_pages: int  # of KV in host memory
     swap_out_bytes: int  # since start
     swap_in_bytes: int
+    swap_copy_s: float  # that these copies took
+    stalled_s: float  # that sequences stood still for want of pages, summed
     adapters_resident: int
     adapters_known: int
     not_ready: str

@@ -40,6 +40,7 @@ class KvSwap:
         self.copies: list[SwapOut | SwapIn] = []
         self.bytes_per_s = GUESSED_BYTES_PER_S
         self.out_bytes = self.in_bytes = 0
+        self.copy_s = 0.0  # that copies took, out and in
         self._numbers = 0
 
     @property
@@ -82,6 +83,7 @@ class KvSwap:
     def on_copied(self, number: int, pages: int, seconds: float) -> SwappedKv | None:
         """A copy of so many pages is complete. None: its sequence has ended."""
         n_bytes = pages * self._page_bytes
+        self.copy_s += seconds
         if n_bytes and seconds > 0.0:
             self.bytes_per_s += RATE * (n_bytes / seconds - self.bytes_per_s)
         swap = self.of_number(number)

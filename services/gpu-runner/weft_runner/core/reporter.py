@@ -133,6 +133,8 @@ class Reporter:
             pool.swap.host_pages,
             pool.swap.out_bytes,
             pool.swap.in_bytes,
+            pool.swap.copy_s,
+            pool.stalled_s,
             sum(adapter.resident for adapter in pool.adapters.slots.by_slot.values()),
             len(pool.adapters.adapters),
             not_ready,

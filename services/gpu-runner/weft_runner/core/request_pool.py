@@ -61,9 +61,16 @@ class RequestPool:
         self.draining = False
         self.urgent = False  # a report is due at once
         self.iterations = self.forwards = self.tokens = self.departures = 0
+        self.stalled_s = self._elapsed_to = 0.0  # of all sequences that were paused or swapped
         self.messages: list[Send] = []
         self.produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         self._admissions = self._launches = 0
+
+    def elapse(self, now: float) -> None:
+        """Who is paused or swapped has stood still since the call before this one."""
+        if stalled := len(self.reservations.paused) + len(self.swap.by_key):
+            self.stalled_s += stalled * (now - self._elapsed_to)
+        self._elapsed_to = now
 
     # ---- messages
 

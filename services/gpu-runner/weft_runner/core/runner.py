@@ -49,6 +49,7 @@ class Runner:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        self.pool.elapse(now)
         match event:
             case StepSlot(depth, free):
                 self._schedule(depth, free, effects)

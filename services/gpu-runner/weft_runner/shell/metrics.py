@@ -53,6 +53,13 @@ class RunnerMetrics:
         self._reused_before = 0
         self._swapped = counter("swapped_bytes", "Bytes of KV copied to host memory (out) and back (in)", "direction")
         self._swapped_before = {"out": 0, "in": 0}
+        self._swap_seconds = {
+            "swap_copy_s": counter("swap_copy_seconds", "Time that copies of KV to host memory and back took"),
+            "stalled_s": counter(
+                "stalled_sequence_seconds", "Time for which sequences were paused or swapped for want of pages, summed"
+            ),
+        }
+        self._swap_seconds_before = dict.fromkeys(self._swap_seconds, 0.0)
         outcomes = "fetched; used by a request; dropped unused; failed"
         self._prefetched = (
             counter(
@@ -111,6 +118,10 @@ class RunnerMetrics:
         for direction, n_bytes in (("out", status.swap_out_bytes), ("in", status.swap_in_bytes)):
             self._swapped.labels(direction).inc(n_bytes - self._swapped_before[direction])
             self._swapped_before[direction] = n_bytes
+        for name, metric in self._swap_seconds.items():
+            seconds = getattr(status, name)
+            metric.inc(seconds - self._swap_seconds_before[name])
+            self._swap_seconds_before[name] = seconds
         for outcome, *counts in status.prefetched:
             before = self._prefetched_before.get(outcome, (0, 0))
             for metric, count, known in zip(self._prefetched, counts, before, strict=True):
