@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, takewhile
-from os.path import commonprefix
 
 from weft_bench.charts import charts
 from weft_bench.lines import Line, newest
@@ -68,7 +67,8 @@ def _by_case(
 ) -> str:
     """A table of cases; what the names of all of them begin with stands in its head."""
     names = [found[0].case.split(", ") for found in group]
-    shared = len(commonprefix([name[:-1] for name in names]))  # noqa: RUF071 - of words
+    columns_of_words = zip(*(name[:-1] for name in names), strict=False)
+    shared = sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, columns_of_words))
     heads = [
         ", ".join(names[0][:shared]) or "case",
         *(f"{metric} [{unit}]" if unit else metric for metric, unit in columns),

@@ -24,9 +24,10 @@ async def raise_to(engine: AsyncEngine, term: int) -> None:
     """Remember `term` unless a higher one is known, also while other processes raise it. Raises StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
-        insert = insert_into(connection, TermRow, [{"role": ROLE, "term": term}])
+        insert = insert_into(connection, TermRow)
         known = TermRow.term.between(insert.excluded["term"], MAX_TERM - 1)
         higher = case((known, TermRow.term), else_=insert.excluded["term"])
-        await connection.execute(insert.on_conflict_do_update(index_elements=[TermRow.role], set_={"term": higher}))
+        upsert = insert.on_conflict_do_update(index_elements=[TermRow.role], set_={"term": higher})
+        await connection.execute(upsert, {"role": ROLE, "term": term})
 
     await transact(engine, write)

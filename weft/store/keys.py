@@ -102,5 +102,5 @@ async def mark(engine: AsyncEngine) -> tuple[int, int]:
 
 async def _insert(connection: AsyncConnection, row: dict[str, Any]) -> bool:
     """False: the id is taken."""
-    insert = insert_into(connection, ApiKeyRow, [row]).on_conflict_do_nothing()
-    return (await connection.execute(insert.returning(ApiKeyRow.key_id))).first() is not None
+    insert = insert_into(connection, ApiKeyRow).on_conflict_do_nothing()
+    return (await connection.execute(insert.returning(ApiKeyRow.key_id), row)).first() is not None

@@ -55,9 +55,8 @@ async def forget(engine: AsyncEngine, *, before_unix_ms: int) -> int:
 
 async def _insert_outcomes(connection: AsyncConnection, outcomes: list[Outcome], now_unix_ms: int) -> set[str]:
     rows = [_row(outcome) | {"stored_unix_ms": now_unix_ms} for outcome in outcomes]
-    insert = insert_into(connection, OutcomeRow, rows)
-    statement = insert.on_conflict_do_nothing(index_elements=[OutcomeRow.request_id])
-    inserted = await connection.execute(statement.returning(OutcomeRow.request_id))
+    statement = insert_into(connection, OutcomeRow).on_conflict_do_nothing(index_elements=[OutcomeRow.request_id])
+    inserted = await connection.execute(statement.returning(OutcomeRow.request_id), rows)
     return set(inserted.scalars())
 
 
@@ -79,12 +78,13 @@ async def _add_usage(connection: AsyncConnection, outcomes: Iterable[Outcome]) -
         dict(zip(columns, (*key, *total), strict=True)) for key, total in sorted(sums.items())
     ]
     if rows:
-        insert = insert_into(connection, UsageRow, rows)
+        insert = insert_into(connection, UsageRow)
         await connection.execute(
             insert.on_conflict_do_update(
                 index_elements=[UsageRow.namespace, UsageRow.model_name, UsageRow.day],
                 set_={name: getattr(UsageRow, name) + insert.excluded[name] for name in _USAGE_SUMS},
-            )
+            ),
+            rows,
         )
 
 

@@ -9,7 +9,7 @@ knows how long its work may wait.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
@@ -44,11 +44,14 @@ async def transact(engine: AsyncEngine, work: Work[T]) -> T:
     raise AssertionError("TRIES is at least 1")
 
 
-def insert_into(connection: AsyncConnection, table: type[DeclarativeBase], rows: list[dict[str, Any]]) -> Upsert:
-    """An INSERT of `rows` that can be given an ON CONFLICT clause, in the connection's dialect."""
+def insert_into(connection: AsyncConnection, table: type[DeclarativeBase]) -> Upsert:
+    """An INSERT that can be given an ON CONFLICT clause, in the connection's dialect.
+
+    Rows are given to `execute`: then a statement is compiled once, not for each transaction.
+    """
     if connection.dialect.name == "postgresql":
-        return postgresql.insert(table).values(rows)
-    return sqlite.insert(table).values(rows)
+        return postgresql.insert(table)
+    return sqlite.insert(table)
 
 
 def sqlstate(error: BaseException) -> str:

@@ -26,6 +26,7 @@ from weft.wire.v1 import common_pb2, predictor_pb2
 from weft_supervisor import metrics
 
 BATCH = 200
+COMMIT_DELAY_S = 0.2  # after a transaction, before the next one that is not full: each costs milliseconds of CPU
 MAX_WAITING = 10_000
 FORGET_EVERY_S = 3_600.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
@@ -53,6 +54,7 @@ class OutcomeWriter:
         self._term = self._stored_term = 0
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
+        self._full = asyncio.Event()  # a whole batch waits, or the writer is closed
         self._idle = asyncio.Event()
         self._idle.set()
         self._forget_at = 0.0
@@ -72,6 +74,8 @@ class OutcomeWriter:
             self._refused = True
             return False
         self._waiting.setdefault(outcome.request_id, outcome)
+        if len(self._waiting) >= BATCH:
+            self._full.set()
         self._work()
         return True
 
@@ -90,6 +94,7 @@ class OutcomeWriter:
                 if not self._waiting and self._term <= self._stored_term:  # also nothing that came meanwhile
                     self._wake.clear()
                     self._idle.set()
+                await _within(self._full, COMMIT_DELAY_S)
             except (StoreError, SQLAlchemyError, OSError) as error:
                 self.trouble = f"store: {error}"
                 metrics.STORE_FAILURES.inc()
@@ -106,6 +111,7 @@ class OutcomeWriter:
     def close(self) -> None:
         """Let `run` return; what is not stored by then was not acknowledged either."""
         self._closed.set()
+        self._full.set()
         self._wake.set()
 
     def _work(self) -> None:
@@ -129,6 +135,8 @@ class OutcomeWriter:
         new = await self._record(batch)
         for outcome in batch:
             del self._waiting[outcome.request_id]
+        if len(self._waiting) < BATCH and not self._closed.is_set():
+            self._full.clear()
         metrics.OUTCOMES.labels("stored").inc(len(new))
         metrics.OUTCOMES.labels("duplicate").inc(len(batch) - len(new))
         self._on_stored(batch)

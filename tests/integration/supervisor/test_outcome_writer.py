@@ -159,6 +159,25 @@ async def test_many_outcomes_go_in_few_transactions_and_all_arrive(writer, kept,
     assert await stored.count(store) == 1_000
 
 
+async def test_outcomes_that_come_one_by_one_share_a_transaction_and_a_full_batch_does_not_wait(
+    store, kept, monkeypatch
+):
+    monkeypatch.setattr(outcome_writer, "COMMIT_DELAY_S", 3_600.0)
+    writer = writer_of(store, kept)
+    running = asyncio.create_task(writer.run(keep_days=30))
+    writer.put(outcome("first"))
+    await until(lambda: kept.stored == ["first"])
+    for i in range(outcome_writer.BATCH - 1):
+        writer.put(outcome(f"r{i}"))
+        await asyncio.sleep(0)
+    assert kept.stored == ["first"]
+    writer.put(outcome("last"))
+    await soon(writer.drained())
+    assert len(kept.stored) == outcome_writer.BATCH + 1
+    writer.close()
+    await soon(running)
+
+
 async def test_the_highest_term_is_written(writer, store):
     writer.raise_term(5)
     writer.raise_term(4)
