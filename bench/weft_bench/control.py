@@ -8,13 +8,14 @@ for the same messages stands beside. *Engine*: what an end, a start and their re
 model. *One adapter more*: an adapter on demand is added to 100,000. *Table*: a gateway gets all of them, with the
 collector of garbage at work. *Models*: `GET /v1/models` of a tenant with 1,000 of 100,000 adapters, without HTTP.
 *Decisions*: one pool of 10,000 runners, 100,000 adapters, 640,000 requests running and 360,000 queued; an event is a
-request's submission, its outcome, or a report of its end, and the latter two let a queued request start. *Live*
+request's submission, its outcome, or a report of its end, and the latter two let a queued request start; 100 tenants,
+`fcfs` and `calibrated` where nothing else is named. *Live*
 (`--live N`): N adapters, copies of the quickstart's, are applied to a `weft up` of its own, left alone, listed and
 deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft_bench import control_cases as cases
 from weft_bench.cpu_context import Bar
@@ -33,6 +34,13 @@ class Amounts:
     decisions: int = 20_000
     messages: int = 20_000  # through gRPC
 
+
+DECIDED = {  # what is named in the case: the pool, its tenants
+    "": (cases.BASE_POOL, cases.TENANTS),
+    ", one order for all tenants": (replace(cases.BASE_POOL, fair=False), cases.TENANTS),
+    ", 10,000 tenants": (cases.BASE_POOL, 10_000),
+    ", shortest, pooled, 10,000 tenants": (replace(cases.BASE_POOL, queue="shortest", reservation="pooled"), 10_000),
+}
 
 QUICK = Amounts(4, 3, 50, 1_000, 40, 400, 1_000)
 
@@ -94,14 +102,18 @@ def models(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
 def decisions(origin: Origin, amounts: Amounts, bar: Bar) -> Iterator[Line]:
     """The scheduler with everything that it may have at once."""
     requests = amounts.fleet * 100
-    with bar("decisions", requests + amounts.decisions) as advance:
-        found = cases.decision_us(amounts.fleet, amounts.adapters, requests, amounts.decisions, advance)
-    case = f"{amounts.fleet:,} runners, {amounts.adapters:,} adapters, {requests:,} requests"
-    yield origin.line(case, "decision, p50", found.p50, "us")
-    yield origin.line(case, "decision, p99", found.p99, "us", target="<= 300")
-    for kind, p99 in found.p99_by_kind.items():
-        yield origin.line(case, f"decision, p99: {kind}", p99, "us")
-    yield origin.line(case, "memory", found.memory_mib, "MiB")
+    for name, (pool, tenants) in DECIDED.items():
+        with bar(f"decisions{name}", requests + amounts.decisions) as advance:
+            found = cases.decision_us(
+                amounts.fleet, amounts.adapters, requests, amounts.decisions, advance, pool=pool, tenants=tenants
+            )
+        case = f"{amounts.fleet:,} runners, {amounts.adapters:,} adapters, {requests:,} requests{name}"
+        yield origin.line(case, "decision, p50", found.p50, "us")
+        yield origin.line(case, "decision, p99", found.p99, "us", target="<= 300")
+        for kind, p99 in found.p99_by_kind.items():
+            yield origin.line(case, f"decision, p99: {kind}", p99, "us")
+        if not name:  # the process's most: of the first
+            yield origin.line(case, "memory", found.memory_mib, "MiB")
 
 
 CASES: dict[str, Callable[[Origin, Amounts, Bar], Iterator[Line]]] = {

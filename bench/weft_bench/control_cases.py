@@ -88,11 +88,11 @@ class CpuClock:
         self.seconds.append(time.thread_time() - self._since)
 
 
-def scheduler_of(adapters: Iterable[AdapterSpec] = ()) -> Scheduler:
+def scheduler_of(adapters: Iterable[AdapterSpec] = (), pool: PoolSpec = BASE_POOL) -> Scheduler:
     """A scheduler whose registry has one pool with these adapters, and whose peers are all connected."""
     core = Scheduler(SchedulerConfig(), 1)
     core.handle(Connected(REGISTRY), 0.0)
-    core.handle(Received(REGISTRY, RegistryChange(True, (BASE_POOL,), tuple(adapters))), 0.0)
+    core.handle(Received(REGISTRY, RegistryChange(True, (pool,), tuple(adapters))), 0.0)
     core.handle(Connected(GATEWAY), 0.0)
     core.handle(Received(GATEWAY, ResubmitComplete()), 0.0)
     core.handle(Connected(SUPERVISOR), 0.0)
@@ -401,9 +401,11 @@ class Decisions:
     memory_mib: float
 
 
-def decision_us(runners: int, adapters: int, requests: int, decisions: int, advance: Advance) -> Decisions:
+def decision_us(
+    runners: int, adapters: int, requests: int, decisions: int, advance: Advance, *, pool: PoolSpec, tenants: int
+) -> Decisions:
     """CPU microseconds of the scheduler's handler in a full fleet: submissions, outcomes, reports of ends."""
-    fleet = Fleet(runners, adapters)
+    fleet = Fleet(runners, adapters, pool, tenants)
     for _ in range(requests):
         fleet.follow(fleet.handle(GATEWAY, fleet.submission()))
         advance(1)
@@ -430,14 +432,14 @@ def decision_us(runners: int, adapters: int, requests: int, decisions: int, adva
 class Fleet:
     """One pool of busy runners, as its scheduler hears of it. Adapters are Zipf-like."""
 
-    def __init__(self, runners: int, adapters: int, seed: int = 0) -> None:
-        self._chance, self._adapters, self.now = random.Random(seed), adapters, 0.0
+    def __init__(self, runners: int, adapters: int, pool: PoolSpec, tenants: int, seed: int = 0) -> None:
+        self._chance, self._adapters, self._tenants, self.now = random.Random(seed), adapters, tenants, 0.0
         self._submitted = 0
         self.running: dict[str, tuple[RunnerId, str]] = {}
         self._on: dict[RunnerId, dict[str, SequenceState]] = {}
         self._fresh: dict[RunnerId, list[SequenceState]] = {}  # not yet reported
         self._version: dict[RunnerId, int] = {}
-        self._core = scheduler_of(map(adapter_of, range(adapters)))
+        self._core = scheduler_of((adapter_of(i, tenants) for i in range(adapters)), pool)
         for i in range(runners):
             runner = RunnerId(f"acme.{i:032x}", "i")
             self._on[runner], self._fresh[runner], self._version[runner] = {}, [], 0
@@ -491,9 +493,8 @@ class Fleet:
         self._submitted += 1
         number = min(self._adapters - 1, int(self._chance.paretovariate(0.5)) - 1)
         prompt, p90 = self._chance.randint(16, 256), self._chance.randint(16, 128)
-        return Submit(
-            f"r{self._submitted}", POOL, f"ns{number % TENANTS}", "m", digest(number), prompt, 512, p90_tokens=p90
-        )
+        tenant = f"ns{number % self._tenants}"
+        return Submit(f"r{self._submitted}", POOL, tenant, "m", digest(number), prompt, 512, p90_tokens=p90)
 
     def _next(self, runner: RunnerId) -> int:
         self._version[runner] += 1

@@ -212,8 +212,8 @@ def control(
 ) -> None:
     """What each change costs the control plane: reports, adapters, routes, decisions; targets beside.
 
-    Needs no model and no stack, 4 GiB of memory and about five minutes of one core, most of them for the million
-    requests of `decisions`; `--quick` takes seconds. With --live 1000: a stack of its own in a temporary data
+    Needs no model and no stack, 4 GiB of memory and about a quarter of an hour of one core, most of it for the millions
+    of requests of `decisions`; `--quick` takes seconds. With --live 1000: a stack of its own in a temporary data
     directory; run it on an otherwise idle machine.
     """
     from weft_bench import control as bench
