@@ -3,16 +3,19 @@
 All requests are there at the start; one that ends makes room for the next, so that arrivals, prefill, loading and the
 thin batches at the end are in the figure. Lengths are those of ShareGPT conversations, cut to fit. With Distinct
 every request has an adapter of its own: it is read from its file, which the page cache holds, and packed while the
-batch runs on. Each popularity is run once, after a short run of the base that warms up.
+batch runs on. Each popularity is run once, after a short run of the base that warms up. Beside it the same engine
+serves one adapter at a time: all requests of an adapter together, adapters one after the other; of very many adapters
+a sample.
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from weft_bench.cpu_context import Context
-from weft_bench.cpu_engine import Ask, Sizes, Subject
-from weft_bench.cpu_shapes import BASE, POPULARITIES, adapter_of_row, distinct, prompts
+from weft_bench.cpu_engine import Ask, Played, Sizes, Subject
+from weft_bench.cpu_shapes import BASE, DISTINCT, POPULARITIES, adapter_of_row, distinct, prompts
 from weft_bench.data import find, rows
 from weft_bench.errors import WrongAdapter
 from weft_bench.lines import Line
@@ -20,6 +23,8 @@ from weft_bench.path import percentile
 
 LENGTHS = "sharegpt_8k_lengths.csv.gz"
 BATCH, MOST_PROMPT, MOST_OUTPUT = 32, 768, 256
+MOST_GROUPS = 64  # adapters that are served one at a time; with more of them (Distinct), as many drawn at random
+LEAST_TIMES = 8.0  # Distinct in one batch, as fast as one adapter at a time
 CUT = f"prompts up to {MOST_PROMPT}, answers up to {MOST_OUTPUT} tokens"
 
 
@@ -69,13 +74,33 @@ def _popularity(
     mean_rows = sum(beat.rows for beat in played.beats) / len(played.beats)
     mean_adapters = sum(beat.distinct for beat in played.beats) / len(played.beats)
     ttft_ms = percentile([life.ttft_s for life in played.lives], 99) * 1e3
-    return [
+    lines = [
         reporter.line(f"{label}, {CUT}", "output tokens", rate, "tokens/s", baseline=base_rate),
         reporter.line(f"{label}, {CUT}", "rows of a step", mean_rows, ""),
         reporter.line(f"{label}, {CUT}", "adapters of a step", mean_adapters, ""),
         reporter.line(f"{label}, {CUT}", "adapters loaded", float(len(subject.witness.loads)), ""),
         reporter.line(f"{label}, {CUT}", "TTFT p99, from a place in the batch", ttft_ms, "ms"),
-    ], rate
+    ]
+    if len(served) > 1:
+        alone = _one_at_a_time(context, subject, rng, asks)
+        target = f">= {LEAST_TIMES:g}" if popularity == DISTINCT and context.options.usual else None
+        lines.append(reporter.line(f"{label}, {CUT}", "one adapter at a time", alone, "tokens/s"))
+        lines.append(reporter.line(f"{label}, {CUT}", "times one adapter at a time", rate / alone, "x", target=target))
+    return lines, rate
+
+
+def _one_at_a_time(context: Context, subject: Subject, rng: random.Random, asks: Sequence[Ask]) -> float:
+    """Tokens a second where a batch has one adapter."""
+    groups = defaultdict[str, list[Ask]](list)
+    for ask in asks:
+        groups[ask.adapter].append(ask)
+    chosen = list(groups.values()) if len(groups) <= MOST_GROUPS else rng.sample(list(groups.values()), MOST_GROUPS)
+    with context.bar(f"{context.model.name}: one adapter at a time", len(chosen)) as advanced:
+        played = list[Played]()
+        for group in chosen:
+            played.append(subject.play(group, streams=BATCH))
+            advanced(1)
+    return sum(each.tokens for each in played) / sum(each.wall_s for each in played)
 
 
 def _asks(

@@ -112,6 +112,7 @@ def cpu(
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
     executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bf16, fp32 or int8 (weights), as the runner's flag.")] = "bf16",
+    texts: Annotated[int, typer.Option(min=1, help="Requests of text generation; Punica has 1000.")] = 1_000,
     threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: as a runner chooses.")] = 0,
     seed: Annotated[int, typer.Option(help="Of prompts, popularities and lengths.")] = 0,
     models: Models = None,
@@ -130,7 +131,7 @@ def cpu(
     from weft_bench.machine import origin
 
     chosen, wanted = among("shapes", shapes, SHAPES), among("cases", cases, bench.CASES)
-    amounts = QUICK if quick else Amounts()
+    amounts = QUICK if quick else Amounts(texts=texts)
     options = Options(models or cache_dir(), executor, dtype, threads, seed, data, amounts)
     typer.echo(f"seed {seed}", err=True)
     with failures_told():
