@@ -4,7 +4,7 @@ Requests of a trace go through `weft up` with one runner of the m135 model and 8
 each answer at the trace's length while `max_tokens` stays 2,048, and the predictor replays the predictions of `queue`.
 One token here stands for eight of the trace (Alpaca: four): of prompts, answers and predictions. Arrivals are Poisson,
 at multiples of what `fcfs` answered of this trace's requests when all were there; latency a token and its tail are
-those of `queue`, from the time at which a request is due. `agingSeconds` is the span of arrivals.
+those of `queue`, from the time at which a request is due. `agingSeconds` is the span of arrivals, and so bounds nobody.
 
 The simulator is given the same requests at the same times, with step times and costs of this machine as `weft bench
 fidelity` measures them, before any of these runs. Client, control plane and engine share the cores. `control plane` is

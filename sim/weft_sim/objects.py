@@ -13,7 +13,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "kvCache": {"pageTokens": spec.page_tokens, "pages": spec.total_pages},
         "parallelism": {"tensor": 1, "pipeline": 1},
         "scheduler": {
-            "placement": "punica", "queue": "fcfs", "agingSeconds": 300, "reservation": "calibrated",
+            "placement": "punica", "queue": "fcfs", "agingSeconds": 600, "reservation": "calibrated",
             "consolidation": "autoscaled", "consolidationSeconds": 10, "prefetch": "never",
             "maxSequences": spec.max_sequences, "maxBatchTokens": 512, "maxPrefills": 1,
             "maxQueue": 1000, "maxMoves": 20, "fairness": {"mode": "Tenant"},

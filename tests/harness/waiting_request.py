@@ -28,3 +28,7 @@ class WaitingRequest:
     @property
     def expected_work(self) -> float:
         return float(self.size)
+
+    @property
+    def queued_work(self) -> int:
+        return self.size

@@ -118,12 +118,12 @@ def test_predictions_of_the_trace_decide_what_is_reserved_and_who_is_first() -> 
     pool = PoolDescription(max_sequences=1, adapters=0, cpu=False, queue="shortest", aging_s=100.0)
 
     def ended(first: int, second: int) -> list[float]:
-        predicted = [Prediction("", tokens, tokens, "", tokens, tokens) for tokens in (10, first, second)]
-        lengths = zip((10, first, second), predicted, strict=True)
+        predicted = [Prediction("", tokens, tokens, "", tokens, tokens) for tokens in (10, 10, first, second)]
+        lengths = zip((10, 10, first, second), predicted, strict=True)
         arrivals = [TraceArrival(0.01 * i, 8, n, max_tokens=99, predicted=p) for i, (n, p) in enumerate(lengths)]
         return [one.ttft_ms for one in simulate(pool, arrivals).figures.served]
 
-    _, long, short = ended(60, 5)
+    _, _, long, short = ended(60, 5)
     assert short < long
-    _, early, late = ended(5, 60)
+    _, _, early, late = ended(5, 60)
     assert early < late

@@ -141,8 +141,9 @@ class SchedulingSpec(ApiModel):
     queue: Literal["fcfs", "s3", "shortest"] = "fcfs"
     """The order in which waiting requests get a runner. fcfs: first come, first served. s3: the largest predicted
     memory that fits first. shortest: the shortest expected answer first, aged by agingSeconds."""
-    aging_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 300
-    """With queue shortest: a request is passed by none that arrived more than this after it. 0 is fcfs."""
+    aging_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 600
+    """With queue shortest: a request is passed by none that arrived more than this after it, nor more than three times
+    the backlog that it found. 0 is fcfs."""
     starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
     """How often younger requests may pass a waiting one before its runners drain for it. Default: the scheduler's own
     (32). With queue shortest only passes out of its order count; agingSeconds bounds the others."""

@@ -44,7 +44,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "kvCache": {"pageTokens": 16, "pages": 1024},
             "parallelism": {"tensor": 1, "pipeline": 1},
             "scheduler": {
-                "placement": "punica", "queue": "fcfs", "agingSeconds": 300,
+                "placement": "punica", "queue": "fcfs", "agingSeconds": 600,
                 "fairness": {"mode": "Tenant"},
                 "reservation": "calibrated", "consolidation": "autoscaled", "consolidationSeconds": 10,
                 "prefetch": "never",

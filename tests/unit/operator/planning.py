@@ -56,7 +56,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "scheduler": {
             "placement": "punica",
             "queue": "fcfs",
-            "agingSeconds": 300,
+            "agingSeconds": 600,
             "reservation": "calibrated",
             "consolidation": "autoscaled",
             "consolidationSeconds": 10,

@@ -53,11 +53,13 @@ class Room:
         return any(free for shape, free in self.free.items() if shape not in closed)
 
 
-def queue_of(*sizes: int, policy: str = "fcfs", aging_s: float = 3.0) -> WaitingQueue[WaitingRequest]:
+def queue_of(
+    *sizes: int, policy: str = "fcfs", aging_s: float = 3.0, work_per_s: float = 0.0
+) -> WaitingQueue[WaitingRequest]:
     """One request a second, of these sizes."""
     queue = WaitingQueue[WaitingRequest](POLICIES[policy](aging_s))
     for name, size in enumerate(sizes):
-        queue.push(WaitingRequest(name, size))
+        queue.push(WaitingRequest(name, size), work_per_s)
     return queue
 
 
@@ -154,8 +156,8 @@ def test_when_room_keeps_coming_everybody_is_admitted(policy: str, sizes: list[i
         ("s3", (30, 10, 60, 20), 35, [0]),  # the largest that fits
         ("s3", (30, 10, 60, 20), 55, [0, 3]),  # what is left is filled by the next that fits
         ("s3", (20, 20, 10), 40, [0, 1]),  # equals by age
-        ("shortest", (30, 10, 60, 20), 120, [1, 0, 3, 2]),  # arrival + 3 s * size / 60: 1.5, 1.5, 5, 4
-        ("shortest", (30, 10, 60, 20), 35, [1, 3]),
+        ("shortest", (30, 10, 60, 20), 120, [0, 1, 3, 2]),  # nothing waits before the first; arrival + 3 s * size / 60
+        ("shortest", (30, 10, 60, 20), 29, [1]),
         (
             "shortest",
             (60, 60, 60, 60, 1),
@@ -180,13 +182,30 @@ def test_shortest_passes_nobody_that_arrived_much_earlier(sizes: list[int], agin
         assert all(later >= name - aging_s for later in admitted[place:]), (name, admitted)
 
 
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12), work_per_s=st.floats(1, 100))
+def test_shortest_lets_a_request_be_passed_for_three_times_the_backlog_that_it_found(
+    sizes: list[int], work_per_s: float
+) -> None:
+    queue = queue_of(*sizes, policy="shortest", aging_s=1e9, work_per_s=work_per_s)
+    admitted = schedule(queue, Overtaking[WaitingRequest](), 0, 10_000, bound=10_000)
+    for place, name in enumerate(admitted):
+        aging_s = 3.0 * sum(sizes[:name]) / work_per_s
+        assert all(earlier <= name + aging_s + 1e-6 for earlier in admitted[:place]), (name, admitted)
+
+
 def test_under_shortest_what_never_fits_is_passed_out_of_order_no_more_than_the_bound() -> None:
     """Its turn by ageing has long come: small ones behind it would fill the runner for ever."""
-    queue, overtaking = queue_of(50, *[1] * 20, policy="shortest", aging_s=3.0), Overtaking[WaitingRequest]()
+    queue, overtaking = queue_of(1, 50, *[1] * 20, policy="shortest", aging_s=3.0), Overtaking[WaitingRequest]()
     admitted = schedule(queue, overtaking, 0, 40, bound=2)
-    assert admitted == [1, 2, 3, 4]  # 1 and 2 are before it by ageing (arrival + 0.06 s against 3 s), then two pass it
+    assert admitted == [
+        0,
+        2,
+        3,
+        4,
+        5,
+    ]  # 2 and 3 are before it by ageing (arrival + 0.06 s against 3 s), then two pass it
     assert schedule(queue, overtaking, 0, 40, bound=2) == []
-    assert schedule(queue, overtaking, 0, 50, bound=2) == [0]
+    assert schedule(queue, overtaking, 0, 50, bound=2) == [1]
 
 
 def test_a_starved_request_that_fits_runs_at_once() -> None:

@@ -79,6 +79,11 @@ class Pool:
     # ------------------------------------------------------------ questions
 
     @property
+    def work_per_s(self) -> float:
+        """Tokens that its runners compute in a second, of prompts and answers; 0.0: nothing was measured yet."""
+        return self.autoscaler.throughput.per_s() * sum(self.accepting_shapes.values())
+
+    @property
     def declared(self) -> PoolSpec:
         """The registry's spec, or the defaults of one that it has not declared."""
         return self.spec or DEFAULTS
@@ -163,10 +168,10 @@ class Pool:
         if (self.declared.slo_ttft_s, self.declared.slo_token_time_s) != (before.slo_ttft_s, before.slo_token_time_s):
             self.service_level = _service_level(self.declared)
         if _order(self.declared) != _order(before):
-            waiting, self.queue = list(self.queue), _queue(self.declared)
+            waiting, self.queue = sorted(self.queue, key=lambda request: request.order), _queue(self.declared)
             self.present_weight = sum(map(self.queue.counters.weight, self.tenants))
             for request in waiting:
-                self.queue.push(request)
+                self._push(request)
         if self.declared.placement != before.placement:
             self.placement = placement.POLICIES[self.declared.placement]()
             self._index_all()
@@ -191,11 +196,14 @@ class Pool:
         return not ids
 
     def enqueue(self, request: Request) -> None:
-        self.queue.push(request)
+        self._push(request)
         self.queued_by_adapter[request.adapter] += 1
         self.queued_tokens += request.queued_tokens
         self.queued_work += request.queued_work
         self.queued_prompt_tokens += request.prompt_tokens
+
+    def _push(self, request: Request) -> None:
+        self.queue.push(request, self.work_per_s if self.queue.policy.ages else 0.0)
 
     def dequeue(self, request: Request) -> None:
         """Raises KeyError where it does not wait."""
@@ -267,7 +275,7 @@ class Pool:
         Ahead of it is what its tenant has before it, at the tenant's share of what runners compute; never more than
         all that waits. Counting ends beyond `limit_s`.
         """
-        per_s = self.autoscaler.throughput.per_s() * sum(self.accepting_shapes.values())
+        per_s = self.work_per_s
         if not per_s:
             return 0.0
         tenant, counters = self.queue.tenant_of(request), self.queue.counters
@@ -283,7 +291,7 @@ class Pool:
         """A queued request has waited long enough for its numerics class; it keeps its place by age."""
         self.queue.remove(request)
         request.stop_awaiting_class()
-        self.queue.push(request)
+        self._push(request)
 
     def count_running(self, request: Request, by: int) -> None:
         """It is on a runner (1), or was (-1)."""

@@ -11,5 +11,6 @@ class Fcfs(QueuePolicy):
 
     by_age: ClassVar[bool] = True
 
-    def key(self, request: QueuedRequest) -> Key:
+    def key(self, request: QueuedRequest, backlog_s: float) -> Key:
+        del backlog_s
         return request.order

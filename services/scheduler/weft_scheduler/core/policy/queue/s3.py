@@ -11,7 +11,8 @@ class DecreasingFirstFit(QueuePolicy):
     nothing, however many wait.
     """
 
-    def key(self, request: QueuedRequest) -> Key:
+    def key(self, request: QueuedRequest, backlog_s: float) -> Key:
+        del backlog_s
         return (-request.queued_tokens, *request.order)
 
     def first(self, free_tokens: int) -> Key:

@@ -1,5 +1,6 @@
 """The waiting requests of a pool: the tenant with the smallest counter is next, the queue policy orders inside it."""
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,11 @@ class QueuedRequest(Protocol):
         """What it is expected to cost yet, in output tokens."""
         ...
 
+    @property
+    def queued_work(self) -> int:
+        """Tokens that are to be computed for it yet, those of its prompt too; the median of what is expected."""
+        ...
+
 
 R = TypeVar("R", bound=QueuedRequest)
 
@@ -51,8 +57,11 @@ class QueuePolicy(ABC):
     ages: ClassVar[bool] = False  # the order itself bounds who passes whom: only passes out of that order count
 
     @abstractmethod
-    def key(self, request: QueuedRequest) -> Key:
-        """Its place in the policy's order: the smaller is offered first; no two requests have the same."""
+    def key(self, request: QueuedRequest, backlog_s: float) -> Key:
+        """Its place in the policy's order: the smaller is offered first; no two requests have the same.
+
+        `backlog_s`: for how long its tenant's waiting requests keep the tenant's share of the pool busy.
+        """
 
     def first(self, free_tokens: int) -> Key:
         """The order's start for a pass in which no runner has more tokens free: keys up to it cannot be placed."""
@@ -77,6 +86,7 @@ class TenantQueue(Generic[R]):
         self._lanes: dict[str, SortedQueue[R]] = {}
         self._by_age: SortedQueue[R] | None = None if policy.by_age else SortedQueue()
         self._size = 0
+        self.work = 0  # tokens
         self._latest = (-float("inf"), 0.0)  # of those that left in order: arrival with the policy's delay, the lag
 
     def __len__(self) -> int:
@@ -89,6 +99,7 @@ class TenantQueue(Generic[R]):
     def add(self, request: R) -> None:
         self._lanes.setdefault(request.awaited_class, SortedQueue()).add(self._keys[request.id], request)
         self._size += 1
+        self.work += request.queued_work
         if self._by_age is not None:
             self._by_age.add(request.order, request)
 
@@ -96,6 +107,7 @@ class TenantQueue(Generic[R]):
         lane = self._lanes[request.awaited_class]
         lane.remove(key)
         self._size -= 1
+        self.work -= request.queued_work
         if not len(lane):
             del self._lanes[request.awaited_class]
         if self._by_age is not None:
@@ -177,13 +189,21 @@ class WaitingQueue(Generic[R]):
         """The key that it waits by. Raises KeyError where it does not wait."""
         return self._keys[request.id]
 
-    def push(self, request: R) -> None:
-        self._keys[request.id] = self.policy.key(request)
+    def push(self, request: R, work_per_s: float = 0.0) -> None:
+        """`work_per_s`: tokens that the pool computes in a second; 0: not known."""
         tenant = self.tenant_of(request)
+        self._keys[request.id] = self.policy.key(request, self.backlog_s(tenant, work_per_s))
         if tenant not in self._tenants:
             self._tenants[tenant] = TenantQueue(self.policy, self._keys)
             self.counters.enter(tenant)
         self._tenants[tenant].add(request)
+
+    def backlog_s(self, tenant: str, work_per_s: float) -> float:
+        """For how long what waits of a tenant keeps its share of the pool busy; without end where that is not known."""
+        if tenant not in self._tenants or not self.policy.ages:
+            return 0.0
+        share = self.counters.weight(tenant) / self.counters.waiting_weight
+        return self._tenants[tenant].work / (work_per_s * share) if work_per_s else math.inf
 
     def remove(self, request: R) -> None:
         """Raises KeyError where it does not wait."""
