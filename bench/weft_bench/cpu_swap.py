@@ -15,6 +15,7 @@ import numpy as np
 from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import PROMPT_TOKENS, base
 from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, Subject
+from weft_bench.cpu_prefix import prefix_case
 from weft_bench.lines import Line
 from weft_bench.path import percentile
 from weft_bench.playing import Played
@@ -48,10 +49,10 @@ class Copies:
             return
         self._out, self._under_way, self._begun = not self._out, True, time.perf_counter()
         if self._out:
-            self._swapper.execute(DropSwap(1))
-            self._swapper.execute(SwapOut(1, self._pages))
+            self._swapper.execute(DropSwap((), self._pages))
+            self._swapper.execute(SwapOut(1, self._pages, self._pages))
         else:
-            self._swapper.execute(SwapIn(1, 0, self._pages))
+            self._swapper.execute(SwapIn(1, self._pages, self._pages))
 
     def forget(self) -> None:
         """What was measured so far was to touch the memory."""
@@ -69,7 +70,12 @@ class Copies:
 
 
 def swap_case(context: Context) -> Iterator[Line]:
-    """Decode steps with and without a copy beside them."""
+    """Decode steps with and without a copy beside them; then what the prefix cache has of its copies."""
+    yield from _beside_steps(context)
+    yield from prefix_case(context)
+
+
+def _beside_steps(context: Context) -> Iterator[Line]:
     tokens, repetitions = context.options.amounts.tokens, context.options.amounts.repetitions
     sizes = Sizes(rows=ROWS, slots=1, context_tokens=PROMPT_TOKENS + tokens, prefills=ROWS)
     quiet: list[float] = []

@@ -26,11 +26,15 @@ SESSION = Peer(Kind.GATEWAY, "bench")  # that all requests belong to
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request: the adapter's digest ("" is the base), the prompt, and how many tokens to make."""
+    """A request: the adapter's digest ("" is the base), the prompt, and how many tokens to make.
+
+    `salt`: prefixes are shared among those that have the same one.
+    """
 
     adapter: str
     prompt: Sequence[int]
     tokens: int
+    salt: str = ""
 
 
 @dataclass(slots=True)
@@ -127,7 +131,7 @@ class Player:
         key = str(self._count)
         start = Start(
             key, Epoch(1, self._count), tuple(ask.prompt), (), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
-            adapter=ask.adapter, sampling=Sampling(ignore_eos=True),
+            adapter=ask.adapter, sampling=Sampling(ignore_eos=True), cache_salt=ask.salt,
         )  # fmt: skip
         life = self._lives[key] = Life(ask, time.perf_counter())
         self._running.add(key)

@@ -126,7 +126,7 @@ class StepTimes:
 class Device:
     """The memory of one runner: pages of chains, slots of adapters. Computing a row reads and writes both.
 
-    `host`: copies of pages, by the number of the swap.
+    `host`: copies of pages, by their numbers there.
     """
 
     def __init__(self, page_tokens: int) -> None:
@@ -134,19 +134,18 @@ class Device:
         self.slots: dict[int, str] = {}  # digest of the adapter in each slot in use
         self._keys: dict[str, int] = {"": 0}
         self._pages: dict[int, list[int]] = {}
-        self.host: dict[int, list[list[int]]] = {}
+        self.host: dict[int, list[int]] = {}
 
     def clear(self, pages: Iterable[int]) -> None:
         """They change hands: what was in them is gone."""
         for page in pages:
             self._pages.pop(page, None)
 
-    def copy_out(self, number: int, pages: Iterable[int]) -> None:
-        self.host[number] = [list(self._pages.get(page, ())) for page in pages]
+    def copy_out(self, pages: Iterable[int], hosts: Iterable[int]) -> None:
+        self.host.update((host, list(self._pages.get(page, ()))) for page, host in zip(pages, hosts, strict=True))
 
-    def copy_in(self, number: int, first: int, pages: Iterable[int]) -> None:
-        copies = self.host.pop(number)[first:]
-        self._pages.update((page, copy) for page, copy in zip(pages, copies, strict=True))
+    def copy_in(self, hosts: Iterable[int], pages: Iterable[int]) -> None:
+        self._pages.update((page, list(self.host[host])) for host, page in zip(hosts, pages, strict=True))
 
     def load(self, slot: int, adapter: str) -> None:
         self.slots[slot] = adapter

@@ -264,8 +264,10 @@ class Run:
         allowed = FAILURES | {"model_not_found"} if deleted else FAILURES
         laws.settled([process.peer for process in world.serving()], allowed)
         for process in world.serving():
-            if isinstance(shell := process.shell, RunnerShell) and shell.device.host:
-                raise LawBroken(f"{process.name} still holds {sorted(shell.device.host)} in host memory")
+            if isinstance(shell := process.shell, RunnerShell):
+                cached = {page.host for page in shell.machine.pool.adapters.host.cached.values()}
+                if shell.device.host.keys() != cached:
+                    raise LawBroken(f"{process.name} holds {[*shell.device.host]} in host memory, its books {cached}")
         self._store_is_complete()
         return world.trace_hash
 

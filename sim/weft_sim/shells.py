@@ -294,8 +294,10 @@ class RunnerShell(BaseShell):
             case rn.SwapOut() | rn.SwapIn():
                 self._swap(process, effect)
             case rn.DropSwap():
-                self._copying.pop(effect.number, None)
-                self.device.host.pop(effect.number, None)
+                for number in effect.numbers:
+                    self._copying.pop(number, None)
+                for host in effect.hosts:
+                    self.device.host.pop(host, None)
             case rn.Retain():
                 self.on_disk = {digest: None for digest in self.on_disk if digest in effect.digests}
             case _:
@@ -329,10 +331,10 @@ class RunnerShell(BaseShell):
             process.post(rn.SwapFailed(order.number, "no memory"))
             return
         if isinstance(order, rn.SwapOut):
-            self.device.copy_out(order.number, order.pages)
+            self.device.copy_out(order.pages, order.hosts)
             self.swaps += 1
         else:
-            self.device.copy_in(order.number, order.first, order.pages)
+            self.device.copy_in(order.hosts, order.pages)
         process.post(rn.SwapDone(order.number, len(order.pages), now - began))
 
     def _run(self, process: Process, step: rn.RunStep) -> None:

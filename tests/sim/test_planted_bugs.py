@@ -14,6 +14,7 @@ from weft.domain.request import OutcomeReport, SequenceTokens
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.stream import RequestStream
 from weft_runner.core.adapter_manager import AdapterManager
+from weft_runner.core.host_prefixes import HostPrefixes
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
@@ -112,6 +113,12 @@ def shared_across_adapters(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixReuse, "chain", lambda self, start: name(self, replace(start, adapter="")))
 
 
+def disordered_prefix(patch: pytest.MonkeyPatch) -> None:
+    """Pages of earlier prompts come back from host memory in the wrong order."""
+    find = HostPrefixes.find
+    patch.setattr(HostPrefixes, "find", lambda self, names: find(self, names)[::-1])
+
+
 def endless_preemption(patch: pytest.MonkeyPatch) -> None:
     """Reports do not say that a sequence stays."""
     state = Reporter._sequence_state
@@ -138,6 +145,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     wrong_adapter: (OTHER_TEXT, 2),
     epoch_twice: ("epoch", 0),
     shared_across_adapters: (OTHER_TEXT, 1),
+    disordered_prefix: (OTHER_TEXT, 0),
     endless_preemption: ("is preempted 2 times", 9),
     lost_outcome: ("no outcome|have no end", 0),
 }

@@ -96,7 +96,10 @@ class RunnerSettings:
     max_prefills: int = _number("prompts that an iteration works on", 1, 1, 1024)
     starvation: int = _number("times a waiting adapter is passed before a slot is kept for it", 16, 1, 1 << 20)
     host_mib: int = _number(
-        "host memory for adapters that left the device and KV of preempted sequences", 1024, 1, 1 << 24
+        "host memory for adapters that left the device, KV of preempted sequences and of earlier prompts",
+        1024,
+        1,
+        1 << 24,
     )
     log_level: str = _flag("", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     log_format: str = _flag("", "text", choices=("text", "json"))

@@ -14,6 +14,7 @@ from harness.desired import desired, whole
 from harness.runner_machine import state_of
 from harness.waiting import PATIENCE_S
 from weft.domain.adapter import Tier
+from weft.domain.machine import TICK
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import EndReason, NoCapacity, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
@@ -80,6 +81,48 @@ def test_tokens_are_the_same_whether_a_prefix_is_computed_or_read_again(driver_o
     )
     computed = [state_of(driver.pool).tokens for driver in (shared, fresh)]
     assert computed[1] - computed[0] == state_of(shared.pool).prefix_reused_tokens
+
+
+def others(driver: Any, count: int) -> None:
+    """Requests without a salt, of four pages each, at once; copies to host memory have ended afterwards."""
+    for number in range(count):
+        prompt = [(number + i * i) % 40 + 3 for i in range(3 * P)]
+        driver.post(driver.request(f"other {number} of {count}", prompt, 12, sampling=GREEDY))
+    driver.finish()
+    for _ in range(1000):
+        if not driver.pool.host_prefixes.saves:
+            return
+        driver.beat()
+    raise AssertionError("a copy does not end")
+
+
+@pytest.mark.parametrize("adapter", ["", "a"])
+def test_a_prefix_that_the_device_evicted_is_read_from_host_memory(driver_of, adapter):
+    """Bit for bit what computing it gives, and two that want it at once bring it once."""
+    fresh, small = driver_of(total_pages=64), driver_of(total_pages=12, swap_page_bytes=1)
+    logprobs = Sampling(temperature=1.0, seed=3, ignore_eos=True, top_logprobs=3)
+    for driver, salt in ((fresh, ""), (small, "tenant")):
+        for key in ("first", "second"):
+            ask(driver, key, [5], adapter, salt)
+            driver.finish()
+        others(driver, 2)
+        others(driver, 3)
+        for key, tail in (("third", [6]), ("fourth", [7, 7])):
+            ask(driver, key, tail, adapter, salt, sampling=logprobs)
+        driver.finish()
+        check_pool(driver.pool)
+    for key in ("first", "second", "third", "fourth"):
+        assert small.answer(key) == fresh.answer(key)
+    if isinstance(small.engine.executor, CpuExecutor):
+        third = [[e.logprobs for e in driver.events if e.request_id == "third"] for driver in (fresh, small)]
+        assert third[0] == third[1]
+    assert state_of(small.pool).prefix_reused_tokens == 3 * 3 * P, "but for the first everybody reads it"
+    assert small.pool.reuse.host_tokens == 3 * P
+    small.engine.post(TICK)
+    small.beat()
+    status = small.status
+    assert (status.prefix_host_pages, status.prefix_out_bytes, status.prefix_in_bytes) == (3, 3, 3)
+    assert (status.swapped, status.swap_out_bytes) == (0, 0)
 
 
 def test_the_choices_of_one_request_prefill_its_prompt_once(driver_of):

@@ -34,6 +34,7 @@ from weft_runner.core.events import (
 from weft_runner.core.kv_swap import MOST_SWAPS
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sampling import SampledToken
+from weft_runner.core.step_time_model import StepModel
 
 P = 4
 LIMITS = PoolLimits(
@@ -57,19 +58,20 @@ SIZES = {
     "d": 90,
     "huge": 95,
 }  # 0, 1, 2, 5, 9 pages; ten are more than a pool of 12 lends
+DEAR = StepModel(base_ms=1.0, row_ms=0.0, key_ms=0.0, token_ms=1.0)  # prompts: any copy is sooner there
 TOLD = (0, 10, 30, 500)  # what a list may say of a size
 
 
 class Device:
     """A pool with what it orders about: loads under way, and what each place of each page holds."""
 
-    def __init__(self, limits: PoolLimits = LIMITS) -> None:
-        self.pool = RequestPool(limits)
+    def __init__(self, limits: PoolLimits = LIMITS, model: StepModel = DEAR) -> None:
+        self.pool = RequestPool(limits, model)
         self.places: dict[int, list[tuple | None]] = {page: [None] * P for page in range(limits.total_pages)}
         self.loading: list[Load | Fetch] = []
         self.in_slots: dict[int, str] = {}
         self.copies: list[SwapOut | SwapIn] = []  # under way
-        self.host: dict[int, list[list[tuple | None]]] = {}
+        self.host: dict[int, list[tuple | None]] = {}
 
     def written(self, key: str, position: int) -> tuple:
         """What a sequence would write there: it follows from its text so far and its adapter, and is its tenant's."""
@@ -100,9 +102,10 @@ class Device:
         self.execute()
 
     def execute(self) -> None:
-        for drop in self.pool.swap.take_drops():
-            self.copies = [copy for copy in self.copies if copy.number != drop.number]
-            self.host.pop(drop.number, None)
+        drop = self.pool.swap.take_drop()
+        self.copies = [copy for copy in self.copies if copy.number not in drop.numbers]
+        for host in drop.hosts:
+            self.host.pop(host, None)
         for action in self.pool.adapters.take_actions():
             match action:
                 case Fetch():
@@ -140,19 +143,20 @@ class Device:
     def copy(self, index: int = 0, *, fails: bool = False) -> None:
         """A copy ends: what it reads and writes is read and written as late as can be."""
         match self.copies.pop(index):
-            case SwapOut(number, pages) if not fails:
-                self.host[number] = [list(self.places[page]) for page in pages]
-            case SwapIn(number, first, pages) if not fails:
-                for page, places in zip(pages, self.host.pop(number)[first:], strict=True):
-                    self.places[page] = places
-            case SwapOut(number, pages) | SwapIn(number, _, pages):
-                pass
+            case SwapOut(number, pages, hosts):
+                for page, host in zip(pages, hosts, strict=True) if not fails else ():
+                    self.host[host] = list(self.places[page])
+            case SwapIn(number, hosts, pages):
+                for page, host in zip(pages, hosts, strict=True) if not fails else ():
+                    self.places[page] = list(self.host[host])
         self.pool.on_swap_event(SwapFailed(number, "full") if fails else SwapDone(number, len(pages), 1e-9))
         self.execute()
 
     def check(self) -> None:
         check_pool(self.pool)
-        assert self.host.keys() <= {swap.number for swap in self.pool.swap.by_key.values()}, "left in host memory"
+        kept = {host for swap in self.pool.swap.by_key.values() for host in swap.hosts}
+        kept |= {page.host for page in self.pool.adapters.host.cached.values()}
+        assert self.host.keys() <= kept, "left in host memory"
         state = state_of(self.pool)
         reserved = sum(s.reserved_pages for s in state.sequences)
         assert state.free_pages + state.adapter_pages + reserved == state.total_pages
@@ -165,6 +169,7 @@ class Device:
 DESIRED = st.builds(
     desired, st.sampled_from([d for d in SIZES if d]), n_bytes=st.sampled_from(TOLD), pinned=st.booleans()
 )
+PROMPTS = [(n,) * 4 + (1,) * 13 for n in range(5)]
 TEXTS = st.sampled_from([(1,) * 4, (1,) * 9, (1,) * 13 + (2,), (1,) * 13 + (3, 3, 3, 3), (2,) * 30, (1,) * 38])
 
 
@@ -172,10 +177,11 @@ class MemoryMachine(RuleBasedStateMachine):
     """Two tenants and one without a salt, adapters of all sizes, growth, victims, lost owners, failures."""
 
     limits = LIMITS
+    model = DEAR
 
     def __init__(self) -> None:
         super().__init__()
-        self.device = Device(self.limits)
+        self.device = Device(self.limits, self.model)
         self.pool = self.device.pool
         self.counter = self.drawn = 0
         self.live: dict[str, Epoch] = {}
@@ -280,9 +286,45 @@ class SwappingMachine(MemoryMachine):
     limits = SWAPPING
 
 
-MemoryMachine.TestCase.settings = SwappingMachine.TestCase.settings = settings(stateful_step_count=40)
+class PrefixMachine(MemoryMachine):
+    """The same where few prompts come again and again, their pages in and out of host memory."""
+
+    limits = replace(SWAPPING, host_bytes=120, max_sequences=4)
+
+    @rule(
+        key=st.sampled_from("vwxyz"), prompt=st.sampled_from(PROMPTS), emitted=st.integers(0, 4),
+        max_tokens=st.integers(1, 9), adapter=st.sampled_from(["", "", "a", "b"]),
+    )  # fmt: skip
+    def start(self, key, prompt, emitted, max_tokens, adapter) -> None:
+        super().start(key, 1 + (key > "x"), prompt, emitted, emitted + max_tokens, 0, adapter, "t")
+
+    @rule(
+        asked=st.lists(
+            st.tuples(st.sampled_from(PROMPTS), st.sampled_from(["", "a"]), st.sampled_from(["v", "v", "vw"])),
+            min_size=1, max_size=6,
+        ),
+        copies=st.integers(0, 2),
+    )  # fmt: skip
+    def serve(self, asked, copies: int) -> None:
+        """One after the other, or two at once, to its end or as far as copies that do not end let it come."""
+        for prompt, adapter, keys in asked:
+            for key in keys:
+                self.start(key, prompt, 0, 3, adapter)
+            for _ in range(8):
+                self.device.step(iter([1] * 5))
+                while self.device.loading:
+                    self.device.load()
+                for _ in range(min(copies, len(self.device.copies))):
+                    self.device.copy()
+                self.hear()
+
+
+MACHINES = (MemoryMachine, SwappingMachine, PrefixMachine)
+for machine in MACHINES:
+    machine.TestCase.settings = settings(stateful_step_count=40)
 test_every_book_balances_and_every_page_holds_what_its_readers_would_write = MemoryMachine.TestCase
 test_so_they_do_where_sequences_are_swapped = SwappingMachine.TestCase
+test_so_they_do_where_prompts_come_again_and_again = PrefixMachine.TestCase
 
 
 def test_a_pinned_adapter_that_made_way_is_loaded_again_as_soon_as_its_pages_are_free():

@@ -9,15 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.desired import whole
 from harness.runner_machine import flat, session, start_of, state_of
 from harness.waiting import wait_until
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, NoCapacity, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
+from weft_runner.core.adapter import Adapter, HostCopy
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import DropSwap, Fetched, Loaded, SwapDone, SwapFailed, SwapIn, SwapOut, Unload
+from weft_runner.core.events import (
+    DropSwap,
+    Fetch,
+    Fetched,
+    Load,
+    Loaded,
+    SwapDone,
+    SwapFailed,
+    SwapIn,
+    SwapOut,
+    Unload,
+)
+from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
 from weft_runner.core.kv_swap import MOST_SWAPS
 from weft_runner.core.request_pool import RequestPool, check_pool
 from weft_runner.core.sampling import SampledToken
@@ -95,11 +109,11 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     while "old" in pool.sequences:
         step(pool)
     (back,) = copies(pool)
-    assert back == SwapIn(order.number, 0, tuple(pool.pages.pages_of("new")[: len(order.pages)]))
+    assert back == SwapIn(order.number, order.hosts, tuple(pool.pages.pages_of("new")[: len(order.pages)]))
     assert phase(pool, "new") is SequencePhase.SWAP_IN
     copied(pool, back)
     assert phase(pool, "new") is SequencePhase.DECODE
-    assert pool.swap.take_drops() == [DropSwap(order.number)]
+    assert pool.swap.take_drop() == DropSwap((order.number,), order.hosts)
     assert (pool.adapters.host.kv_bytes, pool.swap.by_key) == (0, {})
     while pool.sequences:
         step(pool)
@@ -186,7 +200,9 @@ def test_whatever_ends_a_swapped_sequence_frees_both_sides_at_once(when, how):
             begin(pool, "new", 3, prompt=1)
     check_pool(pool)
     assert pool.adapters.host.kv_bytes == 0
-    assert DropSwap(order.number) in pool.swap.take_drops()
+    drop = pool.swap.take_drop()
+    assert order.number in drop.numbers
+    assert {*order.hosts} <= {*drop.hosts}
     assert order.number not in [copy.number for copy in copies(pool)], "a copy that has not begun never does"
     pool.on_swap_event(SwapDone(order.number, 1, 1.0))  # it had ended already
     check_pool(pool)
@@ -280,7 +296,72 @@ def test_pages_that_others_still_read_are_read_again_instead_of_being_copied_bac
     pool.stop("old", Epoch(1, 1), session())
     (back,) = copies(pool)
     assert isinstance(back, SwapIn)
-    assert (back.first, back.pages) == (len(order.pages), ()), "they are in the prefix cache"
+    assert (back.hosts, back.pages) == ((), ()), "they are in the prefix cache"
+
+
+# ---- pages of earlier prompts
+
+
+def held(host: HostCache, digest: str, n_bytes: int) -> Adapter:
+    adapter = Adapter(digest)
+    adapter.advance_copy(HostCopy.COPYING)
+    host.hold(adapter, n_bytes)
+    return adapter
+
+
+def cached(host: HostCache, name: bytes, adapter: str) -> bool:
+    page = CachedPage(name, adapter, host=1, host_bytes=20, number=1)
+    there, page.number = host.cache(page), 0
+    check_host_cache(host)
+    return there
+
+
+def test_what_was_used_longest_ago_leaves_host_memory_and_pages_before_their_adapter():
+    host = HostCache(100, lambda _: None, lambda _: None)
+    held(host, "a", 20)
+    held(host, "b", 20)
+    assert cached(host, b"of a", "a")
+    assert cached(host, b"of the base", "")
+    assert cached(host, b"more of a", "a")
+    assert host.free_bytes == 0
+    assert host.reserve_kv(20, "")
+    assert (list(host.held), list(host.cached)) == (["a"], [b"of a", b"of the base", b"more of a"])
+    assert cached(host, b"new", "")
+    assert (list(host.held), list(host.cached)) == (["a"], [b"of the base", b"more of a", b"new"])
+    assert host.reserve_kv(60, "a"), "KV of a sequence is never refused for that of earlier prompts"
+    assert (list(host.held), list(host.cached)) == (["a"], []), "nor does it take the adapter that it needs"
+    assert not cached(host, b"newest", "a")
+    check_host_cache(host)
+
+
+def served(pool: RequestPool, key: str, salt: str) -> None:
+    """A prompt of two full pages, for adapter `a`, to its end."""
+    begin(pool, key, 1, prompt=9, max_tokens=3, adapter="a", cache_salt=salt)
+    for _ in range(20):
+        step(pool)
+        for order in pool.adapters.take_actions():
+            if isinstance(order, Load):
+                pool.on_adapter_event(Loaded("a", 1, 20, None, 1.0))
+            elif isinstance(order, Fetch):
+                pool.on_adapter_event(Fetched("a", 20, None))
+        for order in copies(pool):
+            copied(pool, order)
+    assert not pool.sequences
+
+
+def test_only_a_page_that_was_needed_twice_is_copied_and_it_leaves_with_its_adapter():
+    pool = RequestPool(replace(LIMITS, host_bytes=1000))
+    for number, salt in enumerate("ttuvwx"):
+        served(pool, str(number), salt)
+    assert len(pool.host_prefixes) == 2, "the first prompt's pages, which the second one has read"
+    served(pool, "again", "u")
+    assert len(pool.host_prefixes) == 4, "and those that were computed again"
+    served(pool, "back", "t")
+    assert pool.reuse.host_tokens == 8
+    pool.apply(whole(removed=["a"]))
+    check_pool(pool)
+    assert len(pool.host_prefixes) == 0
+    assert len(pool.swap.take_drop().hosts) == 4
 
 
 # ---- copies
@@ -305,16 +386,16 @@ def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done():
     memory = Slow(np.arange(80, dtype=np.uint8).reshape(8, 10))
     reports: list[Any] = []
     swapper = KvSwapper(memory, reports.append)
-    swapper.execute(SwapOut(1, (0, 1, 2, 3)))
+    swapper.execute(SwapOut(1, (0, 1, 2, 3), (6, 7, 8, 9)))
     assert memory.reached.wait(10)
     copy = swapper._copies[1]
-    dropping = threading.Thread(target=swapper.execute, args=(DropSwap(1),))
+    dropping = threading.Thread(target=swapper.execute, args=(DropSwap((1,), (6, 7, 8, 9)),))
     dropping.start()
     wait_until(lambda: copy.dropped, "the copy is dropped")
     memory.go.set()
     dropping.join(10)
-    swapper.execute(SwapOut(2, (5,)))
-    swapper.execute(SwapIn(2, 0, (6,)))
+    swapper.execute(SwapOut(2, (5,), (1,)))
+    swapper.execute(SwapIn(2, (1,), (6,)))
     swapper._thread.shutdown(wait=True)
     assert memory.count == 3, "the page that was being copied, the one before it, and the other sequence's"
     assert [(report.number, report.pages) for report in reports] == [(2, 1), (2, 1)]
@@ -326,8 +407,8 @@ def test_what_is_copied_out_and_back_is_the_same_bytes_in_slices(monkeypatch):
     drawn = np.random.default_rng(1).integers(0, 256, (6, 24), dtype=np.uint8)
     memory, reports = LocalKvMemory(drawn.copy()), []
     swapper = KvSwapper(memory, reports.append)
-    swapper.execute(SwapOut(1, (4, 1, 3)))
-    swapper.execute(SwapIn(1, 1, (0, 5)))
+    swapper.execute(SwapOut(1, (4, 1, 3), (7, 8, 9)))
+    swapper.execute(SwapIn(1, (8, 9), (0, 5)))
     swapper._thread.shutdown(wait=True)
     assert [type(report) for report in reports] == [SwapDone, SwapDone]
     assert np.array_equal(memory._pages, drawn[[1, 1, 2, 3, 4, 3]])

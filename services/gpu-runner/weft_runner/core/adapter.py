@@ -57,6 +57,7 @@ class Adapter:
     n_bytes: int = 0  # on the device; announced until `size_known`, 0: not even announced
     size_known: bool = False
     host_bytes: int = 0  # of the latest copy in host memory
+    used: int = 0  # when that copy was, on the clock of the host cache
     desired: bool = False
     tier: Tier = Tier.REMOTE  # the lowest tier that has to hold it
     prefetched: bool = False  # a forecast brought it, or brings it, and no sequence has used it

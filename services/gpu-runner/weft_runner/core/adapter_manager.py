@@ -531,6 +531,7 @@ class AdapterManager:
         if adapter.resident:
             self.slots.unload(adapter)
         self.host.drop(adapter)
+        self.host.drop_pages_of(adapter.digest)
         self.forecast.settle(adapter, "dropped")
         if adapter.n_bytes:  # a request that was answered NoCapacity is judged by it when it comes again
             self._sizes[adapter.digest] = adapter.n_bytes, adapter.size_known

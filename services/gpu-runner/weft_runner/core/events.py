@@ -176,26 +176,31 @@ class AdapterPages:
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy these pages to host memory, beside the steps. They are not written to, and have no other owner meanwhile."""
+    """Copy these pages to host memory, under the numbers `hosts` there, beside the steps.
+
+    They are not written to, and have no other owner meanwhile.
+    """
 
     number: int
     pages: tuple[int, ...]
+    hosts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Copy what is in host memory under that number, from its page `first` on, to these pages, beside the steps."""
+    """Copy these pages of host memory to these of the device, beside the steps."""
 
     number: int
-    first: int
+    hosts: tuple[int, ...]
     pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DropSwap:
-    """That number's host memory is free. A copy that is under way has ended when what follows is done."""
+    """The copies of these numbers have ended, complete or not, when what follows is done; these host pages are free."""
 
-    number: int
+    numbers: tuple[int, ...]
+    hosts: tuple[int, ...]
 
 
 class RunStep(NamedTuple):
@@ -225,6 +230,10 @@ class RunnerStatus:
     swap_in_bytes: int
     swap_copy_s: float  # that these copies took
     stalled_s: float  # that sequences stood still for want of pages, summed
+    prefix_host_pages: int  # of earlier prompts, in host memory
+    prefix_host_tokens: int  # read from there instead of being computed, since start
+    prefix_out_bytes: int
+    prefix_in_bytes: int
     adapters_resident: int
     adapters_known: int
     not_ready: str

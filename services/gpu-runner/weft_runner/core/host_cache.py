@@ -1,16 +1,23 @@
-"""Host memory: copies of adapters, KV of sequences; and which adapters a Ready runner holds on disk or there unasked.
+"""Host memory: copies of adapters, KV of sequences and of earlier prompts; and which adapters a Ready runner holds on
+disk or there unasked.
 
-`HostCache` is one byte budget for both. Copies of adapters leave for KV and for each other, least recently used first,
-protected ones never; one whose sequences have their KV here is dropped for other adapters only, and last. KV is of
-living sequences and leaves with them. `TierPrefetcher` decides which
-copies are protected and fetches what is missing, a few at a time. Where the budget cannot hold all adapters of tier
-Host, those that are there stay, then the order of the list decides; the others are degraded: they are kept on disk,
-say why, and the runner does not wait for more. A failed fetch is tried again and waited for, unless the artifact itself
-is wrong.
+`HostCache` is one byte budget for all. KV of sequences comes first: it is of living ones and leaves with them. Copies
+of adapters and pages of earlier prompts leave for it and for each other, least recently used first; protected copies
+never, and one whose sequences have their KV here is dropped for other adapters only, and last. Whatever uses a page
+uses its adapter, too, so an adapter's copy leaves after its pages, and pages of an adapter that is forgotten leave at
+once: KV without its adapter is of no use (FastLibra, arXiv 2505.03756).
+
+`TierPrefetcher` decides which copies are protected and fetches what is missing, a few at a time. Where the budget
+cannot hold all adapters of tier Host, those that are there stay, then the order of the list decides; the others are
+degraded: they are kept on disk, say why, and the runner does not wait for more. A failed fetch is tried again and
+waited for, unless the artifact itself is wrong.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
 
 from weft.domain.adapter import Tier
 from weft_runner.core.adapter import Adapter, HostCopy
@@ -19,15 +26,35 @@ from weft_runner.core.events import Action, DropHost
 PREFETCHES = 2  # at a time: a fetch that a request waits for shares the depot's and the disk's bandwidth with them
 
 
+@dataclass(slots=True, eq=False)
+class CachedPage:
+    """A named page of an earlier prompt. `host`: its number in host memory; `used`: when, on the host cache's clock."""
+
+    name: bytes
+    adapter: str
+    host: int
+    host_bytes: int
+    number: int  # of the copy that brings it there; 0: it is there
+    used: int = 0
+
+
 class HostCache:
-    """The copies. The newest stays even above the budget: it is on its way to a slot."""
+    """The copies. The newest adapter stays even above the budget: it is on its way to a slot."""
 
     def __init__(self, budget_bytes: int, order: Callable[[Action], None], changed: Callable[[Adapter], None]) -> None:
         self.budget_bytes = budget_bytes
         self.held: OrderedDict[str, Adapter] = OrderedDict()  # least recently used first
+        self.cached: OrderedDict[bytes, CachedPage] = OrderedDict()  # so, too
         self.protected: set[str] = set()
-        self.held_bytes = self.kv_bytes = 0
+        self.held_bytes = self.kv_bytes = self.cached_bytes = 0
+        self.on_dropped: Callable[[CachedPage], None] = lambda _: None
+        self._cached_of: Counter[str] = Counter()  # pages by adapter
         self._order, self._changed = order, changed
+        self._clock = 0
+
+    @property
+    def free_bytes(self) -> int:
+        return self.budget_bytes - self.held_bytes - self.kv_bytes - self.cached_bytes
 
     def fits(self, adapter: Adapter) -> bool:
         """Whether its copy fits beside the protected ones."""
@@ -36,23 +63,50 @@ class HostCache:
 
     def reserve_kv(self, n_bytes: int, adapter: str) -> bool:
         """Set memory aside for KV of a sequence of that adapter. False: all that may leave for it is too little."""
-        free_bytes = self.budget_bytes - self.held_bytes - self.kv_bytes
-        leaving: list[Adapter] = []
-        for digest, copy in self.held.items() if free_bytes < n_bytes else ():
-            if free_bytes >= n_bytes:
-                break
-            if digest not in self.protected and digest != adapter and not copy.swapped:
-                leaving.append(copy)
-                free_bytes += copy.host_bytes
-        if free_bytes < n_bytes:
+        if not self._evict_for(n_bytes, adapter):
             return False
-        for copy in leaving:
-            self.drop(copy)
         self.kv_bytes += n_bytes
         return True
 
     def release_kv(self, n_bytes: int) -> None:
         self.kv_bytes -= n_bytes
+
+    def cache(self, page: CachedPage) -> bool:
+        """Set memory aside for a page of an earlier prompt. False: all that may leave for it is too little."""
+        if not self._evict_for(page.host_bytes, page.adapter, number=page.number):
+            return False
+        self._put(page)
+        return True
+
+    def take(self, pages: Iterable[CachedPage]) -> None:
+        """A sequence waits for these: they are its KV until `put_back`."""
+        for page in pages:
+            self.forget_page(page)
+            self.kv_bytes += page.host_bytes
+
+    def put_back(self, pages: Iterable[CachedPage]) -> list[CachedPage]:
+        """In order of their text, whose beginning stays longest. Returns those that are there a second time."""
+        twice: list[CachedPage] = []
+        for page in reversed([*pages]):
+            self.kv_bytes -= page.host_bytes
+            if page.name in self.cached:
+                twice.append(page)
+            else:
+                self._put(page)
+        self.trim()
+        return twice
+
+    def drop_page(self, page: CachedPage) -> None:
+        """It goes, complete or not."""
+        self.forget_page(page)
+        self.on_dropped(page)
+
+    def drop_pages_of(self, adapter: str) -> None:
+        """They are of no use any more."""
+        if self._cached_of[adapter]:
+            for page in [page for page in self.cached.values() if page.adapter == adapter]:
+                if page.name in self.cached:
+                    self.drop_page(page)
 
     def hold(self, adapter: Adapter, host_bytes: int) -> None:
         """Its copy is complete; less recently used copies are dropped for it."""
@@ -60,12 +114,15 @@ class HostCache:
         adapter.host_bytes = host_bytes
         self.held[adapter.digest] = adapter
         self.held_bytes += host_bytes
+        self.on_use(adapter)
         self._changed(adapter)
         self.trim()
 
     def on_use(self, adapter: Adapter) -> None:
         if adapter.copy is HostCopy.HELD:
             self.held.move_to_end(adapter.digest)
+            self._clock += 1
+            adapter.used = self._clock
 
     def drop(self, adapter: Adapter) -> None:
         """The copy goes, complete or not; the action reaches the builder after whatever still reads it."""
@@ -79,16 +136,49 @@ class HostCache:
 
     def trim(self) -> None:
         """Back into the budget, as far as protected copies and the newest allow."""
-        over, newest = self.held_bytes + self.kv_bytes - self.budget_bytes, next(reversed(self.held), None)
-        dropped: list[Adapter] = []
-        for digest, adapter in sorted(self.held.items(), key=lambda item: item[1].swapped > 0) if over > 0 else ():
-            if over <= 0:
+        self._evict_for(0, next(reversed(self.held), ""), swapped_too=True)
+
+    def _evict_for(self, n_bytes: int, beside: str, *, number: int = -1, swapped_too: bool = False) -> bool:
+        """Drop what was used longest ago, but for that adapter's copy. False: that is too little, and nothing is.
+
+        `number`: pages of that copy stay. `swapped_too`: adapters whose sequences have their KV here leave as well, at
+        last, and what may leave does even if it is too little.
+        """
+        if (free_bytes := self.free_bytes) >= n_bytes:
+            return True
+        copies = [copy for copy in self.held.values() if copy.digest not in self.protected and copy.digest != beside]
+        pages = (page for page in self.cached.values() if page.number != number)
+        last = [copy for copy in copies if copy.swapped and swapped_too]
+        leaving: list[Adapter | CachedPage] = []
+        for copy in chain(merge((c for c in copies if not c.swapped), pages, key=lambda copy: copy.used), last):
+            leaving.append(copy)
+            free_bytes += copy.host_bytes
+            if free_bytes >= n_bytes:
                 break
-            if digest != newest and digest not in self.protected:
-                dropped.append(adapter)
-                over -= adapter.host_bytes
-        for adapter in dropped:
-            self.drop(adapter)
+        if free_bytes < n_bytes and not swapped_too:
+            return False
+        for copy in leaving:
+            if isinstance(copy, Adapter):
+                self.drop(copy)
+            elif copy.name in self.cached:  # else it went with another page of its copy
+                self.drop_page(copy)
+        return free_bytes >= n_bytes
+
+    def _put(self, page: CachedPage) -> None:
+        """It is the most recently used one, but for its adapter."""
+        self._clock += 1
+        page.used = self._clock
+        self.cached[page.name] = page
+        self.cached_bytes += page.host_bytes
+        self._cached_of[page.adapter] += 1
+        if (adapter := self.held.get(page.adapter)) is not None:
+            self.on_use(adapter)
+
+    def forget_page(self, page: CachedPage) -> None:
+        """Its memory is another's business now."""
+        del self.cached[page.name]
+        self.cached_bytes -= page.host_bytes
+        self._cached_of[page.adapter] -= 1
 
 
 class TierPrefetcher:
@@ -192,14 +282,24 @@ class TierPrefetcher:
 
 
 def check_host_cache(host: HostCache) -> None:
-    """Protected copies and KV are within the budget; at most one copy is beyond it, and that one is not protected."""
+    """Protected copies and KV are within the budget; at most one copy is beyond it, and that one is not protected.
+
+    An adapter's copy was used after its pages.
+    """
     sizes = {digest: adapter.host_bytes for digest, adapter in host.held.items()}
     assert all(adapter.copy is HostCopy.HELD for adapter in host.held.values()), host.held
     assert host.held_bytes == sum(sizes.values())
     protected = sum(size for digest, size in sizes.items() if digest in host.protected)
     assert 0 <= host.kv_bytes <= host.budget_bytes - protected, (host.kv_bytes, protected)
-    beyond = host.held_bytes + host.kv_bytes > host.budget_bytes
+    beyond = host.free_bytes < 0
     assert not beyond or sum(digest not in host.protected for digest in sizes) == 1, sizes
+    assert not beyond or not host.cached, "pages of earlier prompts stay beyond the budget"
+    assert host.cached_bytes == sum(page.host_bytes for page in host.cached.values())
+    for copies in (host.held.values(), host.cached.values()):
+        used = [copy.used for copy in copies]
+        assert used == sorted(used), "not in order of use"
+    for page in host.cached.values():
+        assert page.adapter not in host.held or page.used < host.held[page.adapter].used, "used without its adapter"
 
 
 def check_prefetcher(prefetcher: TierPrefetcher, adapters: Iterable[Adapter]) -> None:

@@ -1,16 +1,20 @@
-"""Sequences whose KV is in host memory: what a swap costs, and who wants pages back.
+"""Copies of KV to host memory and back: what they cost, the sequences that wait for them, and who wants pages back.
 
 A preempted sequence leaves the device by the cheaper of two ways (vLLM: swapping and recomputation; S3, section 3.4):
 its KV is copied to host memory and back, or it is scheduled again and computed once more. KV in host memory and copies
 of adapters there share one budget (`host_cache.py`). While a sequence is swapped out its adapter may leave the device
 too, and comes back with it: KV without its adapter is of no use (FastLibra, arXiv 2505.03756), so an adapter whose
 sequences are swapped out keeps its copy in host memory longer than others, and its file.
+
+A new sequence whose text begins with pages of earlier prompts that are in host memory (`host_prefixes.py`) waits for
+them as one that comes back does. Another one that would read the same pages waits for the first, and copies nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft_runner.core.events import DropSwap, SwapIn, SwapOut
-from weft_runner.core.host_cache import HostCache
+from weft_runner.core.host_cache import CachedPage, HostCache
 from weft_runner.core.sequence import Sequence, SequencePhase
 
 MOST_SWAPS = 8  # of a sequence: after the last one it comes back with pages for all that it can still ask for
@@ -20,28 +24,40 @@ RATE = 0.25  # of a measured copy in what the next is expected to take
 
 @dataclass(slots=True, eq=False)
 class SwappedKv:
-    """A sequence on its way out, out, or on its way back. `number`: of its copy in host memory."""
+    """A sequence on its way out, out, or on its way back, or one that waits for its text's beginning.
+
+    `number`: of its copies. `hosts`: its pages in host memory, in token order: its own, or those of earlier prompts.
+    """
 
     sequence: Sequence
     number: int
-    kv_pages: int  # that hold tokens
-    wanted_pages: int  # on the device, on its return
+    hosts: tuple[int, ...]
+    wanted_pages: int  # on the device, on its return; 0: it is new, and has them
+    cached: tuple[CachedPage, ...] = ()  # those of earlier prompts
+    behind: int = 0  # the copy of another sequence that it waits for
     copied: bool = False  # on its way back: its KV is on the device
     adapter_there: bool = False  # on its way back: so is its adapter, or it has none
+
+    @property
+    def is_new(self) -> bool:
+        """It waits for its text's beginning: it had not left."""
+        return not self.wanted_pages
 
 
 class KvSwap:
     """One owner: the request pool. `page_bytes`: of a page's KV; 0: this runner swaps nothing."""
 
     def __init__(self, host: HostCache, page_bytes: int) -> None:
-        self._host, self._page_bytes = host, page_bytes
+        self._host, self.page_bytes = host, page_bytes
         self.by_key: dict[str, SwappedKv] = {}
-        self.drops: list[DropSwap] = []
+        self.arriving: dict[bytes, int] = {}  # names of pages on their way to the device, and the number of the copy
         self.copies: list[SwapOut | SwapIn] = []
         self.bytes_per_s = GUESSED_BYTES_PER_S
-        self.out_bytes = self.in_bytes = 0
-        self.copy_s = 0.0  # that copies took, out and in
-        self._numbers = 0
+        self.out_bytes = self.in_bytes = self.prefix_in_bytes = 0
+        self.copy_s = 0.0  # that copies took, out and in, of sequences that had left
+        self._numbers = self._hosts = 0
+        self.dropped: list[int] = []  # copies
+        self.freed: list[int] = []  # host pages
 
     @property
     def leaving(self) -> bool:
@@ -54,8 +70,13 @@ class KvSwap:
         return any(_copies(swap) for swap in self.by_key.values())
 
     @property
+    def away(self) -> int:
+        """Sequences that had to leave and do not run yet."""
+        return sum(not swap.is_new for swap in self.by_key.values())
+
+    @property
     def host_pages(self) -> int:
-        return sum(swap.kv_pages for swap in self.by_key.values())
+        return sum(len(swap.hosts) for swap in self.by_key.values())
 
     def returning(self) -> list[SwappedKv]:
         """Those that are out, the earliest arrival first."""
@@ -64,67 +85,125 @@ class KvSwap:
 
     def swap_out(self, sequence: Sequence, pages: list[int], wanted_pages: int, recompute_ms: float) -> bool:
         """Begin to copy these pages, which hold its tokens. False: recomputing is cheaper, or host memory is full."""
-        n_bytes = len(pages) * self._page_bytes
-        if not n_bytes or 2e3 * n_bytes / self.bytes_per_s >= recompute_ms:
+        n_bytes = len(pages) * self.page_bytes
+        if not n_bytes or 2 * self.copy_ms(len(pages)) >= recompute_ms:
             return False
         if not self._host.reserve_kv(n_bytes, sequence.start.adapter):
             return False
-        self._numbers += 1
         sequence.swap_out()
-        self.by_key[sequence.key] = SwappedKv(sequence, self._numbers, len(pages), wanted_pages)
-        self.copies.append(SwapOut(self._numbers, tuple(pages)))
+        swap = self.by_key[sequence.key] = SwappedKv(sequence, self.next_number(), self.next_hosts(pages), wanted_pages)
+        self.copies.append(SwapOut(swap.number, tuple(pages), swap.hosts))
         return True
 
     def swap_in(self, swap: SwappedKv, pages: list[int]) -> None:
         """Begin to copy the last of its pages back to these; the first ones are on the device already."""
         swap.sequence.swap_in()
-        self.copies.append(SwapIn(swap.number, swap.kv_pages - len(pages), tuple(pages)))
+        self.copies.append(SwapIn(swap.number, swap.hosts[len(swap.hosts) - len(pages) :], tuple(pages)))
+
+    def read(self, sequence: Sequence, cached: list[CachedPage], pages: list[int]) -> None:
+        """Begin to copy pages of earlier prompts to these, for a new sequence; the first of its pages are there."""
+        self._host.take(cached)
+        hosts = tuple(page.host for page in cached)
+        swap = self._wait(SwappedKv(sequence, self.next_number(), hosts, 0, (*cached,)))
+        self.arriving.update((page.name, swap.number) for page in cached)
+        self.copies.append(SwapIn(swap.number, swap.hosts, tuple(pages)))
+
+    def follow(self, sequence: Sequence, number: int) -> None:
+        """A new sequence waits for pages that are on their way for another one."""
+        self._wait(SwappedKv(sequence, self.next_number(), (), 0, behind=number))
+
+    def copy_ms(self, n_pages: int) -> float:
+        """What copying so many pages is expected to take, one way."""
+        return 1e3 * n_pages * self.page_bytes / self.bytes_per_s
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def next_hosts(self, pages: list[int]) -> tuple[int, ...]:
+        """Numbers of host pages, one for each of these."""
+        self._hosts += len(pages)
+        return tuple(range(self._hosts - len(pages) + 1, self._hosts + 1))
 
     def on_copied(self, number: int, pages: int, seconds: float) -> SwappedKv | None:
         """A copy of so many pages is complete. None: its sequence has ended."""
-        n_bytes = pages * self._page_bytes
-        self.copy_s += seconds
+        n_bytes = pages * self.page_bytes
         if n_bytes and seconds > 0.0:
             self.bytes_per_s += RATE * (n_bytes / seconds - self.bytes_per_s)
         swap = self.of_number(number)
         if swap is not None and swap.sequence.phase is SequencePhase.SWAP_OUT:
-            self.out_bytes += n_bytes
+            self.out_bytes, self.copy_s = self.out_bytes + n_bytes, self.copy_s + seconds
         elif swap is not None:
-            self.in_bytes += n_bytes
+            if swap.is_new:
+                self.prefix_in_bytes += n_bytes
+            else:
+                self.in_bytes, self.copy_s = self.in_bytes + n_bytes, self.copy_s + seconds
             swap.copied = True
         return swap
 
     def of_number(self, number: int) -> SwappedKv | None:
         return next((swap for swap in self.by_key.values() if swap.number == number), None)
 
-    def forget(self, key: str) -> None:
-        """Its sequence runs again, or is over: nothing of it stays in host memory, and no copy goes on."""
-        swap = self.by_key.pop(key, None)
-        if swap is not None:
-            self._host.release_kv(swap.kv_pages * self._page_bytes)
-            self.copies = [copy for copy in self.copies if copy.number != swap.number]
-            self.drops.append(DropSwap(swap.number))
+    def forget(self, key: str) -> list[SwappedKv]:
+        """Its sequence runs, or is over: nothing of its own stays in host memory, and no copy goes on.
 
-    def take_drops(self) -> list[DropSwap]:
+        Returns those that waited for its copy, and wait no more.
+        """
+        if (swap := self.by_key.pop(key, None)) is None:
+            return []
+        if swap.cached:
+            for page in swap.cached:
+                del self.arriving[page.name]
+            self.drop(swap.number, [page.host for page in self._host.put_back(swap.cached)])
+        elif swap.hosts:
+            self._host.release_kv(len(swap.hosts) * self.page_bytes)
+            self.drop(swap.number, swap.hosts)
+        behind = [other for other in self.by_key.values() if other.behind == swap.number]
+        for other in behind:
+            other.behind, other.copied = 0, True
+        return behind
+
+    def drop(self, number: int, hosts: Iterable[int]) -> None:
+        """That copy goes no further; these host pages are free."""
+        self.copies = [copy for copy in self.copies if copy.number != number]
+        self.dropped.append(number)
+        self.freed.extend(hosts)
+
+    def free(self, host: int) -> None:
+        self.freed.append(host)
+
+    def take_drop(self) -> DropSwap:
         """Before anything else is done with pages: those of a dropped copy may have new owners."""
-        drops, self.drops = self.drops, []
-        return drops
+        drop = DropSwap(tuple(self.dropped), tuple(self.freed))
+        self.dropped, self.freed = [], []
+        return drop
 
     def take_copies(self) -> list[SwapOut | SwapIn]:
         """After everything else: adapters whose pages are copied to have left them."""
         copies, self.copies = self.copies, []
         return copies
 
+    def _wait(self, swap: SwappedKv) -> SwappedKv:
+        swap.sequence.swap_in()
+        self.by_key[swap.sequence.key] = swap
+        return swap
+
 
 def _copies(swap: SwappedKv) -> bool:
     phase = swap.sequence.phase
-    return phase is SequencePhase.SWAP_OUT or (phase is SequencePhase.SWAP_IN and not swap.copied)
+    return phase is SequencePhase.SWAP_OUT or (phase is SequencePhase.SWAP_IN and not (swap.copied or swap.behind))
 
 
 def check_swap(swap: KvSwap) -> None:
-    """What is in host memory is a living sequence's, and accounted for."""
-    assert swap._host.kv_bytes == swap.host_pages * swap._page_bytes, swap.by_key  # pyright: ignore[reportPrivateUsage]
+    """What is in host memory is a living sequence's, and accounted for; who waits for another's copy waits for one."""
+    assert swap._host.kv_bytes == swap.host_pages * swap.page_bytes, swap.by_key  # pyright: ignore[reportPrivateUsage]
+    arriving = {page.name: waiting.number for waiting in swap.by_key.values() for page in waiting.cached}
+    assert swap.arriving == arriving, "a page is on its way for nobody"
+    numbers = {waiting.number for waiting in swap.by_key.values() if waiting.cached}
     for key, swapped in swap.by_key.items():
         assert swapped.sequence.key == key, key
         assert swapped.sequence.phase in (SequencePhase.SWAP_OUT, SequencePhase.SWAPPED, SequencePhase.SWAP_IN), key
-        assert 0 < swapped.kv_pages <= swapped.wanted_pages, key
+        assert not swapped.behind or swapped.behind in numbers, key
+        if swapped.sequence.phase is not SequencePhase.SWAP_IN:
+            assert 0 < len(swapped.hosts) <= swapped.wanted_pages, key
+            assert not swapped.cached, key

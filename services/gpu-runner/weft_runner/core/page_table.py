@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from weft_runner.core.prefix_cache import PrefixCache, check_prefixes
 
+NEED = 4  # evictions are near where less than this part of all pages is free without one
+
 
 @dataclass(slots=True)
 class Allocation:
@@ -48,6 +50,11 @@ class PageTable:
     def free_pages(self) -> int:
         """What the next taker can have: pages that no sequence or adapter holds, the reusable ones too."""
         return len(self._free) + len(self.prefixes)
+
+    @property
+    def short(self) -> bool:
+        """Pages of earlier prompts are soon evicted for what comes."""
+        return NEED * len(self._free) < self.total_pages
 
     @property
     def reserved_pages(self) -> int:
@@ -111,11 +118,11 @@ class PageTable:
         assert allocation.tokens <= n_tokens <= len(allocation.pages) * self.page_tokens, (key, n_tokens, allocation)
         allocation.tokens = n_tokens
 
-    def name(self, key: str, index: int, name: bytes) -> None:
+    def name(self, key: str, index: int, name: bytes, adapter: str = "") -> None:
         """The sequence's page of that index is full and will not be written to any more: others may read it."""
         allocation = self._allocations[key]
         assert (index + 1) * self.page_tokens <= allocation.tokens, (key, index, allocation.tokens)
-        self.prefixes.name(allocation.pages[index], name)
+        self.prefixes.name(allocation.pages[index], name, adapter)
 
     def release(self, key: str, *, forget: bool = False) -> int:
         """Give a sequence's pages back; how many it held. `forget`: what it wrote is not to be read by others."""
@@ -206,8 +213,8 @@ class PageTable:
 
     def _hold(self, key: str, page: int) -> None:
         allocation, holders = self._allocations[key], self._holders.setdefault(page, {})
+        self.prefixes.acquire(page)
         if not holders:
-            self.prefixes.acquire(page)
             allocation.owned += 1
             self.dirty[key] = None
         holders[key] = None

@@ -3,12 +3,22 @@
 A page is named by a chain of SHA-256 over (tenant salt, adapter digest) and the tokens of every page up to it, so that
 two sequences share a page only where tenant, adapter and the whole text before it are the same. Named pages are never
 written to again. A page that no sequence holds is *reusable*: as good as free, and evicted least recently used first.
+
+A page is worth a copy in host memory (`host_prefixes.py`) once it was *needed twice*: a second sequence has read it, or
+it was computed again after its eviction, which is why names are remembered for a while (2Q: Johnson and Shasha, VLDB
+1994). What is asked for once, as most prompts are, costs no copy and takes no memory from what is asked for often; what
+comes again is computed twice at most.
 """
 
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
+from typing import Protocol
+
+from weft.domain.lru import LruDict
+
+EVICTED = 1 << 16  # names that are remembered: of a million tokens, in some 10 MB
 
 
 class PageHashChain:
@@ -33,12 +43,38 @@ class PageHashChain:
         return self.names
 
 
+class HostCopies(Protocol):
+    """Copies of named pages in host memory, complete or not."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def discard(self, name: bytes) -> None:
+        """There is no copy of that name any more."""
+        ...
+
+
+class NoCopies:
+    """Without a host tier."""
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+    def discard(self, name: bytes) -> None:
+        """There is none."""
+
+
 class PrefixCache:
     """name -> page, and which of the named pages no sequence holds. One owner: the page table."""
 
     def __init__(self) -> None:
+        self.in_host: HostCopies = NoCopies()
+        self.unsaved: OrderedDict[int, None] = OrderedDict()  # reusable, needed twice, without a copy; as `_reusable`
+        self.saving: set[int] = set()  # pages that are being copied to host memory
         self._page_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
+        self._adapter_of: dict[int, str] = {}
+        self._twice: set[bytes] = set()  # of the names that are here
+        self._evicted: LruDict[bytes, None] = LruDict(EVICTED)
         self._reusable: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
@@ -57,39 +93,69 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def name(self, page: int, name: bytes) -> None:
+    def name(self, page: int, name: bytes, adapter: str) -> None:
         """The page is full. Where another one has that name already, this one stays its holder's alone."""
         if name not in self._page_of:
-            self._page_of[name], self._name_of[page] = page, name
+            self._page_of[name], self._name_of[page], self._adapter_of[page] = page, name, adapter
+            if name in self._evicted:
+                del self._evicted[name]
+                self._twice.add(name)
+
+    def named(self, page: int) -> tuple[bytes, str]:
+        """Its name and its adapter."""
+        return self._name_of[page], self._adapter_of[page]
 
     def forget(self, page: int) -> None:
-        """No sequence is to find it any more."""
-        if (name := self._name_of.pop(page, None)) is not None:
-            del self._page_of[name]
+        """No sequence is to find it any more, here or in host memory."""
+        if page in self._name_of:
+            self.in_host.discard(self._unname(page))
 
     def release(self, page: int) -> bool:
         """No sequence holds it any more. False: it has no name, so it is free."""
-        if page not in self._name_of:
+        if (name := self._name_of.get(page)) is None:
             return False
         self._reusable[page] = None
+        if name in self._twice and name not in self.in_host:
+            self.unsaved[page] = None
         return True
 
     def is_reusable(self, page: int) -> bool:
         return page in self._reusable
 
     def acquire(self, page: int) -> None:
-        """A sequence holds it again."""
-        self._reusable.pop(page, None)
+        """One more sequence holds it."""
+        if (name := self._name_of.get(page)) is not None:
+            self._twice.add(name)
+            self._reusable.pop(page, None)
+            self.unsaved.pop(page, None)
 
     def evict(self) -> int:
-        """The least recently used reusable page, without its name."""
-        page, _ = self._reusable.popitem(last=False)
-        self.forget(page)
+        """The least recently used reusable page, without its name. One that is being copied goes last, its copy too."""
+        page = next((page for page in self._reusable if page not in self.saving), None)
+        copied = page is None
+        if page is None:
+            page = next(iter(self._reusable))
+        del self._reusable[page]
+        self.unsaved.pop(page, None)
+        name = self._unname(page)
+        self._evicted[name] = None
+        if copied:
+            self.in_host.discard(name)
         return page
+
+    def _unname(self, page: int) -> bytes:
+        name = self._name_of.pop(page)
+        del self._page_of[name], self._adapter_of[page]
+        self._twice.discard(name)
+        return name
 
 
 def check_prefixes(cache: PrefixCache) -> None:
-    """One name a page and one page a name; what is reusable has a name."""
+    """One name a page and one page a name; what is reusable has a name; what is to be copied may be."""
     pages, names = cache._page_of, cache._name_of  # pyright: ignore[reportPrivateUsage]
     assert pages == {name: page for page, name in names.items()}, "a name and its page disagree"
+    assert names.keys() == cache._adapter_of.keys(), "a name without its adapter"  # pyright: ignore[reportPrivateUsage]
     assert set(cache) <= set(names), "a reusable page without a name"
+    assert cache._twice <= pages.keys(), "needed twice, and not here"  # pyright: ignore[reportPrivateUsage]
+    assert all(cache.is_reusable(page) for page in cache.unsaved), "a page that is held is not about to be evicted"
+    assert cache.saving <= names.keys(), "a page that is being copied has another owner"

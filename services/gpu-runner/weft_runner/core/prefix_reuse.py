@@ -3,9 +3,11 @@
 A new sequence takes the longest run of named pages from its text's beginning, and so does one that waits for its
 prefill, since others may have computed them in the meantime (the `n` choices of one request start together). At least
 one token is left to prefill, so that there are logits. A page gets its name when its last token is in KV: partial pages
-are never shared, and no copy is ever made.
+are never shared, and none is ever copied on the device. Pages that were evicted may be in host memory
+(`host_prefixes.py`): a new sequence waits until they are back.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 
 from weft.domain.request import Start
@@ -15,11 +17,13 @@ from weft_runner.core.sequence import Sequence, SequencePhase
 
 
 class PrefixReuse:
-    """One owner: the request pool. `tokens`: how many did not have to be computed again."""
+    """One owner: the request pool. `tokens`: how many did not have to be computed again; `host_tokens` of them came
+    from host memory.
+    """
 
     def __init__(self, pages: PageTable) -> None:
         self._pages = pages
-        self.tokens = 0
+        self.tokens = self.host_tokens = 0
 
     def chain(self, start: Start) -> PageHashChain | None:
         """The hashes of a request's pages; None: without a salt nothing is shared."""
@@ -28,14 +32,23 @@ class PrefixReuse:
 
     def find(self, chain: PageHashChain | None, text: list[int], at: int = 0) -> list[int]:
         """Full pages of a text that are there, from its page `at` on, as far as a token is left."""
+        return self._pages.prefixes.match(self.names(chain, text, at))
+
+    def names(self, chain: PageHashChain | None, text: list[int], at: int) -> Iterable[bytes]:
+        """Those of a text's full pages from its page `at` on, as far as a token is left."""
         most = (len(text) - 1) // self._pages.page_tokens
         if chain is None or at >= most:
-            return []
-        return self._pages.prefixes.match(islice(chain.extend(text, most), at, most))
+            return ()
+        return islice(chain.extend(text, most), at, most)
 
     def begin(self, sequence: Sequence, shared: list[int]) -> None:
         """It has been admitted with these pages."""
         self._reused(sequence, len(shared))
+
+    def came_back(self, n_tokens: int) -> None:
+        """So many have been copied from host memory."""
+        self.tokens += n_tokens
+        self.host_tokens += n_tokens
 
     def extend(self, sequence: Sequence) -> None:
         """Read what other sequences have computed since, before computing it once more."""
@@ -53,7 +66,7 @@ class PrefixReuse:
         full = sequence.in_kv // self._pages.page_tokens
         names = sequence.chain.extend(sequence.tokens, full)
         for index in range(sequence.named_pages, full):
-            self._pages.name(sequence.key, index, names[index])
+            self._pages.name(sequence.key, index, names[index], sequence.start.adapter)
         sequence.named_pages = full
 
     def _reused(self, sequence: Sequence, n_pages: int) -> None:

@@ -124,17 +124,22 @@ class Reporter:
         pool = self._pool
         not_ready, forecast = pool.adapters.not_ready_reason(), pool.adapters.forecast
         waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
+        waiting += len(pool.swap.by_key) - pool.swap.away
         return RunnerStatus(
             pool.figures(ready=not not_ready),
-            len(pool.sequences) - waiting - len(pool.swap.by_key),
+            len(pool.sequences) - waiting - pool.swap.away,
             waiting,
             len(pool.reservations.paused),
-            len(pool.swap.by_key),
+            pool.swap.away,
             pool.swap.host_pages,
             pool.swap.out_bytes,
             pool.swap.in_bytes,
             pool.swap.copy_s,
             pool.stalled_s,
+            len(pool.host_prefixes),
+            pool.reuse.host_tokens,
+            pool.host_prefixes.out_bytes,
+            pool.swap.prefix_in_bytes,
             sum(adapter.resident for adapter in pool.adapters.slots.by_slot.values()),
             len(pool.adapters.adapters),
             not_ready,

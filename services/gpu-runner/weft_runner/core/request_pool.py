@@ -28,6 +28,7 @@ from weft_runner.core.events import (
     SwapDone,
     SwapFailed,
 )
+from weft_runner.core.host_prefixes import HostPrefixes, check_host_prefixes
 from weft_runner.core.kv_swap import MOST_SWAPS, KvSwap, SwappedKv, check_swap
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
@@ -55,6 +56,7 @@ class RequestPool:
         )
         self.reservations = Reservations(self.pages, self.adapters.slots)
         self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes)
+        self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap)
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
@@ -68,7 +70,8 @@ class RequestPool:
 
     def elapse(self, now: float) -> None:
         """Who is paused or swapped has stood still since the call before this one."""
-        if stalled := len(self.reservations.paused) + len(self.swap.by_key):
+        if self.reservations.paused or self.swap.by_key:
+            stalled = len(self.reservations.paused) + self.swap.away
             self.stalled_s += stalled * (now - self._elapsed_to)
         self._elapsed_to = now
 
@@ -147,19 +150,18 @@ class RequestPool:
     def on_swap_event(self, event: SwapDone | SwapFailed) -> None:
         """A copy to host memory or back has ended. Where it failed the sequence is scheduled again, and recomputed."""
         if isinstance(event, SwapFailed):
+            self.host_prefixes.on_failed(event.number)
             if (failed := self.swap.of_number(event.number)) is not None:
                 self._give_back(failed.sequence)
             return
+        self.host_prefixes.on_copied(event.number)
         swap = self.swap.on_copied(event.number, event.pages, event.seconds)
-        if swap is None:
-            return
-        sequence = swap.sequence
-        if sequence.phase is SequencePhase.SWAP_OUT:
-            sequence.swapped_out()
-            self.pages.release(sequence.key)
-            if sequence.start.adapter:
-                self.adapters.swap_out(sequence.start.adapter)
-        else:
+        if swap is not None and swap.sequence.phase is SequencePhase.SWAP_OUT:
+            swap.sequence.swapped_out()
+            self.pages.release(swap.sequence.key)
+            if swap.sequence.start.adapter:
+                self.adapters.swap_out(swap.sequence.start.adapter)
+        elif swap is not None:
             self._resume(swap)
         self._settle()
 
@@ -293,16 +295,46 @@ class RequestPool:
         self.reservations.granted(pages[len(shared) :])
         self.sequences[sequence.key] = sequence
         self.reuse.begin(sequence, shared)
-        if not start.adapter or self.adapters.acquire(start.adapter, rank=start.rank, n_bytes=start.adapter_bytes):
+        there = not start.adapter or self.adapters.acquire(start.adapter, rank=start.rank, n_bytes=start.adapter_bytes)
+        if self._read_from_host(sequence, pages):
+            self.swap.by_key[sequence.key].adapter_there = there
+        elif there:
             self._join(sequence)
-        else:
-            self.urgent = True  # with nothing else to run, no iteration would report this admission while it waits
+        self.urgent |= not there  # with nothing else to run, no iteration would report this admission while it waits
         self._settle()
+
+    def _read_from_host(self, sequence: Sequence, pages: list[int]) -> bool:
+        """It waits until the next pages of its text are copied in. False: they are not there, or computed sooner."""
+        at = sequence.in_kv // self.pages.page_tokens
+        names = [*self.reuse.names(sequence.chain, sequence.tokens, at)]
+        if names and (behind := self.swap.arriving.get(names[0])):
+            self.swap.follow(sequence, behind)
+            return True
+        if not (cached := self.host_prefixes.find(names)):
+            return False
+        n_tokens = len(cached) * self.pages.page_tokens
+        if self.swap.copy_ms(len(cached)) + self._step_ms() >= self.scheduler.step_time.prefill_ms(n_tokens):
+            return False
+        sequence.reuse(n_tokens)
+        self.pages.fill(sequence.key, sequence.in_kv)
+        copied = pages[at : at + len(cached)]
+        self.reservations.overwritten(copied)
+        self.swap.read(sequence, cached, copied)
+        return True
+
+    def _step_ms(self) -> float:
+        """What a step of those that decode takes: a sequence that waits for a copy misses one."""
+        decoding = sum(s.phase is SequencePhase.DECODE for s in self.sequences.values())
+        return self.scheduler.step_time.step_ms(decoding, self.scheduler.keys, 0) if decoding else 0.0
 
     def _join(self, sequence: Sequence) -> None:
         self.scheduler.changed()
+        sequence.join(self._most_tokens(sequence))
+
+    def _most_tokens(self, sequence: Sequence) -> int:
+        """In KV, beside its adapter."""
         beside = self.pages.n_adapter_pages(sequence.start.adapter)
-        sequence.join((self.pages.total_pages - beside) * self.pages.page_tokens)
+        return (self.pages.total_pages - beside) * self.pages.page_tokens
 
     def _settle(self) -> None:
         """Pages or slots may have come free: first for paused sequences, then for adapters that sequences wait for."""
@@ -319,6 +351,9 @@ class RequestPool:
                 elif sequence.phase is SequencePhase.SWAP_IN:
                     self.swap.by_key[sequence.key].adapter_there = True
                     self._resume(self.swap.by_key[sequence.key])
+        if self.pages.short:
+            page_ms = self.scheduler.step_time.prefill_ms(self.limits.page_tokens)
+            self.host_prefixes.save(page_ms, self.adapters.adapters.__contains__)
 
     def _unstick(self) -> None:
         """No sequence runs, none is copied and no adapter loads: pinned adapters are evicted, then the newest ends."""
@@ -402,9 +437,9 @@ class RequestPool:
         assert evicted, "free pages were checked"
         assert held is not None, "pages were freed"
         pages.fill(sequence.key, sequence.in_kv)
-        copied = held[len(shared) : swap.kv_pages]
+        copied = held[len(shared) : len(swap.hosts)]
         self.reservations.overwritten(copied)
-        self.reservations.granted(held[swap.kv_pages :])
+        self.reservations.granted(held[len(swap.hosts) :])
         sequence.named_pages = len(shared)
         self.swap.swap_in(swap, copied)
         swap.adapter_there = not start.adapter or adapters.swap_in(start.adapter)
@@ -414,9 +449,15 @@ class RequestPool:
         """It runs on, once both its KV and its adapter are there."""
         if swap.copied and swap.adapter_there:
             self.scheduler.changed()
-            self.swap.forget(swap.sequence.key)
-            swap.sequence.swapped_in()
+            swap.sequence.swapped_in(self._most_tokens(swap.sequence))
+            self.reuse.came_back(len(swap.cached) * self.pages.page_tokens)
             self.reuse.publish(swap.sequence)
+            self._end_swap(swap.sequence)
+
+    def _end_swap(self, sequence: Sequence) -> None:
+        """Those that waited for its copy read what it has brought, or compute it."""
+        for behind in self.swap.forget(sequence.key):
+            self._resume(behind)
 
     def _give_back(self, sequence: Sequence) -> None:
         """It cannot run here now: it is scheduled again, and computed once more."""
@@ -432,7 +473,7 @@ class RequestPool:
         sequence.end()
         del self.sequences[sequence.key]
         self.reservations.paused.pop(sequence.key, None)
-        self.swap.forget(sequence.key)
+        self._end_swap(sequence)
         if swapped:
             self.pages.dirty[sequence.key] = None
         else:
@@ -529,6 +570,9 @@ def check_pool(pool: RequestPool) -> None:
     check_page_table(pool.pages)
     check_adapters(pool.adapters)
     check_swap(pool.swap)
+    check_host_prefixes(pool.host_prefixes)
+    known = {"", *pool.adapters.adapters}
+    assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
     here = {key for key, sequence in pool.sequences.items() if sequence.phase is not SequencePhase.SWAPPED}
     assert pool.pages.holders() == here
     for sequence in pool.sequences.values():

@@ -179,8 +179,8 @@ class Runner:
         pool = self.pool
         if pool.messages or pool.produced:
             effects.extend(pool.take_messages())
-        if pool.swap.drops:
-            effects.extend(pool.swap.take_drops())
+        if pool.swap.dropped or pool.swap.freed:
+            effects.append(pool.swap.take_drop())
         if pool.adapters.actions:
             if pages := pool.pages.take_new_adapter_pages():
                 effects.append(AdapterPages(pages))

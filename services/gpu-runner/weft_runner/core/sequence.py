@@ -2,6 +2,7 @@
 
     WAITING --adapter on the device--> PREFILL --all tokens in KV--> DECODE <--> PAUSED      any --> ENDED
     PREFILL, DECODE, PAUSED --> SWAP_OUT --> SWAPPED --> SWAP_IN --> PREFILL, DECODE
+    WAITING --its text's beginning is in host memory--> SWAP_IN
 
 Where several batches are in flight at a time a running sequence is in one of them at most, and its phase stays until
 that batch is complete: only its end does not wait.
@@ -90,7 +91,7 @@ class Sequence:
         """Its adapter is on the device (or it has none); that leaves room for so many tokens in KV."""
         assert self.phase is SequencePhase.WAITING, self.phase
         self.phase = SequencePhase.PREFILL
-        self.max_len = min(self.max_len, max(most_tokens, len(self.tokens) + 1))  # the last token is never fed
+        self._limit(most_tokens)
 
     def launch(self, turn: int) -> None:
         """A batch that it is in has taken off; `in_flight` until it is accounted for."""
@@ -139,14 +140,18 @@ class Sequence:
         self.phase, self.named_pages = SequencePhase.SWAPPED, 0
 
     def swap_in(self) -> None:
-        """It has pages for its KV again."""
-        assert self.phase is SequencePhase.SWAPPED, self.phase
+        """It has pages for its KV again, or for the first time."""
+        assert self.phase in (SequencePhase.SWAPPED, SequencePhase.WAITING), self.phase
         self.phase = SequencePhase.SWAP_IN
 
-    def swapped_in(self) -> None:
-        """Its KV and its adapter are on the device."""
+    def swapped_in(self, most_tokens: int) -> None:
+        """Its KV and its adapter are on the device. `most_tokens`: as `join`."""
         assert self.phase is SequencePhase.SWAP_IN, self.phase
         self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
+        self._limit(most_tokens)
+
+    def _limit(self, most_tokens: int) -> None:
+        self.max_len = min(self.max_len, max(most_tokens, len(self.tokens) + 1))  # the last token is never fed
 
     def end(self) -> None:
         assert self.phase is not SequencePhase.ENDED, self.phase

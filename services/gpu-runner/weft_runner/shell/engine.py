@@ -182,7 +182,7 @@ class Engine:
         return step
 
     def _swapper(self) -> KvSwapper:
-        """Made when the first sequence is swapped."""
+        """Made for the first copy."""
         if self._swaps is None:
             memory = self.executor.kv_memory
             assert memory is not None, "an executor that swaps nothing"

@@ -22,10 +22,9 @@ SPARE_BYTES = 64 << 20  # of host pages that are kept for the next copy: touchin
 
 
 @dataclass(slots=True, eq=False)
-class HostPages:
-    """One sequence's pages in host memory. `lock`: held while a slice is copied."""
+class Copy:
+    """One that is under way. `lock`: held while a slice is copied."""
 
-    pages: list[Any] = field(default_factory=list[Any])
     lock: threading.Lock = field(default_factory=threading.Lock)
     dropped: bool = False
 
@@ -35,33 +34,31 @@ class KvSwapper:
 
     def __init__(self, memory: KvMemory, report: Callable[[SwapDone | SwapFailed], None]) -> None:
         self._memory, self._report = memory, report
-        self._copies: dict[int, HostPages] = {}  # of the engine's thread
+        self._copies: dict[int, Copy] = {}  # under way, by number; the copying thread removes what is complete
+        self._host: dict[int, Any] = {}  # pages by number; the copying thread adds them, under its copy's lock
         self._spare: deque[Any] = deque(maxlen=max(1, SPARE_BYTES // memory.page_bytes))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-swap")
 
     def execute(self, action: SwapAction) -> None:
         """Called between two iterations by the engine's thread."""
         match action:
-            case SwapOut(number):
-                copy = self._copies[number] = HostPages()
+            case SwapOut(number) | SwapIn(number):
+                copy = self._copies[number] = Copy()
                 self._thread.submit(self._run, copy, action, self._memory.fence())
-            case SwapIn(number):
-                self._thread.submit(self._run, self._copies[number], action, self._memory.fence())
-            case DropSwap(number) if (copy := self._copies.pop(number, None)) is not None:
-                copy.dropped = True
-                with copy.lock:  # no slice after the present one
-                    pass
-                self._spare.extend(copy.pages)
-            case _:
-                pass
+            case DropSwap(numbers, hosts):
+                for number in numbers:
+                    if (copy := self._copies.pop(number, None)) is not None:
+                        copy.dropped = True
+                        with copy.lock:  # no slice after the present one
+                            pass
+                self._spare.extend(page for host in hosts if (page := self._host.pop(host, None)) is not None)
 
     def close(self) -> None:
         """What is being copied ends early."""
-        for number in list(self._copies):
-            self.execute(DropSwap(number))
+        self.execute(DropSwap(tuple(self._copies), ()))
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, copy: HostPages, order: SwapOut | SwapIn, fence: Any) -> None:
+    def _run(self, copy: Copy, order: SwapOut | SwapIn, fence: Any) -> None:
         began = time.perf_counter()
         try:
             done = self._copy(copy, order, fence)
@@ -70,21 +67,21 @@ class KvSwapper:
             self._report(SwapFailed(order.number, f"{type(error).__name__}: {error}"))
         else:
             if done:
+                self._copies.pop(order.number, None)
                 self._report(SwapDone(order.number, len(order.pages), time.perf_counter() - began))
 
-    def _copy(self, copy: HostPages, order: SwapOut | SwapIn, fence: Any) -> bool:
+    def _copy(self, copy: Copy, order: SwapOut | SwapIn, fence: Any) -> bool:
         """False: it was dropped."""
-        memory, out = self._memory, isinstance(order, SwapOut)
-        transfer = memory.copy_out if out else memory.copy_in
-        first = 0 if isinstance(order, SwapOut) else order.first
-        for index, page in enumerate(order.pages, first):
+        memory = self._memory
+        transfer = memory.copy_out if isinstance(order, SwapOut) else memory.copy_in
+        for page, host in zip(order.pages, order.hosts, strict=True):
             for begin in range(0, memory.page_bytes, SLICE_BYTES):
                 with copy.lock:
                     if copy.dropped:
                         return False
-                    if index == len(copy.pages):
-                        copy.pages.append(self._host_page())
-                    transfer(page, slice(begin, min(begin + SLICE_BYTES, memory.page_bytes)), copy.pages[index], fence)
+                    if host not in self._host:
+                        self._host[host] = self._host_page()
+                    transfer(page, slice(begin, min(begin + SLICE_BYTES, memory.page_bytes)), self._host[host], fence)
         return True
 
     def _host_page(self) -> Any:

@@ -20,7 +20,8 @@ _FIGURES = {  # gauges by field
 _STATUS = {
     "paused": ("sequences_paused", "Sequences paused for want of a page"),
     "swapped": ("swapped_sequences", "Sequences whose KV is in host memory, or on the way there or back"),
-    "swapped_pages": ("swapped_pages", "KV pages in host memory"),
+    "swapped_pages": ("swapped_pages", "KV pages of sequences in host memory"),
+    "prefix_host_pages": ("prefix_host_pages", "KV pages of earlier prompts in host memory"),
     "adapters_resident": ("adapters_resident", "Adapters on the device"),
     "adapters_known": ("adapters_known", "Adapters known"),
 }
@@ -51,15 +52,20 @@ class RunnerMetrics:
         self._status = {name: gauge(*of) for name, of in _STATUS.items()}
         self._reused = counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
         self._reused_before = 0
-        self._swapped = counter("swapped_bytes", "Bytes of KV copied to host memory (out) and back (in)", "direction")
-        self._swapped_before = {"out": 0, "in": 0}
-        self._swap_seconds = {
+        copied = "copied to host memory (out) and back (in)"
+        self._copied = {
+            "swap": counter("swapped_bytes", f"Bytes of KV of preempted sequences {copied}", "direction"),
+            "prefix": counter("prefix_swapped_bytes", f"Bytes of KV of earlier requests {copied}", "direction"),
+        }
+        self._copied_before: dict[str, int] = {}
+        self._sums = {
             "swap_copy_s": counter("swap_copy_seconds", "Time that copies of KV to host memory and back took"),
             "stalled_s": counter(
                 "stalled_sequence_seconds", "Time for which sequences were paused or swapped for want of pages, summed"
             ),
+            "prefix_host_tokens": counter("prefix_reused_host_tokens", "Of the tokens reused those from host memory"),
         }
-        self._swap_seconds_before = dict.fromkeys(self._swap_seconds, 0.0)
+        self._sums_before = dict.fromkeys(self._sums, 0.0)
         outcomes = "fetched; used by a request; dropped unused; failed"
         self._prefetched = (
             counter(
@@ -115,13 +121,15 @@ class RunnerMetrics:
             gauge.set(getattr(status, name))
         self._reused.inc(figures.prefix_reused_tokens - self._reused_before)
         self._reused_before = figures.prefix_reused_tokens
-        for direction, n_bytes in (("out", status.swap_out_bytes), ("in", status.swap_in_bytes)):
-            self._swapped.labels(direction).inc(n_bytes - self._swapped_before[direction])
-            self._swapped_before[direction] = n_bytes
-        for name, metric in self._swap_seconds.items():
-            seconds = getattr(status, name)
-            metric.inc(seconds - self._swap_seconds_before[name])
-            self._swap_seconds_before[name] = seconds
+        for kind, copied in self._copied.items():
+            for direction in ("out", "in"):
+                n_bytes: int = getattr(status, field := f"{kind}_{direction}_bytes")
+                copied.labels(direction).inc(n_bytes - self._copied_before.get(field, 0))
+                self._copied_before[field] = n_bytes
+        for name, metric in self._sums.items():
+            total = getattr(status, name)
+            metric.inc(total - self._sums_before[name])
+            self._sums_before[name] = total
         for outcome, *counts in status.prefetched:
             before = self._prefetched_before.get(outcome, (0, 0))
             for metric, count, known in zip(self._prefetched, counts, before, strict=True):
