@@ -7,7 +7,7 @@ does not. Reports, transactions and wakes are counted in a simulation of the sam
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -62,8 +62,10 @@ class Model:
     costs: Costs = field(default_factory=Costs)
     delay_s: float = 0.0
 
-    def replay(self, arrivals: Sequence[TraceArrival]) -> Simulated:
-        """These requests, after one for each adapter that brings it to its slot."""
+    def replay(
+        self, arrivals: Sequence[TraceArrival], awaited: Callable[[TraceArrival], bool] = lambda _: True
+    ) -> Simulated:
+        """These requests, after one for each adapter that brings it to its slot; to the last answer `awaited`."""
         warm = [TraceArrival(WARM_GAP_S * i, 8, 2, i) for i in range(self.pool.adapters)]
         lead_s = WARM_GAP_S * (len(warm) + 3)
         trace = [*warm, *(replace(arrival, at_s=lead_s + arrival.at_s) for arrival in arrivals)]
@@ -71,7 +73,7 @@ class Model:
         runners = tuple(replace(plan, times=self.engine.times) for plan in deployment.runners)
         deployment = replace(deployment, runners=runners, costs=self.costs, delay_s=self.delay_s)
         counter = _Counter(WARM_S + lead_s - WARM_GAP_S)
-        result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach)
+        result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach, awaited=awaited)
         return Simulated(result.figures.served[len(warm) :], counter.counted())
 
 

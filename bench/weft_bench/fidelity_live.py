@@ -62,7 +62,8 @@ class Cpu:
 class LiveRun:
     """`cpu` and `after` (the part after answers had ended): seconds by process, without what it uses at rest.
 
-    `others`: the share of the machine that processes of other people took meanwhile.
+    `adapters`: of all requests, awaited or not. `others`: the share of the machine that processes
+    of other people took meanwhile.
     """
 
     answers: tuple[sse.Streamed, ...]
@@ -117,9 +118,13 @@ class Live:
         """So many clients, each with its next request when the last has ended."""
         return self._run(bodies, lambda found: asyncio.run(sse.run(HOST, self._stack.port, found, streams)))
 
-    def open(self, bodies: Bodies, at_s: Sequence[float]) -> LiveRun:
-        """Each request at its time."""
-        return self._run(bodies, lambda found: asyncio.run(sse.run_at(HOST, self._stack.port, found, at_s)))
+    def open(
+        self, bodies: Bodies, at_s: Sequence[float], keys: Sequence[str] = (), awaited: Sequence[int] | None = None
+    ) -> LiveRun:
+        """Each request at its time. See `sse.run_at`."""
+        return self._run(
+            bodies, lambda found: asyncio.run(sse.run_at(HOST, self._stack.port, found, at_s, keys, awaited))
+        )
 
     def singly(self, bodies: Bodies) -> LiveRun:
         """One request after the other, each when nothing of the one before is left to do."""

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -14,7 +15,7 @@ import typer
 
 from weft.process import CannotStart
 from weft_bench.errors import BenchFailed
-from weft_bench.lines import Line, append, missed, read
+from weft_bench.lines import Line, append, missed, newest, read
 from weft_bench.render import page
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
@@ -262,14 +263,18 @@ def s3(
     jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
     requests: Annotated[int, typer.Option(min=100, help="Of each queue.")] = 10_000,
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also live cells that are there.")] = False,
+    minutes: Annotated[float, typer.Option(help="After so many no live cell begins: the next run goes on.")] = 1e6,
     seed: Annotated[int, typer.Option(help="Of arrivals, and of which rows are served.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Scheduling with speculated output lengths (S3): queue policies, reservations, fairness, the paper's settings.
 
-    Simulated on described hardware, but for `live`, which starts stacks of its own: five minutes for each trace and
-    load on an otherwise idle machine. A queue of 10,000 requests takes half a minute to three minutes of one idle core,
-    and there are 14 of each trace; lines are kept as they are measured.
+    Simulated on described hardware, but for `live`, `penalty`, `fairness-live` and `consolidation-live`, which start
+    stacks of their own and want an otherwise idle machine: `live` takes five minutes for each trace and load, the
+    others four to eight minutes; a cell of theirs that is there is not measured again. A queue of 10,000 requests takes
+    half a minute to three minutes of one idle core, and there are 14 of each trace; lines are kept as they are
+    measured.
     """
     from weft_bench import s3 as bench
     from weft_bench.machine import origin
@@ -278,8 +283,12 @@ def s3(
     parts, pictures = among("part", part or ",".join(bench.PARTS), bench.PARTS), docs / "pictures" / "s3"
     names = among("traces", traces or ",".join(TRACES), TRACES)
     shares = [float(load) for load in among("loads", loads, [f"{load:g}" for load in bench.LOADS])]
+    raw, of = docs / "raw" / "s3.jsonl", origin("scipy")
+    there = newest(read(raw)) if raw.exists() and not again else []
+    known = {(line.case, line.metric): line.value for line in there if line.machine == of.machine}
     context = bench.Context(
-        origin("scipy"), data, names, shares, pictures, seed, quick, requests, jobs, progress, complain
+        of, data, names, shares, pictures, seed, quick, requests, jobs, progress, complain, known,
+        time.monotonic() + 60 * minutes,
     )  # fmt: skip
     with failures_told():
         keep("s3", lambda: bench.about(pictures, docs), bench.figures(context, parts), docs)
@@ -287,7 +296,7 @@ def s3(
 
 @app.command()
 def slots(
-    part: Annotated[str, typer.Option(help="Of grid, prefetch; separated by commas.")] = "grid,prefetch",
+    part: Annotated[str, typer.Option(help="Of grid, prefetch, live; separated by commas.")] = "grid,prefetch",
     data: Data = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: shows that it works, not how well.")] = False,
     again: Annotated[
@@ -300,21 +309,23 @@ def slots(
 
     Simulated with the step times that `weft bench fidelity` measured here. A run is kept once it is over: after an
     interruption the same command goes on with those that are missing. All of it takes about ten minutes of one core.
-    `prefetch` reads ServeGen's clients from --data and takes about ten more.
+    `prefetch` reads ServeGen's clients from --data and takes about ten more; `live` starts stacks, for five.
     """
     from weft_bench import data as data_sets
     from weft_bench import slots as bench
-    from weft_bench import slots_prefetch
+    from weft_bench import slots_live, slots_prefetch
+    from weft_bench.cpu_models import cache_dir
     from weft_bench.machine import origin
 
-    parts = among("part", part, ("grid", "prefetch"))
+    parts = among("part", part, ("grid", "prefetch", "live"))
     raw, pictures = docs / "raw" / "slots.jsonl", docs / "pictures"
     clients = data_sets.find(slots_prefetch.CLIENTS, data)
 
     def about() -> str:
         lines = read(raw)
         prefetch = slots_prefetch.about(lines, pictures / "prefetch.svg", docs)
-        return "\n\n".join(filter(None, (bench.about(lines, pictures / "slots.svg", docs), prefetch)))
+        texts = bench.about(lines, pictures / "slots.svg", docs), prefetch, slots_live.about()
+        return "\n\n".join(filter(None, texts))
 
     with failures_told():
         known, of, lines = read(raw) if raw.exists() and not again else [], origin(), list[Iterable[Line]]()
@@ -325,6 +336,8 @@ def slots(
             complain(f"prefetch is skipped: --data has no {slots_prefetch.CLIENTS}")
         elif "prefetch" in parts and clients is not None:
             lines.append(slots_prefetch.figures(of, clients, known, seed=seed, quick=quick, bar=progress))
+        if "live" in parts:
+            lines.append(slots_live.figures(of, cache_dir(), known, seed=seed, quick=quick, bar=progress))
         keep("slots", about, chain.from_iterable(lines), docs)
 
 

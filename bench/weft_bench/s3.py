@@ -1,12 +1,15 @@
 """`weft bench s3`: scheduling with speculated output lengths, in parts.
 
-Simulated figures come from the machines that ship (`weft_sim`), on hardware that the part describes; `live` runs
-stacks. Lengths are those of public traces (`--data DIR`); a part whose traces are absent is skipped.
+Simulated figures come from the machines that ship (`weft_sim`), on hardware that the part describes; `live`, `penalty`
+and parts whose names end in `-live` run stacks. Lengths are those of public traces (`--data DIR`); a part whose traces
+are absent is skipped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,9 @@ PARTS = (
     "paper",
     "punica",
     "consolidation",
+    "consolidation-live",
     "fairness",
+    "fairness-live",
 )  # fmt: skip
 
 
@@ -35,7 +40,8 @@ class NoData(BenchFailed):
 @dataclass(frozen=True, slots=True)
 class Context:
     """What every part is given. `traces`: to measure; `loads`: of a queue, in its capacity under fcfs; `requests`: of
-    a queue; `jobs`: simulations at a time.
+    a queue; `jobs`: simulations at a time; `known`: figures that are there, by case and metric; `until`: on the
+    monotonic clock, when no further live cell begins.
     """
 
     origin: Origin
@@ -49,6 +55,8 @@ class Context:
     jobs: int
     bar: Bar
     complain: Callable[[str], None]
+    known: Mapping[tuple[str, str], float | None] = field(default_factory=dict[tuple[str, str], float | None])
+    until: float = inf
 
     def file(self, name: str) -> Path:
         """A file of the data directory. Raises NoData."""
@@ -56,6 +64,15 @@ class Context:
         if path is None or not path.is_file():
             raise NoData(f"no {name} in {self.data or '(give --data DIR)'}")
         return path
+
+    def missing(self, case: str, metric: str) -> bool:
+        """Whether this cell is to be measured now: it is not there yet, and there is time."""
+        if (case, metric) in self.known:
+            return False
+        if time.monotonic() < self.until:
+            return True
+        self.complain(f"left for the same command's next run: {case}")
+        return False
 
     def draw(self, name: str, svg: str) -> None:
         """Keep a picture of the page."""
@@ -89,4 +106,4 @@ def about(pictures: Path, folder: Path) -> str:
 
 
 def _module(part: str) -> Any:
-    return import_module(f"weft_bench.s3_{part}")
+    return import_module(f"weft_bench.s3_{part.replace('-', '_')}")

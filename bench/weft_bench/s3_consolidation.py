@@ -15,7 +15,7 @@ of each moment on as few runners as hold them at their best batch; `runner-minut
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,9 +86,10 @@ class Minute:
 
 @dataclass
 class Hour:
-    """What the runners of a run did. `minutes` by (runner, minute); `sequences` of all, at each sample."""
+    """What the runners of a run did, in `length` minutes. `minutes` by (runner, minute)."""
 
     best_batch: int
+    length: int = MINUTES
     minutes: dict[tuple[str, int], Minute] = field(default_factory=dict[tuple[str, int], Minute])
     busy: int = 0  # samples in which a runner was not idle
     provided: int = 0
@@ -106,7 +107,19 @@ class Hour:
 
     def in_shape(self) -> float:
         """The share of the minutes with at most one such runner."""
-        return sum(self.partial(minute) <= 1 for minute in range(MINUTES)) / MINUTES
+        return sum(self.partial(minute) <= 1 for minute in range(self.length)) / self.length
+
+    def sample(self, minute: int, batches: Mapping[str, int]) -> None:
+        """What each runner that is there runs now."""
+        for name, batch in batches.items():
+            self.of(name, minute).batches.append(batch)
+        self.provided += len(batches)
+        self.busy += sum(batch > 0 for batch in batches.values())
+        self.ideal += -(-sum(batches.values()) // self.best_batch)
+
+    def of(self, name: str, minute: int) -> Minute:
+        """A runner's."""
+        return self.minutes.setdefault((name, minute), Minute())
 
 
 class Watch:
@@ -126,7 +139,7 @@ class Watch:
         del now
         if isinstance(event, Received) and isinstance(event.message, Start):
             minute = math.floor((self._world.clock.now - self._begin_s) / MINUTE_S)
-            self._minute(process.name, minute).received += 1
+            self.hour.of(process.name, minute).received += 1
 
     def _effects(self, process: Any, event: object, effects: Any) -> None:
         del process, event
@@ -136,19 +149,12 @@ class Watch:
                 self.hour.migrations += len(effect.request_ids)
 
     def _sample(self, minute: int) -> None:
-        hour, total = self.hour, 0
-        for name, process in self._world.runners.items():
-            if not process.up or not isinstance(process.machine, Runner):
-                continue
-            batch = len(process.machine.pool.sequences)
-            self._minute(name, minute).batches.append(batch)
-            hour.provided += 1
-            hour.busy += batch > 0
-            total += batch
-        hour.ideal += -(-total // hour.best_batch)
-
-    def _minute(self, name: str, minute: int) -> Minute:
-        return self.hour.minutes.setdefault((name, minute), Minute())
+        batches = {
+            name: len(process.machine.pool.sequences)
+            for name, process in self._world.runners.items()
+            if process.up and isinstance(process.machine, Runner)
+        }
+        self.hour.sample(minute, batches)
 
 
 def run(context: Context) -> Iterator[Line]:

@@ -34,6 +34,7 @@ from weft_bench.fidelity_engine import measure
 from weft_bench.fidelity_live import Bodies, Live, LiveRun
 from weft_bench.lines import Line
 from weft_bench.path_shape import BUSY, NAMESPACE
+from weft_bench.path_shape import MODEL as BASE_MODEL
 from weft_bench.s3 import Context
 from weft_bench.s3_lengths import TRACES, Answered
 from weft_bench.s3_queue import LOWER, MAX_TOKENS, Outcome, arrival, summary, sustained
@@ -63,7 +64,7 @@ MEAN, TAIL = "mean latency a token", "p99 latency a token, longest decile"
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
-    """A request of a trace as a client sends it. `seed`: its key in the runner's table."""
+    """A request of a trace as a client sends it. `seed`: its key in the runner's table; `adapter` -1: the base."""
 
     seed: int
     adapter: int
@@ -71,9 +72,9 @@ class LiveRequest:
     answered: Answered
 
     def body(self, case: Case) -> dict[str, object]:
+        model = f"{NAMESPACE}/{case.adapters[self.adapter].name}" if self.adapter >= 0 else BASE_MODEL
         return {
-            "model": f"{NAMESPACE}/{case.adapters[self.adapter].name}", "prompt": self.prompt, "temperature": 0,
-            "max_tokens": MAX_TOKENS, "seed": self.seed,
+            "model": model, "prompt": self.prompt, "temperature": 0, "max_tokens": MAX_TOKENS, "seed": self.seed
         }  # fmt: skip
 
 
@@ -155,11 +156,12 @@ def _trace(context: Context, case: Case, model: Model, work: Workload, chance: r
 
 
 def with_prompts(drawn: Sequence[Answered], adapters: int, chance: random.Random) -> list[LiveRequest]:
-    """Requests that differ in the first word of their prompts, and take turns over the adapters."""
+    """Requests that differ in the first word of their prompts; they take turns over the adapters (0: the base)."""
     found = list[LiveRequest]()
     for number, one in enumerate(drawn):
         words = [FIRST_WORD + number, *(chance.randrange(FIRST_WORD, VOCABULARY) for _ in range(one.prompt_tokens - 1))]
-        found.append(LiveRequest(number + 1, number % adapters, " ".join(f"w{word}" for word in words), one))
+        adapter = number % adapters if adapters else -1
+        found.append(LiveRequest(number + 1, adapter, " ".join(f"w{word}" for word in words), one))
     return found
 
 
@@ -197,9 +199,11 @@ def _prediction(request: LiveRequest) -> str:
 
 
 @contextmanager
-def stack_of(case: Case, work: Workload, scheduler: Mapping[str, object], pages: int = 0) -> Generator[Stack]:
+def stack_of(
+    case: Case, work: Workload, scheduler: Mapping[str, object], *, pages: int = 0, auth: bool = False
+) -> Generator[Stack]:
     """The case's stack with these fields of `spec.scheduler` and, where given, so many pages; its runner and predictor
-    know the workload. Changes the case's manifests.
+    know the workload. `auth`: clients need keys, any namespace's. Changes the case's manifests.
     """
     path = case.manifests / "bench.yaml"
     objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
@@ -207,13 +211,16 @@ def stack_of(case: Case, work: Workload, scheduler: Mapping[str, object], pages:
         if one["kind"] == "ServingPool":
             one["spec"]["scheduler"] |= {"maxQueue": 100_000, **scheduler}
             one["spec"]["kvCache"] |= {"pages": pages} if pages else {}
+            one["spec"]["allowedNamespaces"] = {"from": "All" if auth else "Same"}
     path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     environment = {**PATIENT, "WEFT_PREDICTOR__MODEL": f"replay:{work.predictions}"}
     up = ("weft_bench.trace_up", str(work.table))
     with (
         TemporaryDirectory(prefix="weft-bench-") as data,
-        Stack(case.manifests, Path(data), environment=environment, up=up) as stack,
+        Stack(case.manifests, Path(data), *["--auth"] * auth, environment=environment, up=up) as stack,
     ):
+        if auth:
+            stack.key = stack.create_key(NAMESPACE)
         stack.wait_for_models()
         yield stack
 

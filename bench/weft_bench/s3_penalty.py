@@ -115,12 +115,18 @@ def run(context: Context) -> Iterator[Line]:
             model, _ = calibrate(case, live, model, CALIBRATION, random.Random(context.seed), context.bar)
             live.cpu.close()
         for reservation in RESERVATIONS:
+            if not context.missing(cell_name(work, reservation), TOGETHER):
+                continue
             with (
-                stack_of(case, work, {"reservation": reservation}, memory.pages) as stack,
+                stack_of(case, work, {"reservation": reservation}, pages=memory.pages) as stack,
                 context.bar(f"penalty, {reservation}", 1) as advanced,
             ):
                 yield from _cell(context, case, work, stack, described(model, memory, reservation))
                 advanced(1)
+
+
+def cell_name(work: Workload, reservation: str) -> str:
+    return f"penalty, {work.name}, {len(work.requests):,} requests, {reservation}"
 
 
 def memory_for(case: Case, drawn: Sequence[Answered]) -> Memory:
@@ -168,7 +174,7 @@ def _cell(context: Context, case: Case, work: Workload, stack: Stack, model: Mod
         counted["busy"], counted["copy"], sum(replayed.counted.cpu[name] for name in OVERHEAD), counted["stalled"],
         streamed_s(replayed.served), sum(one.tokens for one in replayed.served) / span_s,
     )  # fmt: skip
-    name = f"penalty, {work.name}, {len(at_s):,} requests, {model.pool.reservation}"
+    name = cell_name(work, model.pool.reservation)
     for metric, (value, unit) in lived.figures.items():
         yield line(name, metric, value, unit, target=f"<= {MOST_OVERHEAD:g}" if metric == TOGETHER else None)
         yield line(name, metric + SIMULATED, simulated.figures[metric][0], unit, baseline=value)

@@ -117,7 +117,8 @@ def about(lines: Iterable[Line], picture: Path, folder: Path) -> str:
     values: dict[str, dict[str, float]] = {}
     for line in newest(lines):
         cell, _, bound = line.case.rpartition(", ")
-        if line.metric == TOKENS and SATURATED in cell and line.value is not None and "quick" not in cell:
+        other = "quick" in cell or cell.startswith("live")
+        if line.metric == TOKENS and SATURATED in cell and line.value is not None and not other:
             values.setdefault(cell.partition(",")[0], {})[bound] = line.value
     text = (__doc__ or "").strip()
     if not values:

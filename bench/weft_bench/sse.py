@@ -59,34 +59,51 @@ async def run(host: str, port: int, bodies: Sequence[dict[str, Any]], streams: i
     return [done[number] for number in range(len(bodies))]
 
 
-async def run_at(host: str, port: int, bodies: Sequence[dict[str, Any]], at_s: Sequence[float]) -> list[Streamed]:
+async def run_at(
+    host: str, port: int, bodies: Sequence[dict[str, Any]], at_s: Sequence[float], keys: Sequence[str] = (),
+    awaited: Sequence[int] | None = None,
+) -> list[Streamed]:  # fmt: skip
     """Send each body at its time, whatever became of the others; their answers in order. Raises RequestFailed.
 
-    `start` of an answer is when it was due. Connections are used again.
+    `start` of an answer is when it was due. Connections are used again. `keys`: the API key of each. `awaited`: whose
+    answers count; once these are there, all others are cancelled.
     """
     began = time.perf_counter()
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def send(body: dict[str, Any], due: float) -> Streamed:
+    async def send(number: int) -> Streamed:
+        due = began + at_s[number]
         await asyncio.sleep(due - time.perf_counter())
-        connection = idle.pop() if idle else await asyncio.open_connection(host, port)
-        answer = await _ask(*connection, body)
-        idle.append(connection)
+        reader, writer = idle.pop() if idle else await asyncio.open_connection(host, port)
+        try:
+            answer = await _ask(reader, writer, bodies[number], keys[number] if keys else "")
+        except BaseException:
+            writer.close()
+            raise
+        idle.append((reader, writer))
         return replace(answer, start=due)
 
     async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(send(body, began + due)) for body, due in zip(bodies, at_s, strict=True)]
+        tasks = [group.create_task(send(number)) for number in range(len(bodies))]
+        if awaited is not None:
+            tasks, others = [tasks[number] for number in awaited], {*tasks}
+            await asyncio.gather(*tasks)
+            for task in others.difference(tasks):
+                task.cancel()
     for _, writer in idle:
         writer.close()
         await writer.wait_closed()
     return [task.result() for task in tasks]
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> Streamed:
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any], key: str = ""
+) -> Streamed:
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     )
+    head += f"\r\nAuthorization: Bearer {key}" if key else ""
     start = time.perf_counter()
     writer.write(head.encode() + b"\r\n\r\n" + content)
     answer = await reader.readuntil(b"\r\n\r\n")

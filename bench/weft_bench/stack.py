@@ -53,6 +53,7 @@ class Stack:
         up: Sequence[str] = UP,
     ) -> None:
         self.data_dir = data_dir
+        self.key = ""  # of a stack that asks for one
         self.ports = PortSource(SystemRandom())
         (self.port,) = self.ports(1)
         self._command = [sys.executable, "-m", *up, "-f", str(manifests), "--port", str(self.port)]
@@ -130,6 +131,16 @@ class Stack:
             raise StackFailed(f"weft {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
 
+    def create_key(self, namespace: str, timeout_s: float = PATIENCE_S) -> str:
+        """A new API key, once the supervisor is there to make it."""
+        deadline = time.monotonic() + timeout_s
+        while (done := self.cli("key", "create", "-n", namespace, check=False)).returncode:
+            self.require_alive()
+            if time.monotonic() > deadline:
+                raise StackFailed(f"no key after {timeout_s:.0f} s: {done.stderr}\n{self.log()}")
+            time.sleep(POLL_S)
+        return next(word for word in done.stdout.split() if word.startswith("weft-"))
+
     # ------------------------------------------------------------------------------------------- waiting
 
     def wait_for_models(self, count: int | None = None, timeout_s: float = PATIENCE_S) -> list[str]:
@@ -152,10 +163,10 @@ class Stack:
     def _served(self) -> list[str]:
         """What `/v1/models` lists, once a runner is ready."""
         try:
-            status = _json(f"{self.url}/status")
+            status = _json(f"{self.url}/status", self.key)
             if not any(pool["ready_runners"] for pool in status["pools"]):
                 return []
-            return sorted(model["id"] for model in _json(f"{self.url}/v1/models")["data"])
+            return sorted(model["id"] for model in _json(f"{self.url}/v1/models", self.key)["data"])
         except (urllib.error.URLError, ConnectionError):
             return []
 
@@ -170,6 +181,7 @@ def is_ready(obj: Mapping[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def _json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+def _json(url: str, key: str) -> Any:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return json.load(answer)

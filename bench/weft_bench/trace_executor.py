@@ -2,11 +2,13 @@
 
 A request is known by its seed, which is a row's key in the table and says nothing else; requests with other seeds run
 as they are. A known answer has no end-of-sequence token before its end, and one there, so that `max_tokens` may stay
-what clients of the trace asked for. Only `weft_bench.trace_runner` makes one: no flag of a runner leads here, and its
+what clients of the trace asked for. Steps may last as long as a device's would, so that several runners on one machine
+do not compete for its cores. Only `weft_bench.trace_runner` makes one: no flag of a runner leads here, and its
 numerics class is none of a runner's that serves, so that no sequence moves from one to the other.
 """
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,12 +71,26 @@ def _parsed(line: bytes) -> TracedAnswer:
     return TracedAnswer(**{name: record[name] for name in names})
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What steps take at the least: `step_s` up to `best_batch` rows, and in proportion to the rows beyond."""
+
+    step_s: float = 0.0
+    best_batch: int = 1
+
+    def seconds(self, rows: int) -> float:
+        return self.step_s * max(1.0, rows / self.best_batch)
+
+
+FAST = Pace()
+
+
 class TraceExecutor:
     """An Executor around another one of the same process. See this module's text."""
 
-    def __init__(self, inner: Executor, answers: Mapping[int, TracedAnswer]) -> None:
+    def __init__(self, inner: Executor, answers: Mapping[int, TracedAnswer], pace: Pace = FAST) -> None:
         """Raises BadTable for a model that knows no end."""
-        self._inner, self._answers = inner, answers
+        self._inner, self._answers, self._pace = inner, answers, pace
         self._eos = sorted(inner.spec.eos)
         if not self._eos:
             raise BadTable("the model has no end-of-sequence token, so no answer of a trace can end")
@@ -108,7 +124,10 @@ class TraceExecutor:
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """See `model.executor.Executor.run`."""
-        return self._inner.run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
+        ends_at = time.perf_counter() + self._pace.seconds(len(step.rows))
+        done = self._inner.run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
+        time.sleep(max(0.0, ends_at - time.perf_counter()))
+        return done
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """See `model.executor.Executor.sample`. Changes the logits of rows that the table knows."""

@@ -1,11 +1,11 @@
-"""`python -m weft_bench.trace_runner TABLE FLAGS`: a runner whose executor ends answers where the table says."""
+"""`python -m weft_bench.trace_runner TABLE STEP_MS BEST_BATCH FLAGS`: a runner whose executor is a `TraceExecutor`."""
 
 import sys
 from pathlib import Path
 
-from weft_bench.trace_executor import TraceExecutor, read_table
+from weft_bench.trace_executor import Pace, TraceExecutor, read_table
 from weft_runner.main import main
 
 if __name__ == "__main__":
-    answers = read_table(Path(sys.argv[1]))
-    sys.exit(main(sys.argv[2:], lambda executor: TraceExecutor(executor, answers)))
+    answers, pace = read_table(Path(sys.argv[1])), Pace(int(sys.argv[2]) / 1e3, int(sys.argv[3]))
+    sys.exit(main(sys.argv[4:], lambda executor: TraceExecutor(executor, answers, pace)))

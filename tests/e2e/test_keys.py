@@ -29,13 +29,8 @@ async def answers(stack: Stack) -> bool:
     return False
 
 
-def create_key(stack: Stack, namespace: str) -> str:
-    words = stack.cli("key", "create", "-n", namespace).stdout.split()
-    return next(word for word in words if word.startswith("weft-"))
-
-
 async def test_keys_open_their_namespace_and_close_when_revoked(locked: Stack) -> None:
-    key = create_key(locked, "acme")
+    key = locked.create_key("acme")
     with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
 
         async def works() -> bool:

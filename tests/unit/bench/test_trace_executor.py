@@ -1,6 +1,7 @@
 """Answers end where the table says, and the table is read strictly."""
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from weft_bench.cpu_models import base_model, files
 from weft_bench.errors import BadTable
 from weft_bench.playing import SESSION
 from weft_bench.roofline import Shape
-from weft_bench.trace_executor import TracedAnswer, TraceExecutor, read_table, write_table
+from weft_bench.trace_executor import FAST, Pace, TracedAnswer, TraceExecutor, read_table, write_table
 from weft_runner.model.executor import Executor
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.engine_factory import build_engine
@@ -26,13 +27,13 @@ PROMPT_TOKENS, LONG, EOS = 5, 200, 2
 class Served:
     """An engine whose executor knows some answers, and what it sent."""
 
-    def __init__(self, folder: Path, answers: dict[int, TracedAnswer]) -> None:
+    def __init__(self, folder: Path, answers: dict[int, TracedAnswer], pace: Pace = FAST) -> None:
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, FinishReason] = {}
         self.numerics = list[str]()
 
         def wrap(executor: Executor) -> Executor:
-            made = TraceExecutor(executor, answers)
+            made = TraceExecutor(executor, answers, pace)
             self.numerics += [executor.numerics_class, made.numerics_class]
             return made
 
@@ -87,6 +88,15 @@ def test_the_limit_of_a_request_still_holds(served: Served) -> None:
     served.answer(1, max_tokens=7)
     assert served.finish == {"1": FinishReason.LENGTH}
     assert len(served.tokens["1"]) == 7
+
+
+def test_steps_last_as_long_as_they_should(tmp_path: Path) -> None:
+    made = Served(tmp_path, {2: TracedAnswer(2, PROMPT_TOKENS, 3)}, Pace(0.02, 8))
+    began = time.perf_counter()
+    made.answer(2)
+    assert time.perf_counter() - began >= 4 * 0.02
+    made.engine.close()
+    assert [Pace(0.04, 8).seconds(rows) for rows in (1, 8, 12)] == [0.04, 0.04, 0.06]
 
 
 def test_no_sequence_moves_between_a_runner_of_a_trace_and_one_that_serves(served: Served) -> None:
