@@ -214,7 +214,7 @@ def simulated(model: Model, cell: Cell, sent: Sequence[Sent]) -> list[Served]:
         )
         for one in sent
     ]  # fmt: skip
-    described = replace(model, pool=replace(model.pool, max_sequences=cell.rows, fair=cell.fair))
+    described = replace(model, pool=replace(model.pool, max_sequences=cell.rows, fair=cell.fair, adapters=0))
     replayed = described.replay(arrivals, lambda one: one.tenant == VICTIM)
     return [one for one in replayed.served if one.tenant == VICTIM]
 

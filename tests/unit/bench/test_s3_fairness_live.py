@@ -38,7 +38,7 @@ def test_a_victim_sends_the_same_alone_and_beside_a_flood_of_ten_times_its_share
 
 def test_the_simulated_flood_does_not_reach_a_victim_where_the_pool_is_fair() -> None:
     engine = EngineCosts(StepTimes(10.0, 0.5, 0.2), 1e-3, 1e-5, 1e-3, 2, "cpu")
-    model = Model(PoolDescription(adapters=0, cores=2, threads=2, one_host=True), engine)
+    model = Model(PoolDescription(adapters=8, cores=2, threads=2, one_host=True), engine)
     found = dict[bool, float]()
     for fair in (True, False):
         cell = Cell(2, 8, flooded=True, fair=fair, all_rows=4)
