@@ -36,7 +36,7 @@ class Copies:
         total, n_pages = subject.built.limits.total_pages, TOKENS // PAGE_TOKENS
         self._pages = tuple(range(total - n_pages, total))
         self.n_bytes = n_pages * memory.page_bytes
-        self._swapper = KvSwapper(memory, self._ended)
+        self._swapper = KvSwapper(memory, self._ended, subject.engine.gaps)
         self.spans: list[tuple[float, float]] = []
         self.seconds: dict[bool, list[float]] = {True: [], False: []}  # out, in
         self._out, self._begun, self._beats = False, 0.0, 0

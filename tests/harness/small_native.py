@@ -52,6 +52,9 @@ int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t) {
 int32_t weft_pack(weft_pool*, const void*, int32_t, int64_t, int64_t, int64_t, int32_t, void*, int32_t, float*) {
   return 0;
 }
+int32_t weft_pack_jobs(weft_pool*, const weft_pack_job*, int32_t, int32_t) { return 0; }
+void weft_touch(const weft_pack_job*, int32_t, int32_t) {}
+void weft_copy(weft_pool*, void* const*, const void* const*, int64_t, int64_t) {}
 int32_t weft_matmul(int32_t, weft_pool*, const weft_matrix*, const void*, int32_t, int32_t, float*) { return 0; }
 double weft_read_seconds(int32_t, weft_pool*, const void*, int64_t, int32_t) { return 0.5; }
 double weft_peak_seconds(int32_t, weft_pool*, int64_t) { return 0.25; }

@@ -10,7 +10,7 @@ The best usable instruction level is taken unless the caller or $WEFT_CPU_LEVEL 
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL, POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,9 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int32,
         (c_void_p, c_void_p, c_int32, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int32, c_void_p),
     ),
+    "weft_pack_jobs": (c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
+    "weft_touch": (None, (c_void_p, c_int32, c_int32)),
+    "weft_copy": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
     "weft_matmul": (c_int32, (c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int32, c_int32, c_void_p)),
     "weft_read_seconds": (c_double, (c_int32, c_void_p, c_void_p, c_int64, c_int32)),
     "weft_peak_seconds": (c_double, (c_int32, c_void_p, c_int64)),
@@ -108,6 +111,22 @@ class Library:
         with pool.lock:
             code = self.native.weft_pack(pool.handle, source, source_kind, stride, *shape, pad_in, to, kind, scale)
         _checked("weft_pack", code)
+
+    def pack_jobs(self, pool: ThreadPool, jobs: int, n_jobs: int, kind: int) -> None:
+        """Pack an array of `PackJob` to `kind` BF16 or FP32. Raises CallRefused."""
+        with pool.lock:
+            code = self.native.weft_pack_jobs(pool.handle, jobs, n_jobs, kind)
+        _checked("weft_pack_jobs", code)
+
+    def touch(self, jobs: int, n_jobs: int, kind: int) -> None:
+        """Before they are packed: bring all pages that they read into memory, and those that they write."""
+        self.native.weft_touch(jobs, n_jobs, kind)
+
+    def copy(self, pool: ThreadPool, to: Sequence[int], source: Sequence[int], n_bytes: int) -> None:
+        """Copy `n_bytes` from each address of `source` to the one of `to` at the same place."""
+        addresses = c_void_p * len(to)
+        with pool.lock:
+            self.native.weft_copy(pool.handle, addresses(*to), addresses(*source), len(to), n_bytes)
 
     def matmul(self, pool: ThreadPool, matrix: Matrix, x: int, x_kind: int, m: int, y: int) -> None:
         """y[m, n_out] = x[m, n_in] W^T in float32, as a step computes it. Raises CallRefused."""

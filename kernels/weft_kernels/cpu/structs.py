@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 2
+ABI = 3
 BF16, FP32, INT8 = 0, 1, 2
 CODES = {-1: "this level is not usable here", -2: "a size is not supported", -3: "the workspace is too small"}
 LayerDone = ctypes.CFUNCTYPE(None, c_int32)
@@ -86,4 +86,15 @@ class StepStruct(Structure):
         *_fields(LayerDone, "layer_done"),
         *_fields(c_void_p, "workspace"),
         *_fields(c_int64, "workspace_bytes"),
+    ]
+
+
+class PackJob(Structure):
+    """`weft_pack_job`: a matrix to pack, its parts under each other."""
+
+    _fields_ = [
+        ("source", c_void_p * 3),
+        ("to", c_void_p),
+        ("rows", c_int32 * 3),
+        *_fields(c_int32, "kind n_in pad_in"),
     ]

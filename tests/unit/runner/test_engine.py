@@ -206,6 +206,29 @@ def test_an_adapter_that_cannot_be_built_leaves_nothing_in_host_memory(drive, wo
     assert not driver.engine.adapters._host
 
 
+def test_work_for_the_gaps_goes_on_between_steps_and_without_them(drive):
+    driver = drive()
+    after = list[int]()
+
+    def slices():
+        for _ in range(10_000):
+            after.append(driver.pool.iterations)
+            yield
+
+    task = driver.engine.gaps.add(slices())
+    driver.post(driver.request("r", [5], 20, sampling=GREEDY))
+    driver.finish()
+    assert after, "some of it was done between steps"
+    failures: list[BaseException] = []
+    thread = EngineThread(driver.engine, 1, failures.append)
+    thread.start()
+    task.result(PATIENCE_S)
+    driver.engine.gaps.add(iter([None] * 3)).result(PATIENCE_S)  # it sleeps until there is something to do
+    assert thread.stop(PATIENCE_S)
+    assert not failures
+    assert driver.engine.gaps.add(iter([None] * 3)).done(), "by the caller: no engine runs"
+
+
 def test_a_depot_that_does_not_answer_fails_the_load_and_a_later_start_tries_again(drive, world):
     world.write_adapter("a")
 

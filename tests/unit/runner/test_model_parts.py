@@ -147,7 +147,7 @@ NO_LAYER = "no such linear layer|no base_model"
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused_by_name(world, change, word):
-    tensors = map_tensors(world.write_adapter("a") / "adapter_model.safetensors")
+    tensors = dict(map_tensors(world.write_adapter("a") / "adapter_model.safetensors"))
     change(tensors)
     with pytest.raises(AdapterInvalid, match=word):
         stack_adapter(adapter_pairs(tensors, One(), world.spec), world.spec)

@@ -1,8 +1,9 @@
 """KV in host memory: who leaves, when it comes back, and that its answer is the one of an undisturbed run."""
 
+import ctypes
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from harness.waiting import wait_until
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, NoCapacity, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
+from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.core.adapter import Adapter, HostCopy
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
@@ -38,8 +40,9 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import SequencePhase
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.kv_memory import LocalKvMemory
+from weft_runner.model.kv_memory import LocalKvMemory, NativeKvMemory
 from weft_runner.shell.kv_swapper import KvSwapper
+from weft_runner.shell.step_gaps import StepGaps
 
 PAGE = 10  # bytes
 LIMITS = PoolLimits(
@@ -367,25 +370,36 @@ def test_only_a_page_that_was_needed_twice_is_copied_and_it_leaves_with_its_adap
 # ---- copies
 
 
-class Slow(LocalKvMemory):
+class Beside(LocalKvMemory):
+    """Its copies run on a thread of their own."""
+
+    between_steps = False
+
+
+class Slow(Beside):
     """A copy waits at its second page."""
 
     def __init__(self, pages: Any) -> None:
         super().__init__(pages)
         self.reached, self.go, self.count = threading.Event(), threading.Event(), 0
 
-    def copy_out(self, page: int, part: slice, host: Any, fence: None) -> None:
+    def copy_out(self, pages: Sequence[int], hosts: Sequence[Any], fence: None) -> None:
         self.count += 1
         if self.count == 2:
             self.reached.set()
             assert self.go.wait(10)
-        super().copy_out(page, part, host, fence)
+        super().copy_out(pages, hosts, fence)
 
 
-def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done():
+def gaps() -> StepGaps:
+    return StepGaps(lambda: None)
+
+
+def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done(monkeypatch):
+    monkeypatch.setattr("weft_runner.shell.kv_swapper.SLICE_BYTES", PAGE)
     memory = Slow(np.arange(80, dtype=np.uint8).reshape(8, 10))
     reports: list[Any] = []
-    swapper = KvSwapper(memory, reports.append)
+    swapper = KvSwapper(memory, reports.append, gaps())
     swapper.execute(SwapOut(1, (0, 1, 2, 3), (6, 7, 8, 9)))
     assert memory.reached.wait(10)
     copy = swapper._copies[1]
@@ -402,16 +416,48 @@ def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done():
     assert memory._pages[6].tolist() == list(range(50, 60))
 
 
-def test_what_is_copied_out_and_back_is_the_same_bytes_in_slices(monkeypatch):
-    monkeypatch.setattr("weft_runner.shell.kv_swapper.SLICE_BYTES", 7)
-    drawn = np.random.default_rng(1).integers(0, 256, (6, 24), dtype=np.uint8)
-    memory, reports = LocalKvMemory(drawn.copy()), []
-    swapper = KvSwapper(memory, reports.append)
+def native_memory(pages: Any) -> NativeKvMemory:
+    library = library_here()
+    memory = MappedMemory(pages.nbytes)
+    ctypes.memmove(memory.address, pages.ctypes.data, pages.nbytes)
+    return NativeKvMemory(library, library.pool(2), memory, pages.shape[1])
+
+
+def bytes_of(memory: Any) -> Any:
+    if isinstance(memory, LocalKvMemory):
+        return memory._pages
+    held = memory._memory
+    return np.frombuffer(ctypes.string_at(held.address, held.n_bytes), np.uint8).reshape(-1, memory.page_bytes)
+
+
+@pytest.mark.parametrize("make", [LocalKvMemory, Beside, native_memory])
+@pytest.mark.parametrize("slice_bytes", [1, 2 * 130_000, 1 << 30])
+def test_what_is_copied_out_and_back_is_the_same_bytes_in_slices(monkeypatch, make, slice_bytes):
+    monkeypatch.setattr("weft_runner.shell.kv_swapper.SLICE_BYTES", slice_bytes)
+    drawn = np.random.default_rng(1).integers(0, 256, (6, 130_000), dtype=np.uint8)
+    memory, reports, between = make(drawn.copy()), [], gaps()
+    swapper = KvSwapper(memory, reports.append, between)
     swapper.execute(SwapOut(1, (4, 1, 3), (7, 8, 9)))
     swapper.execute(SwapIn(1, (8, 9), (0, 5)))
+    between.close()
     swapper._thread.shutdown(wait=True)
     assert [type(report) for report in reports] == [SwapDone, SwapDone]
-    assert np.array_equal(memory._pages, drawn[[1, 1, 2, 3, 4, 3]])
+    assert np.array_equal(bytes_of(memory), drawn[[1, 1, 2, 3, 4, 3]])
+
+
+def test_between_steps_a_drop_ends_a_copy_and_a_failure_is_reported(monkeypatch):
+    monkeypatch.setattr("weft_runner.shell.kv_swapper.SLICE_BYTES", PAGE)
+    memory, reports, between = LocalKvMemory(np.zeros((8, PAGE), np.uint8)), [], gaps()
+    swapper = KvSwapper(memory, reports.append, between)
+    swapper.execute(SwapOut(1, (0, 1, 2), (1, 2, 3)))
+    swapper.execute(SwapOut(2, (9,), (4,)))
+    between.advance()
+    swapper.execute(DropSwap((1,), (1, 2, 3)))
+    while between.advance():
+        pass
+    (failed,) = reports
+    assert isinstance(failed, SwapFailed)
+    assert failed.number == 2
 
 
 # ---- answers
@@ -459,6 +505,13 @@ def test_swapped_sequences_answer_as_undisturbed_ones_do(drive, world, copies_ar
     assert swapped == undisturbed
 
 
+def library_here() -> Library:
+    try:
+        return load()
+    except NativeUnavailable as unavailable:
+        pytest.skip(f"the native library cannot be built here: {unavailable.reason}")
+
+
 def native(files: Any, spec: Any, limits: PoolLimits) -> CpuExecutor:
     return CpuExecutor(
         load(), open_checkpoint(files, spec), threads=1, pages=limits.total_pages, page_tokens=limits.page_tokens,
@@ -467,10 +520,7 @@ def native(files: Any, spec: Any, limits: PoolLimits) -> CpuExecutor:
 
 
 def test_on_the_cpu_executor_they_do_so_too(make_driver, new_world, small_config, tmp_path, copies_are_cheap):
-    try:
-        load()
-    except NativeUnavailable as unavailable:
-        pytest.skip(f"the native library cannot be built here: {unavailable.reason}")
+    library_here()
     wide = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
     world = new_world(tmp_path / "native", {**small_config, **wide})
     world.write_base()

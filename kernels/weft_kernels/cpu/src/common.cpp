@@ -162,6 +162,20 @@ WEFT_EXPORT int32_t weft_pack(weft_pool* pool, const void* source, int32_t from,
   return 0;
 }
 
+WEFT_EXPORT int32_t weft_pack_jobs(weft_pool* pool, const weft_pack_job* jobs, int32_t n_jobs, int32_t kind) {
+  if (kind != WEFT_BF16 && kind != WEFT_FP32) return WEFT_E_SIZE;
+  for (int32_t j = 0; j < n_jobs; j++)
+    if ((jobs[j].kind != WEFT_BF16 && jobs[j].kind != WEFT_FP32) || jobs[j].n_in < 1 || jobs[j].pad_in < 1) return WEFT_E_SIZE;
+  weft::pack_jobs(pool->team, jobs, n_jobs, kind);
+  return 0;
+}
+
+WEFT_EXPORT void weft_touch(const weft_pack_job* jobs, int32_t n_jobs, int32_t kind) { weft::touch_jobs(jobs, n_jobs, kind); }
+
+WEFT_EXPORT void weft_copy(weft_pool* pool, void* const* to, const void* const* from, int64_t n, int64_t bytes) {
+  weft::copy_blocks(pool->team, to, from, n, bytes);
+}
+
 WEFT_EXPORT int32_t weft_matmul(int32_t level, weft_pool* pool, const weft_matrix* matrix, const void* x, int32_t x_kind, int32_t m, float* y) {
   const weft::Level* with = weft::level_of(level);
   if (with == nullptr) return WEFT_E_LEVEL;

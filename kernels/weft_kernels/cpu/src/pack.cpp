@@ -66,34 +66,62 @@ void pack_int8(const From* const* rows, int n_rows, int64_t n_in, int64_t padded
   }
 }
 
+// One group of 16 outputs; `rows` has `n_rows` of them.
 template <class From>
-void pack_from(Team& team, const From* source, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, char* to, int kind, float* scale) {
-  const int64_t padded = up(n_in, pad_in), group_bytes = padded * 16 * (kind == WEFT_FP32 ? 4 : kind == WEFT_BF16 ? 2 : 1);
-  auto group = [&](int64_t g) {
-    const From* rows[16] = {};
-    const int n_rows = int(std::min<int64_t>(16, n_out - 16 * g));
-    for (int r = 0; r < n_rows; r++) rows[r] = source + (16 * g + r) * stride;
-    char* at = to + g * group_bytes;
-    if (kind == WEFT_FP32)
-      pack_fp32(rows, n_rows, n_in, padded, reinterpret_cast<float*>(at));
-    else if (kind == WEFT_BF16)
-      pack_bf16(rows, n_rows, n_in, padded, reinterpret_cast<uint16_t*>(at));
-    else
-      pack_int8(rows, n_rows, n_in, padded, reinterpret_cast<int8_t*>(at), scale + 16 * g);
-  };
+void pack_group(const From* const* rows, int n_rows, int64_t n_in, int pad_in, char* to, int kind, float* scale) {
+  const int64_t padded = up(n_in, pad_in);
+  if (kind == WEFT_FP32)
+    pack_fp32(rows, n_rows, n_in, padded, reinterpret_cast<float*>(to));
+  else if (kind == WEFT_BF16)
+    pack_bf16(rows, n_rows, n_in, padded, reinterpret_cast<uint16_t*>(to));
+  else
+    pack_int8(rows, n_rows, n_in, padded, reinterpret_cast<int8_t*>(to), scale);
+}
+
+// Do units [0, n) with all threads.
+template <class Unit>
+void share(Team& team, int64_t n, Unit unit) {
   struct Work {
     Team& team;
-    decltype(group)& each;
-    int64_t groups;
-  } work{team, group, up(n_out, 16) / 16};
+    int64_t n;
+    Unit& each;
+  } work{team, n, unit};
   team.run(
       [](void* context, int thread) {
         Work& w = *static_cast<Work*>(context);
         Member me(w.team, thread);
-        me.share(w.groups, w.each);
+        me.share(w.n, w.each);
       },
       &work);
 }
+
+template <class From>
+void pack_from(Team& team, const From* source, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, char* to, int kind, float* scale) {
+  const int64_t group_bytes = packed_bytes(kind, 16, n_in, pad_in);
+  share(team, up(n_out, 16) / 16, [&](int64_t g) {
+    const From* rows[16] = {};
+    const int n_rows = int(std::min<int64_t>(16, n_out - 16 * g));
+    for (int r = 0; r < n_rows; r++) rows[r] = source + (16 * g + r) * stride;
+    pack_group(rows, n_rows, n_in, pad_in, to + g * group_bytes, kind, scale == nullptr ? nullptr : scale + 16 * g);
+  });
+}
+
+// Of a matrix whose rows lie in up to three dense parts.
+template <class From>
+void pack_part_rows(const weft_pack_job& job, int64_t group, int kind) {
+  const From* rows[16] = {};
+  int n_rows = 0;
+  int64_t row = 16 * group;
+  for (int part = 0; part < 3 && n_rows < 16; part++) {
+    for (; row < job.rows[part] && n_rows < 16; row++) rows[n_rows++] = static_cast<const From*>(job.source[part]) + row * job.n_in;
+    row = std::max<int64_t>(0, row - job.rows[part]);
+  }
+  char* to = static_cast<char*>(job.to) + group * packed_bytes(kind, 16, job.n_in, job.pad_in);
+  pack_group(rows, n_rows, job.n_in, job.pad_in, to, kind, nullptr);
+}
+
+constexpr int64_t kUnitBytes = 8192;  // at least, that a thread takes of a matrix or of memory to copy at a time
+constexpr int64_t kPageBytes = 4096;
 
 }  // namespace
 
@@ -106,6 +134,42 @@ void pack(Team& team, const void* source, int from, int64_t stride, int64_t n_ou
     pack_from(team, static_cast<const float*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind, scale);
   else
     pack_from(team, static_cast<const uint16_t*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind, scale);
+}
+
+void pack_jobs(Team& team, const weft_pack_job* jobs, int n_jobs, int kind) {
+  std::vector<int64_t> first(size_t(n_jobs) + 1, 0);  // unit of each job
+  auto groups = [&](int j) { return up(int64_t(jobs[j].rows[0]) + jobs[j].rows[1] + jobs[j].rows[2], 16) / 16; };
+  auto per_unit = [&](int j) { return std::max<int64_t>(1, kUnitBytes / packed_bytes(kind, 16, jobs[j].n_in, jobs[j].pad_in)); };
+  for (int j = 0; j < n_jobs; j++) first[j + 1] = first[j] + up(groups(j), per_unit(j)) / per_unit(j);
+  share(team, first[n_jobs], [&](int64_t unit) {
+    const int j = int(std::upper_bound(first.begin(), first.end(), unit) - first.begin()) - 1;
+    const int64_t begin = (unit - first[j]) * per_unit(j), end = std::min(begin + per_unit(j), groups(j));
+    for (int64_t g = begin; g < end; g++) jobs[j].kind == WEFT_FP32 ? pack_part_rows<float>(jobs[j], g, kind) : pack_part_rows<uint16_t>(jobs[j], g, kind);
+  });
+}
+
+void touch_jobs(const weft_pack_job* jobs, int n_jobs, int kind) {
+  for (int j = 0; j < n_jobs; j++) {
+    const weft_pack_job& job = jobs[j];
+    for (int part = 0; part < 3; part++) {
+      const volatile char* from = static_cast<const char*>(job.source[part]);
+      const int64_t n_bytes = int64_t(job.rows[part]) * job.n_in * (job.kind == WEFT_FP32 ? 4 : 2);
+      for (int64_t i = 0; i < n_bytes; i += kPageBytes) (void)from[i];
+      if (n_bytes > 0) (void)from[n_bytes - 1];
+    }
+    volatile char* to = static_cast<char*>(job.to);
+    const int64_t n_bytes = packed_bytes(kind, int64_t(job.rows[0]) + job.rows[1] + job.rows[2], job.n_in, job.pad_in);
+    for (int64_t i = 0; i < n_bytes; i += kPageBytes) to[i] = 0;
+    if (n_bytes > 0) to[n_bytes - 1] = 0;
+  }
+}
+
+void copy_blocks(Team& team, void* const* to, const void* const* from, int64_t n, int64_t bytes) {
+  const int64_t per_block = up(bytes, 8 * kUnitBytes) / (8 * kUnitBytes);
+  share(team, n * per_block, [&](int64_t unit) {
+    const int64_t block = unit / per_block, begin = unit % per_block * 8 * kUnitBytes;
+    std::memcpy(static_cast<char*>(to[block]) + begin, static_cast<const char*>(from[block]) + begin, size_t(std::min(8 * kUnitBytes, bytes - begin)));
+  });
 }
 
 }  // namespace weft

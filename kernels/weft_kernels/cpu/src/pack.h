@@ -10,11 +10,19 @@
 #include <cstdint>
 
 #include "pool.h"
+#include "weft_cpu.h"
 
 namespace weft {
 
 int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in);
 // Pack row-major [n_out, n_in] (bf16 or fp32, `stride` elements from row to row).
 void pack(Team&, const void* source, int from, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, void* to, int kind, float* scale);
+// Several matrices, `kind` BF16 or FP32.
+void pack_jobs(Team&, const weft_pack_job* jobs, int n_jobs, int kind);
+// Read a byte of every page of what they are packed from, write one of every page that they are packed to: then packing
+// waits for no disk and for no memory.
+void touch_jobs(const weft_pack_job* jobs, int n_jobs, int kind);
+// `n` blocks of `bytes` bytes each.
+void copy_blocks(Team&, void* const* to, const void* const* from, int64_t n, int64_t bytes);
 
 }  // namespace weft

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 2
+#define WEFT_ABI 3
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3 };
@@ -91,6 +91,14 @@ typedef struct {
   int64_t workspace_bytes;
 } weft_step;
 
+typedef struct {                // a matrix to pack: parts under each other, each row-major and dense
+  const void* source[3];
+  void* to;                     // 64-byte aligned
+  int32_t rows[3];              // of each part; 0: there is no such part
+  int32_t kind;                 // of the parts' numbers: WEFT_BF16 or WEFT_FP32
+  int32_t n_in, pad_in;
+} weft_pack_job;
+
 typedef struct weft_pool weft_pool;
 
 int32_t weft_abi(void);
@@ -107,6 +115,15 @@ int32_t weft_run(int32_t level, weft_pool*, const weft_model*, const weft_step*)
 int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in);
 int32_t weft_pack(weft_pool*, const void* source, int32_t from, int64_t stride, int64_t n_out, int64_t n_in,
                   int32_t pad_in, void* to, int32_t kind, float* scale);
+
+// The matrices of an adapter, a few or all of them, to `kind` WEFT_BF16 or WEFT_FP32: whole or in slices they become
+// the same bytes. `weft_touch`, before that, reads a byte of each page of their sources and writes one of each page that
+// they go to, on the calling thread: then packing them waits for no disk and for no memory.
+int32_t weft_pack_jobs(weft_pool*, const weft_pack_job*, int32_t n_jobs, int32_t kind);
+void weft_touch(const weft_pack_job*, int32_t n_jobs, int32_t kind);
+
+// Copy `n` blocks of `bytes` bytes; none overlaps another.
+void weft_copy(weft_pool*, void* const* to, const void* const* from, int64_t n, int64_t bytes);
 
 // y[m, n_out] fp32 = x[m, n_in] W^T, as the step computes it: what tests and benchmarks call. `x` is WEFT_BF16 or
 // WEFT_FP32 like the model's kind (int8 weights take bf16), row stride n_in.

@@ -1,17 +1,22 @@
 """Adapters as files, as host copies and by slot on the device: the seam between the adapter pool and an executor."""
 
-from collections.abc import Mapping, Sequence
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from weft.domain.model.errors import Refused
-from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, check_dtype
+from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, Header, check_dtype, read_header
 from weft_runner.errors import AdapterInvalid
-from weft_runner.model.checkpoint import MappedTensor, map_safetensors
+from weft_runner.model.checkpoint import MappedTensor, map_file
 from weft_runner.model.lora import Scales
+
+MOST_LAYOUTS = 16  # that are remembered; a header has some 50 KB, at most 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,57 @@ class Source(Protocol):
         ...
 
 
-def map_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file as views of its mapping, which lives as long as one of them. AdapterInvalid.
+@dataclass(frozen=True, slots=True, eq=False)
+class FileLayout:
+    """The header of adapters' files: one object for all that have the same, among those that were mapped of late."""
+
+    header: Header
+
+
+class MappedTensors(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file, each a view of its mapping, which lives as long as this or one of them.
+
+    `address`: where the file's first byte is.
+    """
+
+    def __init__(self, layout: FileLayout, file: mmap.mmap) -> None:
+        self.layout, self.n_bytes = layout, len(file)
+        self.address = torch.frombuffer(file, dtype=torch.uint8, count=1).data_ptr()
+        self._file = file
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return MappedTensor(self._file, self.layout.header.tensors[name]).view()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.header.tensors)
+
+    def __len__(self) -> int:
+        return len(self.layout.header.tensors)
+
+
+def map_tensors(path: Path) -> MappedTensors:
+    """All tensors of an adapter's file. Raises AdapterInvalid.
 
     The blob store may unlink the file while it is mapped; blobs are never written to again, and the source has
     compared the whole file with its digest, its length included.
     """
     try:
-        header, file = map_safetensors(path, MAX_ADAPTER_HEADER_BYTES)
-        for info in header.tensors.values():
-            check_dtype(info)
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            text = file.read(min(int.from_bytes(prefix, "little"), MAX_ADAPTER_HEADER_BYTES))
+            layout = _layout(prefix + text, path.stat().st_size)
+            return MappedTensors(layout, map_file(file))
     except Refused as error:  # an OSError is this machine's trouble, not the artifact's
         raise AdapterInvalid(f"{path.name}: {error.message}") from error
-    return {name: MappedTensor(file, info).view() for name, info in header.tensors.items()}
+
+
+@lru_cache(maxsize=MOST_LAYOUTS)
+def _layout(begin: bytes, file_bytes: int) -> FileLayout:
+    """Of a file that begins so. Raises Refused."""
+    header = read_header(BytesIO(begin), file_bytes, max_bytes=MAX_ADAPTER_HEADER_BYTES)
+    for info in header.tensors.values():
+        check_dtype(info)
+    return FileLayout(header)
 
 
 class DeviceAdapter(Protocol):

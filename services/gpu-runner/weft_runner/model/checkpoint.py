@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -73,11 +73,15 @@ class MappedTensor:
         self.file.madvise(mmap.MADV_DONTNEED, start, self.info.end - start)
 
 
-def map_safetensors(path: Path, max_header_bytes: int = MAX_MODEL_HEADER_BYTES) -> tuple[Header, mmap.mmap]:
+def map_safetensors(path: Path) -> tuple[Header, mmap.mmap]:
     """Raises Refused where the header is wrong or the file torn; OSError."""
     with path.open("rb") as file:
-        header = read_header(file, path.stat().st_size, max_bytes=max_header_bytes)
-        return header, mmap.mmap(file.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return read_header(file, path.stat().st_size, max_bytes=MAX_MODEL_HEADER_BYTES), map_file(file)
+
+
+def map_file(file: BinaryIO) -> mmap.mmap:
+    """All of it, for tensors that are views."""
+    return mmap.mmap(file.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

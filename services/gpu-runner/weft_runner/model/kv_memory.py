@@ -1,22 +1,28 @@
 """KV pages of a device as copies to host memory and back see them: bytes. The layout is the executor's own business."""
 
-import ctypes
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu.pool import ThreadPool
 from weft_runner.model.kv_cache import KvCache
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class KvMemory(Protocol):
-    """One page is `page_bytes`, here and in host memory. Copies return when they are complete, with the GIL free."""
+    """One page is `page_bytes`, here and in host memory. Copies return when they are complete, with the GIL free.
+
+    `between_steps`: copies belong there, since steps compute on the same cores.
+    """
 
     page_bytes: int
+    between_steps: bool
 
     def host_page(self) -> Any:
         """Memory for one page. Raises MemoryError or RuntimeError."""
@@ -26,11 +32,11 @@ class KvMemory(Protocol):
         """All that has been launched so far: a copy comes after it. The engine's thread."""
         ...
 
-    def copy_out(self, page: int, part: slice, host: Any, fence: Any) -> None:
-        """Bytes `part` of a page to those of a host page."""
+    def copy_out(self, pages: Sequence[int], hosts: Sequence[Any], fence: Any) -> None:
+        """Pages to as many host pages."""
         ...
 
-    def copy_in(self, page: int, part: slice, host: Any, fence: Any) -> None:
+    def copy_in(self, pages: Sequence[int], hosts: Sequence[Any], fence: Any) -> None:
         """And back."""
         ...
 
@@ -38,16 +44,11 @@ class KvMemory(Protocol):
 class LocalKvMemory:
     """Pages in this machine's memory, [pages, page bytes]. Steps are complete when the engine orders a copy."""
 
+    between_steps = True
+
     def __init__(self, pages: Bytes) -> None:
         self._pages = pages
         self.page_bytes = pages.shape[1]
-
-    @classmethod
-    def mapped(cls, memory: MappedMemory, page_bytes: int) -> "LocalKvMemory":
-        """`memory` has to live as long."""
-        n_pages = memory.n_bytes // page_bytes
-        array = np.ctypeslib.as_array((ctypes.c_uint8 * (n_pages * page_bytes)).from_address(memory.address))
-        return cls(array.reshape(n_pages, page_bytes))
 
     @classmethod
     def of(cls, kv: KvCache) -> "LocalKvMemory":
@@ -59,17 +60,47 @@ class LocalKvMemory:
     def fence(self) -> None:
         return None
 
-    def copy_out(self, page: int, part: slice, host: Bytes, fence: None) -> None:
+    def copy_out(self, pages: Sequence[int], hosts: Sequence[Bytes], fence: None) -> None:
         del fence
-        np.copyto(host[part], self._pages[page, part])
+        for page, host in zip(pages, hosts, strict=True):
+            np.copyto(host, self._pages[page])
 
-    def copy_in(self, page: int, part: slice, host: Bytes, fence: None) -> None:
+    def copy_in(self, pages: Sequence[int], hosts: Sequence[Bytes], fence: None) -> None:
         del fence
-        np.copyto(self._pages[page, part], host[part])
+        for page, host in zip(pages, hosts, strict=True):
+            np.copyto(self._pages[page], host)
+
+
+class NativeKvMemory:
+    """Pages of the native executor, [pages, page bytes]; all threads of its pool copy."""
+
+    between_steps = True
+
+    def __init__(self, library: Library, pool: ThreadPool, memory: MappedMemory, page_bytes: int) -> None:
+        self._library, self._pool, self._memory, self.page_bytes = library, pool, memory, page_bytes
+
+    def host_page(self) -> Bytes:
+        return np.empty(self.page_bytes, np.uint8)
+
+    def fence(self) -> None:
+        return None
+
+    def copy_out(self, pages: Sequence[int], hosts: Sequence[Bytes], fence: None) -> None:
+        del fence
+        self._library.copy(self._pool, _addresses(hosts), self._addresses(pages), self.page_bytes)
+
+    def copy_in(self, pages: Sequence[int], hosts: Sequence[Bytes], fence: None) -> None:
+        del fence
+        self._library.copy(self._pool, self._addresses(pages), _addresses(hosts), self.page_bytes)
+
+    def _addresses(self, pages: Sequence[int]) -> list[int]:
+        return [self._memory.address + page * self.page_bytes for page in pages]
 
 
 class CudaKvMemory:
     """Pages on a GPU; pinned memory on the host, a stream of its own between them."""
+
+    between_steps = False
 
     def __init__(self, kv: KvCache) -> None:
         self._pages = _bytes_of(kv)
@@ -84,16 +115,17 @@ class CudaKvMemory:
         event.record(torch.cuda.current_stream(self._pages.device))
         return event
 
-    def copy_out(self, page: int, part: slice, host: torch.Tensor, fence: torch.cuda.Event) -> None:
-        self._copy(host[part], self._pages[page, part], fence)
+    def copy_out(self, pages: Sequence[int], hosts: Sequence[torch.Tensor], fence: torch.cuda.Event) -> None:
+        self._copy(hosts, [self._pages[page] for page in pages], fence)
 
-    def copy_in(self, page: int, part: slice, host: torch.Tensor, fence: torch.cuda.Event) -> None:
-        self._copy(self._pages[page, part], host[part], fence)
+    def copy_in(self, pages: Sequence[int], hosts: Sequence[torch.Tensor], fence: torch.cuda.Event) -> None:
+        self._copy([self._pages[page] for page in pages], hosts, fence)
 
-    def _copy(self, to: torch.Tensor, source: torch.Tensor, fence: torch.cuda.Event) -> None:
+    def _copy(self, to: Sequence[torch.Tensor], source: Sequence[torch.Tensor], fence: torch.cuda.Event) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._copies):
             self._copies.wait_event(fence)
-            to.copy_(source, non_blocking=True)
+            for target, page in zip(to, source, strict=True):
+                target.copy_(page, non_blocking=True)
         self._copies.synchronize()
 
 
@@ -104,3 +136,7 @@ def kv_memory(kv: KvCache) -> LocalKvMemory | CudaKvMemory:
 
 def _bytes_of(kv: KvCache) -> torch.Tensor:
     return kv.tensor.view(len(kv.tensor), -1).view(torch.uint8)
+
+
+def _addresses(hosts: Sequence[Bytes]) -> list[int]:
+    return [host.ctypes.data for host in hosts]

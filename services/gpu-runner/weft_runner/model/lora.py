@@ -99,10 +99,15 @@ def _pair(pair: LoraTensors[torch.Tensor], scales: Scales, spec: ModelSpec) -> L
     pair.check_shapes(spec, rank)
     if strange := {a.dtype, b.dtype} - DTYPES:
         raise AdapterInvalid(f"{module} is {strange.pop()}; served are float32, float16 and bfloat16")
+    return LoraPair(pair.projection, a, b, scale_of(scales, module), *spec.projection(pair.projection), rank)
+
+
+def scale_of(scales: Scales, module: str) -> float:
+    """Raises AdapterInvalid where it is no number."""
     scale = scales.scale_of(module)
     if not math.isfinite(scale):
         raise AdapterInvalid(f"{module} has the scale {scale}")
-    return LoraPair(pair.projection, a, b, scale, *spec.projection(pair.projection), rank)
+    return scale
 
 
 def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec) -> LoraSite | None:

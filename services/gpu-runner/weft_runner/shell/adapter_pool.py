@@ -6,6 +6,8 @@ engine's thread puts a loaded adapter into its slot between two iterations, so a
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -39,9 +41,9 @@ from weft_runner.model.adapter_store import (
     Source,
     map_tensors,
 )
-from weft_runner.shell.load_pacer import lower_priority
 
 log = logging.getLogger(__name__)
+NICE = 10  # of threads that load: a step's thread gets nine tenths of a core that both want
 # A download that a sequence waits for has a thread of its own, up to this number: a slow one, and the pauses between
 # its tries, delay no other adapter. Threads are made when they are needed.
 DOWNLOADS = 256
@@ -74,7 +76,7 @@ class AdapterPool:
         self._to_retain: frozenset[str] | None = None
         self._downloads = ThreadPoolExecutor(DOWNLOADS, thread_name_prefix="adapter-download")
         self._prefetches = ThreadPoolExecutor(PREFETCHES + 1, thread_name_prefix="adapter-prefetch")
-        self._reads = ThreadPoolExecutor(READS, thread_name_prefix="adapter-read", initializer=lower_priority)
+        self._reads = ThreadPoolExecutor(READS, thread_name_prefix="adapter-read", initializer=_lower_priority)
         self._fetched: dict[str, tuple[AdapterFiles, float, float]] = {}  # for a sequence; when, and seconds
         # One thread of torch's too: its workers spin after each operator, on cores that the running step needs.
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="adapter-builder", initializer=_begin_building)
@@ -244,7 +246,13 @@ class AdapterPool:
 
 def _begin_building() -> None:
     torch.set_num_threads(1)
-    lower_priority()
+    _lower_priority()
+
+
+def _lower_priority() -> None:
+    """Of the calling thread alone, where the system can (Linux gives each thread its own)."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _failure(error: Exception) -> tuple[EndReason, str, bool]:

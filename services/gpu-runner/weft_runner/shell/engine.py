@@ -33,13 +33,13 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.kv_swapper import KvSwapper
+from weft_runner.shell.step_gaps import StepGaps
 from weft_runner.step.asynchronous import AsyncSteps
 from weft_runner.step.pipelined import PipelinedSteps
 from weft_runner.step.sync import StepStrategy, SyncSteps
 
 log = logging.getLogger(__name__)
 CHECKED_PAGES = 1 << 16  # an idle engine checks the machine; sorting more pages than this would delay the next event
-STEPPING_S = 0.05  # so soon after a step another one is likely
 CHECK_S = 1.0  # between two checks: one of thousands of adapters takes milliseconds
 
 
@@ -49,13 +49,18 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class Wake:
+    """There is work for the gaps between steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorFailed:
     """The executor is lost, and the engine with it."""
 
     error: ExecutorLost
 
 
-Posted = Event | InSlot | Shutdown | ExecutorFailed
+Posted = Event | InSlot | Shutdown | Wake | ExecutorFailed
 
 
 @dataclass(slots=True)
@@ -83,8 +88,9 @@ class Engine:
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
         self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty())
+        self.gaps = StepGaps(lambda: self.post(Wake()))
         self._output = Output()
-        self._busy_s, self._check_at, self._stepped_at = 0.0, 0.0, -STEPPING_S
+        self._busy_s, self._check_at, self._step_s = 0.0, 0.0, 0.0
         self._swaps: KvSwapper | None = None
         self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
@@ -92,11 +98,6 @@ class Engine:
     def post(self, event: Posted) -> None:
         """Queue an event. Any thread."""
         self._events.put(event)
-
-    @property
-    def stepping(self) -> bool:
-        """Steps follow each other now. Any thread."""
-        return self.busy_since is not None or self._clock() - self._stepped_at < STEPPING_S
 
     @property
     def backlog(self) -> int:
@@ -117,7 +118,7 @@ class Engine:
         done = self.steps.advance(self._schedule)
         self.busy_since = None
         if done is not None:
-            self._stepped_at = self._clock()
+            self._step_s = self._clock() - began
             self._execute(self.runner.handle(done, self._clock()))
             self._output.done, self._output.busy_s = done, self._busy_s + self._clock() - began
             self._busy_s = 0.0
@@ -135,6 +136,8 @@ class Engine:
         """
         events = self._events
         if not (self.runner.pool.runnable or self.steps.in_flight):
+            while events.empty() and self.gaps.advance():
+                pass
             deadline = self.runner.next_deadline()
             try:
                 wait_s = None if deadline is None else max(deadline - self._clock(), 0.0)
@@ -148,6 +151,8 @@ class Engine:
         match event:
             case Shutdown():
                 self._stopping = True
+            case Wake():
+                pass
             case ExecutorFailed(error):
                 raise error
             case InSlot():
@@ -158,8 +163,11 @@ class Engine:
 
     def _schedule(self, slot: StepSlot) -> RunStep | None:
         step = self._execute(self.runner.handle(slot, self._clock()))
-        if step is not None:
+        if step is None:
+            self.gaps.advance()
+        else:
             self.executor.clear_pages(step.clear_pages)
+            self.gaps.between_steps(self._step_s)
         return step
 
     def _execute(self, effects: Sequence[Effect]) -> RunStep | None:
@@ -186,13 +194,14 @@ class Engine:
         if self._swaps is None:
             memory = self.executor.kv_memory
             assert memory is not None, "an executor that swaps nothing"
-            self._swaps = KvSwapper(memory, self.post)
+            self._swaps = KvSwapper(memory, self.post, self.gaps)
         return self._swaps
 
     def close(self) -> None:
         """No further loads and copies; those in flight are waited for."""
         if self._swaps is not None:
             self._swaps.close()
+        self.gaps.close()
         self.adapters.close()
 
     def _flush(self) -> None:

@@ -26,7 +26,6 @@ from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
-from weft_runner.shell.load_pacer import LoadPacer
 from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ def build_engine(
     runner = Runner(limits, profile.model if profile else GUESS)
     engine = Engine(runner, executor, make_adapters, on_output)
     if isinstance(adapters, CpuAdapterStore):
-        adapters.pace = LoadPacer(lambda: engine.stepping)
+        adapters.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
     bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
     if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too

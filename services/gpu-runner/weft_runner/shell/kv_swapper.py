@@ -1,23 +1,23 @@
-"""KV pages to host memory and back, beside running steps: one thread, in slices.
+"""KV pages to host memory and back, in slices: between steps where steps compute on the same cores, else on one thread.
 
-A slice ends within some ten microseconds on a CPU, so that the engine's thread, which drops a copy whose sequence has
-ended, waits for no more than that.
+On a thread the engine's, which drops a copy whose sequence has ended, waits for the slice under way at most.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft_runner.core.events import DropSwap, SwapAction, SwapDone, SwapFailed, SwapIn, SwapOut
 from weft_runner.model.kv_memory import KvMemory
+from weft_runner.shell.step_gaps import StepGaps
 
 log = logging.getLogger(__name__)
-SLICE_BYTES = 256 << 10
+SLICE_BYTES = 2 << 20  # whole pages of about so many bytes: some 200 us
 SPARE_BYTES = 64 << 20  # of host pages that are kept for the next copy: touching new memory takes as long as copying
 
 
@@ -30,10 +30,10 @@ class Copy:
 
 
 class KvSwapper:
-    """Executes the pool's orders; `report` takes results, from the copying thread."""
+    """Executes the pool's orders; `report` takes results, from whichever thread copies."""
 
-    def __init__(self, memory: KvMemory, report: Callable[[SwapDone | SwapFailed], None]) -> None:
-        self._memory, self._report = memory, report
+    def __init__(self, memory: KvMemory, report: Callable[[SwapDone | SwapFailed], None], gaps: StepGaps) -> None:
+        self._memory, self._report, self._gaps = memory, report, gaps
         self._copies: dict[int, Copy] = {}  # under way, by number; the copying thread removes what is complete
         self._host: dict[int, Any] = {}  # pages by number; the copying thread adds them, under its copy's lock
         self._spare: deque[Any] = deque(maxlen=max(1, SPARE_BYTES // memory.page_bytes))
@@ -44,7 +44,7 @@ class KvSwapper:
         match action:
             case SwapOut(number) | SwapIn(number):
                 copy = self._copies[number] = Copy()
-                self._thread.submit(self._run, copy, action, self._memory.fence())
+                self._begin(self._run(copy, action, self._memory.fence()))
             case DropSwap(numbers, hosts):
                 for number in numbers:
                     if (copy := self._copies.pop(number, None)) is not None:
@@ -58,31 +58,36 @@ class KvSwapper:
         self.execute(DropSwap(tuple(self._copies), ()))
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, copy: Copy, order: SwapOut | SwapIn, fence: Any) -> None:
+    def _begin(self, slices: Iterator[None]) -> None:
+        if self._memory.between_steps:
+            self._gaps.add(slices)
+        else:
+            self._thread.submit(deque, slices, maxlen=0)
+
+    def _run(self, copy: Copy, order: SwapOut | SwapIn, fence: Any) -> Iterator[None]:
+        """Each step of it copies a slice."""
         began = time.perf_counter()
+        at_once = max(1, SLICE_BYTES // self._memory.page_bytes)
         try:
-            done = self._copy(copy, order, fence)
+            for begin in range(0, len(order.pages), at_once):
+                with copy.lock:
+                    if copy.dropped:
+                        return
+                    self._copy(order, slice(begin, begin + at_once), fence)
+                yield
         except Exception as error:  # whatever it is, the sequence must not wait for ever
             log.warning("a copy of %d pages of KV failed", len(order.pages), exc_info=error)
             self._report(SwapFailed(order.number, f"{type(error).__name__}: {error}"))
         else:
-            if done:
-                self._copies.pop(order.number, None)
-                self._report(SwapDone(order.number, len(order.pages), time.perf_counter() - began))
+            self._copies.pop(order.number, None)
+            self._report(SwapDone(order.number, len(order.pages), time.perf_counter() - began))
 
-    def _copy(self, copy: Copy, order: SwapOut | SwapIn, fence: Any) -> bool:
-        """False: it was dropped."""
-        memory = self._memory
-        transfer = memory.copy_out if isinstance(order, SwapOut) else memory.copy_in
-        for page, host in zip(order.pages, order.hosts, strict=True):
-            for begin in range(0, memory.page_bytes, SLICE_BYTES):
-                with copy.lock:
-                    if copy.dropped:
-                        return False
-                    if host not in self._host:
-                        self._host[host] = self._host_page()
-                    transfer(page, slice(begin, min(begin + SLICE_BYTES, memory.page_bytes)), self._host[host], fence)
-        return True
+    def _copy(self, order: SwapOut | SwapIn, some: slice, fence: Any) -> None:
+        for host in order.hosts[some]:
+            if host not in self._host:
+                self._host[host] = self._host_page()
+        transfer = self._memory.copy_out if isinstance(order, SwapOut) else self._memory.copy_in
+        transfer(order.pages[some], [self._host[host] for host in order.hosts[some]], fence)
 
     def _host_page(self) -> Any:
         try:

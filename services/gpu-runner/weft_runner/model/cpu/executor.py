@@ -21,7 +21,7 @@ from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.cpu.packed_weights import PackedWeights
 from weft_runner.model.executor import LayerDone
-from weft_runner.model.kv_memory import LocalKvMemory
+from weft_runner.model.kv_memory import NativeKvMemory
 from weft_runner.model.sampling import NativeSampler, SamplingArgs
 from weft_runner.model.step import StepInput
 
@@ -53,8 +53,8 @@ class CpuExecutor:
         self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
         self._kv = MappedMemory(pages * self.page_bytes)
         model.kv = self._kv.address
-        self.kv_memory = LocalKvMemory.mapped(self._kv, self.page_bytes)
-        self.adapters = CpuAdapterStore(library, spec, slots, model.kind)
+        self.kv_memory = NativeKvMemory(library, self._pool, self._kv, self.page_bytes)
+        self.adapters = CpuAdapterStore(library, self._pool, spec, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = MappedMemory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)

@@ -1,0 +1,169 @@
+"""Where each matrix of an adapter comes from and goes to: worked out once for all adapters whose files have one layout.
+
+Adapters of one recipe have the same header, byte for byte. What follows from a header takes milliseconds of Python,
+which running steps would wait for (the GIL); with a plan at hand a load is a few additions to addresses.
+"""
+
+import ctypes
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import module_name
+from weft_kernels.cpu.library import Library
+from weft_kernels.cpu.pool import ThreadPool
+from weft_kernels.cpu.structs import BF16, FP32, LoraSiteStruct, LoraSliceStruct, PackJob
+from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, scale_of
+
+SLICE_BYTES = 256 << 10  # of the file: some 20 us
+N_SITES = len(SITES)
+_LINE = 64
+_ADDRESSES = 1 << 64
+_STORED = {torch.bfloat16: BF16, torch.float32: FP32}
+Structs = npt.NDArray[Any]
+Slices = Iterator[None]  # each step of it does a slice of the work
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """An adapter in memory that begins at 0, from a file that is mapped at 0.
+
+    `jobs`: PackJob; `ends`: of each job in the sum of what all read; `sites` [L * 4]: LoraSiteStruct; `modules`: the
+    names of the projections, in the order of the present slices of `sites`.
+    """
+
+    jobs: Structs
+    ends: Sequence[int]
+    sites: Structs
+    modules: Sequence[str]
+    n_bytes: int
+    rank: int
+    site_rank: int
+
+    def sites_at(self, address: int, scales: Scales) -> Structs:
+        """Sites of an adapter at this address. Raises AdapterInvalid: a scale that is no number."""
+        sites = self.sites.copy()
+        present = sites["slice"]["rank"] > 0
+        sites["a"][present[:, 0]] += np.uint64(address)
+        sites["slice"]["b"][present] += np.uint64(address)
+        sites["slice"]["scale"][present] = [scale_of(scales, module) for module in self.modules]
+        return sites
+
+    def jobs_at(self, address: int, file: int) -> Structs:
+        """Jobs of an adapter at this address, from a file that is mapped there."""
+        jobs = self.jobs.copy()
+        jobs["to"] += np.uint64(address)
+        jobs["source"][jobs["rows"] > 0] += np.uint64(file)
+        return jobs
+
+
+class Planner:
+    """Makes plans for one model."""
+
+    def __init__(self, library: Library, spec: ModelSpec, kind: int) -> None:
+        self._library, self._kind = library, kind
+        self._sizes: dict[tuple[int, int, int], int] = {}
+        self._starts = tuple(_starts(names, spec) for names in SITES)
+
+    def plan(self, pairs: AdapterPairs, file: int = 0) -> tuple[Plan, list[torch.Tensor]]:
+        """The plan, and what its jobs read: the pairs' tensors, or copies of those that the native code cannot read."""
+        writing = _Writing(file, self._packed_bytes)
+        by_site = [site for layer in pairs for site in layer]
+        sites = (LoraSiteStruct * len(by_site))()
+        for index, site in enumerate(by_site):
+            if site:
+                sites[index] = self._site(writing, site, self._starts[index % N_SITES])
+        modules = [
+            module_name(layer, pair.projection) for layer, of in enumerate(pairs) for site in of for pair in site
+        ]
+        plan = Plan(
+            jobs=_array((PackJob * len(writing.jobs))(*writing.jobs)), ends=writing.ends, sites=_array(sites),
+            modules=modules, n_bytes=writing.end, rank=max(pair.rank for site in by_site for pair in site),
+            site_rank=max(sum(pair.rank + pair.rank % 2 for pair in site) for site in by_site),
+        )  # fmt: skip
+        return plan, writing.kept
+
+    def _site(self, writing: "_Writing", site: Sequence[LoraPair], starts: Mapping[str, int]) -> LoraSiteStruct:
+        struct = LoraSiteStruct(a=writing.add([pair.a for pair in site], pad_in=32), n_slices=len(site))
+        for i, pair in enumerate(site):
+            at = writing.add([pair.b], pad_in=2)
+            struct.slice[i] = LoraSliceStruct(at, struct.rank, pair.rank, starts[pair.projection], pair.n_out)
+            struct.rank += pair.rank
+        return struct
+
+    def _packed_bytes(self, n_out: int, n_in: int, pad_in: int) -> int:
+        """Whole cache lines. Each size is asked for once: an adapter has hundreds of matrices of a few sizes."""
+        size = (n_out, n_in, pad_in)
+        if (known := self._sizes.get(size)) is None:
+            n_bytes = self._library.packed_bytes(self._kind, n_out, n_in, pad_in=pad_in)
+            known = self._sizes[size] = -(-n_bytes // _LINE) * _LINE
+        return known
+
+
+class _Writing:
+    """The jobs of a plan so far; `end`: of the adapter's memory."""
+
+    def __init__(self, file: int, packed_bytes: Callable[[int, int, int], int]) -> None:
+        self.jobs, self.ends, self.kept, self.end = list[PackJob](), list[int](), list[torch.Tensor](), 0
+        self._file, self._packed_bytes = file, packed_bytes
+
+    def add(self, matrices: Sequence[torch.Tensor], *, pad_in: int) -> int:
+        """Matrices [rows, n_in] under each other, packed as one. Where it begins."""
+        parts, begin = _readable(matrices), self.end
+        n_in, rows = parts[0].shape[1], tuple(part.shape[0] for part in parts)
+        source = tuple((part.data_ptr() - self._file) % _ADDRESSES for part in parts)
+        self.jobs.append(PackJob(source, begin, rows, _STORED[parts[0].dtype], n_in, pad_in))
+        self.ends.append((self.ends[-1] if self.ends else 0) + sum(part.nbytes for part in parts))
+        self.kept += parts
+        self.end += self._packed_bytes(sum(rows), n_in, pad_in)
+        return begin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterPacking:
+    """Jobs of a plan at their addresses. `kept`: what has to live until all are done."""
+
+    jobs: Structs
+    ends: Sequence[int]
+    kept: object
+
+    def slices(self, library: Library, pool: ThreadPool, kind: int) -> Slices:
+        """Each packs some more. Before the first, the caller brings into memory what they read and write."""
+        library.touch(self.jobs.ctypes.data, len(self.jobs), kind)
+        return self._slices(library, pool, kind)
+
+    def _slices(self, library: Library, pool: ThreadPool, kind: int) -> Slices:
+        first = done = 0
+        while first < len(self.jobs):
+            last = min(bisect_left(self.ends, done + SLICE_BYTES, first) + 1, len(self.jobs))
+            library.pack_jobs(pool, self.jobs.ctypes.data + first * self.jobs.itemsize, last - first, kind)
+            first, done = last, self.ends[last - 1]
+            yield
+
+
+def _readable(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Dense, of one kind of numbers that the native code knows."""
+    dtype = matrices[0].dtype
+    if dtype not in _STORED or any(matrix.dtype != dtype for matrix in matrices):
+        matrices = [matrix.float() for matrix in matrices]
+    return [matrix.contiguous() for matrix in matrices]
+
+
+def _array(structs: "ctypes.Array[Any]") -> Structs:
+    return np.frombuffer(bytearray(structs), np.dtype(structs._type_))
+
+
+def _starts(names: Sequence[str], spec: ModelSpec) -> dict[str, int]:
+    """Where each projection's columns begin in the site's output."""
+    starts: dict[str, int] = {}
+    at = 0
+    for name in names:
+        starts[name] = at
+        at += spec.projection(name)[1]
+    return starts
