@@ -36,7 +36,7 @@ class Copies:
         total, n_pages = subject.built.limits.total_pages, TOKENS // PAGE_TOKENS
         self._pages = tuple(range(total - n_pages, total))
         self.n_bytes = n_pages * memory.page_bytes
-        self._swapper = KvSwapper(memory, self._ended, subject.engine.gaps)
+        self._swapper = KvSwapper(memory, self._ended, subject.engine.copies)
         self.spans: list[tuple[float, float]] = []
         self.seconds: dict[bool, list[float]] = {True: [], False: []}  # out, in
         self._out, self._begun, self._beats = False, 0.0, 0
@@ -64,8 +64,9 @@ class Copies:
     def _ended(self, report: SwapDone | SwapFailed) -> None:
         """From the copying thread."""
         assert isinstance(report, SwapDone), report
-        self.seconds[self._out].append(report.seconds)
-        self.spans.append((self._begun, time.perf_counter()))
+        ended = time.perf_counter()
+        self.seconds[self._out].append(ended - self._begun)
+        self.spans.append((self._begun, ended))
         self._under_way = False
 
 

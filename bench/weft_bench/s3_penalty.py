@@ -134,10 +134,10 @@ def memory_for(case: Case, drawn: Sequence[Answered]) -> Memory:
     with Subject(case.files, case.sizes) as subject:
         kv = subject.engine.executor.kv_memory
         assert kv is not None, "an executor that swaps nothing"
-        host, whole, fence = kv.host_page(), slice(0, kv.page_bytes), kv.fence()
+        host, fence = kv.host_page(), kv.fence()
         began = time.perf_counter()
         for page in range(COPIES):
-            kv.copy_out(page, whole, host, fence)
+            kv.copy_out([page], [host], fence)
         page_ms = (time.perf_counter() - began) / COPIES * 1e3
         page_bytes = kv.page_bytes
     adapter = -(-lora_bytes(SHAPES[MODEL], RANK) // page_bytes)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.shell.step_gaps import SAVED, SHARE, StepGaps
+from weft_runner.shell.step_gaps import ADAPTERS_SHARE as SHARE
+from weft_runner.shell.step_gaps import SAVED, StepGaps
 
 
 class World:

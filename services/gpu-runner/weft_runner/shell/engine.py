@@ -33,7 +33,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.kv_swapper import KvSwapper
-from weft_runner.shell.step_gaps import StepGaps
+from weft_runner.shell.step_gaps import COPIES_SHARE, StepGaps
 from weft_runner.step.asynchronous import AsyncSteps
 from weft_runner.step.pipelined import PipelinedSteps
 from weft_runner.step.sync import StepStrategy, SyncSteps
@@ -89,6 +89,7 @@ class Engine:
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
         self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty())
         self.gaps = StepGaps(lambda: self.post(Wake()))
+        self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()
         self._busy_s, self._check_at, self._step_s = 0.0, 0.0, 0.0
         self._swaps: KvSwapper | None = None
@@ -136,7 +137,7 @@ class Engine:
         """
         events = self._events
         if not (self.runner.pool.runnable or self.steps.in_flight):
-            while events.empty() and self.gaps.advance():
+            while events.empty() and (self.copies.advance() or self.gaps.advance()):
                 pass
             deadline = self.runner.next_deadline()
             try:
@@ -164,9 +165,11 @@ class Engine:
     def _schedule(self, slot: StepSlot) -> RunStep | None:
         step = self._execute(self.runner.handle(slot, self._clock()))
         if step is None:
-            self.gaps.advance()
+            if not self.copies.advance():
+                self.gaps.advance()
         else:
             self.executor.clear_pages(step.clear_pages)
+            self.copies.between_steps(self._step_s)
             self.gaps.between_steps(self._step_s)
         return step
 
@@ -194,13 +197,14 @@ class Engine:
         if self._swaps is None:
             memory = self.executor.kv_memory
             assert memory is not None, "an executor that swaps nothing"
-            self._swaps = KvSwapper(memory, self.post, self.gaps)
+            self._swaps = KvSwapper(memory, self.post, self.copies)
         return self._swaps
 
     def close(self) -> None:
         """No further loads and copies; those in flight are waited for."""
         if self._swaps is not None:
             self._swaps.close()
+        self.copies.close()
         self.gaps.close()
         self.adapters.close()
 

@@ -66,21 +66,23 @@ class KvSwapper:
 
     def _run(self, copy: Copy, order: SwapOut | SwapIn, fence: Any) -> Iterator[None]:
         """Each step of it copies a slice."""
-        began = time.perf_counter()
+        seconds = 0.0  # of copying, without the steps between slices
         at_once = max(1, SLICE_BYTES // self._memory.page_bytes)
         try:
             for begin in range(0, len(order.pages), at_once):
                 with copy.lock:
                     if copy.dropped:
                         return
+                    began = time.perf_counter()
                     self._copy(order, slice(begin, begin + at_once), fence)
+                    seconds += time.perf_counter() - began
                 yield
         except Exception as error:  # whatever it is, the sequence must not wait for ever
             log.warning("a copy of %d pages of KV failed", len(order.pages), exc_info=error)
             self._report(SwapFailed(order.number, f"{type(error).__name__}: {error}"))
         else:
             self._copies.pop(order.number, None)
-            self._report(SwapDone(order.number, len(order.pages), time.perf_counter() - began))
+            self._report(SwapDone(order.number, len(order.pages), seconds))
 
     def _copy(self, order: SwapOut | SwapIn, some: slice, fence: Any) -> None:
         for host in order.hosts[some]:

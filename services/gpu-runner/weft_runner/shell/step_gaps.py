@@ -3,6 +3,7 @@
 Beside a running step such work costs more than its time: the threads of a step meet at every phase, and one that is off
 its core holds up the others. So the engine's thread does it between two steps, with all of the step's threads, in
 slices of some ten microseconds, for a share of the time that steps take. With no step running it waits for nothing.
+A sequence stands still while its KV is copied, and pages are held: so copies have a larger share than adapters.
 """
 
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-SHARE = 0.03  # of the steps' time
+ADAPTERS_SHARE, COPIES_SHARE = 0.03, 0.15  # of the steps' time
 SAVED = 4.0  # shares of a step that are saved while nothing waits: a copy of a short sequence is done in one go
 
 
@@ -27,8 +28,10 @@ class Task:
 class StepGaps:
     """Tasks in the order in which they came. `wake` is called after one was added, by the thread that added it."""
 
-    def __init__(self, wake: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._wake, self._clock = wake, clock
+    def __init__(
+        self, wake: Callable[[], None], clock: Callable[[], float] = time.perf_counter, share: float = ADAPTERS_SHARE
+    ) -> None:
+        self._wake, self._clock, self._share = wake, clock, share
         self._tasks: deque[Task] = deque()
         self._lock = threading.Lock()  # of `_closed`: no task is added after the last was done
         self._closed = False
@@ -59,7 +62,7 @@ class StepGaps:
 
     def between_steps(self, step_s: float) -> None:
         """A step that took so long is over, the next one waits."""
-        self._credit_s = min(self._credit_s + SHARE * step_s, SAVED * SHARE * step_s)  # debts remain
+        self._credit_s = min(self._credit_s + self._share * step_s, SAVED * self._share * step_s)  # debts remain
         began = self._clock()
         while self._credit_s > 0 and self.advance():
             now = self._clock()
