@@ -63,6 +63,8 @@ class StepGaps:
     def between_steps(self, step_s: float) -> None:
         """A step that took so long is over, the next one waits."""
         self._credit_s = min(self._credit_s + self._share * step_s, SAVED * self._share * step_s)  # debts remain
+        if not self._tasks:
+            return
         began = self._clock()
         while self._credit_s > 0 and self.advance():
             now = self._clock()
