@@ -68,7 +68,7 @@ class PoolDescription:
     delay_ms: float = 0.2  # of a message between two processes
     max_queue: int = 100_000
     queue: str = "fcfs"  # or s3, shortest: the order in which requests wait
-    aging_s: float = 300.0  # shortest: a request is passed by none that arrived more than this after it
+    aging_s: float = 600.0  # shortest: a request is passed by none that arrived more than this after it
     reservation: str = "calibrated"  # or pooled, s3, constant, max, paged: memory set aside for an answer
     consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
     consolidation_s: float = 10.0  # at most one in this time

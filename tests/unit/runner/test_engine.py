@@ -206,7 +206,7 @@ def test_an_adapter_that_cannot_be_built_leaves_nothing_in_host_memory(drive, wo
     assert not driver.engine.adapters._host
 
 
-def test_work_for_the_gaps_goes_on_between_steps_and_without_them(drive):
+def test_memory_work_goes_on_between_steps_and_without_them(drive):
     driver = drive()
     after = list[int]()
 
