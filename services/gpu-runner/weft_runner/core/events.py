@@ -97,7 +97,10 @@ class StepDone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwapDone:
-    """A copy of so many pages to host memory or back is complete. A dropped one is not reported."""
+    """A copy of so many pages to host memory or back is complete; `seconds`: of copying, not of waiting between steps.
+
+    A dropped one is not reported.
+    """
 
     number: int
     pages: int
