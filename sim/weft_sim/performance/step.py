@@ -1,0 +1,26 @@
+"""An iteration as performance models see it, and what such a model is."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The batch of one iteration, in amounts that decide its time.
+
+    `prompt_tokens` are computed in this iteration, `prompt_pairs` is the sum over them of the tokens that each attends
+    to, `context_tokens` the sum over decode rows of the tokens that each attends to, `adapters` the distinct adapters.
+    """
+
+    prompts: int = 0
+    prompt_tokens: int = 0
+    prompt_pairs: int = 0
+    decode_rows: int = 0
+    context_tokens: int = 0
+    adapters: int = 0
+
+
+class StepModel(Protocol):
+    def seconds(self, step: StepShape) -> float:
+        """Seconds of one iteration on one instance of a model (all of its tensor and pipeline ranks)."""
+        ...
