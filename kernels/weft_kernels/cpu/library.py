@@ -20,6 +20,7 @@ from weft_kernels.cpu.build import LIBRARY
 from weft_kernels.cpu.build_cache import FolderUnusable, cache_folders, is_intact
 from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
+from weft_kernels.cpu.layers import LayerCounter
 from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.sources import SOURCES, Sources
 from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, ModelStruct, StepStruct
@@ -42,6 +43,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "weft_pool_free": (None, (c_void_p,)),
     "weft_workspace_bytes": (c_int64, (POINTER(ModelStruct), c_int32, c_int32, c_int32)),
     "weft_run": (c_int32, (c_int32, c_void_p, POINTER(ModelStruct), POINTER(StepStruct))),
+    "weft_layers_done": (c_int64, (c_void_p,)),
+    "weft_await_layers": (c_int64, (c_void_p, c_int64, c_int64)),
     "weft_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int32)),
     "weft_pack": (
         c_int32,
@@ -86,6 +89,10 @@ class Library:
     def pool(self, threads: int | None = None) -> ThreadPool:
         """A pool of `threads` threads, the caller's included (default: as many as may work at a time)."""
         return ThreadPool(self.native, cpu_quota() if threads is None else threads)
+
+    def layer_counter(self) -> LayerCounter:
+        """For the `layers_done` of steps."""
+        return LayerCounter(self.native)
 
     def packed_bytes(self, kind: int, n_out: int, n_in: int, pad_in: int = 32) -> int:
         """Bytes of a packed matrix [n_out, n_in]. Raises CallRefused for a kind or a size that is not supported."""

@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 3
+ABI = 4
 BF16, FP32, INT8 = 0, 1, 2
 CODES = {-1: "this level is not usable here", -2: "a size is not supported", -3: "the workspace is too small"}
 LayerDone = ctypes.CFUNCTYPE(None, c_int32)
@@ -84,7 +84,7 @@ class StepStruct(Structure):
         *_fields(c_int32, "n_tokens n_rows n_segments n_sampled first last"),
         *_fields(c_void_p, "tokens rows page_table segments sampled slots hidden logits"),
         *_fields(LayerDone, "layer_done"),
-        *_fields(c_void_p, "workspace"),
+        *_fields(c_void_p, "layers_done workspace"),
         *_fields(c_int64, "workspace_bytes"),
     ]
 

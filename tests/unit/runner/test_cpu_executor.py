@@ -6,6 +6,7 @@ with how many threads), and each logit that it produces equals, bit for bit, tha
 
 import ctypes
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
@@ -375,6 +377,36 @@ def test_layers_in_two_calls_are_layers_in_one(stage_of: Callable[[str], Stage])
     got = executor.run(step, first=1, hidden=hidden, layer_done=done.append)
     assert torch.equal(got, expected)
     assert done == [0, 1, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_thread_beside_a_step_reads_the_keys_of_a_layer_as_soon_as_it_is_counted(
+    stage_of: Callable[[str], Stage], threads: int
+) -> None:
+    """What it copies when a layer is counted is what is there when the step has ended."""
+    stage, prompt = stage_of("llama"), Sequence(tuple(range(1, 60)), None)
+    executor = stage.native(LEVELS[0], "bf16", threads=threads)
+    pages = hand_out([prompt], list(range(PAGES)), 16)
+    step = make_step([(prompt.tokens, 0, pages[0], None)])
+    layers, began, early = stage.spec.layers, executor.layer_counter.count, list[torch.Tensor]()
+    executor.clear_pages(pages[0])
+
+    def kv_of(layer: int) -> torch.Tensor:
+        kv = (ctypes.c_uint8 * (PAGES * executor.page_bytes)).from_address(executor._kv.address)
+        return torch.frombuffer(kv, dtype=torch.uint8).view(PAGES, layers, -1)[list(pages[0]), layer].clone()
+
+    def read() -> None:
+        for layer in range(layers):
+            if executor.layer_counter.wait_for(began + layer + 1, PATIENCE_S):
+                early.append(kv_of(layer))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    executor.run(step)
+    reader.join(PATIENCE_S)
+    assert executor.layer_counter.count == began + layers
+    assert [torch.equal(one, kv_of(layer)) for layer, one in enumerate(early)] == [True] * layers
+    assert not executor.layer_counter.wait_for(began + layers + 1, 0.0)
 
 
 def test_a_slot_is_empty_once_cleared(stage_of: Callable[[str], Stage]) -> None:

@@ -1,5 +1,7 @@
 // The exported functions: which levels there are, and the way from the C ABI to the functions of one.
+#include <chrono>
 #include <new>
+#include <thread>
 
 #include "level.h"
 #include "pack.h"
@@ -151,6 +153,16 @@ WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* m
   if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes) return WEFT_E_WORKSPACE;
   with->run(pool->team, *model, *step, site_rank);
   return 0;
+}
+
+WEFT_EXPORT int64_t weft_layers_done(const int64_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+
+WEFT_EXPORT int64_t weft_await_layers(const int64_t* counter, int64_t count, int64_t timeout_us) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::microseconds(timeout_us);
+  int64_t done;
+  while ((done = weft_layers_done(counter)) < count && Clock::now() < end) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  return done;
 }
 
 WEFT_EXPORT int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in) { return weft::packed_bytes(kind, n_out, n_in, pad_in); }

@@ -82,10 +82,7 @@ class Step {
     me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { angles(t); }); });
     for (int layer = s_.first; layer < s_.last; layer++) {
       run_layer(me, layer);
-      if (s_.layer_done != nullptr && me.thread() == 0) {
-        leave_tiles();  // it may use tiles of its own
-        s_.layer_done(layer);
-      }
+      if (me.thread() == 0) end_layer(layer);  // behind a barrier: the others have written what they had to
     }
     if (s_.last == m_.layers && s_.n_sampled > 0) logits(me);
   }
@@ -110,6 +107,13 @@ class Step {
     gate_up(me, layer, w.gate_up);
     shrink(me, layer, kDown, act_, at_.act_stride, w.down.n_in);
     project(me, layer, kDown, w.down, act_, at_.act_stride, adding());
+  }
+
+  void end_layer(int layer) const {
+    if (s_.layers_done != nullptr) __atomic_fetch_add(s_.layers_done, 1, __ATOMIC_RELEASE);
+    if (s_.layer_done == nullptr) return;
+    leave_tiles();  // it may use tiles of its own
+    s_.layer_done(layer);
   }
 
   // What `o` and `down` give is added to the residual stream, in fp32.

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 3
+#define WEFT_ABI 4
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3 };
@@ -87,6 +87,7 @@ typedef struct {
   float* hidden;                // [n_tokens, hidden]: input when first > 0; output of layer last - 1
   float* logits;                // [n_sampled, vocab]; written when last == layers
   void (*layer_done)(int32_t layer);  // NULL, or called on the calling thread after each layer
+  int64_t* layers_done;         // NULL, or grows by one after each layer: see weft_layers_done
   void* workspace;              // weft_workspace_bytes(), 64-byte aligned
   int64_t workspace_bytes;
 } weft_step;
@@ -108,6 +109,14 @@ void weft_pool_free(weft_pool*);
 
 int64_t weft_workspace_bytes(const weft_model*, int32_t n_tokens, int32_t site_rank, int32_t n_sampled);
 int32_t weft_run(int32_t level, weft_pool*, const weft_model*, const weft_step*);
+
+// How many layers have been completed, of all steps that were given this counter, for a thread beside those steps. A step
+// adds one with release order behind the barrier that ends a layer, and this reads with acquire order: who sees n + k,
+// where the counter was n before a step, may read the keys and values that all threads of the step wrote in its first k
+// layers. Nothing of later layers, nor of `hidden`, may be read by that. `weft_await_layers` returns once there are at
+// least `count`, or after about that time; it looks every 20 us.
+int64_t weft_layers_done(const int64_t* counter);
+int64_t weft_await_layers(const int64_t* counter, int64_t count, int64_t timeout_us);
 
 // Packing. Bytes of a packed matrix, and the packing itself from row-major [n_out, n_in] of `from` (WEFT_BF16 or
 // WEFT_FP32, row stride in elements) to `to` (WEFT_INT8: `scale` [n_out padded to 16] is written). `pad_in` is 32 for

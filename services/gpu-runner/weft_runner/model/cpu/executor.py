@@ -58,7 +58,8 @@ class CpuExecutor:
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = MappedMemory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
-        self._native, self._prepared = StepStruct(), None
+        self.layer_counter = library.layer_counter()  # for threads that read KV while a step runs
+        self._native, self._prepared = StepStruct(layers_done=self.layer_counter.address), None
 
     @property
     def numerics_class(self) -> str:
