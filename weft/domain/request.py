@@ -1,7 +1,7 @@
 """A request, and the messages about it. Times are seconds unless a name says otherwise.
 
 gateway --Submit, Failed, Cancel, Started, OutcomeReport--> scheduler --Assign, Preempt, Reject, OutcomeAck--> gateway
-gateway --Start, Stop--> runner --Step, NoCapacity, Ended--> gateway
+gateway --Start, Stop, Freeze--> runner --Step, NoCapacity, Ended, Frozen--> gateway
 scheduler --OutcomeReport--> supervisor --OutcomeAck--> scheduler
 """
 
@@ -32,6 +32,7 @@ class FailReason(Enum):
     DRAINED = "drained"
     LOAD_FAILED = "load_failed"
     RUNNER_ERROR = "runner_error"
+    KV_LOST = "kv_lost"  # it did not get from one runner to the other
 
 
 class EndReason(Enum):
@@ -41,6 +42,7 @@ class EndReason(Enum):
     LOAD_FAILED = "load_failed"
     INTERNAL = "internal"
     UNKNOWN_ADAPTER = "unknown_adapter"  # the depot does not have the digest
+    KV_LOST = "kv_lost"  # it did not get from one runner to the other
 
 
 class RejectReason(Enum):
@@ -103,11 +105,21 @@ class SessionReady:
 
 
 @dataclass(frozen=True, slots=True)
+class KvTarget:
+    """A runner that takes KV of another one. `address`: of its end of `KvTransfer`."""
+
+    runner: RunnerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Run an epoch of a request. `emitted`: tokens of the answer so far, prefilled with the prompt, never sent again.
 
     `reservation_tokens` counts output tokens beyond prompt + emitted. `rank` and `adapter_bytes` describe an adapter
     that the runner may not know; 0: not known. Prefix pages are shared among requests of one `cache_salt` only.
+    `kv_to`: compute the prompt and the first token, then send the KV there. `kv_from`: wait for the KV that this runner
+    sends, and go on from there.
     """
 
     request_id: str
@@ -127,6 +139,8 @@ class Start:
     by_page: bool = False
     leaves: bool = False
     stays: bool = False
+    kv_to: KvTarget | None = None
+    kv_from: RunnerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +149,25 @@ class Stop:
 
     request_id: str
     epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Stop an epoch after the present iteration, answer Frozen, then send its KV there as that of `next_epoch`."""
+
+    request_id: str
+    epoch: Epoch
+    next_epoch: Epoch
+    to: KvTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The answer to Freeze, after the last of the epoch's tokens: so many of the answer."""
+
+    request_id: str
+    epoch: Epoch
+    emitted_tokens: int
 
 
 class SequenceTokens(NamedTuple):
@@ -230,6 +263,7 @@ class Submit:
     reservation_tokens: int = 0
     start_emitted_tokens: int = 0
     numerics_class: str = ""
+    token_runner: RunnerId | None = None  # of its Assign, until it has taken over from `runner`
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,18 +288,33 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The runner admitted this epoch: its first token arrived."""
+    """The runner admitted this epoch: its first token arrived.
+
+    `handed_off`: the token runner has taken over, and the prompt runner has nothing of the request any more.
+    """
 
     request_id: str
     epoch: Epoch
+    handed_off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRunner:
+    """The second runner of an Assign: it computes the tokens after the first one. `kv_address`: where it takes KV."""
+
+    runner: RunnerId
+    address: str
+    kv_address: str
+    numerics_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
     """Run (request, epoch) at that runner. Above the present epoch it is a migration: Stop there, Start here at once.
 
-    Punica, section 5.3. `decode`: the runner that computes the tokens after the first one, where that is another
-    (Splitwise, section 4.2); None: `runner` computes all of them.
+    Punica, section 5.3. `token_runner`: the one that computes the tokens after the first one, where that is another
+    (Splitwise, section 4.2); the reservation is its. None: `runner` computes all of them. `kv_address`: the migration
+    takes the KV along, to there; "": it is computed again.
     """
 
     request_id: str
@@ -276,11 +325,12 @@ class Assign:
     numerics_class: str = ""
     rank: int = 0  # of the adapter, and its size: for the Start
     adapter_bytes: int = 0
-    decode: RunnerId | None = None
     delay_s: float = 0.0  # what the queue policy adds to its arrival: the runner's prompts run in that order
     by_page: bool = False  # nothing is reserved ahead: it grows by a page at a time
     leaves: bool = False  # where it outruns its reservation and no page is free it is preempted itself (S3)
     stays: bool = False  # it was preempted as often as it may be: another one is, and all its pages are reserved
+    token_runner: TokenRunner | None = None
+    kv_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

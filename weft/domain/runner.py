@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from weft.domain.adapter import AdapterState, DesiredChange
@@ -10,6 +11,14 @@ from weft.domain.ids import Epoch, RunnerId
 
 PACKED_SLOWDOWN = 1.1
 KV_SHARE = 4  # one adapter, and all pinned ones together, leave one page in so many to sequences
+
+
+class RunnerRole(Enum):
+    """What a runner computes: a state, ordered by the scheduler (Splitwise, section 4.2)."""
+
+    MIXED = "mixed"  # both phases in one batch, prompts in chunks beside running rows
+    PROMPT = "prompt"  # prompts, several in a step
+    TOKEN = "token"  # noqa: S105 (the tokens after the first one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,9 @@ class RunnerSpec:
     step_ms_best: float = 0.0  # an iteration of best_batch sequences
     prefill_tokens_per_s: float = 0.0
     page_bytes: int = 0  # of a page, for KV and adapters alike; 0: adapters have memory of their own
+    kv_address: str = ""  # where it takes KV of other runners; "": nowhere
+    kv_layout: str = ""  # what a page of KV holds: runners with equal ones can exchange KV
+    role: RunnerRole | None = None  # that its hardware is for; None: any
 
     @property
     def good_sequences(self) -> int:
@@ -109,6 +121,8 @@ class RunnerFigures(NamedTuple):
     tokens: int = 0  # computed, of prompts and of answers
     prefix_reused_tokens: int = 0
     prefetching: int = 0  # adapters that a forecast named, not on disk yet
+    role: RunnerRole = RunnerRole.MIXED
+    pending_prompt_tokens: int = 0  # of its sequences, not computed yet
 
 
 class RunnerReport(NamedTuple):
@@ -252,12 +266,13 @@ class RunnerOrder:
     """From the scheduler, by way of the supervisor.
 
     `prefetch`: digests that requests may name soon, the most probable first. A hint, instead of the one before: nothing
-    waits for it, it is sent once, and what is lost of it is lost.
+    waits for it, it is sent once, and what is lost of it is lost. `role`: from its next step on; None: as before.
     """
 
     desired: DesiredChange | None = None
     drain: bool = False
     prefetch: tuple[str, ...] = ()
+    role: RunnerRole | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class StepShape:
     adapters: int = 0
 
 
-class StepModel(Protocol):
+class PerformanceModel(Protocol):
     def seconds(self, step: StepShape) -> float:
         """Seconds of one iteration on one instance of a model (all of its tensor and pipeline ranks)."""
         ...

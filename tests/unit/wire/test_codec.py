@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from weft.domain.adapter import Tier
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
+from weft.domain.kv_transfer import KvComplete
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Step, Submit
 from weft.domain.routes import PoolSpec, SloAttainment
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerOrder, RunnerReport, RunnerSpec
-from weft.wire.codec import cluster, registry, scheduling, session
+from weft.wire.codec import cluster, kv_transfer, registry, scheduling, session
 from weft.wire.codec.cluster import read_report, read_spec, received_report
 from weft.wire.codec.prediction import predict_response, predictions
 from weft.wire.codec.values import MAX_TOKENS
@@ -39,9 +40,9 @@ BASICS: dict[Any, st.SearchStrategy[Any]] = {
 WHOLE_SECONDS = {"idle_s", "drain_s"}
 DIRECTIONS: dict[str, Any] = {
     name: direction
-    for module in (cluster, registry, scheduling, session)
+    for module in (cluster, kv_transfer, registry, scheduling, session)
     for name, direction in vars(module).items()
-    if "_TO_" in name
+    if "_TO_" in name or "_FROM_" in name
 }
 
 
@@ -74,7 +75,11 @@ def _allowed(value: Any) -> Any:
     if isinstance(value, RunnerSpec):
         return dataclasses.replace(value, max_context_tokens=1)
     if isinstance(value, Submit) and value.runner is None:
-        return dataclasses.replace(value, epoch=NEVER, reservation_tokens=0, start_emitted_tokens=0)
+        return dataclasses.replace(value, epoch=NEVER, reservation_tokens=0, start_emitted_tokens=0, token_runner=None)
+    if isinstance(value, KvComplete):
+        return dataclasses.replace(
+            value, logprobs=value.logprobs[: len(value.tokens)], tokens=value.tokens[: len(value.logprobs)]
+        )
     if isinstance(value, PoolSpec):
         return dataclasses.replace(value, tenant_weights=tuple(sorted(dict(value.tenant_weights).items())))
     if isinstance(value, SloAttainment):

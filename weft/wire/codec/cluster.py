@@ -21,6 +21,7 @@ from weft.domain.runner import (
     RunnerFigures,
     RunnerOrder,
     RunnerReport,
+    RunnerRole,
     RunnerSpec,
     SchedulerHello,
     SequenceState,
@@ -70,6 +71,8 @@ TIER = {
     Tier.DEVICE: spb.AdapterState.DEVICE,
 }
 TIERS = inverted(TIER)
+ROLE = {RunnerRole.MIXED: spb.ROLE_MIXED, RunnerRole.PROMPT: spb.ROLE_PROMPT, RunnerRole.TOKEN: spb.ROLE_TOKEN}
+ROLES = inverted(ROLE)
 
 
 # ---------------------------------------------------------------- a runner's specification and reports
@@ -82,6 +85,9 @@ def fill_spec(spec: RunnerSpec, m: spb.RunnerHello) -> None:
     m.max_adapters, m.max_rank, m.max_context_tokens = spec.max_adapters, spec.max_rank, spec.max_context_tokens
     m.name, m.best_batch, m.step_ms_1, m.step_ms_best = spec.name, spec.best_batch, spec.step_ms_1, spec.step_ms_best
     m.prefill_tokens_per_s, m.page_bytes = spec.prefill_tokens_per_s, spec.page_bytes
+    m.kv_address, m.kv_layout = spec.kv_address, spec.kv_layout
+    if spec.role is not None:
+        m.role = ROLE[spec.role]
 
 
 def read_spec(m: spb.RunnerHello) -> RunnerSpec:
@@ -106,6 +112,9 @@ def read_spec(m: spb.RunnerHello) -> RunnerSpec:
         step_ms_best=m.step_ms_best,
         prefill_tokens_per_s=m.prefill_tokens_per_s,
         page_bytes=number(m.page_bytes, who + "page_bytes", MAX_PAGE_BYTES),
+        kv_address=text(m.kv_address, who + "kv_address"),
+        kv_layout=text(m.kv_layout, who + "kv_layout"),
+        role=ROLES.get(m.role),
     )
     if spec.max_context_tokens > spec.total_pages * spec.page_tokens:
         raise PeerError(f"{who}max_context_tokens {spec.max_context_tokens} are more than its pages hold")
@@ -120,7 +129,8 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
     m.iterations, m.forwards, m.tokens = figures.iterations, figures.forwards, figures.tokens
     m.grown_pages, m.doublings = figures.grown_pages, figures.doublings
     m.prefix_reused_tokens = figures.prefix_reused_tokens
-    m.prefetching = figures.prefetching
+    m.prefetching, m.pending_prompt_tokens = figures.prefetching, figures.pending_prompt_tokens
+    m.role = ROLE[figures.role]
     for s in report.sequences:
         sequence = m.sequences.add(
             request_id=s.request_id,
@@ -196,6 +206,8 @@ def read_report(m: spb.RunnerReport, of: type[RunnerReport] = RunnerReport) -> R
             m.tokens,
             m.prefix_reused_tokens,
             m.prefetching,
+            ROLES.get(m.role, RunnerRole.MIXED),
+            m.pending_prompt_tokens,
         ),
         [_sequence(sequence) for sequence in m.sequences] if m.sequences else (),
         texts(m.ended, "a request id") if m.ended else (),
@@ -267,6 +279,8 @@ def read_reported(m: spb.ReportedRunner) -> ReportedRunner:
 
 def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
     m.drain = order.drain
+    if order.role is not None:
+        m.role = ROLE[order.role]
     m.prefetch.extend(order.prefetch)
     if order.desired is None:
         return
@@ -286,9 +300,9 @@ def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
 def read_order(m: spb.RunnerOrder) -> RunnerOrder:
     """A tier that this version does not know is loaded on demand. Raises PeerError."""
     number(len(m.prefetch), "the number of adapters to prefetch", MAX_PREFETCH)
-    prefetch = texts(m.prefetch, "an adapter's digest")
+    prefetch, role = texts(m.prefetch, "an adapter's digest"), ROLES.get(m.role)
     if not m.HasField("change"):
-        return RunnerOrder(None, m.drain, prefetch)
+        return RunnerOrder(None, m.drain, prefetch, role)
     adapters = tuple(
         [
             DesiredAdapter(
@@ -304,7 +318,7 @@ def read_order(m: spb.RunnerOrder) -> RunnerOrder:
     if len({adapter.digest for adapter in adapters}) < len(adapters):
         raise PeerError("a list of desired adapters names a digest twice")
     removed = texts(m.change.removed, "an adapter's digest")
-    return RunnerOrder(DesiredChange(m.change.version, m.change.full, adapters, removed), m.drain, prefetch)
+    return RunnerOrder(DesiredChange(m.change.version, m.change.full, adapters, removed), m.drain, prefetch, role)
 
 
 def _fill_registered(registered: Registered, m: spb.Registered) -> None:

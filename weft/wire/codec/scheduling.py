@@ -18,6 +18,7 @@ from weft.domain.request import (
     RunnerGone,
     Started,
     Submit,
+    TokenRunner,
 )
 from weft.domain.routes import KeyRoute, PoolRoute, ResyncRoutes, Route, Routes
 from weft.wire.codec.direction import Direction, Entry
@@ -55,6 +56,7 @@ _FAILED = {
     FailReason.DRAINED: pb.Failed.DRAINED,
     FailReason.LOAD_FAILED: pb.Failed.LOAD_FAILED,
     FailReason.RUNNER_ERROR: pb.Failed.RUNNER_ERROR,
+    FailReason.KV_LOST: pb.Failed.KV_LOST,
 }
 _FAIL_REASONS = inverted(_FAILED)
 _REJECTED = {
@@ -95,6 +97,8 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
         fill_epoch(submit.epoch, m.epoch)
         fill_runner_id(submit.runner, m.runner)
         m.reservation_tokens, m.start_emitted_tokens = submit.reservation_tokens, submit.start_emitted_tokens
+        if submit.token_runner is not None:
+            fill_runner_id(submit.token_runner, m.token_runner)
 
 
 def _submit(m: pb.Submit) -> Submit:
@@ -120,6 +124,7 @@ def _submit(m: pb.Submit) -> Submit:
         reservation_tokens=number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
         start_emitted_tokens=number(m.start_emitted_tokens, "start_emitted_tokens", MAX_TOKENS),
         numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
+        token_runner=runner_id(m.token_runner) if m.HasField("token_runner") else None,
     )
 
 
@@ -149,12 +154,12 @@ def _cancel(m: pb.Cancel) -> Cancel:
 
 
 def _fill_started(started: Started, m: pb.Started) -> None:
-    m.request_id = started.request_id
+    m.request_id, m.handed_off = started.request_id, started.handed_off
     fill_epoch(started.epoch, m.epoch)
 
 
 def _started(m: pb.Started) -> Started:
-    return Started(named(m.request_id, "a request id"), epoch(m.epoch))
+    return Started(named(m.request_id, "a request id"), epoch(m.epoch), m.handed_off)
 
 
 def fill_outcome_report(report: OutcomeReport, m: pb.OutcomeReport) -> None:
@@ -253,8 +258,11 @@ def _fill_assign(assign: Assign, m: pb.Assign) -> None:
     m.numerics_class, m.adapter_rank, m.adapter_bytes = assign.numerics_class, assign.rank, assign.adapter_bytes
     m.delay_ms = round(1000 * assign.delay_s)
     m.by_page, m.leaves, m.stays = assign.by_page, assign.leaves, assign.stays
-    if assign.decode is not None:
-        fill_runner_id(assign.decode, m.decode_runner)
+    m.kv_address = assign.kv_address
+    if (second := assign.token_runner) is not None:
+        fill_runner_id(second.runner, m.token_runner.runner)
+        m.token_runner.address, m.token_runner.kv_address = second.address, second.kv_address
+        m.token_runner.numerics_class = second.numerics_class
 
 
 def _assign(m: pb.Assign) -> Assign:
@@ -267,11 +275,21 @@ def _assign(m: pb.Assign) -> Assign:
         numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
         rank=number(m.adapter_rank, "an adapter's rank", MAX_RANK),
         adapter_bytes=m.adapter_bytes,
-        decode=runner_id(m.decode_runner) if m.HasField("decode_runner") else None,
         delay_s=number(m.delay_ms, "delay_ms", MAX_WAITED_MS) / 1000,
         by_page=m.by_page,
         leaves=m.leaves,
         stays=m.stays,
+        token_runner=_token_runner(m.token_runner) if m.HasField("token_runner") else None,
+        kv_address=text(m.kv_address, "a KV address"),
+    )
+
+
+def _token_runner(m: pb.TokenRunner) -> TokenRunner:
+    return TokenRunner(
+        runner_id(m.runner),
+        named(m.address, "a runner's address"),
+        named(m.kv_address, "a KV address"),
+        text(m.numerics_class, "a numerics class", MAX_DETAIL),
     )
 
 

@@ -11,6 +11,9 @@ from weft.domain.request import (
     Ended,
     EndReason,
     FinishReason,
+    Freeze,
+    Frozen,
+    KvTarget,
     NoCapacity,
     Sampling,
     SequenceTokens,
@@ -66,6 +69,7 @@ _ENDED = {
     EndReason.LOAD_FAILED: runner_pb2.Ended.LOAD_FAILED,
     EndReason.INTERNAL: runner_pb2.Ended.INTERNAL,
     EndReason.UNKNOWN_ADAPTER: runner_pb2.Ended.UNKNOWN_ADAPTER,
+    EndReason.KV_LOST: runner_pb2.Ended.KV_LOST,
 }
 _END_REASONS = inverted(_ENDED)
 
@@ -96,6 +100,10 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     for token, bias in sampling.logit_bias:
         s.logit_bias.add(token=token, bias=bias)
     s.logprobs, s.top_logprobs = sampling.top_logprobs is not None, sampling.top_logprobs or 0
+    if start.kv_to is not None:
+        _fill_kv_target(start.kv_to, m.kv_to)
+    if start.kv_from is not None:
+        fill_runner_id(start.kv_from, m.kv_from)
 
 
 def _start(m: runner_pb2.Start) -> Start:
@@ -129,7 +137,39 @@ def _start(m: runner_pb2.Start) -> Start:
         by_page=m.by_page,
         leaves=m.leaves,
         stays=m.stays,
+        kv_to=_kv_target(m.kv_to) if m.HasField("kv_to") else None,
+        kv_from=runner_id(m.kv_from) if m.HasField("kv_from") else None,
     )
+
+
+def _fill_kv_target(target: KvTarget, m: runner_pb2.KvTarget) -> None:
+    fill_runner_id(target.runner, m.runner)
+    m.address = target.address
+
+
+def _kv_target(m: runner_pb2.KvTarget) -> KvTarget:
+    return KvTarget(runner_id(m.runner), named(m.address, "a KV address"))
+
+
+def _fill_freeze(freeze: Freeze, m: runner_pb2.Freeze) -> None:
+    m.request_id = freeze.request_id
+    fill_epoch(freeze.epoch, m.epoch)
+    fill_epoch(freeze.next_epoch, m.next_epoch)
+    _fill_kv_target(freeze.to, m.to)
+
+
+def _freeze(m: runner_pb2.Freeze) -> Freeze:
+    return Freeze(named(m.request_id, "a request id"), epoch(m.epoch), epoch(m.next_epoch), _kv_target(m.to))
+
+
+def _fill_frozen(frozen: Frozen, m: runner_pb2.Frozen) -> None:
+    m.request_id, m.emitted_tokens = frozen.request_id, frozen.emitted_tokens
+    fill_epoch(frozen.epoch, m.epoch)
+
+
+def _frozen(m: runner_pb2.Frozen) -> Frozen:
+    emitted = number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS)
+    return Frozen(named(m.request_id, "a request id"), epoch(m.epoch), emitted)
 
 
 def _fill_stop(stop: Stop, m: runner_pb2.Stop) -> None:
@@ -170,9 +210,7 @@ def _fill_step(step: Step, m: runner_pb2.Step) -> None:
         m.doublings.extend(doublings)
     if any(logprobs):
         for of_sequence in logprobs:
-            add = m.logprobs.add().tokens.add
-            for logprob, top in of_sequence:
-                add(logprob=logprob, top_tokens=[token for token, _ in top], top_logprobs=[value for _, value in top])
+            fill_logprobs(of_sequence, m.logprobs.add())
 
 
 def _step(m: runner_pb2.Step) -> Step:
@@ -195,7 +233,7 @@ def _step(m: runner_pb2.Step) -> Step:
         _tokens(m, n),
         finishes,
         _column(m.doublings, n),
-        map(_logprobs, _columns(m.logprobs, n)) if m.logprobs else repeat(()),
+        map(read_logprobs, _columns(m.logprobs, n)) if m.logprobs else repeat(()),
         strict=False,
     )
     return Step(m.iteration, list(map(_new_sequence_tokens, sequences)))
@@ -221,7 +259,13 @@ def _tokens(m: runner_pb2.Step, n: int) -> Iterable[Sequence[int]]:
     return [tuple(islice(rest, count)) for count in counts] if counts else zip(tokens, strict=False)
 
 
-def _logprobs(m: runner_pb2.SequenceLogprobs) -> Sequence[TokenLogprob]:
+def fill_logprobs(logprobs: Sequence[TokenLogprob], m: runner_pb2.SequenceLogprobs) -> None:
+    add = m.tokens.add
+    for logprob, top in logprobs:
+        add(logprob=logprob, top_tokens=[token for token, _ in top], top_logprobs=[value for _, value in top])
+
+
+def read_logprobs(m: runner_pb2.SequenceLogprobs) -> Sequence[TokenLogprob]:
     """None at all where ids and probabilities are not as many: the stream reports them as missing then."""
     if any(len(token.top_tokens) != len(token.top_logprobs) for token in m.tokens):
         return ()
@@ -261,21 +305,22 @@ def _ended(m: runner_pb2.Ended) -> Ended:
     )
 
 
-GATEWAY_TO_RUNNER: Direction[runner_pb2.GatewayToRunner, SessionHello | Start | Stop] = Direction(
+GATEWAY_TO_RUNNER: Direction[runner_pb2.GatewayToRunner, SessionHello | Start | Stop | Freeze] = Direction(
     runner_pb2.GatewayToRunner,
     "gateway",
     Entry("hello", SessionHello, _fill_session_hello, _session_hello),
     Entry("start", Start, _fill_start, _start),
     Entry("stop", Stop, _fill_stop, _stop),
+    Entry("freeze", Freeze, _fill_freeze, _freeze),
 )
-RUNNER_TO_GATEWAY: Direction[runner_pb2.RunnerToGateway, SessionReady | Step | NoCapacity | Ended | Draining] = (
-    Direction(
-        runner_pb2.RunnerToGateway,
-        "runner",
-        Entry("ready", SessionReady, _fill_ready, _ready),
-        Entry("step", Step, _fill_step, _step),
-        Entry("no_capacity", NoCapacity, _fill_no_capacity, _no_capacity),
-        Entry("ended", Ended, _fill_ended, _ended),
-        Entry("draining", Draining),
-    )
+RunnerMessage = SessionReady | Step | NoCapacity | Ended | Draining | Frozen
+RUNNER_TO_GATEWAY: Direction[runner_pb2.RunnerToGateway, RunnerMessage] = Direction(
+    runner_pb2.RunnerToGateway,
+    "runner",
+    Entry("ready", SessionReady, _fill_ready, _ready),
+    Entry("step", Step, _fill_step, _step),
+    Entry("no_capacity", NoCapacity, _fill_no_capacity, _no_capacity),
+    Entry("ended", Ended, _fill_ended, _ended),
+    Entry("draining", Draining),
+    Entry("frozen", Frozen, _fill_frozen, _frozen),
 )

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.wire.v1 import common_pb2 as weft_dot_wire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weft/wire/v1/runner.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\"\x84\x01\n\x0fGatewayToRunner\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionHelloH\x00\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x0e.weft.v1.StartH\x00\x12\x1d\n\x04stop\x18\x03 \x01(\x0b\x32\r.weft.v1.StopH\x00\x42\t\n\x07message\"7\n\x0cSessionHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x88\x03\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x03(\r\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1a\n\x12reservation_tokens\x18\x07 \x01(\r\x12#\n\x08sampling\x18\x08 \x01(\x0b\x32\x11.weft.v1.Sampling\x12\x1a\n\x12gateway_request_id\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x14\n\x0c\x61\x64\x61pter_rank\x18\x0b \x01(\r\x12\x15\n\radapter_bytes\x18\x0c \x01(\x04\x12\x11\n\twaited_ms\x18\r \x01(\x04\x12\x10\n\x08\x64\x65lay_ms\x18\x0e \x01(\x04\x12\x0f\n\x07\x62y_page\x18\x0f \x01(\x08\x12\x0e\n\x06leaves\x18\x10 \x01(\x08\x12\r\n\x05stays\x18\x11 \x01(\x08\"\xe5\x01\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12&\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x12.weft.v1.TokenBias\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\"(\n\tTokenBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"9\n\x04Stop\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\"\xd7\x01\n\x0fRunnerToGateway\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionReadyH\x00\x12\x1d\n\x04step\x18\x02 \x01(\x0b\x32\r.weft.v1.StepH\x00\x12*\n\x0bno_capacity\x18\x03 \x01(\x0b\x32\x13.weft.v1.NoCapacityH\x00\x12\x1f\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x0e.weft.v1.EndedH\x00\x12%\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x11.weft.v1.DrainingH\x00\x42\t\n\x07message\"1\n\x0cSessionReady\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\"\xf7\x01\n\x04Step\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\x12\r\n\x05terms\x18\x03 \x03(\x04\x12\x10\n\x08\x63ounters\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x07 \x03(\r\x12-\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32\x15.weft.v1.FinishReason\x12\x11\n\tdoublings\x18\t \x03(\r\x12+\n\x08logprobs\x18\n \x03(\x0b\x32\x19.weft.v1.SequenceLogprobs\"9\n\x10SequenceLogprobs\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.weft.v1.TokenLogprob\"I\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"c\n\nNoCapacity\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xec\x01\n\x05\x45nded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12%\n\x06reason\x18\x03 \x01(\x0e\x32\x15.weft.v1.Ended.Reason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x01(\r\"a\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x44RAINED\x10\x01\x12\x0f\n\x0bLOAD_FAILED\x10\x02\x12\x0c\n\x08INTERNAL\x10\x03\x12\x13\n\x0fUNKNOWN_ADAPTER\x10\x04\"\n\n\x08\x44raining2K\n\x06Runner\x12\x41\n\x07Session\x12\x18.weft.v1.GatewayToRunner\x1a\x18.weft.v1.RunnerToGateway(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weft/wire/v1/runner.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\"\xa7\x01\n\x0fGatewayToRunner\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionHelloH\x00\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x0e.weft.v1.StartH\x00\x12\x1d\n\x04stop\x18\x03 \x01(\x0b\x32\r.weft.v1.StopH\x00\x12!\n\x06\x66reeze\x18\x04 \x01(\x0b\x32\x0f.weft.v1.FreezeH\x00\x42\t\n\x07message\"7\n\x0cSessionHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xce\x03\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x03(\r\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1a\n\x12reservation_tokens\x18\x07 \x01(\r\x12#\n\x08sampling\x18\x08 \x01(\x0b\x32\x11.weft.v1.Sampling\x12\x1a\n\x12gateway_request_id\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x14\n\x0c\x61\x64\x61pter_rank\x18\x0b \x01(\r\x12\x15\n\radapter_bytes\x18\x0c \x01(\x04\x12\x11\n\twaited_ms\x18\r \x01(\x04\x12\x10\n\x08\x64\x65lay_ms\x18\x0e \x01(\x04\x12\x0f\n\x07\x62y_page\x18\x0f \x01(\x08\x12\x0e\n\x06leaves\x18\x10 \x01(\x08\x12\r\n\x05stays\x18\x11 \x01(\x08\x12 \n\x05kv_to\x18\x12 \x01(\x0b\x32\x11.weft.v1.KvTarget\x12\"\n\x07kv_from\x18\x13 \x01(\x0b\x32\x11.weft.v1.RunnerId\">\n\x08KvTarget\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"~\n\x06\x46reeze\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\"\n\nnext_epoch\x18\x03 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x1d\n\x02to\x18\x04 \x01(\x0b\x32\x11.weft.v1.KvTarget\"\xe5\x01\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12&\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x12.weft.v1.TokenBias\x12\x10\n\x08logprobs\x18\t \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\n \x01(\r\"(\n\tTokenBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"9\n\x04Stop\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\"\xfa\x01\n\x0fRunnerToGateway\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.weft.v1.SessionReadyH\x00\x12\x1d\n\x04step\x18\x02 \x01(\x0b\x32\r.weft.v1.StepH\x00\x12*\n\x0bno_capacity\x18\x03 \x01(\x0b\x32\x13.weft.v1.NoCapacityH\x00\x12\x1f\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x0e.weft.v1.EndedH\x00\x12%\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x11.weft.v1.DrainingH\x00\x12!\n\x06\x66rozen\x18\x06 \x01(\x0b\x32\x0f.weft.v1.FrozenH\x00\x42\t\n\x07message\"1\n\x0cSessionReady\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\"\xf7\x01\n\x04Step\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\x12\r\n\x05terms\x18\x03 \x03(\x04\x12\x10\n\x08\x63ounters\x18\x04 \x03(\x04\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x07 \x03(\r\x12-\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32\x15.weft.v1.FinishReason\x12\x11\n\tdoublings\x18\t \x03(\r\x12+\n\x08logprobs\x18\n \x03(\x0b\x32\x19.weft.v1.SequenceLogprobs\"9\n\x10SequenceLogprobs\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.weft.v1.TokenLogprob\"I\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"c\n\nNoCapacity\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfree_pages\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xf9\x01\n\x05\x45nded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12%\n\x06reason\x18\x03 \x01(\x0e\x32\x15.weft.v1.Ended.Reason\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\x05 \x01(\r\"n\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x44RAINED\x10\x01\x12\x0f\n\x0bLOAD_FAILED\x10\x02\x12\x0c\n\x08INTERNAL\x10\x03\x12\x13\n\x0fUNKNOWN_ADAPTER\x10\x04\x12\x0b\n\x07KV_LOST\x10\x05\"\n\n\x08\x44raining\"S\n\x06\x46rozen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x16\n\x0e\x65mitted_tokens\x18\x03 \x01(\r2K\n\x06Runner\x12\x41\n\x07Session\x12\x18.weft.v1.GatewayToRunner\x1a\x18.weft.v1.RunnerToGateway(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.wire.v1.runner_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GATEWAYTORUNNER']._serialized_start=66
-  _globals['_GATEWAYTORUNNER']._serialized_end=198
-  _globals['_SESSIONHELLO']._serialized_start=200
-  _globals['_SESSIONHELLO']._serialized_end=255
-  _globals['_START']._serialized_start=258
-  _globals['_START']._serialized_end=650
-  _globals['_SAMPLING']._serialized_start=653
-  _globals['_SAMPLING']._serialized_end=882
-  _globals['_TOKENBIAS']._serialized_start=884
-  _globals['_TOKENBIAS']._serialized_end=924
-  _globals['_STOP']._serialized_start=926
-  _globals['_STOP']._serialized_end=983
-  _globals['_RUNNERTOGATEWAY']._serialized_start=986
-  _globals['_RUNNERTOGATEWAY']._serialized_end=1201
-  _globals['_SESSIONREADY']._serialized_start=1203
-  _globals['_SESSIONREADY']._serialized_end=1252
-  _globals['_STEP']._serialized_start=1255
-  _globals['_STEP']._serialized_end=1502
-  _globals['_SEQUENCELOGPROBS']._serialized_start=1504
-  _globals['_SEQUENCELOGPROBS']._serialized_end=1561
-  _globals['_TOKENLOGPROB']._serialized_start=1563
-  _globals['_TOKENLOGPROB']._serialized_end=1636
-  _globals['_NOCAPACITY']._serialized_start=1638
-  _globals['_NOCAPACITY']._serialized_end=1737
-  _globals['_ENDED']._serialized_start=1740
-  _globals['_ENDED']._serialized_end=1976
-  _globals['_ENDED_REASON']._serialized_start=1879
-  _globals['_ENDED_REASON']._serialized_end=1976
-  _globals['_DRAINING']._serialized_start=1978
-  _globals['_DRAINING']._serialized_end=1988
-  _globals['_RUNNER']._serialized_start=1990
-  _globals['_RUNNER']._serialized_end=2065
+  _globals['_GATEWAYTORUNNER']._serialized_end=233
+  _globals['_SESSIONHELLO']._serialized_start=235
+  _globals['_SESSIONHELLO']._serialized_end=290
+  _globals['_START']._serialized_start=293
+  _globals['_START']._serialized_end=755
+  _globals['_KVTARGET']._serialized_start=757
+  _globals['_KVTARGET']._serialized_end=819
+  _globals['_FREEZE']._serialized_start=821
+  _globals['_FREEZE']._serialized_end=947
+  _globals['_SAMPLING']._serialized_start=950
+  _globals['_SAMPLING']._serialized_end=1179
+  _globals['_TOKENBIAS']._serialized_start=1181
+  _globals['_TOKENBIAS']._serialized_end=1221
+  _globals['_STOP']._serialized_start=1223
+  _globals['_STOP']._serialized_end=1280
+  _globals['_RUNNERTOGATEWAY']._serialized_start=1283
+  _globals['_RUNNERTOGATEWAY']._serialized_end=1533
+  _globals['_SESSIONREADY']._serialized_start=1535
+  _globals['_SESSIONREADY']._serialized_end=1584
+  _globals['_STEP']._serialized_start=1587
+  _globals['_STEP']._serialized_end=1834
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1836
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1893
+  _globals['_TOKENLOGPROB']._serialized_start=1895
+  _globals['_TOKENLOGPROB']._serialized_end=1968
+  _globals['_NOCAPACITY']._serialized_start=1970
+  _globals['_NOCAPACITY']._serialized_end=2069
+  _globals['_ENDED']._serialized_start=2072
+  _globals['_ENDED']._serialized_end=2321
+  _globals['_ENDED_REASON']._serialized_start=2211
+  _globals['_ENDED_REASON']._serialized_end=2321
+  _globals['_DRAINING']._serialized_start=2323
+  _globals['_DRAINING']._serialized_end=2333
+  _globals['_FROZEN']._serialized_start=2335
+  _globals['_FROZEN']._serialized_end=2418
+  _globals['_RUNNER']._serialized_start=2420
+  _globals['_RUNNER']._serialized_end=2495
 # @@protoc_insertion_point(module_scope)

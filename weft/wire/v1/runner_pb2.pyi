@@ -9,14 +9,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToRunner(_message.Message):
-    __slots__ = ("hello", "start", "stop")
+    __slots__ = ("hello", "start", "stop", "freeze")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
     hello: SessionHello
     start: Start
     stop: Stop
-    def __init__(self, hello: _Optional[_Union[SessionHello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    freeze: Freeze
+    def __init__(self, hello: _Optional[_Union[SessionHello, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., freeze: _Optional[_Union[Freeze, _Mapping]] = ...) -> None: ...
 
 class SessionHello(_message.Message):
     __slots__ = ("gateway_id", "incarnation")
@@ -27,7 +29,7 @@ class SessionHello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id", "cache_salt", "adapter_rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves", "stays")
+    __slots__ = ("request_id", "epoch", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "reservation_tokens", "sampling", "gateway_request_id", "cache_salt", "adapter_rank", "adapter_bytes", "waited_ms", "delay_ms", "by_page", "leaves", "stays", "kv_to", "kv_from")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,8 @@ class Start(_message.Message):
     BY_PAGE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     STAYS_FIELD_NUMBER: _ClassVar[int]
+    KV_TO_FIELD_NUMBER: _ClassVar[int]
+    KV_FROM_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     adapter_digest: str
@@ -62,7 +66,29 @@ class Start(_message.Message):
     by_page: bool
     leaves: bool
     stays: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ...) -> None: ...
+    kv_to: KvTarget
+    kv_from: _common_pb2.RunnerId
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., gateway_request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., waited_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_to: _Optional[_Union[KvTarget, _Mapping]] = ..., kv_from: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+
+class KvTarget(_message.Message):
+    __slots__ = ("runner", "address")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    address: str
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Freeze(_message.Message):
+    __slots__ = ("request_id", "epoch", "next_epoch", "to")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    next_epoch: _common_pb2.Epoch
+    to: KvTarget
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., next_epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., to: _Optional[_Union[KvTarget, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("seed", "choice", "temperature", "top_p", "ignore_eos", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs")
@@ -105,18 +131,20 @@ class Stop(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ...) -> None: ...
 
 class RunnerToGateway(_message.Message):
-    __slots__ = ("ready", "step", "no_capacity", "ended", "draining")
+    __slots__ = ("ready", "step", "no_capacity", "ended", "draining", "frozen")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NO_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     ready: SessionReady
     step: Step
     no_capacity: NoCapacity
     ended: Ended
     draining: Draining
-    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    frozen: Frozen
+    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ...) -> None: ...
 
 class SessionReady(_message.Message):
     __slots__ = ("runner",)
@@ -185,11 +213,13 @@ class Ended(_message.Message):
         LOAD_FAILED: _ClassVar[Ended.Reason]
         INTERNAL: _ClassVar[Ended.Reason]
         UNKNOWN_ADAPTER: _ClassVar[Ended.Reason]
+        KV_LOST: _ClassVar[Ended.Reason]
     REASON_UNSPECIFIED: Ended.Reason
     DRAINED: Ended.Reason
     LOAD_FAILED: Ended.Reason
     INTERNAL: Ended.Reason
     UNKNOWN_ADAPTER: Ended.Reason
+    KV_LOST: Ended.Reason
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -205,3 +235,13 @@ class Ended(_message.Message):
 class Draining(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Frozen(_message.Message):
+    __slots__ = ("request_id", "epoch", "emitted_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    emitted_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., emitted_tokens: _Optional[int] = ...) -> None: ...

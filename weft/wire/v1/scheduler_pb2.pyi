@@ -64,7 +64,7 @@ class OutcomeReport(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "migrations", "reservation_tokens", "start_emitted_tokens", "numerics_class", "p10_tokens", "p99_tokens", "bucket_tokens", "preemptions")
+    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "migrations", "reservation_tokens", "start_emitted_tokens", "numerics_class", "p10_tokens", "p99_tokens", "bucket_tokens", "preemptions", "token_runner")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class Submit(_message.Message):
     P99_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BUCKET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_RUNNER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     pool: str
     namespace: str
@@ -107,7 +108,8 @@ class Submit(_message.Message):
     p99_tokens: int
     bucket_tokens: int
     preemptions: int
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., migrations: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., start_emitted_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., p10_tokens: _Optional[int] = ..., p99_tokens: _Optional[int] = ..., bucket_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    token_runner: _common_pb2.RunnerId
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., migrations: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., start_emitted_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., p10_tokens: _Optional[int] = ..., p99_tokens: _Optional[int] = ..., bucket_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., token_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "emitted_tokens", "free_pages", "detail")
@@ -120,6 +122,7 @@ class Failed(_message.Message):
         DRAINED: _ClassVar[Failed.Reason]
         LOAD_FAILED: _ClassVar[Failed.Reason]
         RUNNER_ERROR: _ClassVar[Failed.Reason]
+        KV_LOST: _ClassVar[Failed.Reason]
     REASON_UNSPECIFIED: Failed.Reason
     SESSION_LOST: Failed.Reason
     NO_CAPACITY: Failed.Reason
@@ -127,6 +130,7 @@ class Failed(_message.Message):
     DRAINED: Failed.Reason
     LOAD_FAILED: Failed.Reason
     RUNNER_ERROR: Failed.Reason
+    KV_LOST: Failed.Reason
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -150,12 +154,14 @@ class Cancel(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., emitted_tokens: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "epoch")
+    __slots__ = ("request_id", "epoch", "handed_off")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OFF_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ...) -> None: ...
+    handed_off: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., handed_off: _Optional[bool] = ...) -> None: ...
 
 class SchedulerToGateway(_message.Message):
     __slots__ = ("assign", "preempt", "reject", "routes", "outcome_ack", "runner_gone")
@@ -174,7 +180,7 @@ class SchedulerToGateway(_message.Message):
     def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "adapter_rank", "adapter_bytes", "decode_runner", "delay_ms", "by_page", "leaves", "stays")
+    __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "adapter_rank", "adapter_bytes", "token_runner", "delay_ms", "by_page", "leaves", "stays", "kv_address")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
@@ -183,11 +189,12 @@ class Assign(_message.Message):
     NUMERICS_CLASS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DECODE_RUNNER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_RUNNER_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     BY_PAGE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     STAYS_FIELD_NUMBER: _ClassVar[int]
+    KV_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     runner: _common_pb2.RunnerId
@@ -196,12 +203,25 @@ class Assign(_message.Message):
     numerics_class: str
     adapter_rank: int
     adapter_bytes: int
-    decode_runner: _common_pb2.RunnerId
+    token_runner: TokenRunner
     delay_ms: int
     by_page: bool
     leaves: bool
     stays: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., decode_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ...) -> None: ...
+    kv_address: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., reservation_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., adapter_rank: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., token_runner: _Optional[_Union[TokenRunner, _Mapping]] = ..., delay_ms: _Optional[int] = ..., by_page: _Optional[bool] = ..., leaves: _Optional[bool] = ..., stays: _Optional[bool] = ..., kv_address: _Optional[str] = ...) -> None: ...
+
+class TokenRunner(_message.Message):
+    __slots__ = ("runner", "address", "kv_address", "numerics_class")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KV_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_CLASS_FIELD_NUMBER: _ClassVar[int]
+    runner: _common_pb2.RunnerId
+    address: str
+    kv_address: str
+    numerics_class: str
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., kv_address: _Optional[str] = ..., numerics_class: _Optional[str] = ...) -> None: ...
 
 class Preempt(_message.Message):
     __slots__ = ("request_id", "epoch")

@@ -8,6 +8,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_MIXED: _ClassVar[Role]
+    ROLE_PROMPT: _ClassVar[Role]
+    ROLE_TOKEN: _ClassVar[Role]
+ROLE_UNSPECIFIED: Role
+ROLE_MIXED: Role
+ROLE_PROMPT: Role
+ROLE_TOKEN: Role
+
 class RunnerToSupervisor(_message.Message):
     __slots__ = ("hello", "report", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -19,7 +30,7 @@ class RunnerToSupervisor(_message.Message):
     def __init__(self, hello: _Optional[_Union[RunnerHello, _Mapping]] = ..., report: _Optional[_Union[RunnerReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s", "page_bytes")
+    __slots__ = ("runner", "address", "pool", "base_digest", "numerics_class", "page_tokens", "total_pages", "max_sequences", "max_adapters", "max_rank", "max_context_tokens", "name", "best_batch", "step_ms_1", "step_ms_best", "prefill_tokens_per_s", "page_bytes", "kv_address", "kv_layout", "role")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +48,9 @@ class RunnerHello(_message.Message):
     STEP_MS_BEST_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
     address: str
     pool: str
@@ -54,14 +68,17 @@ class RunnerHello(_message.Message):
     step_ms_best: float
     prefill_tokens_per_s: float
     page_bytes: int
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+    kv_address: str
+    kv_layout: str
+    role: Role
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., numerics_class: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., name: _Optional[str] = ..., best_batch: _Optional[int] = ..., step_ms_1: _Optional[float] = ..., step_ms_best: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., page_bytes: _Optional[int] = ..., kv_address: _Optional[str] = ..., kv_layout: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "prefetching", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
+    __slots__ = ("version", "full", "free_pages", "used_pages", "adapter_pages", "draining", "ready", "desired_version", "iterations", "forwards", "grown_pages", "doublings", "tokens", "prefix_reused_tokens", "prefetching", "role", "pending_prompt_tokens", "sequences", "ended", "adapters", "removed_adapters", "overruns", "progress")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +94,8 @@ class RunnerReport(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFETCHING_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
@@ -98,13 +117,15 @@ class RunnerReport(_message.Message):
     tokens: int
     prefix_reused_tokens: int
     prefetching: int
+    role: Role
+    pending_prompt_tokens: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceState]
     ended: _containers.RepeatedScalarFieldContainer[str]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterState]
     removed_adapters: _containers.RepeatedScalarFieldContainer[str]
     overruns: _containers.RepeatedCompositeFieldContainer[Overrun]
     progress: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., prefetching: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., free_pages: _Optional[int] = ..., used_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., ready: _Optional[bool] = ..., desired_version: _Optional[int] = ..., iterations: _Optional[int] = ..., forwards: _Optional[int] = ..., grown_pages: _Optional[int] = ..., doublings: _Optional[int] = ..., tokens: _Optional[int] = ..., prefix_reused_tokens: _Optional[int] = ..., prefetching: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., pending_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceState, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[_Union[AdapterState, _Mapping]]] = ..., removed_adapters: _Optional[_Iterable[str]] = ..., overruns: _Optional[_Iterable[_Union[Overrun, _Mapping]]] = ..., progress: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportedRunner(_message.Message):
     __slots__ = ("runner", "report", "spec")
@@ -207,14 +228,16 @@ class Registered(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_ms: _Optional[int] = ...) -> None: ...
 
 class RunnerOrder(_message.Message):
-    __slots__ = ("drain", "change", "prefetch")
+    __slots__ = ("drain", "change", "prefetch", "role")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     change: DesiredChange
     prefetch: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ..., prefetch: _Optional[_Iterable[str]] = ...) -> None: ...
+    role: Role
+    def __init__(self, drain: _Optional[bool] = ..., change: _Optional[_Union[DesiredChange, _Mapping]] = ..., prefetch: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class DesiredChange(_message.Message):
     __slots__ = ("version", "full", "adapters", "removed")

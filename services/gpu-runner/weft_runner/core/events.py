@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.domain.machine import Closed, Connected, Received, Send, Tick
+from weft.domain.ids import Epoch
+from weft.domain.kv_transfer import KvHello
+from weft.domain.machine import Close, Closed, Connected, Peer, Received, Send, Tick
 from weft.domain.request import EndReason
 from weft.domain.runner import RunnerFigures
 from weft_runner.core.batch import Batch
@@ -206,6 +208,51 @@ class DropSwap:
     hosts: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenKvStream:
+    """Open a stream to a runner that is to take KV. Connected follows with its KvReady, or Closed."""
+
+    peer: Peer
+    address: str
+    hello: KvHello
+
+
+@dataclass(frozen=True, slots=True)
+class SendKv:
+    """Send these pages, the first of which is that number of its sequence, in order with the messages to that peer.
+
+    `layer_by_layer`: the next step writes them too; a layer leaves when that step has computed it. Else they are
+    complete for as long as it takes, or nobody wants them any more (`DropKv`).
+    """
+
+    peer: Peer
+    request_id: str
+    epoch: Epoch
+    first_page: int
+    pages: tuple[int, ...]
+    layer_by_layer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveKv:
+    """Pages of that sequence, from that number on, are written to these as they arrive on the peer's stream."""
+
+    peer: Peer
+    request_id: str
+    epoch: Epoch
+    first_page: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropKv:
+    """Nothing more of that epoch is sent to the peer, or written of what arrives, when what follows is done."""
+
+    peer: Peer
+    request_id: str
+    epoch: Epoch
+
+
 class RunStep(NamedTuple):
     """Run a batch: `sequences` are those of its rows, in order; `clear_pages` have changed hands and are cleared first.
 
@@ -245,4 +292,5 @@ class RunnerStatus:
 
 Action = Load | Unload | DropHost | Retain | Fetch
 SwapAction = SwapOut | SwapIn | DropSwap
+KvAction = OpenKvStream | SendKv | ReceiveKv | DropKv | Close
 Effect = Send | Action | SwapAction | AdapterPages | RunStep | RunnerStatus

@@ -1,0 +1,81 @@
+"""KV of sequences on its way from one runner to another of the same pool (Splitwise, section 4.4).
+
+sender --KvHello, KvOffer, pages, KvComplete--> receiver --KvReady, KvAccept, KvRefuse, KvAck--> sender
+
+The pages themselves are no messages of a machine: the sender's orders its shell to send some (`SendKv`), and the
+receiver's tells its shell where they go (`ReceiveKv`). They arrive before the KvComplete that follows them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class KvHello:
+    """First message of a sender. `incarnation`: expected of the receiver. `kv_layout`: what a page of KV holds."""
+
+    runner: RunnerId
+    incarnation: str
+    pool: str
+    base_digest: str
+    kv_layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvReady:
+    """The receiver's answer to a hello."""
+
+    runner: RunnerId
+
+
+@dataclass(frozen=True, slots=True)
+class KvOffer:
+    """KV of that epoch will come, as soon as the sender has it. `adapter`: that computes it."""
+
+    request_id: str
+    epoch: Epoch
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvAccept:
+    """Pages from this one on are wanted; those before are there already."""
+
+    request_id: str
+    epoch: Epoch
+    first_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvRefuse:
+    """Nothing of that epoch is wanted."""
+
+    request_id: str
+    epoch: Epoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvComplete:
+    """Every page of the first `in_kv` tokens was sent.
+
+    `tokens`: those of the answer that the receiver does not know from its Start, with their `logprobs` where it asks
+    for them; the last one is not in KV.
+    """
+
+    request_id: str
+    epoch: Epoch
+    in_kv: int
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvAck:
+    """The sequence runs from the receiver's pages: the sender's are free."""
+
+    request_id: str
+    epoch: Epoch
