@@ -24,6 +24,7 @@ from weft.domain.request import (
     Cancel,
     Ended,
     FinishReason,
+    Frozen,
     NoCapacity,
     Outcome,
     OutcomeAck,
@@ -32,6 +33,7 @@ from weft.domain.request import (
     Reject,
     ResubmitComplete,
     RunnerGone,
+    SequenceTokens,
     Step,
     Submit,
 )
@@ -43,6 +45,7 @@ from weft_gateway.core.events import SCHEDULER, Effect, Event, Failure
 from weft_gateway.core.routes import RouteIndex
 from weft_gateway.core.sessions import SessionEntry, SessionTable
 from weft_gateway.core.stream import (
+    HandedOff,
     HoldExpired,
     PoolAvailability,
     RequestStream,
@@ -258,7 +261,7 @@ class Gateway:
         match message:
             case Step(_, spoken):
                 pass
-            case NoCapacity() | Ended():
+            case NoCapacity() | Ended() | Frozen():
                 spoken = (message,)
             case _:
                 return []  # Draining: Ended follows for each sequence
@@ -267,12 +270,15 @@ class Gateway:
             active = self.requests.get(one.request_id)
             if active is None:
                 continue
-            running = active.stream.running
-            if running and running.epoch == one.epoch and running.runner != session.runner:
+            stream = active.stream
+            running = stream.running
+            if running and running.epoch == one.epoch and not stream.speaks(session.runner):
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
             effects += self._advance(active, one, now)
+            if stream.receiver == session.runner and type(one) is SequenceTokens and one.epoch == stream.highest:
+                effects += self._advance(active, HandedOff(), now)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -304,19 +310,21 @@ class Gateway:
     def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
         """A bug ends this answer, and no other."""
         stream = active.stream
-        request_id, before = stream.request_id, stream.running
+        request_id, before = stream.request_id, stream.runners
         try:
             effects: list[Effect] = stream.handle(event, now)  # pyright: ignore[reportAssignmentType] (a new list)
-            after = stream.running
-            if after is before and after is not None:
+            after = stream.runners
+            if after is before and after:
                 return effects  # nothing but tokens
-            if before is not None and (after is None or after.runner != before.runner):
-                self.sessions.leave(before, request_id, now)
-            if after is not None:
-                opened: list[Effect] = []
-                for old in self.sessions.replaced_by(after.runner):
+            for one in before:
+                if one not in after:
+                    self.sessions.leave(one.runner, request_id, now)
+            opened: list[Effect] = []
+            for one in after:
+                for old in self.sessions.replaced_by(one.runner):
                     opened += self._close(old, "a new incarnation took its place", now)
-                effects = [*opened, *self.sessions.enter(after, request_id, now), *effects]
+                opened += self.sessions.enter(one, request_id, now)
+            effects = [*opened, *effects]
             self._update_hold_deadline(active)
             if stream.end:
                 effects += self._finish(active, now)
@@ -424,8 +432,8 @@ class Gateway:
             assert request_id in self._answers[stream.request.request_id], "an answer of no request"
             groups.add(stream.request.request_id)
             by_pool.setdefault(active.pool, set()).add(request_id)
-            if stream.running:
-                running.setdefault(runner_peer(stream.running.runner), set()).add(request_id)
+            for one in stream.runners:
+                running.setdefault(runner_peer(one.runner), set()).add(request_id)
         assert groups == self._answers.keys(), "a request without an answer"
         self.sessions.check(running)
         self.admission.check()
@@ -453,12 +461,13 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         bucket_tokens=prediction.bucket_tokens,
         waited_s=now - active.stream.arrived,
         epoch=running.epoch if running else Epoch(),
-        runner=running.runner if running else None,
+        runner=stream.owner,
         migrations=stream.counted_migrations,
         preemptions=stream.preemptions,
         reservation_tokens=running.reservation_tokens if running else 0,
         start_emitted_tokens=stream.start_tokens if running else 0,
         numerics_class=stream.numerics_class,
+        token_runner=stream.awaited_token_runner,
     )
 
 

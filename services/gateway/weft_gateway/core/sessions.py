@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Close, Peer
-from weft.domain.request import Assign, SessionHello
+from weft.domain.request import SessionHello
 from weft_gateway.core.config import Deadline, GatewayConfig, Timers
 from weft_gateway.core.events import OpenSession
-from weft_gateway.core.stream import runner_peer
+from weft_gateway.core.stream import Located, runner_peer
 
 
 @dataclass(slots=True)
@@ -39,22 +39,23 @@ class SessionTable:
             return []
         return [one for one in self._open.values() if one.runner.uuid == runner.uuid]
 
-    def enter(self, assign: Assign, request_id: str, now: float) -> list[OpenSession]:
-        """A request runs there now."""
-        peer, opened = runner_peer(assign.runner), list[OpenSession]()
+    def enter(self, located: Located, request_id: str, now: float) -> list[OpenSession]:
+        """A request is there now."""
+        runner, address = located
+        peer, opened = runner_peer(runner), list[OpenSession]()
         if peer not in self._open:
-            self._open[peer] = SessionEntry(peer, assign.runner)
+            self._open[peer] = SessionEntry(peer, runner)
             self._timers.set((Deadline.SESSION, peer.name), now + self._config.connect_s)
-            opened = [OpenSession(peer, assign.address, SessionHello(self._gateway_id, assign.runner.incarnation))]
+            opened = [OpenSession(peer, address, SessionHello(self._gateway_id, runner.incarnation))]
         session = self._open[peer]
         session.requests[request_id] = None
         if session.ready:
             self._timers.clear((Deadline.SESSION, peer.name))
         return opened
 
-    def leave(self, assign: Assign, request_id: str, now: float) -> None:
-        """The request does not run there any more."""
-        if session := self._open.get(runner_peer(assign.runner)):
+    def leave(self, runner: RunnerId, request_id: str, now: float) -> None:
+        """The request is not there any more."""
+        if session := self._open.get(runner_peer(runner)):
             session.requests.pop(request_id, None)
             self._watch(session, now)
 

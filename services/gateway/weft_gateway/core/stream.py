@@ -4,16 +4,21 @@
       ▲                │
       └── Preempt, SessionLost, NoCapacity, Ended ──┘       (any state) ──ClientGone, Reject, hold time──▶ done
 
+An epoch may have two runners: one computes the prompt and the first token and sends its KV to the other, which goes on
+(Splitwise, section 4.2), or the runner of the epoch before sends it (a migration with KV: Freeze there, Frozen, Start
+here). Both speak for the epoch until the second one's first token: from then on it alone does.
+
 What always holds, whatever is lost, repeated or late (`check_stream`):
 - a token is appended only for the present epoch and at position == len(tokens): never lost, never twice; so is its
   log probability, where the client asked for them;
 - an epoch ends once: a second event that would end it is ignored, as is everything below the highest epoch seen;
 - exactly one end, and nothing after it.
 
-A migration is Stop here and Start there at once, with the tokens so far (Punica, section 5.3).
+A migration without KV is Stop here and Start there at once, with the tokens so far (Punica, section 5.3).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.machine import Kind, Peer, Send
@@ -25,6 +30,9 @@ from weft.domain.request import (
     Failed,
     FailReason,
     FinishReason,
+    Freeze,
+    Frozen,
+    KvTarget,
     NoCapacity,
     Preempt,
     Reject,
@@ -33,6 +41,7 @@ from weft.domain.request import (
     Start,
     Started,
     Stop,
+    TokenRunner,
 )
 from weft_gateway.core.detokenise import Detokeniser
 from weft_gateway.core.events import SCHEDULER, ClientGone, Emit, Failure, FirstToken, PreparedRequest, RequestAborted
@@ -45,6 +54,7 @@ _ENDED = {
     EndReason.LOAD_FAILED: FailReason.LOAD_FAILED,
     EndReason.INTERNAL: FailReason.RUNNER_ERROR,
     EndReason.UNKNOWN_ADAPTER: FailReason.LOAD_FAILED,
+    EndReason.KV_LOST: FailReason.KV_LOST,
 }
 _REJECTED = {
     RejectReason.QUEUE_FULL: ("queue_full", "The queue of this model's pool is full."),
@@ -69,6 +79,11 @@ class SessionLost:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The runner that takes KV over has sent its first token."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolAvailability:
     """Whether the scheduler is there and the request's pool has a ready runner."""
 
@@ -84,7 +99,7 @@ class HoldExpired:
 
 StreamEvent = (
     SequenceTokens | Assign | Preempt | NoCapacity | Ended | Reject | SessionLost | PoolAvailability | HoldExpired
-    | ClientGone | RequestAborted
+    | ClientGone | RequestAborted | Frozen | HandedOff
 )  # fmt: skip
 StreamEffect = Send | Emit | FirstToken
 
@@ -95,6 +110,13 @@ class End:
 
     reason: FinishReason
     failure: Failure | None = None
+
+
+class Located(NamedTuple):
+    """A runner, and the address of its gRPC server."""
+
+    runner: RunnerId
+    address: str
 
 
 def runner_peer(runner: RunnerId) -> Peer:
@@ -124,6 +146,9 @@ class RequestStream:
         self.request, self.index, self.request_id = request, index, request.id_of(index)
         self.tokens: list[int] = []
         self.running: Assign | None = None  # the present ownership
+        self.runners: tuple[Located, ...] = ()  # that have the request; a new tuple whenever they are others
+        self.receiver: RunnerId | None = None  # of them: the one that waits for the KV of the other
+        self.freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
         self.highest = NEVER
         self.assignments = 0
         self.counted_migrations = 0  # epochs that ended by anything but the system's own doing
@@ -150,14 +175,40 @@ class RequestStream:
     @property
     def numerics_class(self) -> str:
         """Of the runner that computed the latest tokens; "" before the first."""
-        if self.running and len(self.tokens) > self.start_tokens:
-            return self.running.numerics_class
-        return self._class_before
+        running = self.running
+        if running is None or self.freezing is not None or len(self.tokens) == self.start_tokens:
+            return self._class_before
+        second = running.token_runner
+        return running.numerics_class if second is None or self.receiver is not None else second.numerics_class
 
     @property
     def doublings(self) -> int:
         """Reservation doublings over all epochs."""
         return self._doublings_before + self._doublings_now
+
+    @property
+    def owner(self) -> RunnerId | None:
+        """The runner of its Assign, or the one that has taken over from it."""
+        running = self.running
+        if running is None or running.token_runner is None or self.receiver is not None:
+            return running.runner if running else None
+        return running.token_runner.runner
+
+    @property
+    def awaited_token_runner(self) -> RunnerId | None:
+        """The one that is to take over from the runner of its Assign."""
+        running = self.running
+        if running is None or running.token_runner is None or self.receiver is None:
+            return None
+        return running.token_runner.runner
+
+    def speaks(self, runner: RunnerId) -> bool:
+        """Whether that runner may speak for the present epoch, or may have while a message was on its way."""
+        running = self.running
+        assert running is not None
+        second = running.token_runner
+        may = runner == running.runner or (second is not None and runner == second.runner)
+        return may or any(one.runner == runner for one in self.runners)
 
     @property
     def hold_deadline(self) -> float | None:
@@ -175,17 +226,26 @@ class RequestStream:
                 effects = self._step(event, now)
                 if self.running is running:
                     return effects  # tokens alone move no hold time
+            case HandedOff():
+                effects = self._handed_off()
+            case Frozen():
+                effects = self._frozen(event, now)
             case Assign():
                 effects = self._assign(event, now)
             case Preempt():
                 effects = self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
+            case NoCapacity() | Ended() if self.freezing and event.epoch == self.freezing.epoch:
+                effects = self._recompute(now)
             case NoCapacity():
                 effects = self._fail_epoch(event.epoch, FailReason.NO_CAPACITY, event.reason, event.free_pages)
             case Ended():
                 effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail)
             case SessionLost(runner, detail):
-                if self.running and self.running.runner == runner:
-                    effects = self._fail_epoch(self.running.epoch, FailReason.SESSION_LOST, detail)
+                if self.running and any(one.runner == runner for one in self.runners):
+                    if self.freezing:
+                        effects = self._recompute(now)
+                    else:
+                        effects = self._fail_epoch(self.running.epoch, FailReason.SESSION_LOST, detail)
             case PoolAvailability(available):
                 self.available = available
             case HoldExpired(failure):
@@ -207,22 +267,59 @@ class RequestStream:
     def _assign(self, assign: Assign, now: float) -> list[StreamEffect]:
         if assign.epoch <= self.highest:
             return []
-        effects: list[StreamEffect] = []
-        if self.running:
-            effects.append(self._stop(self.running))
-            self.counted_migrations += 1
+        before, self.highest, self.assignments = self.running, assign.epoch, self.assignments + 1
         self._class_before = self.numerics_class
-        self.running, self.highest, self._begun = assign, assign.epoch, False
-        self.assignments, self.start_tokens = self.assignments + 1, len(self.tokens)
+        self.counted_migrations += before is not None
+        if before and assign.kv_address and not self.freezing and self.receiver is None:
+            self.running, self.freezing = assign, before
+            target = KvTarget(assign.runner, assign.kv_address)
+            return [self._send(Freeze(self.request_id, before.epoch, assign.epoch, target))]
+        stops = self._stop_all()
+        self.running = assign
+        return [*stops, *self._recompute(now)]
+
+    def _frozen(self, frozen: Frozen, now: float) -> list[StreamEffect]:
+        """Every token of the epoch before is here; its KV is on the way to the runner of this one."""
+        before, running = self.freezing, self.running
+        if before is None or running is None or frozen.epoch != before.epoch:
+            return []
+        if frozen.emitted_tokens != len(self.tokens):
+            return [*self._stop_all(), *self._recompute(now)]
+        (source,), self.freezing = self.runners, None
+        self.runners, self.receiver = (source, Located(running.runner, running.address)), running.runner
+        return [self._start(running, now, kv_from=source.runner)]
+
+    def _recompute(self, now: float) -> list[StreamEffect]:
+        """Start the present epoch with the tokens so far, on one runner or on two."""
+        running, self.freezing = self.running, None
+        assert running is not None
+        self.runners, self.receiver = (Located(running.runner, running.address),), None
+        if (second := running.token_runner) is None:
+            return [self._start(running, now)]
+        self.runners, self.receiver = (*self.runners, Located(second.runner, second.address)), second.runner
+        return [self._start(running, now, kv_from=running.runner), self._start(running, now, kv_to=second)]
+
+    def _handed_off(self) -> list[StreamEffect]:
+        """The runner that received the KV goes on alone."""
+        assert self.running is not None
+        self.runners = tuple(one for one in self.runners if one.runner == self.receiver)
+        self.receiver = None
+        return [Send(SCHEDULER, Started(self.request_id, self.running.epoch, handed_off=True))]
+
+    def _start(
+        self, assign: Assign, now: float, *, kv_from: RunnerId | None = None, kv_to: TokenRunner | None = None
+    ) -> Send:
+        """The Start of one of its runners: the one that receives KV, the one that sends it, or the only one."""
+        self._begun, self.start_tokens = False, len(self.tokens)
         self._close_doublings()
-        request = self.request
+        request, prompt_only = self.request, kv_to is not None
         start = Start(
             request_id=self.request_id,
             epoch=assign.epoch,
             prompt=request.prompt,
             emitted=tuple(self.tokens),
             max_tokens=request.max_tokens,
-            reservation_tokens=assign.reservation_tokens,
+            reservation_tokens=1 if prompt_only else assign.reservation_tokens,
             adapter=request.route.adapter,
             rank=assign.rank,
             adapter_bytes=assign.adapter_bytes,
@@ -231,11 +328,14 @@ class RequestStream:
             client_request_id=request.client_request_id,
             waited_s=now - self.arrived,
             delay_s=assign.delay_s,
-            by_page=assign.by_page,
-            leaves=assign.leaves,
+            by_page=assign.by_page and not prompt_only,
+            leaves=assign.leaves and not prompt_only,
             stays=assign.stays,
+            kv_to=None if kv_to is None else KvTarget(kv_to.runner, kv_to.kv_address),
+            kv_from=kv_from,
         )
-        return [*effects, Send(runner_peer(assign.runner), start)]
+        runner = assign.runner if prompt_only or self.receiver is None else self.receiver
+        return Send(runner_peer(runner), start)
 
     def _fail_epoch(
         self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False
@@ -243,9 +343,10 @@ class RequestStream:
         """The present epoch is over: hold the stream until the next assignment. `stop`: the runner does not know."""
         if not self.running or epoch != self.running.epoch:
             return []
-        stops: list[StreamEffect] = [self._stop(self.running)] if stop else []
+        stops = self._stop_all() if stop or len(self.runners) > 1 or self.freezing else []
         self._class_before = self.numerics_class
-        self.running, self._queues = None, reason in UNCOUNTED
+        self._leave_runners()
+        self._queues = reason in UNCOUNTED
         self.counted_migrations += not self._queues
         produced = len(self.tokens) > self.start_tokens
         self.preemptions += reason is FailReason.PREEMPTED or (reason is FailReason.NO_CAPACITY and produced)
@@ -263,27 +364,40 @@ class RequestStream:
 
     def _cancel(self, end: End, *, scheduler_knows: bool = False) -> list[StreamEffect]:
         """The end from outside: stop the runner, cancel at the scheduler."""
-        effects: list[StreamEffect] = [self._stop(self.running)] if self.running else []
+        effects = self._stop_all()
         if not scheduler_knows:
             effects.append(Send(SCHEDULER, Cancel(self.request_id, len(self.tokens))))
         self._finish(end)
         return effects
 
-    def _stop(self, running: Assign) -> Send:
-        return Send(runner_peer(running.runner), Stop(self.request_id, running.epoch))
+    def _stop_all(self) -> list[StreamEffect]:
+        """For every runner that has the request."""
+        if self.running is None:
+            return []
+        stop = Stop(self.request_id, self.running.epoch)
+        return [Send(runner_peer(one.runner), stop) for one in self.runners]
+
+    def _send(self, message: Freeze) -> Send:
+        """To the only runner."""
+        (one,) = self.runners
+        return Send(runner_peer(one.runner), message)
+
+    def _leave_runners(self) -> None:
+        self.running = self.freezing = self.receiver = None
+        self.runners = ()
 
     # ---------------------------------------------------------------- tokens
 
     def _step(self, event: SequenceTokens, now: float) -> list[StreamEffect]:
-        running, seen = self.running, len(self.tokens)
+        running, seen = self.freezing or self.running, len(self.tokens)
         if running is None or event.epoch != running.epoch or event.position < seen:
             return []
         if event.position > seen:
-            detail = f"tokens {seen}..{event.position} never came"
-            return self._fail_epoch(event.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
+            return self._broken(f"tokens {seen}..{event.position} never came", now)
         if self._held_logprobs and len(event.logprobs) != len(event.tokens):
-            detail = f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities"
-            return self._fail_epoch(event.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
+            return self._broken(
+                f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities", now
+            )
         self._doublings_now = event.doublings
         text = self._append(event)
         effects: list[StreamEffect] = []
@@ -298,8 +412,8 @@ class RequestStream:
         elif reason is None and len(self.tokens) >= self.request.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
-            if event.finish is None:
-                effects.append(self._stop(running))  # the runner does not know of the end
+            if event.finish is None or len(self.runners) > 1:
+                effects += self._stop_all()  # a runner does not know of the end
             if reason is not FinishReason.STOP:
                 text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
         if self._held_logprobs is None:
@@ -315,6 +429,13 @@ class RequestStream:
             self._finish(End(reason))
         return effects
 
+    def _broken(self, detail: str, now: float) -> list[StreamEffect]:
+        """What a runner sends is of no use."""
+        assert self.running is not None
+        if self.freezing:
+            return [*self._stop_all(), *self._recompute(now)]
+        return self._fail_epoch(self.running.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
+
     def _append(self, event: SequenceTokens) -> str:
         """Take tokens up to a stop string or max_tokens; the text that is certain."""
         text, tokens, stops, held = "", self.tokens, self._stops, self._held_logprobs
@@ -329,7 +450,8 @@ class RequestStream:
         return text
 
     def _finish(self, end: End) -> None:
-        self.running, self.end = None, end
+        self._leave_runners()
+        self.end = end
         self._close_doublings()
 
     def _close_doublings(self) -> None:
@@ -341,6 +463,9 @@ def check_stream(stream: RequestStream) -> None:
     """What must hold of a stream after every event. Raises AssertionError."""
     assert len(stream.tokens) <= stream.request.max_tokens, "more tokens than were asked for"
     assert stream.running is None or stream.running.epoch == stream.highest, "an old epoch runs"
+    assert (stream.running is None) == (not stream.runners), "an epoch without a runner"
+    assert stream.receiver is None or len(stream.runners) == 2, "one of two runners receives KV"
+    assert stream.freezing is None or len(stream.runners) == 1, "the runner that freezes is the only one"
     assert stream.running is None or stream.end is None, "an ended request runs"
     assert stream.assignments == 0 or stream.highest > NEVER, "assigned without an epoch"
     failed = stream.end is not None and stream.end.reason is FinishReason.FAILED

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
-from weft.domain.request import Failed, GatewayHello, Start, Stop
+from weft.domain.request import Failed, Freeze, GatewayHello, Start, Stop
 from weft.domain.routes import Routes
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
@@ -246,7 +246,7 @@ class RequestManager:
                 fields = self._log_fields(message.request_id, epoch=tuple(message.epoch), runner=peer.name)
                 log.info("assigned", extra=fields)
             if session := self._sessions.get(peer):
-                session.send(cast(Start | Stop, message))
+                session.send(cast(Start | Stop | Freeze, message))
         elif isinstance(message, PredictItem):
             self._predictor.ask(message)
         else:

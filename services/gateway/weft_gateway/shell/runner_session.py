@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from weft.domain.machine import Closed, Connected, Received
-from weft.domain.request import Draining, SessionReady, Start, Stop
+from weft.domain.request import Draining, Freeze, SessionReady, Start, Stop
 from weft.telemetry.logs import kv
 from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, refused
@@ -33,7 +33,7 @@ class RunnerSession:
         self._ready = False
         self._task = asyncio.create_task(self._run(), name=f"session {opened.peer.name}")
 
-    def send(self, message: Start | Stop) -> None:
+    def send(self, message: Start | Stop | Freeze) -> None:
         """Queue a message, in order. An overflow ends the session: the runner does not read."""
         if not self._outbox.put(GATEWAY_TO_RUNNER.encode(message)) and self._outbox.overflowed:
             self._task.cancel("the runner does not read fast enough")
