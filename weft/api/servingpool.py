@@ -62,15 +62,18 @@ class KVCache(ApiModel):
     """Pages of one runner."""
 
 
+MAX_RANKS = 64  # of a runner
+
+
 class Parallelism(ApiModel):
-    """Over how many processes of one pod a runner splits the model; on GPUs each has one of its own."""
+    """Over how many processes of one pod a runner splits the model, tensor times pipeline; on GPUs each has one."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "pipeline",
-            "tensor and pipeline exclude each other; leave one of them at 1",
-            "self.tensor == 1 || self.pipeline == 1",
-            lambda parallelism: parallelism.tensor == 1 or parallelism.pipeline == 1,
+            "a runner has tensor times pipeline processes: at most 64",
+            "self.tensor * self.pipeline <= 64",
+            lambda parallelism: parallelism.tensor * parallelism.pipeline <= MAX_RANKS,
         ),
     )
 

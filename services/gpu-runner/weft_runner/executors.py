@@ -31,7 +31,9 @@ from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
 from weft_runner.parallel.executor import TensorParallelExecutor
+from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel.process_group import TorchRanks
 from weft_runner.parallel.worker_group import PATIENCE_S, launch_ranks
 from weft_runner.settings import CPU_PAGE, RunnerSettings
 
@@ -80,26 +82,22 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
 
     Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank.
     """
-    spec, pipelined = base.spec, settings.pipeline_parallel > 1
+    spec, grid = base.spec, RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
     if settings.executor == "auto":
         settings = replace(settings, executor="cuda" if torch.cuda.is_available() else "reference")
         if settings.executor == "reference":
             log.warning("no GPU for a split model: reference serves", extra=kv(cost=COST))
-    size, device = max(settings.tensor_parallel, settings.pipeline_parallel), "cpu"
-    if pipelined:
-        parts = [stage_of(spec, stage, size) for stage in range(size)]
-    else:
-        check_divisible(spec, size)
-        parts = [Partition(spec, rank, size) for rank in range(size)]
+    check_divisible(spec, grid.tensor)
+    parts, device = [_part_of(spec, grid, rank) for rank in range(grid.size)], "cpu"
     if settings.executor == "cuda":
-        device = _check_gpus(settings, "pipeline-parallel" if pipelined else "tensor-parallel", parts)
+        device = _check_gpus(settings, parts)
     else:
         _check_memory(settings, base, "reference", settings.tensor_parallel, settings.pipeline_parallel)
     files = {name: path.absolute() for name, path in base.files.items()}
     start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device}
     own = partial(make_partition, settings, base)
-    ranks = launch_ranks(size, start, own, base.stopping, patience_s=PATIENCE_S, pipelined=pipelined)
-    executor = PipelineParallelExecutor(spec, ranks) if pipelined else TensorParallelExecutor(spec, ranks)
+    ranks = launch_ranks(grid, start, own, base.stopping, patience_s=PATIENCE_S)
+    executor = PipelineParallelExecutor(spec, ranks) if grid.stages > 1 else TensorParallelExecutor(spec, ranks)
     log.info("the model is split", extra=kv(layers=[len(part.layers) for part in parts], others=executor.workers))
     return executor
 
@@ -111,14 +109,16 @@ def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
     return _cuda_part(settings, base, found, Partition(base.spec), SingleProcessGroup())
 
 
-def _check_gpus(settings: RunnerSettings, how: str, parts: Sequence[Partition]) -> str:
+def _check_gpus(settings: RunnerSettings, parts: Sequence[Partition]) -> str:
     """One for each part; what kind of device they are. Raises ExecutorUnavailable, OutOfMemory."""
     try:
         found = [find_gpu(rank) for rank in range(len(parts))]
         for one, part in zip(found, parts, strict=True):
             _check_gpu(settings, one, part)
     except GpuUnavailable as error:
-        raise ExecutorUnavailable(f"--executor cuda --{how} {len(parts)}: {error}") from error
+        split = {"tensor-parallel": settings.tensor_parallel, "pipeline-parallel": settings.pipeline_parallel}
+        how = " ".join(f"--{name} {parts}" for name, parts in split.items() if parts > 1)
+        raise ExecutorUnavailable(f"--executor cuda {how}: {error}") from error
     return found[0].device.type
 
 
@@ -211,25 +211,24 @@ def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
 
 def _reference(settings: RunnerSettings, base: ModelSource) -> Executor:
     _check_memory(settings, base, "reference")
-    return make_partition(settings, base, SingleProcessGroup())
+    return _reference_part(settings, base, Partition(base.spec), SingleProcessGroup())
 
 
-def make_partition(settings: RunnerSettings, base: ModelSource, group: ProcessGroup) -> Executor:
-    """A rank's part of the torch executor that `--executor` names; alone, all of it. See `model.partition`.
+def make_partition(settings: RunnerSettings, base: ModelSource, ranks: TorchRanks) -> Executor:
+    """A rank's part of the torch executor that `--executor` names. See `model.partition`.
 
     Raises WeightsInvalid, StoppedAtStart.
     """
-    part, beside = _part_of(settings, base.spec, group)
+    part = _part_of(base.spec, ranks.grid, ranks.rank)
     if settings.executor == "cuda":
-        return _cuda_part(settings, base, find_gpu(group.rank), part, beside)
-    return _reference_part(settings, base, part, beside)
+        return _cuda_part(settings, base, find_gpu(ranks.rank), part, ranks.tensor)
+    return _reference_part(settings, base, part, ranks.tensor)
 
 
-def _part_of(settings: RunnerSettings, spec: ModelSpec, group: ProcessGroup) -> tuple[Partition, ProcessGroup]:
-    """A rank's part of the model, and those that it computes each layer with: a stage is alone in that."""
-    if settings.pipeline_parallel > 1:
-        return stage_of(spec, group.rank, group.size), SingleProcessGroup()
-    return Partition(spec, group.rank, group.size), group
+def _part_of(spec: ModelSpec, grid: RankGrid, rank: int) -> Partition:
+    """Raises ExecutorUnavailable."""
+    stage = stage_of(spec, grid.stage_of(rank), grid.stages)
+    return replace(stage, rank=grid.tensor_rank_of(rank), size=grid.tensor)
 
 
 def _reference_part(

@@ -16,6 +16,7 @@ from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.adapter_slots import MOST_SLOTS
 
+MAX_RANKS = 64  # processes of a runner
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -62,13 +63,17 @@ class RunnerSettings:
         choices=("auto", "cuda", "cpu", "reference"),
     )
     tensor_parallel: int = _number(
-        "split the model over N processes of this host, a GPU each; not with --executor cpu", 1, 1, 64, metavar="N"
+        "split the model over N processes of this host, a GPU each; not with --executor cpu",
+        1,
+        1,
+        MAX_RANKS,
+        metavar="N",
     )
     pipeline_parallel: int = _number(
-        "cut the layers into stages, N processes of this host, a GPU each; not with --executor cpu",
+        "cut the layers into stages, each of --tensor-parallel processes, a GPU each; not with --executor cpu",
         1,
         1,
-        64,
+        MAX_RANKS,
         metavar="N",
     )
     dtype: str = _flag(
@@ -170,15 +175,12 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
                 f"--{flag}-parallel {parts} with --executor cpu, which computes whole models: leave it at 1, or take "
                 "--executor cuda, reference or auto"
             )
+    if (ranks := values.tensor_parallel * values.pipeline_parallel) > MAX_RANKS:
+        yield f"--tensor-parallel times --pipeline-parallel is {ranks}, above {MAX_RANKS} processes of a runner"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):
         yield (
             f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "
             "leave it out, or take --executor cuda"
-        )
-    if values.tensor_parallel > 1 and values.pipeline_parallel > 1:
-        yield (
-            f"--tensor-parallel {values.tensor_parallel} and --pipeline-parallel {values.pipeline_parallel}: "
-            "one of the two; leave the other at 1"
         )
     if not _DIGEST.fullmatch(values.base_digest):
         yield f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits"

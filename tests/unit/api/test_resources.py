@@ -245,7 +245,7 @@ TEMPLATES = st.fixed_dictionaries(
             "runnerGroups": st.just([{"name": "a", "maxRunners": 3}, {"name": "b", "template": {}}]),
             "replicas": st.integers(0, 1024),
             "lora": st.fixed_dictionaries({}, optional={"maxAdapters": st.integers(1, 256)}),
-            "parallelism": st.sampled_from([{"tensor": 4}, {"pipeline": 64}, {"tensor": 1, "pipeline": 2}]),
+            "parallelism": st.sampled_from([{"tensor": 4}, {"pipeline": 64}, {"tensor": 4, "pipeline": 2}]),
             "drainSeconds": st.integers(1, 3600),
             "allowedNamespaces": st.just({"from": "List", "names": ["a", "b"]}),
         },
@@ -256,6 +256,12 @@ def test_json_and_back_loses_nothing(spec: dict[str, Any]) -> None:
     again = ServingPool.model_validate(found.to_dict())
     assert again == found
     assert again.to_dict() == found.to_dict()
+
+
+def test_a_runner_has_at_most_64_processes() -> None:
+    assert ServingPool.model_validate(pool(parallelism={"tensor": 8, "pipeline": 8}))
+    value = pool(parallelism={"tensor": 8, "pipeline": 9})
+    assert wrong(value, "spec.parallelism.pipeline") == "a runner has tensor times pipeline processes: at most 64"
 
 
 @given(QUANTITIES, QUANTITIES)

@@ -35,6 +35,7 @@ def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
         ({"tensor": 1, "pipeline": 1}, {}),
         ({"tensor": 2, "pipeline": 1}, {"tensor-parallel": 2}),
         ({"tensor": 1, "pipeline": 4}, {"pipeline-parallel": 4}),
+        ({"tensor": 2, "pipeline": 2}, {"tensor-parallel": 2, "pipeline-parallel": 2}),
     ],
 )
 def test_a_runner_is_told_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):

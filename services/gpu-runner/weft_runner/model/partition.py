@@ -1,4 +1,4 @@
-"""Which part of a model a rank has: slices of each layer (tensor parallelism) or whole layers (pipeline parallelism).
+"""Which part of a model a rank has: slices of each layer (tensor parallelism), some of the layers (pipeline), or both.
 
 **Slices.** Heads, key-value heads, inner features and vocabulary are shared out evenly. Everything is a slice of what
 lies on disk: a rank reads, converts and keeps its own part alone. Who reads which part of an adapter, and why:
@@ -14,7 +14,8 @@ changes no arithmetic: a row's result is that of one stage, bit for bit, and so 
     4 T H    to stage p + 1, for p < N - 1: the residual stream
     4 S V    to stage 0, for p = N - 1 > 0: logits; nothing where no row samples
 
-and stage 0 sends each of the others the step's command, before any tensor is there.
+and stage 0 sends each of the others the step's command, before any tensor is there. Where a stage has several ranks,
+each of them sends the residual stream to the rank of its place in the next stage, and one of the last stage the logits.
 """
 
 from collections.abc import Iterator

@@ -59,7 +59,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
         super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers))
-        self._group: ProcessGroup = ranks.group
+        self._group: ProcessGroup = ranks.ranks.tensor
         self._sent: StepInput | None = None  # the workers have it too
 
     @property

@@ -1,4 +1,4 @@
-"""One executor of several stages: the first in the runner's process, the others in its children (ORCA, section 4.1).
+"""One executor of several stages, each of one rank or several: rank 0 in the runner's process (ORCA, section 4.1).
 
 Rank 0 sends a step's command to all stages at once, before any stage has computed anything of it; tensors follow from
 stage to stage (`parallel.pipeline_channel`). While one stage computes a step, the stage before it computes the next:
@@ -45,7 +45,8 @@ class PipelineParallelExecutor(MultiProcessExecutor):
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
         super().__init__(whole, ranks, PipelineAdapterStore(ranks.own.adapters, ranks.workers, ranks.own.page_bytes))
-        self._channel = PipelineChannel(ranks.group, whole)
+        self._ranks = ranks.ranks
+        self._channel = PipelineChannel(ranks.ranks.stages, whole)
 
     @property
     def depth(self) -> int:
@@ -53,8 +54,8 @@ class PipelineParallelExecutor(MultiProcessExecutor):
 
     @property
     def sent_bytes(self) -> int:
-        """Of tensors by stage 0 (`model.partition`)."""
-        return self._channel.sent_bytes
+        """Of tensors by rank 0 (`model.partition`, and `model.tensor_parallel` inside its stage)."""
+        return self._ranks.sent_bytes
 
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> PipelineStepHandle:
         """Returns once this stage's part is done, or launched. Raises ExecutorLost."""

@@ -21,13 +21,18 @@ class PendingTensor(Protocol):
 
 
 class Peers(Protocol):
-    """The stages, by rank. Both return at once; several tensors between two stages arrive in order."""
+    """The stages, by rank. `send` and `receive` return at once; several tensors between two stages arrive in order."""
 
     @property
     def rank(self) -> int: ...
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def tensor_rank(self) -> int:
+        """Of this place in its stage, and in all the others."""
+        ...
 
     @property
     def sent_bytes(self) -> int: ...
@@ -49,6 +54,11 @@ class PipelineChannel:
         return self._peers.size
 
     @property
+    def begins(self) -> bool:
+        """No stage is before this one."""
+        return self._peers.rank == 0
+
+    @property
     def sent_bytes(self) -> int:
         """By this stage."""
         return self._peers.sent_bytes
@@ -65,9 +75,10 @@ class PipelineChannel:
     def send_next(self, x: torch.Tensor) -> None:
         """Send this stage's result of a step to the next stage. Waits only while `stages` results are unreceived.
 
-        Raises RuntimeError as `PendingTensor.wait` does.
+        Of the last stage's tensor ranks one has the logits. Raises RuntimeError as `PendingTensor.wait` does.
         """
-        if len(x):
+        ends = self._peers.rank == self._peers.size - 1
+        if len(x) and not (ends and self._peers.tensor_rank):
             self._sending.append(self._peers.send(x, (self._peers.rank + 1) % self._peers.size))
         while len(self._sending) > self._peers.size:
             self._sending.popleft().wait()

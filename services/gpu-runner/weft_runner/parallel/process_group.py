@@ -1,4 +1,4 @@
-"""The ranks of one model, and what they do together: every rank calls the same operations in the same order.
+"""The ranks of one model, and what they do together: the ranks of a group call the same operations in the same order.
 
 A group counts what it puts on the wire, as ring algorithms do it (those of Gloo and NCCL): of n bytes on each of N
 ranks an all-reduce sends 2 (N - 1) / N * n from each, an all-gather (N - 1) * n, a gather n from all but rank 0, a
@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from weft_runner.errors import ExecutorLost
+from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
+from weft_runner.parallel.grid import RankGrid
 
 
 class Transfer:
@@ -34,99 +36,141 @@ class Transfer:
         return self._x
 
 
-class TorchProcessGroup:
-    """`torch.distributed`'s default group of this process, on one host: Gloo between CPUs, NCCL between GPUs."""
+class TorchRanks:
+    """This process's place among the ranks of a model, on one host: Gloo between CPUs, NCCL between GPUs.
 
-    def __init__(self, rank: int, size: int, device: torch.device, meeting_fd: int, timeout_s: float) -> None:
+    `tensor`: those of its stage. `stages`: those of its place in the other stages. Both are there once it has joined.
+    """
+
+    def __init__(self, grid: RankGrid, rank: int, device: torch.device, meeting_fd: int, timeout_s: float) -> None:
         """`device`: of the tensors. `meeting_fd`: a file that only the ranks have open, closed by `close`.
 
         An operation that lasts longer than `timeout_s`, or whose peer is gone, raises RuntimeError.
         """
-        self.device = device
-        self.rank, self.size, self.sent_bytes = rank, size, 0
+        self.grid, self.rank, self.device = grid, rank, device
         self._meeting_fd, self._timeout_s, self._joined = meeting_fd, timeout_s, False
-        self._down: dist.ProcessGroup | None = None
+        self.tensor: ProcessGroup = SingleProcessGroup()
+        self.stages = StagePeers(grid, rank, device, timeout_s)
 
-    def join(self, *, pipelined: bool = False) -> None:
-        """Wait for the others. `pipelined`: they will send each other tensors too. Raises ExecutorLost."""
+    @property
+    def sent_bytes(self) -> int:
+        """By this rank, to all others."""
+        return self.tensor.sent_bytes + self.stages.sent_bytes
+
+    def join(self) -> None:
+        """Wait for the others. Raises ExecutorLost."""
         try:
             self._join()
-            if pipelined:
-                self._open_way_down()
         except RuntimeError as error:
-            raise ExecutorLost(f"the {self.size} ranks of the model did not meet: {error}") from error
+            raise ExecutorLost(f"the {self.grid.size} ranks of the model did not meet: {error}") from error
         self._joined = True
 
     def _join(self) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else Gloo listens wherever the host's name points to
-        path = f"/proc/self/fd/{self._meeting_fd}"
+        path, grid = f"/proc/self/fd/{self._meeting_fd}", self.grid
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
-            store=dist.FileStore(path, self.size),  # pyright: ignore[reportPrivateImportUsage]
+            store=dist.FileStore(path, grid.size),  # pyright: ignore[reportPrivateImportUsage]
             rank=self.rank,
-            world_size=self.size,
+            world_size=grid.size,
             timeout=timedelta(seconds=self._timeout_s),
         )
+        if grid.tensor > 1:
+            self.tensor = TensorGroup(self._group_of_stage(), grid.tensor_rank_of(self.rank), grid.tensor)
+        if grid.stages > 1:
+            self.stages.open(self._group(None))
+
+    def _group_of_stage(self) -> dist.ProcessGroup | None:
+        if self.grid.stages == 1:
+            return None
+        groups = [self._group(self.grid.ranks_of_stage(stage)) for stage in range(self.grid.stages)]
+        return groups[self.grid.stage_of(self.rank)]
+
+    def _group(self, ranks: list[int] | None) -> dist.ProcessGroup | None:
+        """Every rank makes every group, in the same order; None: of all ranks. What it returns is good for members."""
+        group = dist.new_group(ranks, timeout=timedelta(seconds=self._timeout_s))
+        return group if isinstance(group, dist.ProcessGroup) else None
+
+    def close(self) -> None:
+        """This process may join another group afterwards."""
+        self.tensor = SingleProcessGroup()
+        self.stages.close()
+        if self._joined:
+            dist.destroy_process_group()
+        os.close(self._meeting_fd)
+
+
+class TensorGroup:
+    """See `model.tensor_parallel.ProcessGroup`: the ranks of one stage. `group`: None for all ranks."""
+
+    def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
+        self._group, self.rank, self.size, self.sent_bytes = group, rank, size, 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self._group)
         self.sent_bytes += 2 * (self.size - 1) * x.nbytes // self.size
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        dist.all_gather_into_tensor(out, x.contiguous())
+        dist.all_gather_into_tensor(out, x.contiguous(), group=self._group)
         self.sent_bytes += (self.size - 1) * x.nbytes
         return out.view(self.size, *x.shape)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
         if self.rank:
-            dist.gather(x.contiguous(), dst=0)
+            dist.gather(x.contiguous(), group=self._group, group_dst=0)
             self.sent_bytes += x.nbytes
             return None
         out = x.new_empty(self.size, *x.shape)
-        dist.gather(x.contiguous(), list(out.unbind()), dst=0)
+        dist.gather(x.contiguous(), list(out.unbind()), group=self._group, group_dst=0)
         return out
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        dist.broadcast(x, src=0)
+        dist.broadcast(x, group=self._group, group_src=0)
         self.sent_bytes += 0 if self.rank else x.nbytes
         return x
 
-    # ---- from one rank to another, beside what all do together
 
-    def _open_way_down(self) -> None:
-        """From higher ranks to lower ones: NCCL would carry out what two ranks send each other, both ways, in turn.
+class StagePeers:
+    """See `parallel.pipeline_channel.Peers`: the ranks of this place in every stage.
 
-        A stage that sends its next hidden rows before it takes logits, beside one that does the opposite, would wait
-        for ever.
-        """
-        down = dist.new_group(timeout=timedelta(seconds=self._timeout_s))
-        assert isinstance(down, dist.ProcessGroup), "this process is no rank of the group"
+    Up and down are two groups: NCCL would carry out what two ranks send each other, both ways, in turn. A stage that
+    sends its next hidden rows before it takes logits, beside one that does the opposite, would wait for ever.
+    """
+
+    def __init__(self, grid: RankGrid, rank: int, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.size, self.sent_bytes = grid.stage_of(rank), grid.stages, 0
+        self.tensor_rank = grid.tensor_rank_of(rank)
+        self._grid, self._device, self._timeout_s = grid, device, timeout_s
+        self._down: dist.ProcessGroup | None = None
+
+    def open(self, down: dist.ProcessGroup | None) -> None:
         self._down = down
 
     def send(self, x: torch.Tensor, to: int) -> Transfer:
         """Begin to."""
         x = x.contiguous()
         self.sent_bytes += x.nbytes
-        return Transfer(x, _begun(dist.isend(x, to, group=self._way(self.rank, to))), self._timeout_s)
+        work = dist.isend(x, self._peer(to), group=self._way(self.rank, to))
+        return Transfer(x, _begun(work), self._timeout_s)
 
     def receive(self, shape: tuple[int, ...], source: int) -> Transfer:
         """Begin to; fp32. Several from one rank arrive in the order in which they were sent."""
-        x = torch.empty(shape, device=self.device)
-        return Transfer(x, _begun(dist.irecv(x, source, group=self._way(source, self.rank))), self._timeout_s)
+        x = torch.empty(shape, device=self._device)
+        work = dist.irecv(x, self._peer(source), group=self._way(source, self.rank))
+        return Transfer(x, _begun(work), self._timeout_s)
+
+    def close(self) -> None:
+        self._down = None
+
+    def _peer(self, stage: int) -> int:
+        return self._grid.rank_of(stage, self.tensor_rank)
 
     def _way(self, source: int, to: int) -> dist.ProcessGroup | None:
         return None if source < to else self._down
-
-    def close(self) -> None:
-        """This process may join another group afterwards."""
-        self._down = None
-        if self._joined:
-            dist.destroy_process_group()
-        os.close(self._meeting_fd)
 
 
 def _begun(work: dist.Work | None) -> dist.Work:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
-from weft_runner.model.tensor_parallel import ProcessGroup
+from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.ipc import Channel, ChannelLost, memfd
-from weft_runner.parallel.process_group import TorchProcessGroup, device_of
+from weft_runner.parallel.process_group import TorchRanks, device_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -167,33 +167,32 @@ class LaunchedRanks:
     """Rank 0's own executor, and the others. `ending`: what closing undoes."""
 
     own: Executor
-    group: TorchProcessGroup
+    ranks: TorchRanks
     workers: WorkerGroup
     ending: ExitStack
 
 
 def launch_ranks(
-    size: int,
+    grid: RankGrid,
     settings: Mapping[str, Any],
-    make_own: Callable[[ProcessGroup], Executor],
+    make_own: Callable[[TorchRanks], Executor],
     stopping: Callable[[], bool],
     *,
     patience_s: float,
-    pipelined: bool,
 ) -> LaunchedRanks:
     """`settings`: what a worker's part is made of, and its kind of `device` (`worker.loop`).
 
-    `patience_s`: of the ranks for each other. `pipelined`: they will be the stages of a pipeline. Raises ExecutorLost,
-    StoppedAtStart, and what loading a part raises on any rank; nothing is left behind then.
+    `patience_s`: of the ranks for each other. Raises ExecutorLost, StoppedAtStart, and what loading a part raises on
+    any rank; nothing is left behind then.
     """
     with ExitStack() as ending:
         meeting = memfd("weft-ranks")
-        group = TorchProcessGroup(0, size, device_of(settings["device"], 0), meeting, patience_s)
-        ending.callback(group.close)
-        workers = WorkerGroup(spawn_workers(size, meeting), patience_s)
+        ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), meeting, patience_s)
+        ending.callback(ranks.close)
+        workers = WorkerGroup(spawn_workers(grid.size, meeting), patience_s)
         ending.callback(workers.close)
-        workers.start({**settings, "size": size, "patience_s": patience_s}, stopping)
-        group.join(pipelined=pipelined)
-        own = make_own(group)
+        workers.start({**settings, "grid": grid, "patience_s": patience_s}, stopping)
+        ranks.join()
+        own = make_own(ranks)
         workers.await_ready(stopping)
-        return LaunchedRanks(own, group, workers, ending.pop_all())
+        return LaunchedRanks(own, ranks, workers, ending.pop_all())

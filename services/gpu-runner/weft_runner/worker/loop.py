@@ -20,10 +20,11 @@ from weft_runner.executors import ModelSource, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import StepInput
+from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.commands import BuiltShard, Layers
 from weft_runner.parallel.ipc import Channel, ChannelLost
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
-from weft_runner.parallel.process_group import TorchProcessGroup, device_of
+from weft_runner.parallel.process_group import TorchRanks, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
 from weft_runner.settings import RunnerSettings
 
@@ -57,25 +58,24 @@ def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
     settings: RunnerSettings = start["settings"]
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
-    group = TorchProcessGroup(
-        start["rank"], start["size"], device_of(start["device"], start["rank"]), meeting_fd, start["patience_s"]
-    )
-    pipelined, base = settings.pipeline_parallel > 1, ModelSource(start["spec"], start["files"], start["threads"])
-    group.join(pipelined=pipelined)
-    executor = make_partition(settings, base, group)
+    device = device_of(start["device"], start["rank"])
+    ranks = TorchRanks(start["grid"], start["rank"], device, meeting_fd, start["patience_s"])
+    base = ModelSource(start["spec"], start["files"], start["threads"])
+    ranks.join()
+    executor = make_partition(settings, base, ranks)
     loads.send("ready")
-    if pipelined:
-        work = StageWork(executor, PipelineChannel(group, base.spec), early=group.device.type == "cpu")
+    if ranks.grid.stages > 1:
+        work = StageWork(executor, PipelineChannel(ranks.stages, base.spec), early=device.type == "cpu")
     else:
-        work = TensorWork(executor, group)
+        work = TensorWork(executor, ranks.tensor, device)
     return WorkerLoop(executor, work, start["patience_s"])
 
 
 class TensorWork:
     """A step on a rank that has a part of each layer."""
 
-    def __init__(self, executor: Executor, group: TorchProcessGroup) -> None:
-        self._executor, self._group = executor, group
+    def __init__(self, executor: Executor, group: ProcessGroup, device: torch.device) -> None:
+        self._executor, self._group, self._device = executor, group, device
 
     def begin(self, step: StepInput, layers: Layers) -> Act:
         """The command of a step came, perhaps while an earlier one runs: what to do in its turn."""
@@ -84,7 +84,7 @@ class TensorWork:
     def run(self, step: StepInput, layers: Layers) -> None:
         hidden = None
         if layers.hidden:
-            hidden = torch.empty(len(step.tokens), self._executor.spec.hidden_size, device=self._group.device)
+            hidden = torch.empty(len(step.tokens), self._executor.spec.hidden_size, device=self._device)
             self._group.broadcast(hidden)
         self._executor.run(step, first=layers.first, last=layers.last, hidden=hidden)
 
@@ -102,14 +102,17 @@ class StageWork:
     def begin(self, step: StepInput, layers: Layers) -> Act:
         if not self._early:
             return partial(self.run, step, layers)
-        return partial(self._run, step, self._channel.hidden(len(step.tokens)))
+        return partial(self._run, step, self._hidden(step))
 
     def run(self, step: StepInput, layers: Layers) -> None:
         del layers  # its own
-        self._run(step, self._channel.hidden(len(step.tokens)))
+        self._run(step, self._hidden(step))
 
-    def _run(self, step: StepInput, hidden: PendingTensor) -> None:
-        self._channel.send_next(self._executor.run(step, hidden=hidden.wait()))
+    def _hidden(self, step: StepInput) -> PendingTensor | None:
+        return None if self._channel.begins else self._channel.hidden(len(step.tokens))
+
+    def _run(self, step: StepInput, hidden: PendingTensor | None) -> None:
+        self._channel.send_next(self._executor.run(step, hidden=None if hidden is None else hidden.wait()))
 
 
 class WorkerLoop:

@@ -24,6 +24,12 @@ def test_an_executor_that_computes_whole_models_is_refused_by_name(how, capsys):
     assert "take --executor cuda, reference or auto" in said
 
 
+def test_more_processes_than_a_runner_may_have_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        settings_of(tensor_parallel=8, pipeline_parallel=9)
+    assert "--tensor-parallel times --pipeline-parallel is 72, above 64" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("sees", "takes"), [(False, "reference"), (True, "cuda")])
 @pytest.mark.parametrize(("how", "maker"), [("tensor", "TensorParallel"), ("pipeline", "PipelineParallel")])
 def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, small_config, monkeypatch):

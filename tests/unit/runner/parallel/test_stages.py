@@ -135,8 +135,8 @@ def test_a_stage_that_an_adapter_leaves_alone_has_nothing_of_it(world):
 class Peers:
     """One stage's; sends are kept until they are taken."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.sent_bytes = rank, size, 0
+    def __init__(self, rank: int, size: int, tensor_rank: int = 0) -> None:
+        self.rank, self.size, self.tensor_rank, self.sent_bytes = rank, size, tensor_rank, 0
         self.sent: list[tuple[int, torch.Tensor]] = []
         self.waited: deque[torch.Tensor] = deque()
         self.asked: list[tuple[int, ...]] = []
@@ -192,6 +192,15 @@ def test_each_stage_sends_to_the_next_and_the_last_one_to_the_first():
     line = PipelineChannel(peers := Peers(0, 3), spec)
     line.logits(2)
     assert peers.asked == [(2, 64, 2)]
+
+
+def test_of_the_last_stage_one_rank_sends_logits_and_of_the_others_each_its_hidden_rows():
+    for tensor_rank in range(2):
+        channels = [PipelineChannel(Peers(rank, 3, tensor_rank), spec_of(6)) for rank in range(3)]
+        for channel in channels:
+            channel.send_next(torch.ones(1, 2))
+        assert [len(channel._peers.sent) for channel in channels] == [1, 1, 1 - tensor_rank]
+        assert [channel.begins for channel in channels] == [True, False, False]
 
 
 def test_a_stage_whose_steps_are_not_taken_waits_for_the_oldest():
@@ -267,20 +276,6 @@ def test_pages_that_are_never_allocated_are_not_waited_for_for_ever():
 
 
 # ---- what a runner is told, and what it tells
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        ({"executor": "cpu"}, "--pipeline-parallel 2 with --executor cpu"),
-        ({"tensor_parallel": 2}, "--tensor-parallel 2 and --pipeline-parallel 2: one of the two"),
-    ],
-)
-def test_what_cannot_be_cut_into_stages_is_refused_by_name(flags, why, capsys):
-    with pytest.raises(SystemExit) as left:
-        settings_of(pipeline_parallel=2, **flags)
-    assert left.value.code == 2
-    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,0 +1,89 @@
+"""Two stages of two tensor ranks each, four real processes: the bits of two ranks, the oracle's tokens, the wire."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from harness.random_models import OracleModel, reference_executor
+from harness.ranks import load, split, staged
+from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, ask, steps_of, written
+from weft_kernels.plan import SegmentPlan
+from weft_runner.core.batch import BatchLimits
+from weft_runner.model.step import StepInput, StepRow
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
+
+STEP = StepInput(list(range(20)), (StepRow(0, 20, 0, (0, 1), True),), SegmentPlan(20, ()))
+
+
+class Pair(NamedTuple):
+    """Of two tensor ranks: the logits of `steps_of`, and the bytes that rank 0 sends for STEP."""
+
+    numerics_class: str
+    steps: list[dict[str, torch.Tensor]]
+    sent_bytes: int
+
+
+class Square(NamedTuple):
+    """One model whole and on two stages of two ranks, and what two tensor ranks alone said: a process has one group."""
+
+    model: OracleModel
+    alone: Any
+    pair: Pair
+    square: PipelineParallelExecutor
+
+
+@pytest.fixture(scope="module", params=["llama", pytest.param("qwen2", marks=pytest.mark.long), "qwen3"])
+def square(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Square]:
+    model = written(tmp_path_factory.mktemp("model"), request.param)
+    alone = reference_executor(model, PAGES, PAGE_TOKENS)
+    sizes = {"kv_pages": PAGES, "page_tokens": PAGE_TOKENS, "max_adapters": len(ADAPTERS)}
+    with split(model.files, 2, **sizes) as ranks:
+        pair = Pair(ranks.numerics_class, steps_of(model, ranks), sent_bytes(ranks))
+    with staged(model.files, 2, tensor_parallel=2, **sizes) as square:
+        yield Square(model, alone, pair, square)
+
+
+def sent_bytes(executor: Any) -> int:
+    before = executor.sent_bytes
+    executor.run(STEP)
+    return executor.sent_bytes - before
+
+
+def test_stages_of_two_ranks_give_the_bits_of_two_ranks_and_the_tokens_of_one(square):
+    whole, four = (steps_of(square.model, one) for one in (square.alone, square.square))
+    for one, other in zip(square.pair.steps, four, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    for one, other in zip(whole, four, strict=True):
+        assert all(int(one[key].argmax()) == int(other[key].argmax()) for key in one)
+    assert square.square.numerics_class == square.pair.numerics_class == square.alone.numerics_class[:-1] + "2"
+    assert (square.square.depth, len(square.square.workers)) == (2, 3)
+
+
+def test_rank_0_sends_its_part_of_the_sums_and_of_the_residual_stream(square):
+    """Of two ranks a sum of n bytes sends n from each: twice in each layer, of both stages together in the pair."""
+    hidden, layers = 4 * 20 * square.model.spec.hidden_size, square.model.spec.layers
+    assert square.pair.sent_bytes == 2 * layers * hidden
+    assert (sent_bytes(square.square) - hidden) / (2 * hidden) in range(1, layers)
+
+
+def test_every_rank_has_its_part_of_an_adapter(square):
+    whole = load(square.square, 0, square.model.folder / "a2")
+    assert (whole.rank, whole.site_rank) == (64, 192)
+    for name in ("a3", "a4"):  # of one layer, so that a stage has nothing of it
+        assert load(square.square, 1, square.model.folder / name).n_bytes > 0
+
+
+@pytest.mark.parametrize("chunk", [512, 16])
+def test_an_engine_of_four_ranks_gives_the_tokens_of_one(square, make_driver, new_world, chunk):
+    world = new_world(square.model.folder, square.model.config)
+    sizes = {"total_pages": PAGES, "page_tokens": PAGE_TOKENS, "max_adapters": len(ADAPTERS), "max_sequences": 16}
+    limits = BatchLimits(max_batch_tokens=chunk, max_prefills=2)
+    alone = make_driver(world, batch=limits, **sizes)
+    four = make_driver(world, batch=limits, make_executor=lambda *_: square.square, **sizes)
+    for driver in (alone, four):
+        keys = ask(driver, square.model, 12)
+        driver.finish()
+    assert {key: four.answer(key) for key in keys} == {key: alone.answer(key) for key in keys}
