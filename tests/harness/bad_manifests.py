@@ -233,7 +233,9 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("a model in no part", "spec.parallelism.tensor", "too small", pool(parallelism={"tensor": 0})),
     Bad("a stage for each token", "spec.parallelism.pipeline", "too large", pool(parallelism={"pipeline": 65})),
-    Bad("more than 64 ranks", "spec.parallelism.pipeline", "at most 64", pool(parallelism={"tensor": 8, "pipeline": 9})),
+    Bad(
+        "more than 64 ranks", "spec.parallelism.pipeline", "at most 64", pool(parallelism={"tensor": 8, "pipeline": 9})
+    ),
     Bad("a token in no time", "spec.slo.tokenTimeMs", "too small", pool(slo={"tokenTimeMs": 0})),
     Bad("too late without a time", "spec.slo.admission", "needs ttftMs", pool(slo={"admission": "Reject"})),
     Bad("a tenant without a share", "spec.scheduler.fairness.weights.a", "too small", _weights(a=0)),
