@@ -11,7 +11,6 @@ import gzip
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +23,7 @@ Curve = tuple[tuple[float, ...], tuple[float, ...]]  # tokens of the batch, the 
 
 
 class SplitwiseTable:
-    """One model on one kind of machine, as a StepModel."""
+    """One model on one kind of machine, as a PerformanceModel."""
 
     def __init__(self, prompt: Curve, token: Curve) -> None:
         self._prompt, self._token = prompt, token
@@ -60,8 +59,7 @@ def read(path: Path) -> Mapping[Key, SplitwiseTable]:
 @cache
 def published() -> Mapping[Key, SplitwiseTable]:
     """The tables that come with this package."""
-    text = (files(__package__) / "splitwise_medians.csv").read_text()
-    return tables(csv.DictReader(text.splitlines()))
+    return read(Path(__file__).with_name("splitwise_medians.csv"))
 
 
 def tables(rows: Iterable[Mapping[str, str]]) -> Mapping[Key, SplitwiseTable]:

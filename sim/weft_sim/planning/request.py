@@ -1,0 +1,54 @@
+"""A request's two phases, as machines queue and batch them."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class PlannedRequest:
+    """`tasks`: its phases on the machine where it is now, the one that is next first. Times are None until then."""
+
+    number: int
+    arrived: float
+    prompt_tokens: int
+    output_tokens: int
+    adapter: int = -1
+    tasks: "list[PhaseTask]" = field(default_factory=list["PhaseTask"])
+    kv_bytes: int = 0  # that it has on a machine
+    began: float | None = None
+    first_at: float | None = None
+    resumed: float | None = None  # the token phase began
+    ended: float | None = None
+    transferred: bool = False
+
+    @property
+    def ttft_s(self) -> float:
+        assert self.first_at is not None
+        return self.first_at - self.arrived
+
+    @property
+    def e2e_s(self) -> float:
+        assert self.ended is not None
+        return self.ended - self.arrived
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time between its tokens; 0 with one token."""
+        return (self.e2e_s - self.ttft_s) / max(1, self.output_tokens - 1)
+
+
+@dataclass(eq=False, slots=True)
+class PhaseTask:
+    """One phase of a request. A prompt task has `left` prompt tokens to compute, a token task `left` tokens to decode.
+
+    `tokens` of it are in an iteration; `kv_bytes` are reserved when it begins; `held`: they are; `passed_over` counts
+    the selections that left it out.
+    """
+
+    request: PlannedRequest
+    is_prompt: bool
+    left: int
+    tokens: int
+    kv_bytes: int
+    held: bool = False
+    passed_over: int = 0
+    last_at: float = 0.0  # when its latest token came
