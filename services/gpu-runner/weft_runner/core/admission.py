@@ -1,11 +1,13 @@
 """Whether a request can be admitted, and with how many pages."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from weft.domain.ids import Epoch
 from weft.domain.lru import LruDict
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start
 from weft_runner.core.batch import BatchLimits
+from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.reservation import first_reservation_pages
 from weft_runner.core.sampling import sampling_fault
 
@@ -16,7 +18,9 @@ class PoolLimits:
 
     `page_bytes`: of a page, for adapters that live in pages; 0: they have memory of their own. `keep_copies`: device
     memory is not this machine's, so that a copy in host memory makes the next load shorter. `swap_page_bytes`: of a
-    page's KV, where it can be copied to host memory and back; 0: it cannot.
+    page's KV, where it can be copied to host memory and back; 0: it cannot. `kv`: what it says of itself to runners
+    that it exchanges KV with; None: to none. KV that nobody has claimed after `kv_claim_s` is dropped. The KV of a
+    batch of `layer_by_layer_tokens` prompt tokens or more is sent layer by layer (Splitwise, section 4.2).
     """
 
     total_pages: int
@@ -32,6 +36,10 @@ class PoolLimits:
     page_bytes: int = 0
     keep_copies: bool = True
     swap_page_bytes: int = 0
+    kv: KvIdentity | None = None
+    kv_page_bytes: int = 0
+    kv_claim_s: float = 10.0
+    layer_by_layer_tokens: float = inf
 
     def context_beside(self, n_pages: int) -> int:
         """The longest sequence where something else holds so many pages."""

@@ -42,6 +42,11 @@ class BatchScheduler:
         tokens = self.step_time.prompt_tokens(len(decoding), keys, self._limits.token_time_ms, most)
         return form_batch(prefilling, decoding, self._limits, prompt_tokens=tokens)
 
+    def limit(self, limits: BatchLimits) -> None:
+        """From the next batch on."""
+        self._limits = limits
+        self.changed()
+
     def lasts(self, batch: Batch, steps: int) -> bool:
         """That batch can run as it is for so many iterations, the present one included."""
         return batch is self.standing and self._steps >= steps

@@ -235,7 +235,10 @@ class SendKv:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveKv:
-    """Pages of that sequence, from that number on, are written to these as they arrive on the peer's stream."""
+    """Pages of that sequence, from that number on, are written to these as they arrive on the peer's stream.
+
+    Its KvComplete says how many tokens they hold: the pages of these have arrived whole, once each, or the stream ends.
+    """
 
     peer: Peer
     request_id: str
@@ -288,9 +291,12 @@ class RunnerStatus:
     adapters_known: int
     not_ready: str
     prefetched: tuple[tuple[str, int, int], ...] = ()  # by a forecast, since start: outcome, adapters, bytes
+    handed_over: int = 0  # sequences that another runner has gone on with, since start
+    received: int = 0  # sequences that came with their KV from another runner
+    kv_lost: int = 0  # sequences whose KV did not get from one runner to the other
 
 
 Action = Load | Unload | DropHost | Retain | Fetch
 SwapAction = SwapOut | SwapIn | DropSwap
 KvAction = OpenKvStream | SendKv | ReceiveKv | DropKv | Close
-Effect = Send | Action | SwapAction | AdapterPages | RunStep | RunnerStatus
+Effect = Send | Action | SwapAction | KvAction | AdapterPages | RunStep | RunnerStatus

@@ -124,7 +124,7 @@ class Reporter:
         pool = self._pool
         not_ready, forecast = pool.adapters.not_ready_reason(), pool.adapters.forecast
         waiting = sum(sequence.phase is SequencePhase.WAITING for sequence in pool.sequences.values())
-        waiting += len(pool.swap.by_key) - pool.swap.away
+        waiting += len(pool.swap.by_key) - pool.swap.away + len(pool.kv.incoming)
         return RunnerStatus(
             pool.figures(ready=not not_ready),
             len(pool.sequences) - waiting - pool.swap.away,
@@ -144,6 +144,9 @@ class Reporter:
             len(pool.adapters.adapters),
             not_ready,
             tuple((of, forecast.adapters[of], forecast.n_bytes[of]) for of in forecast.OUTCOMES),
+            pool.kv.handed_over,
+            pool.kv.received,
+            pool.kv.lost,
         )
 
 

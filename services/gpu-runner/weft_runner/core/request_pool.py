@@ -7,13 +7,28 @@ and adapter manager.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Sequenced
+from dataclasses import replace
+from math import inf
 
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
+from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvOffer, KvRefuse
 from weft.domain.machine import Peer, Send
 from weft.domain.preemption import latest_arrival
-from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, SequenceTokens, Start, Step
-from weft.domain.runner import RunnerFigures
+from weft.domain.request import (
+    Ended,
+    EndReason,
+    FinishReason,
+    Freeze,
+    Frozen,
+    NoCapacity,
+    SequenceTokens,
+    Start,
+    Step,
+    TokenLogprob,
+)
+from weft.domain.runner import RunnerFigures, RunnerRole
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
 from weft_runner.core.batch import Batch, Candidate
@@ -30,12 +45,15 @@ from weft_runner.core.events import (
 )
 from weft_runner.core.host_prefixes import HostPrefixes, check_host_prefixes
 from weft_runner.core.kv_swap import MOST_SWAPS, KvSwap, SwappedKv, check_swap
+from weft_runner.core.kv_transfer import IncomingKv, KvTransfers, OutgoingKv, check_kv_transfers
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
 from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
+from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
+
+UNCOMPUTED = (SequencePhase.WAITING, SequencePhase.PREFILL)
 
 
 class RequestPool:
@@ -57,6 +75,8 @@ class RequestPool:
         self.reservations = Reservations(self.pages, self.adapters.slots)
         self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes)
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap)
+        self.kv = KvTransfers(limits.kv, limits.kv_claim_s, limits.kv_page_bytes)
+        self.role = RunnerRole.MIXED
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
@@ -65,6 +85,7 @@ class RequestPool:
         self.iterations = self.forwards = self.tokens = self.departures = 0
         self.stalled_s = self._elapsed_to = 0.0  # of all sequences that were paused or swapped
         self.messages: list[Send] = []
+        self.frozen: list[Send] = []  # after the tokens of the same event
         self.produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         self._admissions = self._launches = 0
 
@@ -103,6 +124,32 @@ class RequestPool:
         if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
             self._remove(sequence)
             self.epochs.see(request_id, epoch)
+
+    def freeze(self, freeze: Freeze, owner: Peer) -> None:
+        """That epoch ends here after what was computed so far, and its KV goes to another runner.
+
+        Where there is none to send it ends with KV_LOST: the other runner computes it.
+        """
+        sequence = self.sequences.get(freeze.request_id)
+        answer = Ended(freeze.request_id, freeze.epoch, EndReason.KV_LOST, "nothing of it is here to send")
+        if sequence is None or sequence.owner != owner or sequence.start.epoch != freeze.epoch:
+            self.messages.append(Send(owner, answer))
+            return
+        ready = sequence.phase in (*RUNNING, SequencePhase.PAUSED) and not sequence.in_flight
+        if not ready or not sequence.in_kv or self.limits.kv is None or sequence.key in self.kv.outgoing:
+            self._end(sequence, EndReason.KV_LOST, answer.detail)
+            return
+        self.frozen.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
+        self.kv.offer(sequence, freeze.to, freeze.next_epoch)
+        self._hand_over(sequence)
+
+    def set_role(self, role: RunnerRole) -> None:
+        """From the next batch on. Sequences that are here run to their ends."""
+        self.role, batch = role, self.limits.batch
+        if role is RunnerRole.PROMPT:
+            batch = replace(batch, max_prefills=self.limits.max_sequences, token_time_ms=inf)
+        self.scheduler.limit(batch)
+        self.urgent = True
 
     def session_closed(self, owner: Peer) -> None:
         """Cancel what the session held."""
@@ -222,6 +269,8 @@ class RequestPool:
                 self.reuse.publish(sequence)
             if samples:
                 self._append(sequence, tokens[key])
+            elif (outgoing := self.kv.outgoing.get(key)) is not None:
+                self.kv.send_pages(outgoing, pages.pages_of(key), sequence.in_kv // page_tokens)
         self._unstick()
 
     # ---- what follows
@@ -232,6 +281,9 @@ class RequestPool:
         if self.produced:
             messages.extend([Send(peer, Step(self.iterations, tokens)) for peer, tokens in self.produced.values()])
             self.produced = {}
+        if self.frozen:
+            messages.extend(self.frozen)
+            self.frozen = []
         return messages
 
     def take_report_now(self) -> bool:
@@ -255,6 +307,8 @@ class RequestPool:
             tokens=self.tokens,
             prefix_reused_tokens=self.reuse.tokens,
             prefetching=self.adapters.forecast.left,
+            role=self.role,
+            pending_prompt_tokens=sum(s.pending for s in self.sequences.values() if s.phase in UNCOMPUTED),
         )
 
     # ---- how
@@ -296,7 +350,11 @@ class RequestPool:
         self.sequences[sequence.key] = sequence
         self.reuse.begin(sequence, shared)
         there = not start.adapter or self.adapters.acquire(start.adapter, rank=start.rank, n_bytes=start.adapter_bytes)
-        if self._read_from_host(sequence, pages):
+        if start.kv_to is not None and self.limits.kv is not None:
+            self.kv.offer(sequence, start.kv_to, start.epoch)
+        if start.kv_from is not None:
+            self._await_kv(sequence, pages, there)
+        elif self._read_from_host(sequence, pages):
             self.swap.by_key[sequence.key].adapter_there = there
         elif there:
             self._join(sequence)
@@ -351,6 +409,9 @@ class RequestPool:
                 elif sequence.phase is SequencePhase.SWAP_IN:
                     self.swap.by_key[sequence.key].adapter_there = True
                     self._resume(self.swap.by_key[sequence.key])
+                elif sequence.phase is SequencePhase.RECEIVE:
+                    self.kv.incoming[sequence.key].adapter_there = True
+                    self._go_on(self.kv.incoming[sequence.key])
         if self.pages.short:
             page_ms = self.scheduler.step_time.prefill_ms(self.limits.page_tokens)
             self.host_prefixes.save(page_ms, self.adapters.adapters.__contains__)
@@ -358,7 +419,8 @@ class RequestPool:
     def _unstick(self) -> None:
         """No sequence runs, none is copied and no adapter loads: pinned adapters are evicted, then the newest ends."""
         while (
-            self.sequences and not self._any_running and not self.adapters.slots.loading and not self.swap.moving
+            self.sequences and not self._any_running and not self.adapters.slots.loading
+            and not self.swap.moving and not self.kv.moving
         ):  # fmt: skip
             if self.reservations.paused:
                 if not self.adapters.slots.evict_for(1, pinned_too=True):
@@ -391,7 +453,8 @@ class RequestPool:
         """Begin to free pages for those that are paused, or wait for some. False: recomputing is better, or is left."""
         if self.swap.leaving:
             return True
-        here = [s for s in self.sequences.values() if s.phase not in (SequencePhase.SWAPPED, SequencePhase.SWAP_IN)]
+        elsewhere = (SequencePhase.SWAPPED, SequencePhase.SWAP_IN, *BETWEEN_RUNNERS)
+        here = [s for s in self.sequences.values() if s.phase not in elsewhere]
         if len(here) < 2:
             return self.swap.moving
         victim = next((s for s in map(self.sequences.__getitem__, self.reservations.paused) if s.start.leaves), None)
@@ -459,6 +522,135 @@ class RequestPool:
         for behind in self.swap.forget(sequence.key):
             self._resume(behind)
 
+    # ---- between runners
+
+    def on_kv_message(self, peer: Peer, message: object, now: float) -> None:
+        """Of a runner that KV comes from, or goes to."""
+        match message:
+            case KvOffer(request_id, epoch):
+                self.kv.offered(peer, message, now, stale=self.epochs.is_stale(request_id, epoch))
+            case KvComplete(request_id, epoch):
+                if (incoming := self.kv.awaited(peer, request_id, epoch)) is not None:
+                    self._take_kv(peer, incoming, message)
+            case KvAccept():
+                if (accepted := self.kv.accepted(peer, message)) is not None:
+                    self._send_kv(accepted)
+            case KvAck(request_id, epoch):
+                if (outgoing := self.kv.acknowledged(peer, request_id, epoch)) is not None:
+                    self.kv.handed_over += 1
+                    self.kv.forget(request_id, acknowledged=True)
+                    self._remove(outgoing.sequence)
+            case KvRefuse():
+                if (refused := self.kv.refused(peer, message)) is not None:
+                    self._lose_kv(refused, f"the other runner refuses it: {message.reason}")
+            case _:
+                pass  # of a newer version
+        self._settle()
+
+    def on_kv_stream_closed(self, peer: Peer, reason: str) -> None:
+        outgoing, incoming = self.kv.closed(peer)
+        for one in outgoing:
+            self._lose_kv(one, f"the stream to the other runner is over: {reason}")
+        for other in incoming:
+            self._lose_incoming(other, f"the stream of the other runner is over: {reason}")
+
+    def expire_kv(self, now: float) -> None:
+        for one in self.kv.take_expired(now):
+            self._lose_kv(one, "the other runner did not take it in time")
+
+    def stream_kv(self, batch: Batch) -> None:
+        """Before that batch runs: of prompts that it completes, the KV leaves layer by layer if it is large enough."""
+        if not self.kv.outgoing or batch.prompt_tokens < self.limits.layer_by_layer_tokens:
+            return
+        for key, _, n_tokens, samples in batch.rows[: batch.n_prefills]:
+            if samples and (outgoing := self.kv.outgoing.get(key)) is not None:
+                until = self.pages.pages_for(self.sequences[key].in_kv + n_tokens)
+                self.kv.send_pages(outgoing, self.pages.pages_of(key), until, layer_by_layer=True)
+
+    def _await_kv(self, sequence: Sequence, pages: list[int], there: bool) -> None:
+        """Another runner sends what is not here; each of these pages is written as a whole."""
+        source = sequence.start.kv_from
+        assert source is not None
+        first = sequence.in_kv // self.pages.page_tokens
+        awaited = tuple(pages[first : self.pages.pages_for(sequence.base_len)])
+        self.reservations.overwritten([*awaited])
+        sequence.await_kv()
+        self.kv.await_kv(IncomingKv(sequence, source, first, awaited, there))
+
+    def _take_kv(self, peer: Peer, incoming: IncomingKv, complete: KvComplete) -> None:
+        """Every page is here; the tokens that came with it are repeated to the gateway, whichever comes first."""
+        sequence, tokens = incoming.sequence, complete.tokens
+        if fault := self._kv_fault(sequence, complete):
+            self.kv.violated(peer, fault)
+            self.on_kv_stream_closed(peer, fault)
+            return
+        incoming.complete = True
+        self.kv.received += 1
+        position = sequence.n_emitted
+        sequence.take_kv(complete.in_kv, tokens)
+        self.pages.fill(sequence.key, complete.in_kv)
+        self.reservations.granted([*incoming.pages[self.pages.pages_for(complete.in_kv) - incoming.first_page :]])
+        self.kv.message(peer, KvAck(sequence.key, sequence.start.epoch))
+        if tokens:
+            self._produce(sequence, position, tuple(tokens), None, tuple(complete.logprobs))
+        self.urgent = True
+        self._go_on(incoming)
+
+    def _kv_fault(self, sequence: Sequence, complete: KvComplete) -> str:
+        n_tokens = len(sequence.tokens) + len(complete.tokens)
+        most = min(n_tokens - 1, sequence.base_len)
+        if not max(sequence.in_kv, 1) <= complete.in_kv <= most or n_tokens >= sequence.max_len:
+            return f"request {sequence.key!r} of {n_tokens} tokens came with {complete.in_kv} in KV"
+        if any(not 0 <= token < self.limits.vocab_size for token in complete.tokens):
+            return f"request {sequence.key!r} came with a token outside the vocabulary"
+        wants_logprobs = sequence.start.sampling.top_logprobs is not None
+        if wants_logprobs and len(complete.logprobs) != len(complete.tokens):
+            return f"request {sequence.key!r} came without log probabilities"
+        return ""
+
+    def _go_on(self, incoming: IncomingKv) -> None:
+        """It runs, once both its KV and its adapter are here."""
+        sequence = incoming.sequence
+        if incoming.complete and incoming.adapter_there:
+            self.scheduler.changed()
+            self.kv.forget(sequence.key)
+            sequence.go_on(self._most_tokens(sequence))
+            self.reuse.publish(sequence)
+
+    def _hand_over(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
+        """Nothing more is computed for it here."""
+        outgoing = self.kv.outgoing[sequence.key]
+        self.reservations.paused.pop(sequence.key, None)
+        sequence.send()
+        outgoing.logprobs = logprobs
+        self.scheduler.changed()
+        self.departures += 1
+        self.kv.computed(outgoing, self.pages.pages_for(sequence.in_kv), self._elapsed_to)
+        self._send_kv(outgoing)
+
+    def _send_kv(self, outgoing: OutgoingKv) -> None:
+        """What is complete of it, as far as the other runner has accepted; the last of it with what goes along."""
+        sequence = outgoing.sequence
+        if not outgoing.accepted:
+            return
+        pages = self.pages.pages_of(sequence.key)
+        if sequence.phase is not SequencePhase.SEND:
+            self.kv.send_pages(outgoing, pages, sequence.in_kv // self.pages.page_tokens)
+            return
+        self.kv.send_pages(outgoing, pages, self.pages.pages_for(sequence.in_kv))
+        tokens = tuple(sequence.tokens[sequence.base_len :]) if outgoing.epoch == sequence.start.epoch else ()
+        complete = KvComplete(sequence.key, outgoing.epoch, sequence.in_kv, tokens, outgoing.logprobs)
+        self.kv.message(outgoing.peer, complete)
+
+    def _lose_kv(self, outgoing: OutgoingKv, detail: str) -> None:
+        """The gateway ends the epoch on both runners, and it is computed again."""
+        self.kv.lost += 1
+        self._end(outgoing.sequence, EndReason.KV_LOST, detail, epoch=outgoing.epoch)
+
+    def _lose_incoming(self, incoming: IncomingKv, detail: str) -> None:
+        self.kv.lost += 1
+        self._end(incoming.sequence, EndReason.KV_LOST, detail)
+
     def _give_back(self, sequence: Sequence) -> None:
         """It cannot run here now: it is scheduled again, and computed once more."""
         self._remove(sequence)
@@ -474,6 +666,7 @@ class RequestPool:
         del self.sequences[sequence.key]
         self.reservations.paused.pop(sequence.key, None)
         self._end_swap(sequence)
+        self.kv.forget(sequence.key)
         if swapped:
             self.pages.dirty[sequence.key] = None
         else:
@@ -489,6 +682,8 @@ class RequestPool:
         """It counts among those that run with its adapter."""
         if sequence.phase is SequencePhase.SWAP_IN:
             return self.swap.by_key[sequence.key].adapter_there
+        if sequence.phase is SequencePhase.RECEIVE:
+            return self.kv.incoming[sequence.key].adapter_there
         return sequence.phase not in (SequencePhase.WAITING, SequencePhase.SWAPPED)
 
     def _end_all_of(self, digest: str, reason: EndReason, detail: str) -> None:
@@ -497,10 +692,13 @@ class RequestPool:
             if sequence.phase is not SequencePhase.SWAPPED:
                 self._end(sequence, reason, detail)
 
-    def _end(self, sequence: Sequence, reason: EndReason, detail: str, *, forget: bool = False) -> None:
-        start = sequence.start
+    def _end(
+        self, sequence: Sequence, reason: EndReason, detail: str, *, forget: bool = False, epoch: Epoch | None = None
+    ) -> None:
+        """`epoch`: the one that another runner was to have it under, where that is its next one."""
         self._remove(sequence, forget=forget)
-        answer = Ended(start.request_id, start.epoch, reason, detail, sequence.n_emitted)
+        of = epoch or sequence.start.epoch
+        answer = Ended(sequence.key, of, reason, detail, sequence.n_emitted)
         self.messages.append(Send(sequence.owner, answer))
 
     def _steps_left(self, sequence: Sequence) -> int:
@@ -533,7 +731,7 @@ class RequestPool:
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         token, logprob = sampled
-        start, owner = sequence.start, sequence.owner
+        start = sequence.start
         position = len(sequence.tokens) - len(start.prompt)
         finish: FinishReason | None = None
         tokens: tuple[int, ...] = (token,)
@@ -544,13 +742,23 @@ class RequestPool:
             if len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
+        self._produce(sequence, position, tokens, finish, logprobs)
+        if finish is not None:
+            self._remove(sequence)
+        elif start.kv_to is not None and self.limits.kv is not None:
+            self._hand_over(sequence, logprobs)
+
+    def _produce(
+        self, sequence: Sequence, position: int, tokens: tuple[int, ...], finish: FinishReason | None,
+        logprobs: Sequenced[TokenLogprob],
+    ) -> None:  # fmt: skip
+        """Tokens for its gateway, with the others of this event."""
+        owner = sequence.owner
         if (of_session := self.produced.get(owner.name)) is None:
             of_session = self.produced[owner.name] = owner, []
         of_session[1].append(
-            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+            SequenceTokens(sequence.key, sequence.start.epoch, position, tokens, finish, sequence.doublings, logprobs)
         )
-        if finish is not None:
-            self._remove(sequence)
 
     def paused(self) -> list[str]:
         """Keys of paused sequences, the longest paused first."""
@@ -571,6 +779,7 @@ def check_pool(pool: RequestPool) -> None:
     check_adapters(pool.adapters)
     check_swap(pool.swap)
     check_host_prefixes(pool.host_prefixes)
+    check_kv_transfers(pool.kv, pool.sequences.values())
     known = {"", *pool.adapters.adapters}
     assert all(page.adapter in known for page in pool.adapters.host.cached.values()), "KV without its adapter"
     here = {key for key, sequence in pool.sequences.items() if sequence.phase is not SequencePhase.SWAPPED}

@@ -7,7 +7,7 @@ nothing to run, and takes the results as `StepDone`. Every effect of an event is
 from math import inf
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
-from weft.domain.request import Draining, SessionHello, Start, Stop
+from weft.domain.request import Draining, Freeze, SessionHello, Start, Stop
 from weft.domain.runner import Registered, Resync, RunnerOrder
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batch
@@ -62,6 +62,8 @@ class Runner:
                 pass
             case Connected(peer, hello):
                 self._connect(peer, hello, effects)
+            case Closed(peer, reason) if peer.kind is Kind.RUNNER:
+                self.pool.on_kv_stream_closed(peer, reason)
             case Closed(peer):
                 self._close(peer)
             case Drain(on):
@@ -72,6 +74,9 @@ class Runner:
                 self.pool.on_swap_event(event)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
+        if self.pool.kv.next_deadline() <= now:
+            self.pool.expire_kv(now)
+            self._take_effects(effects)
         if now >= self._retry_at:
             self._retry_at = now + RETRY_S
             if self.pool.adapters.not_ready_reason():
@@ -82,7 +87,7 @@ class Runner:
         return effects
 
     def next_deadline(self) -> float | None:
-        deadline = self.reporter.deadline()
+        deadline = min(self.reporter.deadline(), self.pool.kv.next_deadline())
         if self.pool.adapters.not_ready_reason():
             deadline = min(deadline, self._retry_at)
         return None if deadline == inf else deadline
@@ -115,6 +120,8 @@ class Runner:
             sequences = last.sequences
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
+        pool.stream_kv(batch)
+        effects.extend(pool.kv.take_effects())
         self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures)
         effects.append(self._step)
 
@@ -122,7 +129,7 @@ class Runner:
         step, batch, pool = done.step, done.step.batch, self.pool
         if step.departures != pool.departures:  # rows whose sequences have left since are not accounted for
             rows = zip(batch.rows, step.sequences, strict=True)
-            here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence)
+            here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence and sequence.runs)
             batch = batch if len(here) == len(batch.rows) else Batch(here, 0)
         pool.account(batch, done.tokens, done.failures)
         if done.ms > 0.0:
@@ -137,24 +144,33 @@ class Runner:
                     self.pool.start(message, peer, gateway, now)
             case Stop(request_id, epoch):
                 self.pool.stop(request_id, epoch, peer)
+            case Freeze():
+                self.pool.freeze(message, peer)
             case Registered():
                 self.reporter.register(message)
-            case RunnerOrder(desired, drain, prefetch):
+            case RunnerOrder(desired, drain, prefetch, role):
                 if desired is not None:
                     self.pool.apply(desired)
                 if prefetch:
                     self.pool.prefetch(prefetch)
+                if role is not None and role is not self.pool.role:
+                    self.pool.set_role(role)
                 if drain != self._ordered_drain:
                     self._ordered_drain = drain
                     self._drain(drain, effects)
             case Resync():
                 self.reporter.resync()
+            case _ if peer.kind is Kind.RUNNER:
+                self.pool.on_kv_message(peer, message, now)
             case _:
                 pass  # of a newer version
 
     def _connect(self, peer: Peer, hello: object, effects: list[Effect]) -> None:
         if peer.kind is Kind.SUPERVISOR:
             self.reporter.connect(peer)
+            return
+        if peer.kind is Kind.RUNNER:
+            self.pool.kv.connected(peer, hello)
             return
         self._close(peer)
         self._gateways[peer] = hello.gateway if isinstance(hello, SessionHello) else peer.name
@@ -177,7 +193,8 @@ class Runner:
 
     def _take_effects(self, effects: list[Effect]) -> None:
         pool = self.pool
-        if pool.messages or pool.produced:
+        effects.extend(pool.kv.take_effects())
+        if pool.messages or pool.produced or pool.frozen:
             effects.extend(pool.take_messages())
         if pool.swap.dropped or pool.swap.freed:
             effects.append(pool.swap.take_drop())

@@ -3,6 +3,8 @@
     WAITING --adapter on the device--> PREFILL --all tokens in KV--> DECODE <--> PAUSED      any --> ENDED
     PREFILL, DECODE, PAUSED --> SWAP_OUT --> SWAPPED --> SWAP_IN --> PREFILL, DECODE
     WAITING --its text's beginning is in host memory--> SWAP_IN
+    WAITING --another runner sends its KV--> RECEIVE --KV and adapter are here--> PREFILL, DECODE
+    PREFILL, DECODE, PAUSED --another runner goes on with it--> SEND
 
 Where several batches are in flight at a time a running sequence is in one of them at most, and its phase stays until
 that batch is complete: only its end does not wait.
@@ -11,6 +13,7 @@ that batch is complete: only its end does not wait.
 generated token is not in KV yet: it is the next step's input.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 
 from weft.domain.machine import Peer
@@ -27,11 +30,14 @@ class SequencePhase(Enum):
     SWAP_OUT = "swap out"  # its KV is being copied to host memory; its pages are its own until then
     SWAPPED = "swapped"  # its KV is in host memory alone
     SWAP_IN = "swap in"  # it has pages again, and its KV or its adapter is on the way to the device
+    RECEIVE = "receive"  # it has pages, and waits for the KV that another runner sends, or for its adapter
+    SEND = "send"  # nothing more is computed here; its pages are kept until another runner has its KV
     ENDED = "ended"
 
 
 RUNNING = (SequencePhase.PREFILL, SequencePhase.DECODE)
 SWAPPING = (SequencePhase.SWAP_OUT, SequencePhase.SWAPPED, SequencePhase.SWAP_IN)
+BETWEEN_RUNNERS = (SequencePhase.RECEIVE, SequencePhase.SEND)
 
 
 class Sequence:
@@ -60,6 +66,11 @@ class Sequence:
         self.phase = SequencePhase.WAITING
         self.in_flight, self.turn = False, 0  # in a batch that is not complete yet; its number
         self.max_len = min(len(start.prompt) + start.max_tokens, max_context_tokens)
+
+    @property
+    def runs(self) -> bool:
+        """Its rows are computed here."""
+        return self.phase in RUNNING
 
     @property
     def order(self) -> tuple[float, int]:
@@ -149,6 +160,33 @@ class Sequence:
         assert self.phase is SequencePhase.SWAP_IN, self.phase
         self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
         self._limit(most_tokens)
+
+    def await_kv(self) -> None:
+        """Another runner computes its KV."""
+        assert self.phase is SequencePhase.WAITING, self.phase
+        self.phase = SequencePhase.RECEIVE
+
+    def take_kv(self, in_kv: int, tokens: Iterable[int]) -> None:
+        """Its KV is here, with tokens that the other runner has sampled."""
+        assert self.phase is SequencePhase.RECEIVE, self.phase
+        self.tokens.extend(tokens)
+        if self.adjustments is not None:
+            for token in self.tokens[self.base_len :]:
+                self.adjustments.add(token)
+        assert self.in_kv <= in_kv < len(self.tokens), (self.in_kv, in_kv, len(self.tokens))
+        self.in_kv = in_kv
+
+    def go_on(self, most_tokens: int) -> None:
+        """Its KV and its adapter are here. `most_tokens`: as `join`."""
+        assert self.phase is SequencePhase.RECEIVE, self.phase
+        self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
+        self._limit(most_tokens)
+
+    def send(self) -> None:
+        """Another runner goes on with it."""
+        assert self.phase in (*RUNNING, SequencePhase.PAUSED), self.phase
+        assert not self.in_flight, self.key
+        self.phase = SequencePhase.SEND
 
     def _limit(self, most_tokens: int) -> None:
         self.max_len = min(self.max_len, max(most_tokens, len(self.tokens) + 1))  # the last token is never fed

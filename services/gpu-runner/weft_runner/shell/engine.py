@@ -15,14 +15,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.domain.machine import TICK, Send
+from weft.domain.machine import TICK, Close, Send
 from weft_runner.core.events import (
     AdapterPages,
+    DropKv,
     DropSwap,
     Effect,
     Event,
+    OpenKvStream,
+    ReceiveKv,
     RunnerStatus,
     RunStep,
+    SendKv,
     StepDone,
     StepSlot,
     SwapIn,
@@ -188,6 +192,8 @@ class Engine:
                     self.executor.allocate_adapter_pages(pages)
                 case SwapOut() | SwapIn() | DropSwap():
                     self._swapper().execute(effect)
+                case OpenKvStream() | SendKv() | ReceiveKv() | DropKv() | Close():
+                    raise AssertionError("this runner exchanges no KV")
                 case action:
                     self.adapters.execute((action,))
         return step

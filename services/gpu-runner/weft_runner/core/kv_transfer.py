@@ -1,0 +1,273 @@
+"""KV on its way between this runner and others of its pool (Splitwise, section 4.4): what is offered, sent and awaited.
+
+A sequence that another runner is to go on with is offered to it as soon as it is here. Once the other has accepted,
+which it does with pages that it has reserved, pages leave as they become full: beside the next chunk's computation, and
+those of the last chunk layer by layer with its step where the batch is large enough. `KvComplete` follows the last one,
+`KvAck` frees the pages here.
+
+The sender answers for a transfer. Where one fails (no stream, refused, silent for `claim_s`), it ends the sequence with
+KV_LOST, and the gateway ends the epoch on both runners. A receiver does the same where a sender breaks the contract.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.kv_transfer import KvAccept, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
+from weft.domain.machine import Close, Kind, Peer, Send
+from weft.domain.request import KvTarget, TokenLogprob
+from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core.sequence import Sequence, SequencePhase
+
+MOST_OFFERS = 4096  # without a Start: more requests than two runners exchange at a time
+SLOWEST_BYTES_PER_S = 10e6  # a transfer that is slower than this has failed
+KvEffect = OpenKvStream | SendKv | ReceiveKv | DropKv | Send | Close
+
+
+@dataclass(frozen=True, slots=True)
+class KvIdentity:
+    """What a runner says of itself before it exchanges KV. Equal pools, bases and layouts can."""
+
+    runner: RunnerId
+    pool: str
+    base_digest: str
+    kv_layout: str
+
+
+@dataclass(slots=True, eq=False)
+class OutgoingKv:
+    """`epoch`: under which the receiver has the sequence. `sent`: its first pages that have left, or are there."""
+
+    sequence: Sequence
+    peer: Peer
+    epoch: Epoch
+    deadline: float = inf
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that go along
+    accepted: bool = False
+    sent: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class IncomingKv:
+    """`peer`: the stream that it comes on; None: not offered yet. `pages`: that will be written, from `first_page`."""
+
+    sequence: Sequence
+    source: RunnerId
+    first_page: int
+    pages: tuple[int, ...]
+    adapter_there: bool
+    peer: Peer | None = None
+    complete: bool = False
+
+
+@dataclass(slots=True)
+class KvTransfers:
+    """One owner: the request pool. `lost` and `refused` count since start; `page_bytes`: of a page's KV."""
+
+    identity: KvIdentity | None
+    claim_s: float
+    page_bytes: int
+    outgoing: dict[str, OutgoingKv] = field(default_factory=dict[str, OutgoingKv])
+    incoming: dict[str, IncomingKv] = field(default_factory=dict[str, IncomingKv])
+    handed_over: int = 0
+    received: int = 0
+    lost: int = 0
+    _streams: dict[Peer, bool] = field(default_factory=dict[Peer, bool])  # to receivers; True: it has answered
+    _senders: dict[Peer, RunnerId] = field(default_factory=dict[Peer, RunnerId])
+    _offers: dict[str, tuple[Peer, KvOffer, float]] = field(default_factory=dict[str, tuple[Peer, KvOffer, float]])
+    _drops: list[DropKv] = field(default_factory=list[DropKv])
+    _effects: list[KvEffect] = field(default_factory=list[KvEffect])
+
+    @property
+    def moving(self) -> bool:
+        """KV is on its way, so that an event follows."""
+        return any(o.sequence.phase is SequencePhase.SEND for o in self.outgoing.values()) or any(
+            i.adapter_there and not i.complete for i in self.incoming.values()
+        )
+
+    def take_effects(self) -> list[KvEffect | DropKv]:
+        """Drops first: pages that they name may have new owners in what follows."""
+        if not self._drops and not self._effects:
+            return []
+        effects: list[KvEffect | DropKv] = [*self._drops, *self._effects]
+        self._drops, self._effects = [], []
+        return effects
+
+    def next_deadline(self) -> float:
+        offered = min((until for _, _, until in self._offers.values()), default=inf)
+        return min(offered, min((one.deadline for one in self.outgoing.values()), default=inf))
+
+    def take_expired(self, now: float) -> list[OutgoingKv]:
+        """Transfers that nobody has claimed. Offers that nobody has waited for are refused."""
+        for request_id, (peer, offer, until) in list(self._offers.items()):
+            if until <= now:
+                del self._offers[request_id]
+                self._effects.append(Send(peer, KvRefuse(request_id, offer.epoch, "nobody waits for it")))
+        return [one for one in self.outgoing.values() if one.deadline <= now]
+
+    # ---- streams
+
+    def connected(self, peer: Peer, hello: object) -> None:
+        """A stream to a receiver has been answered, or a sender opens one."""
+        if peer in self._streams:
+            self._streams[peer] = True
+            self._effects += [self._offer(one) for one in self.outgoing.values() if one.peer == peer]
+            return
+        if (fault := self._fault_of(hello)) is not None or not isinstance(hello, KvHello) or self.identity is None:
+            self._effects.append(Close(peer, fault or "no KV is exchanged here"))
+            return
+        self._senders[peer] = hello.runner
+        self._effects.append(Send(peer, KvReady(self.identity.runner)))
+
+    def closed(self, peer: Peer) -> tuple[list[OutgoingKv], list[IncomingKv]]:
+        """A stream is over: the transfers that were on it."""
+        self._streams.pop(peer, None)
+        self._senders.pop(peer, None)
+        self._offers = {key: offer for key, offer in self._offers.items() if offer[0] != peer}
+        outgoing = [one for one in self.outgoing.values() if one.peer == peer]
+        return outgoing, [one for one in self.incoming.values() if one.peer == peer and not one.complete]
+
+    def violated(self, peer: Peer, reason: str) -> None:
+        """That sender breaks the contract: its stream ends."""
+        self._effects.append(Close(peer, reason))
+
+    def _fault_of(self, hello: object) -> str | None:
+        mine = self.identity
+        if mine is None or not isinstance(hello, KvHello):
+            return "no KV is exchanged here"
+        for what, theirs, ours in (
+            ("incarnation", hello.incarnation, mine.runner.incarnation),
+            ("pool", hello.pool, mine.pool),
+            ("base", hello.base_digest, mine.base_digest),
+            ("KV layout", hello.kv_layout, mine.kv_layout),
+        ):
+            if theirs != ours:
+                return f"{what} {theirs!r} is not {ours!r}"
+        return None
+
+    # ---- the sender's side
+
+    def offer(self, sequence: Sequence, target: KvTarget, epoch: Epoch) -> None:
+        """That runner is to go on with it, under that epoch."""
+        assert self.identity is not None, "a runner that exchanges no KV"
+        peer = Peer(Kind.RUNNER, f"{target.runner.uuid}/{target.runner.incarnation}")
+        one = self.outgoing[sequence.key] = OutgoingKv(sequence, peer, epoch)
+        if peer not in self._streams:
+            self._streams[peer] = False
+            mine = self.identity
+            hello = KvHello(mine.runner, target.runner.incarnation, mine.pool, mine.base_digest, mine.kv_layout)
+            self._effects.append(OpenKvStream(peer, target.address, hello))
+        elif self._streams[peer]:
+            self._effects.append(self._offer(one))
+
+    def accepted(self, peer: Peer, accept: KvAccept) -> OutgoingKv | None:
+        """Its pages may leave. None: nothing of that epoch is offered to that peer."""
+        one = self._outgoing(peer, accept.request_id, accept.epoch)
+        if one is None or one.accepted:
+            return None
+        one.accepted, one.sent = True, accept.first_page
+        return one
+
+    def send_pages(self, one: OutgoingKv, pages: list[int], until: int, *, layer_by_layer: bool = False) -> None:
+        """Those of its pages before number `until` that have not left; `layer_by_layer`: see SendKv."""
+        if one.accepted and one.sent < until:
+            leaving = tuple(pages[one.sent : until])
+            send = SendKv(one.peer, one.sequence.key, one.epoch, one.sent, leaving, layer_by_layer)
+            self._effects.append(send)
+            one.sent = until
+
+    def message(self, peer: Peer, message: object) -> None:
+        """After the pages that have been sent so far."""
+        self._effects.append(Send(peer, message))
+
+    def computed(self, one: OutgoingKv, pages: int, now: float) -> None:
+        """Nothing more is computed for it here: it has to be claimed, and to arrive, within a bounded time."""
+        one.deadline = now + self.claim_s + pages * self.page_bytes / SLOWEST_BYTES_PER_S
+
+    def acknowledged(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
+        one = self._outgoing(peer, request_id, epoch)
+        return one if one is not None and one.sequence.phase is SequencePhase.SEND else None
+
+    def refused(self, peer: Peer, refuse: KvRefuse) -> OutgoingKv | None:
+        return self._outgoing(peer, refuse.request_id, refuse.epoch)
+
+    def _outgoing(self, peer: Peer, request_id: str, epoch: Epoch) -> OutgoingKv | None:
+        one = self.outgoing.get(request_id)
+        return one if one is not None and (one.peer, one.epoch) == (peer, epoch) else None
+
+    def _offer(self, one: OutgoingKv) -> Send:
+        return Send(one.peer, KvOffer(one.sequence.key, one.epoch, one.sequence.start.adapter))
+
+    # ---- the receiver's side
+
+    def await_kv(self, one: IncomingKv) -> None:
+        """A sequence waits for KV; it may have been offered already."""
+        self.incoming[one.sequence.key] = one
+        offered = self._offers.pop(one.sequence.key, None)
+        if offered is not None:
+            self._answer(offered[0], offered[1], one)
+
+    def offered(self, peer: Peer, offer: KvOffer, now: float, *, stale: bool) -> None:
+        """`stale`: that epoch was here already. One whose Start is on its way is answered when it comes."""
+        one = self.incoming.get(offer.request_id)
+        if one is not None and one.sequence.start.epoch == offer.epoch:
+            self._answer(peer, offer, one)
+        elif stale or offer.request_id in self._offers or len(self._offers) >= MOST_OFFERS:
+            self._effects.append(Send(peer, KvRefuse(offer.request_id, offer.epoch, "nobody waits for it")))
+        else:
+            self._offers[offer.request_id] = (peer, offer, now + self.claim_s)
+
+    def _answer(self, peer: Peer, offer: KvOffer, one: IncomingKv) -> None:
+        start = one.sequence.start
+        request_id, epoch = offer.request_id, offer.epoch
+        reason = ""
+        if epoch != start.epoch:
+            reason = f"epoch {epoch.term}.{epoch.counter} is not {start.epoch.term}.{start.epoch.counter}"
+        elif self._senders.get(peer) != one.source:
+            reason = "it is awaited from another runner"
+        elif offer.adapter != start.adapter:
+            reason = f"adapter {offer.adapter!r} is not {start.adapter!r}"
+        elif one.peer is not None:
+            reason = "it was offered before"
+        if reason:
+            self._effects.append(Send(peer, KvRefuse(request_id, epoch, reason)))
+            return
+        one.peer = peer
+        self._effects.append(ReceiveKv(peer, request_id, epoch, one.first_page, one.pages))
+        self._effects.append(Send(peer, KvAccept(request_id, epoch, one.first_page)))
+
+    def awaited(self, peer: Peer, request_id: str, epoch: Epoch) -> IncomingKv | None:
+        one = self.incoming.get(request_id)
+        if one is None or one.complete or (one.peer, one.sequence.start.epoch) != (peer, epoch):
+            return None
+        return one
+
+    # ---- both
+
+    def forget(self, key: str, *, acknowledged: bool = False) -> None:
+        """Its sequence is over here, or runs: nothing of it is sent or received any more."""
+        if (outgoing := self.outgoing.pop(key, None)) is not None and not acknowledged:
+            self._effects = [effect for effect in self._effects if not _sends(effect, outgoing)]
+            self._drops.append(DropKv(outgoing.peer, key, outgoing.epoch))
+        incoming = self.incoming.pop(key, None)
+        if incoming is not None and incoming.peer is not None and not incoming.complete:
+            epoch = incoming.sequence.start.epoch
+            self._effects = [e for e in self._effects if not (isinstance(e, ReceiveKv) and e.request_id == key)]
+            self._drops.append(DropKv(incoming.peer, key, epoch))
+            self._effects.append(Send(incoming.peer, KvRefuse(key, epoch, "nobody waits for it any more")))
+
+
+def _sends(effect: KvEffect, one: OutgoingKv) -> bool:
+    sent = effect.message if isinstance(effect, Send) else effect
+    return isinstance(sent, SendKv | KvComplete) and (sent.request_id, sent.epoch) == (one.sequence.key, one.epoch)
+
+
+def check_kv_transfers(transfers: KvTransfers, sequences: Iterable[Sequence]) -> None:
+    """Who waits for KV is in RECEIVE, whose KV alone is left is in SEND, and each transfer has a stream."""
+    by_phase = {phase: {s.key for s in sequences if s.phase is phase} for phase in SequencePhase}
+    assert by_phase[SequencePhase.RECEIVE] == transfers.incoming.keys(), "a sequence waits for no KV"
+    assert by_phase[SequencePhase.SEND] <= transfers.outgoing.keys(), "KV goes to nobody"
+    for one in transfers.outgoing.values():
+        assert one.peer in transfers._streams, one.peer  # pyright: ignore[reportPrivateUsage]
+        assert (one.deadline < inf) == (one.sequence.phase is SequencePhase.SEND), one.sequence.key
