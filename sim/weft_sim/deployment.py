@@ -28,6 +28,8 @@ class RunnerPlan:
     times: StepTimes | None = None  # measured ones; None: what the specification's profile says
     token_time_ms: float = inf
     threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device of its own
+    kv_bytes_per_s: float = 1e9  # of its link to other runners
+    layer_by_layer_tokens: float = inf  # of a batch whose KV is sent while it is computed
     stages: int = 1  # devices that hold a part of the layers each: a step passes them one after the other
 
 

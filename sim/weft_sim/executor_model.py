@@ -147,6 +147,15 @@ class Device:
     def copy_in(self, hosts: Iterable[int], pages: Iterable[int]) -> None:
         self._pages.update((page, list(self.host[host])) for host, page in zip(hosts, pages, strict=True))
 
+    def read(self, page: int) -> bytes:
+        """What a page holds."""
+        held = self._pages.get(page)
+        return b"" if held is None else b"".join(chain.to_bytes(8, "big") for chain in held)
+
+    def write(self, page: int, data: bytes) -> None:
+        """What came from another device's page."""
+        self._pages[page] = [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
+
     def load(self, slot: int, adapter: str) -> None:
         self.slots[slot] = adapter
         self._keys[adapter] = key_of(adapter)

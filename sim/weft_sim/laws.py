@@ -17,11 +17,13 @@ from weft.domain.request import (
     Ended,
     Failed,
     FailReason,
+    Frozen,
     NoCapacity,
     OutcomeReport,
     Reject,
     ResubmitComplete,
     Start,
+    Started,
     Step,
     Stop,
     Submit,
@@ -104,13 +106,15 @@ class Laws:
     excused: set[str] = field(default_factory=set[str])  # died with their gateway
     stored: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
     epochs: dict[str, Epoch] = field(default_factory=dict[str, Epoch])  # the latest assigned
-    owners: dict[str, dict[Epoch, Peer]] = field(default_factory=lambda: defaultdict[str, dict[Epoch, Peer]](dict))
+    owners: dict[str, dict[Epoch, set[Peer]]] = field(
+        default_factory=lambda: defaultdict[str, dict[Epoch, set[Peer]]](dict)
+    )
     books: dict[Peer, RunnerBook] = field(default_factory=dict[Peer, RunnerBook])
     waiting: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
     lost_at: dict[str, float] = field(default_factory=dict[str, float])  # a gateway lost a session
     terms: list[int] = field(default_factory=list[int])
     liars: set[Peer] = field(default_factory=set[Peer])
-    starts: dict[tuple[str, Epoch], Peer] = field(default_factory=dict[tuple[str, Epoch], Peer])
+    starts: dict[tuple[str, Epoch, bool], Peer] = field(default_factory=dict[tuple[str, Epoch, bool], Peer])
     began_with: dict[str, int] = field(default_factory=dict[str, int])  # tokens that the latest Start had
     preemptions: Counter[str] = field(default_factory=Counter[str])
     consolidations: Counter[str] = field(default_factory=Counter[str])  # of requests, by the present scheduler
@@ -182,7 +186,7 @@ class Laws:
                         for sequence in message.sequences:
                             if sequence.finish is not None:
                                 self._disown(sequence.request_id, sequence.epoch, peer)
-                    case NoCapacity() | Ended():
+                    case NoCapacity() | Ended() | Frozen():
                         self._disown(message.request_id, message.epoch, peer)
                     case _:
                         pass
@@ -200,11 +204,16 @@ class Laws:
             match effect.message:
                 case Failed():
                     self._failed(effect.message)
-                case Start(request_id=request_id, epoch=epoch):
-                    self.began_with[request_id] = len(effect.message.emitted)
-                    if self.starts.setdefault((request_id, epoch), effect.peer) != effect.peer:
+                case Start(request_id=request_id, epoch=epoch) as start:
+                    self.began_with[request_id] = len(start.emitted)
+                    of = self.starts.setdefault((request_id, epoch, start.kv_from is not None), effect.peer)
+                    if of != effect.peer:
                         raise LawBroken(f"{request_id} {epoch} starts at two runners")
-                    self.owners[request_id][epoch] = effect.peer
+                    self.owners[request_id].setdefault(epoch, set()).add(effect.peer)
+                case Started(request_id=request_id, epoch=epoch, handed_off=True):
+                    to = self.starts[request_id, epoch, True]
+                    if to in self.owners[request_id].get(epoch, ()):
+                        self.owners[request_id][epoch] = {to}
                 case Stop(request_id=request_id, epoch=epoch):
                     self._disown(request_id, epoch, effect.peer)
                 case _:
@@ -212,8 +221,8 @@ class Laws:
         for effect in effects:
             if type(effect) is Send and isinstance(effect.message, Start):
                 owners = self.owners[effect.message.request_id]
-                if len(owners) > 1:
-                    named = ", ".join(f"{peer.name} {tuple(epoch)}" for epoch, peer in owners.items())
+                if len(owners) > 1 or any(len(peers) > 2 for peers in owners.values()):
+                    named = ", ".join(f"{sorted(p.name for p in peers)} {tuple(e)}" for e, peers in owners.items())
                     raise LawBroken(f"{effect.message.request_id} has two owners: {named}")
 
     def _failed(self, failed: Failed) -> None:
@@ -227,15 +236,17 @@ class Laws:
 
     def _disown(self, request_id: str, epoch: Epoch, peer: Peer) -> None:
         owners = self.owners.get(request_id, {})
-        if owners.get(epoch) == peer:
-            del owners[epoch]
+        if peer in (peers := owners.get(epoch, set())):
+            peers.discard(peer)
+            if not peers:
+                del owners[epoch]
 
     def _drop(self, gateway: str, runner: Peer) -> None:
         """A session is over, and with it what the runner had of that gateway."""
         for request_id, owners in self.owners.items():
             if self.requests[request_id].gateway == gateway:
-                for epoch in [epoch for epoch, peer in owners.items() if peer == runner]:
-                    del owners[epoch]
+                for epoch in list(owners):
+                    self._disown(request_id, epoch, runner)
 
     def _scheduler(self, event: object, effects: Sequence[Any]) -> None:
         match event:

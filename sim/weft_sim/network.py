@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
+from weft.domain.kv_transfer import KvHello
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import GatewayHello, SessionHello
 from weft.domain.runner import RunnerSpec, SupervisorHello
@@ -19,12 +20,14 @@ from weft_sim.clock import Clock, Rank
 CONNECT_S = 0.002  # of a handshake, beside the delays
 
 
-HELLOS = (GatewayHello, RunnerSpec, SessionHello, SupervisorHello)
+HELLOS = (GatewayHello, KvHello, RunnerSpec, SessionHello, SupervisorHello)
 
 
-def peer_of(hello: object) -> Peer | None:
-    """Whom a server takes its client for: whom the hello names, as the shells do."""
+def peer_of(hello: object, number: int) -> Peer | None:
+    """Whom a server takes its client for: whom the hello names, as the shells do. `number`: of the stream."""
     match hello:
+        case KvHello(runner=runner):
+            return Peer(Kind.RUNNER, f"{runner.uuid}/{runner.incarnation}/{number}")
         case GatewayHello(gateway=name) | SessionHello(gateway=name):
             return Peer(Kind.GATEWAY, name)
         case RunnerSpec(runner=runner):
@@ -112,12 +115,12 @@ class Network:
         self._carry(stream, 1, CONNECT_S, self._accept, data)
         return stream
 
-    def send(self, stream: Stream, side: int, message: object) -> None:
-        """From end `side` to the other one."""
+    def send(self, stream: Stream, side: int, message: object, extra_s: float = 0.0) -> None:
+        """From end `side` to the other one. `extra_s`: it takes so much longer, and what follows waits for it."""
         if not stream.alive[side] or stream.broken:
             return
         data = self._encode(stream.ends[side], stream.ends[1 - side], message)
-        self._carry(stream, 1 - side, 0.0, self._deliver, data)
+        self._carry(stream, 1 - side, extra_s, self._deliver, data)
         if self.duplicate and self._chance.random() < self.duplicate:
             self._carry(stream, 1 - side, 0.0, self._deliver, data)
 
@@ -203,7 +206,7 @@ class Network:
             self._carry(stream, 0, 0.0, self._closed, str(error))
             return
         stream.alive[side] = True
-        if (named := peer_of(hello)) is not None:
+        if (named := peer_of(hello, stream.number)) is not None:
             stream.peers = (named, stream.peers[1])
         if not server.opened(stream, side, hello):
             stream.alive[side] = False

@@ -9,7 +9,7 @@ from weft_sim.hosts import Costs, Host, Lane
 from weft_sim.network import Network, Stream
 
 RECONNECT_S = 0.2  # between attempts of a link, as the shells' first back-off
-INTERCEPTING = (Kind.SUPERVISOR, Kind.GATEWAY)  # whose shells take events that their machines never see
+INTERCEPTING = (Kind.SUPERVISOR, Kind.GATEWAY, Kind.RUNNER)  # whose shells take events that their machines never see
 PER_SEQUENCE = ("Step", "StepDone")  # what costs something for each sequence
 SPINS = 1000  # ticks of one machine at one time: more is a deadline that never passes
 

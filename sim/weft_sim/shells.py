@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weft.domain.ids import RunnerId
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.kv_transfer import KvComplete, KvHello
 from weft.domain.machine import Closed, Connected, Kind, Machine, Peer, PersistTerm, Received, Send
 from weft.domain.prediction import PredictItem
 from weft.domain.request import EndReason, GatewayHello, Outcome, OutcomeAck, OutcomeReport, Sampling, SessionHello
 from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, Route
 from weft.domain.runner import RunnerSpec, SupervisorHello
+from weft.wire.codec.kv_transfer import KvPages
 from weft.wire.codec.scheduling import outcome_bytes, outcome_from_bytes
 from weft_gateway.core import events as gw
 from weft_gateway.core.gateway import Gateway
@@ -19,6 +21,7 @@ from weft_predictor.core.ridge_model import RidgeModel
 from weft_runner.core import events as rn
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
+from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.step_time_model import StepModel
@@ -29,6 +32,7 @@ from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of
 from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
+from weft_sim.wire import KvPayload
 from weft_supervisor.core.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -39,6 +43,8 @@ FEATURES = 1 << 10  # of the predictor's ridge: prompts have no text here
 TOKENIZER_S = 0.05  # for a gateway's tokenizer to come
 SLOW = 10.0  # a slow runner's steps take so many times as long
 COMMIT_S = 0.002  # of an outcome
+KV_CLAIM_S = 2.0  # for a runner to take KV that is offered to it
+LAYERS = 30  # of a model: when a step is over, all but the last one's KV may have left
 SAMPLED = [SampledToken(token) for token in range(VOCABULARY + 1)]
 ALIKE = SAMPLED[1], SAMPLED[EOS]
 
@@ -207,6 +213,35 @@ class SupervisorShell(BaseShell):
         process.send(SCHEDULER, OutcomeAck((report.request_id,)))
 
 
+class KvArrivals:
+    """Pages of a sequence that come from another runner: each is written once."""
+
+    def __init__(self, first: int, pages: tuple[int, ...]) -> None:
+        self._first, self._pages = first, pages
+        self._written: set[int] = set()
+
+    def take(self, device: Device, payload: KvPayload) -> bool:
+        """False: they are not awaited, or not well-formed."""
+        first, count = payload.pages.first_page, payload.pages.pages
+        indices = range(first, first + count)
+        if first < self._first or first + count > self._first + len(self._pages) or self._written & set(indices):
+            return False
+        self._written.update(indices)
+        data, at = payload.data, 0
+        for index in indices if data != b"-" else ():
+            size = int.from_bytes(data[at : at + 4], "big")
+            block, at = data[at + 4 : at + 4 + size], at + 4 + size
+            if size % 8 or len(block) != size:
+                return False
+            if size:
+                device.write(self._pages[index - self._first], block)
+        return True
+
+    def whole(self, in_kv: int, page_tokens: int) -> bool:
+        """Every page of so many tokens is there."""
+        return self._written >= set(range(self._first, -(-in_kv // page_tokens)))
+
+
 class RunnerShell(BaseShell):
     """Device and disk of one runner. `depth` steps may be in flight at a time; they end in their order."""
 
@@ -235,6 +270,9 @@ class RunnerShell(BaseShell):
         self._in_flight, self._idle_at, self._last_end, self._offering = 0, 0.0, 0.0, False
         self._built_at = 0.0
         self._copying: dict[int, rn.SwapOut | rn.SwapIn] = {}
+        self._link_free_at = 0.0  # nothing is sent to other runners then
+        self._streaming = list[rn.SendKv]()  # with the next step
+        self._awaited: dict[tuple[Peer, str, Epoch], KvArrivals] = {}
         self._model = Lane(process.host, self.plan.threads)
         self._link = Host(f"{process.name} link", 1, self._world.clock)
         times = self.times
@@ -246,6 +284,8 @@ class RunnerShell(BaseShell):
             ),
             page_bytes=spec.page_bytes, swap_page_bytes=self.plan.swap_page_bytes,
             host_bytes=self.plan.host_bytes,
+            kv=KvIdentity(identity, spec.pool, spec.base_digest, spec.kv_layout) if spec.kv_address else None,
+            kv_page_bytes=spec.page_bytes, layer_by_layer_tokens=self.plan.layer_by_layer_tokens, kv_claim_s=KV_CLAIM_S,
         )  # fmt: skip
         model = StepModel(times.base_ms, times.row_ms, times.key_ms, max(times.prompt_token_ms, 1e-3))
         self.machine = Runner(limits, model)
@@ -255,7 +295,34 @@ class RunnerShell(BaseShell):
         return self.machine
 
     def accepts(self, process: Process, client: Process, hello: object) -> bool:
+        if isinstance(hello, KvHello):
+            return client.kind is Kind.RUNNER
         return isinstance(hello, SessionHello) and hello.incarnation == self.spec.runner.incarnation
+
+    def intercept(self, process: Process, event: object) -> bool:
+        """Pages go to where they are awaited, each once. What is whole is passed on; anything else ends the stream."""
+        if not isinstance(event, Received):
+            return False
+        peer, message = event
+        if isinstance(message, KvPayload):
+            pages = message.pages
+            awaited = self._awaited.get((peer, pages.request_id, pages.epoch))
+            if awaited is not None and not awaited.take(self.device, message):
+                self._refuse(process, peer, f"pages of {pages.request_id} that are not awaited")
+            return True
+        if isinstance(message, KvComplete):
+            awaited = self._awaited.pop((peer, message.request_id, message.epoch), None)
+            if awaited is not None and not awaited.whole(message.in_kv, self.spec.page_tokens):
+                self._refuse(process, peer, f"{message.request_id} is complete without all its pages")
+                return True
+        return False
+
+    def _refuse(self, process: Process, peer: Peer, reason: str) -> None:
+        """As a shell that ends a stream: its machine gets Closed."""
+        self._world.network.peer_errors.append((peer, reason))
+        if (open_stream := process.streams.pop(peer, None)) is not None:
+            self._world.network.close(*open_stream, reason)
+        process.post(Closed(peer, reason))
 
     def after(self, process: Process, event: object) -> None:
         """Offer the executor's free places for as long as steps come of it."""
@@ -298,6 +365,20 @@ class RunnerShell(BaseShell):
                     self._copying.pop(number, None)
                 for host in effect.hosts:
                     self.device.host.pop(host, None)
+            case rn.OpenKvStream():
+                self._open_kv_stream(process, effect)
+            case rn.SendKv(layer_by_layer=True):
+                self._streaming.append(effect)
+            case rn.SendKv():
+                self._send_kv(process, effect, self._world.clock.now)
+            case rn.ReceiveKv():
+                key = effect.peer, effect.request_id, effect.epoch
+                self._awaited[key] = KvArrivals(effect.first_page, effect.pages)
+            case rn.DropKv():
+                self._awaited.pop((effect.peer, effect.request_id, effect.epoch), None)
+                self._streaming = [
+                    s for s in self._streaming if (s.request_id, s.epoch) != (effect.request_id, effect.epoch)
+                ]
             case rn.Retain():
                 self.on_disk = {digest: None for digest in self.on_disk if digest in effect.digests}
             case _:
@@ -306,6 +387,29 @@ class RunnerShell(BaseShell):
     def stopped(self, process: Process) -> None:
         if self._world.controller is not None:
             self._world.controller.ready(process.name, ready=False)
+
+    def _open_kv_stream(self, process: Process, effect: rn.OpenKvStream) -> None:
+        world = self._world
+        runner = world.runners.get(effect.address)
+        if runner is None:
+            nowhere = Closed(effect.peer, f"{effect.address} is no address")
+            world.clock.after(world.deployment.delay_s, Rank.DELIVERY, process.post_at, process.generation, nowhere)
+            return
+        stream = world.network.connect(process, runner, effect.hello, effect.peer)
+        process.streams[effect.peer] = (stream, 0)
+
+    def _send_kv(self, process: Process, send: rn.SendKv, ready_at: float, parts: int = 1) -> None:
+        """Over the runner's link, in order. `ready_at`: complete then, all but one of so many parts left before."""
+        if (open_stream := process.streams.get(send.peer)) is None:
+            return
+        device, clock = self.device, self._world.clock
+        seconds = len(send.pages) * max(self.spec.page_bytes, 1) / self.plan.kv_bytes_per_s
+        self._link_free_at = max(clock.now, self._link_free_at) + seconds
+        arrives = max(self._link_free_at, ready_at + seconds / parts)
+        blocks = [device.read(page) for page in send.pages] if self._world.watched else []
+        data = b"".join(len(block).to_bytes(4, "big") + block for block in blocks) or b"-"
+        pages = KvPages(send.request_id, send.epoch, send.first_page, len(send.pages), 0, 1, len(data))
+        self._world.network.send(*open_stream, KvPayload(pages, data), arrives - clock.now)
 
     def _swap(self, process: Process, order: rn.SwapOut | rn.SwapIn) -> None:
         """What a copy reads, it reads at its end; what it writes is not there before its end, and not what was."""
@@ -359,6 +463,9 @@ class RunnerShell(BaseShell):
             self._idle_at = begins + stage_s
             self._last_end = max(begins + seconds, self._last_end + stage_s)
             clock.at(self._last_end, Rank.WORK, self._step_done, *done)
+        streaming, self._streaming = self._streaming, []
+        for send in streaming:
+            self._send_kv(process, send, clock.now + seconds, LAYERS)
 
     def _compute(self, step: rn.RunStep) -> dict[str, SampledToken]:
         """The step's tokens. Steps are computed in the order of their launch, so it may be done at the launch.

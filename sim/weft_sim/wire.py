@@ -1,13 +1,14 @@
 """The shipped codec as the network uses it: a contract for each pair of kinds."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from weft.domain.machine import Kind
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import Outcome, OutcomeAck
-from weft.wire.codec import cluster, registry, scheduling, session
+from weft.wire.codec import cluster, kv_transfer, registry, scheduling, session
+from weft.wire.codec.kv_transfer import KvPages
 from weft.wire.codec.prediction import observed, predict_items, predict_request, predict_response, predictions
 from weft.wire.codec.scheduling import outcome_bytes
 from weft.wire.errors import PeerError
@@ -87,16 +88,48 @@ CONTRACTS[Kind.SUPERVISOR, Kind.PREDICTOR] = _Observe()
 CONTRACTS[Kind.PREDICTOR, Kind.SUPERVISOR] = _ObserveAck()
 
 
+class KvPayload(NamedTuple):
+    """Pages on their way between two runners: what announces them, and what they hold."""
+
+    pages: KvPages
+    data: bytes
+
+
+def _encode_kv(message: Any) -> bytes:
+    """Its direction, its length and, behind it, what pages hold."""
+    envelope, data = (message.pages, message.data) if isinstance(message, KvPayload) else (message, b"")
+    from_sender = type(envelope) in kv_transfer.KV_FROM_SENDER.messages
+    direction: Any = kv_transfer.KV_FROM_SENDER if from_sender else kv_transfer.KV_FROM_RECEIVER
+    body = direction.encode(envelope).SerializeToString()
+    return bytes((from_sender,)) + len(body).to_bytes(4, "big") + body + data
+
+
+def _decode_kv(data: bytes) -> object:
+    """Raises PeerError."""
+    direction: Any = kv_transfer.KV_FROM_SENDER if data[:1] == b"\x01" else kv_transfer.KV_FROM_RECEIVER
+    end = 5 + int.from_bytes(data[1:5], "big")
+    message = direction.decode(direction.envelope.FromString(data[5:end]))
+    if isinstance(message, KvPages):
+        if len(data) != end + message.bytes:
+            raise PeerError(f"{len(data) - end} bytes of pages where {message.bytes} were announced")
+        return KvPayload(message, data[end:])
+    return message
+
+
 class WireCodec:
     """Domain message -> protobuf bytes -> domain message, as between two processes."""
 
     def encode(self, sender: Kind, receiver: Kind, message: object) -> bytes:
+        if sender is receiver is Kind.RUNNER:
+            return _encode_kv(message)
         return CONTRACTS[sender, receiver].encode(message).SerializeToString()
 
     def decode(self, sender: Kind, receiver: Kind, data: bytes) -> object:
         """Raises PeerError."""
-        direction = CONTRACTS[sender, receiver]
         try:
+            if sender is receiver is Kind.RUNNER:
+                return _decode_kv(data)
+            direction = CONTRACTS[sender, receiver]
             envelope = direction.envelope.FromString(data)
         except DecodeError as error:
             raise PeerError(f"a {sender.value} sent bytes that are no message: {error}") from None
