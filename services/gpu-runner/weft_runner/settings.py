@@ -15,6 +15,7 @@ from typing import Any
 from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.adapter_slots import MOST_SLOTS
+from weft_runner.core.batch import Batching
 
 MAX_RANKS = 64  # processes of a runner
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
@@ -99,6 +100,12 @@ class RunnerSettings:
     max_rank: int = _number("largest rank of an adapter", 64, 1, 256)
     max_batch_tokens: int = _number("tokens of an iteration; longer prompts are chunked", 512, 1, 1 << 20)
     max_prefills: int = _number("prompts that an iteration works on", 1, 1, 1024)
+    batching: str = _flag(
+        "what an iteration runs: prompts beside running sequences; prompts alone and first; one batch of requests to "
+        "its end before the next begins (the last two are for comparison)",
+        "mixed",
+        choices=tuple(of.value for of in Batching),
+    )
     starvation: int = _number("times a waiting adapter is passed before a slot is kept for it", 16, 1, 1 << 20)
     host_mib: int = _number(
         "host memory for adapters that left the device, KV of preempted sequences and of earlier prompts",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core.batch import BatchLimits, Candidate
+from weft_runner.core.batch import Batching, BatchLimits, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.step_time_model import GUESS, StepModel
 
@@ -114,3 +114,35 @@ def test_keys_grow_with_a_batch_that_stands_so_that_its_times_are_compared_with_
         chooser.ran(batch)
         chooser.timed(batch, 0.01 * (1000 + 10 * (step + 1)))
     assert chooser.step_time.decode == pytest.approx(1.0), "each took as long as the model says for its keys"
+
+
+# ---- the batching mechanisms that Splitwise compares (section 2.5)
+
+
+@pytest.mark.parametrize(
+    ("batching", "expected"),
+    [
+        (Batching.MIXED, [("p", "d0", "d1"), ("q", "d0", "d1"), ("d0", "d1")]),
+        (Batching.CONTINUOUS, [("p",), ("q",), ("d0", "d1")]),
+    ],
+)
+def test_prompts_run_beside_running_rows_or_alone_and_first(batching, expected):
+    chooser = BatchScheduler(BatchLimits(batching=batching), GUESS)
+    prompts = [Candidate("p", "", 5), Candidate("q", "", 5)]
+    seen = [tuple(r.key for r in chooser.schedule(prompts[at:], decoding(2), 9, lambda: 2).rows) for at in range(3)]
+    assert seen == expected
+    assert chooser.keys == 9
+
+
+def test_request_level_batching_begins_no_request_before_the_last_of_the_batch_is_over():
+    chooser = BatchScheduler(BatchLimits(max_prefills=2, batching=Batching.REQUEST), GUESS)
+
+    def rows(prompts: str, running: str) -> str:
+        waiting = [Candidate(key, "", 5) for key in prompts]
+        batch = chooser.schedule(waiting, [Candidate(key, "", 1) for key in running], 0, lambda: 2)
+        return "".join(row.key for row in batch.rows)
+
+    assert rows("ab", "") == "ab"
+    assert rows("cd", "ab") == "ab", "whoever comes later waits"
+    assert rows("cd", "b") == "b"
+    assert rows("cd", "") == "cd"

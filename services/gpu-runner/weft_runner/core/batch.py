@@ -8,9 +8,18 @@ share a segment. At most `max_prefills` prompts are worked on in an iteration, a
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from math import inf
 from typing import NamedTuple
+
+
+class Batching(Enum):
+    """The batching mechanisms that Splitwise compares (section 2.5). Only the first one is for serving."""
+
+    MIXED = "mixed"  # prompts, in chunks, and decode rows in one iteration
+    CONTINUOUS = "continuous"  # prompts alone, and before decode rows (ORCA)
+    REQUEST = "request"  # a batch runs to the end of its last request before another one begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,7 @@ class BatchLimits:
     max_prefills: int = 1
     max_batch_tokens: int = 512
     token_time_ms: float = inf
+    batching: Batching = Batching.MIXED
 
 
 class Row(NamedTuple):

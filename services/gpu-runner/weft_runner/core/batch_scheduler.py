@@ -7,7 +7,7 @@ rows.
 
 from collections.abc import Callable, Sequence
 
-from weft_runner.core.batch import Batch, BatchLimits, Candidate, form_batch
+from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, form_batch
 from weft_runner.core.step_time_model import StepModel, StepTimeEstimator
 
 
@@ -23,6 +23,7 @@ class BatchScheduler:
         self.standing: Batch | None = None
         self.keys = 0  # tokens in KV of the decode rows that were chosen last
         self._steps = 0
+        self._together: frozenset[str] = frozenset()  # of request-level batching: those of the present batch
 
     def schedule(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int]
@@ -32,6 +33,9 @@ class BatchScheduler:
         `keys`: tokens in KV of the decoding ones. `steps`: iterations, this one included, before one of them needs a
         page, or 0 where the batch must not run again as it is; asked only when no prompt waits.
         """
+        if self._limits.batching is not Batching.MIXED:
+            prefilling, decoding = self._apart(prefilling, decoding)
+            keys *= bool(decoding)
         self.keys = keys
         if not prefilling:
             batch = form_batch((), decoding, self._limits)
@@ -41,6 +45,16 @@ class BatchScheduler:
         most = self._limits.max_batch_tokens - len(decoding)
         tokens = self.step_time.prompt_tokens(len(decoding), keys, self._limits.token_time_ms, most)
         return form_batch(prefilling, decoding, self._limits, prompt_tokens=tokens)
+
+    def _apart(
+        self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]
+    ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
+        """What the pool's batching mechanism lets run together."""
+        if self._limits.batching is Batching.REQUEST:
+            here = frozenset(candidate.key for candidate in (*prefilling, *decoding))
+            self._together = self._together & here or here
+            prefilling = [candidate for candidate in prefilling if candidate.key in self._together]
+        return prefilling, () if prefilling else decoding
 
     def limit(self, limits: BatchLimits) -> None:
         """From the next batch on."""

@@ -11,7 +11,7 @@ from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
+from weft_runner.core.batch import Batching, BatchLimits
 from weft_runner.core.events import FoundOnDisk
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
@@ -122,7 +122,9 @@ def pool_limits(
         max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
         vocab_size=spec.vocab_size,
         eos=spec.eos,
-        batch=BatchLimits(settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms)),
+        batch=BatchLimits(
+            settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), Batching(settings.batching)
+        ),
         starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
         page_bytes=page_bytes,
