@@ -342,6 +342,26 @@ def slots(
 
 
 @app.command()
+def phases(
+    loads: Annotated[str, typer.Option(help="Parts of what Unified answers when all requests wait.")] = "0.5,0.8",
+    quick: Annotated[bool, typer.Option("--quick", help="Few requests: whether it runs, not how well.")] = False,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Time between tokens with prompts on a runner of their own (Split), beside chunked prefill (Unified).
+
+    Starts its own stacks of two runners with a thread each; about eight minutes. Run it on an otherwise idle machine.
+    """
+    from weft_bench import phases as bench
+    from weft_bench.machine import origin
+
+    with failures_told():
+        given = [float(load) for load in loads.split(",")]
+        lines = bench.figures(origin(), quick=quick, seed=seed, loads=given, bar=progress)
+        keep("phases", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def faults(
     only: Annotated[
         str, typer.Option(help="Cells by name, patterns separated by commas: 'kill runner *,* prefill'.")

@@ -34,6 +34,7 @@ from weft_bench.reports import books, listed
 from weft_bench.s3 import Context
 from weft_bench.s3_consolidation import PEAK, Hour
 from weft_bench.stack import Stack, quickstart
+from weft_bench.trace_executor import trace_up
 from weft_sim.report import quantile
 
 RUNNERS, BEST_BATCH, SEQUENCES = 3, 8, 10
@@ -97,7 +98,7 @@ def _run(context: Context, setting: str, span_s: float) -> tuple[Watched, float]
     with TemporaryDirectory(prefix="weft-bench-") as scratch:
         manifests = _manifests(Path(scratch) / "manifests", setting)
         (table := Path(scratch) / "answers").touch()
-        up = ("weft_bench.trace_up", str(table), "--step-ms", str(STEP_MS), "--best-batch", str(BEST_BATCH))
+        up = trace_up(table, STEP_MS, BEST_BATCH)
         with Stack(manifests, Path(scratch) / "data", up=up) as stack:
             stack.wait_for_models()
             watched = asyncio.run(_watch(stack, asks, requests, span_s))

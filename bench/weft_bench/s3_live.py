@@ -39,7 +39,7 @@ from weft_bench.s3 import Context
 from weft_bench.s3_lengths import TRACES, Answered
 from weft_bench.s3_queue import LOWER, MAX_TOKENS, Outcome, arrival, summary, sustained
 from weft_bench.stack import Stack
-from weft_bench.trace_executor import TracedAnswer, write_table
+from weft_bench.trace_executor import TracedAnswer, trace_up, write_table
 from weft_sim.traces import TraceArrival
 
 MODEL = "m135"
@@ -214,7 +214,7 @@ def stack_of(
             one["spec"]["allowedNamespaces"] = {"from": "All" if auth else "Same"}
     path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     environment = {**PATIENT, "WEFT_PREDICTOR__MODEL": f"replay:{work.predictions}"}
-    up = ("weft_bench.trace_up", str(work.table))
+    up = trace_up(work.table)
     with (
         TemporaryDirectory(prefix="weft-bench-") as data,
         Stack(case.manifests, Path(data), *["--auth"] * auth, environment=environment, up=up) as stack,

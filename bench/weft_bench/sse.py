@@ -1,6 +1,6 @@
 """A client that hardly costs anything: one connection a stream, server-sent events counted and not parsed.
 
-For measuring a server on the cores that it shares with its client. What is told of a request is when its first event
+For measuring a server on the cores that it shares with its client. What is known of a request is when its events
 came, when its answer ended, and the tokens that the server counted.
 """
 
@@ -8,15 +8,18 @@ import asyncio
 import json
 import re
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, repeat
 from typing import Any
 
 from weft_bench.errors import RequestFailed
 
 TAIL_BYTES = 4096  # the last events, with the usage
 END = b"0\r\n\r\n"  # of a chunked body
+EVENT = b"data: {"  # an event that a packet's end cuts in two is missed
 TIMEOUT_S = 300.0
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
@@ -26,7 +29,7 @@ _STOPPED = re.compile(rb'"finish_reason":\s*"stop"')
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One answer; seconds on a monotonic clock. `stopped`: by the model, not by its length."""
+    """One answer; seconds on a monotonic clock. `stopped`: by the model, not by its length. `at`: of each event."""
 
     start: float
     first: float
@@ -34,6 +37,12 @@ class Streamed:
     tokens: int
     prompt_tokens: int = 0
     stopped: bool = False
+    at: Sequence[float] = ()
+
+    def gaps(self) -> list[float]:
+        """Seconds between two tokens: the last two events have the finish reason and the usage."""
+        at = self.at[:-2]
+        return [later - earlier for earlier, later in pairwise(at)]
 
 
 async def run(host: str, port: int, bodies: Sequence[dict[str, Any]], streams: int) -> list[Streamed]:
@@ -111,16 +120,18 @@ async def _ask(
         length = _LENGTH.search(answer)
         reason = await reader.readexactly(min(int(length[1]), TAIL_BYTES)) if length else b""
         raise RequestFailed(f"not a stream: {(answer + reason).decode(errors='replace')}")
-    first, tail = 0.0, b""
+    first, tail, at = 0.0, b"", array("d")
     while not tail.endswith(END):
         piece = await reader.read(1 << 16)
         if not piece:
             raise RequestFailed(f"the stream broke off: {tail.decode(errors='replace')}")
-        first = first or time.perf_counter()
+        now = time.perf_counter()
+        first = first or now
+        at.extend(repeat(now, piece.count(EVENT)))
         tail = (tail + piece)[-TAIL_BYTES:]
     ended, prompt = time.perf_counter(), _PROMPT.search(tail)
     return Streamed(
-        start, first, ended, tokens_of(tail), int(prompt[1]) if prompt else 0, _STOPPED.search(tail) is not None
+        start, first, ended, tokens_of(tail), int(prompt[1]) if prompt else 0, _STOPPED.search(tail) is not None, at
     )
 
 

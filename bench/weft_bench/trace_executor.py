@@ -46,6 +46,12 @@ def write_table(path: Path, answers: Iterable[TracedAnswer]) -> None:
     path.write_text("".join(json.dumps(asdict(answer)) + "\n" for answer in answers), encoding="utf-8")
 
 
+def trace_up(table: Path, step_ms: int = 0, best_batch: int = 1) -> tuple[str, ...]:
+    """What `Stack` starts so that runners follow a table."""
+    runner = ("weft_bench.trace_runner", str(table.resolve()), str(step_ms), str(best_batch))
+    return ("weft_bench.runner_up", *runner, "--")
+
+
 def read_table(path: Path) -> dict[int, TracedAnswer]:
     """Answers by seed. Raises BadTable."""
     found: dict[int, TracedAnswer] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from harness.quickstart import tokenizer
 from weft_bench.stack import Stack, quickstart
-from weft_bench.trace_executor import TracedAnswer, write_table
+from weft_bench.trace_executor import TracedAnswer, trace_up, write_table
 
 PROMPT = "hello there"
 LENGTHS = {11: 1, 12: 3, 13: 150}
@@ -20,7 +20,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     table = tmp_path_factory.mktemp("t") / "table"
     prompt_tokens = complete_tokens(PROMPT)
     write_table(table, (TracedAnswer(seed, prompt_tokens, tokens) for seed, tokens in LENGTHS.items()))
-    up = ("weft_bench.trace_up", str(table))
+    up = trace_up(table)
     with Stack(quickstart(), tmp_path_factory.mktemp("w"), up=up) as made:
         made.wait_for_models()
         yield made

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from weft.domain.request import Ended, NoCapacity, Step
+from weft.domain.runner import RunnerRole
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.profile_model import Profile
 from weft_runner.shell.engine import Output
@@ -64,6 +65,9 @@ class RunnerMetrics:
                 "stalled_sequence_seconds", "Time for which sequences were paused or swapped for want of pages, summed"
             ),
             "prefix_host_tokens": counter("prefix_reused_host_tokens", "Of the tokens reused those from host memory"),
+            "handed_over": counter("handed_over", "Sequences that another runner has gone on with, from their KV"),
+            "received": counter("received", "Sequences that came with their KV from another runner"),
+            "kv_lost": counter("kv_lost", "Sequences whose KV did not get from one runner to the other"),
         }
         self._sums_before = dict.fromkeys(self._sums, 0.0)
         outcomes = "fetched; used by a request; dropped unused; failed"
@@ -80,6 +84,7 @@ class RunnerMetrics:
             "weft_runner_profiled_step_seconds", "Iteration by rows, as measured at start", ("rows",), registry=registry
         )
         self._prefill = gauge("profiled_prefill_tokens_per_second", "Prompt tokens, as measured at start")
+        self._role = Gauge("weft_runner_role", "1: the role that it has now", ("role",), registry=registry)
         labels = ("model_name",)
         self._vllm_running = Gauge("vllm:num_requests_running", "Sequences running", labels, registry=registry)
         self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
@@ -135,6 +140,8 @@ class RunnerMetrics:
             for metric, count, known in zip(self._prefetched, counts, before, strict=True):
                 metric.labels(outcome).inc(count - known)
             self._prefetched_before[outcome] = counts[0], counts[1]
+        for role in RunnerRole:
+            self._role.labels(role.value).set(role is figures.role)
         self._vllm_running.labels(self._model).set(status.running)
         self._vllm_waiting.labels(self._model).set(status.waiting)
         self._vllm_kv.labels(self._model).set(figures.used_pages / self._total_pages)
