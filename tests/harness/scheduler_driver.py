@@ -177,9 +177,13 @@ class Driver:
     def report_of(
         self, uuid: str, *running: SequenceState, free: int | None = None, supervisor: str = "s", **state: Any
     ) -> ReportedRunner:
-        """The next report of a runner; its spec is remembered. `version`: a full report of that version."""
+        """The next report of a runner; its spec is remembered. `version`: a full report of that version.
+
+        `role`: the one that it is in; `made_for`: that of its group.
+        """
         runner_id = RunnerId(uuid, state.pop("incarnation", "i1"))
-        fields = {k: state.pop(k) for k in list(state) if k in RunnerSpec.__dataclass_fields__}
+        fields = {k: state.pop(k) for k in list(state) if k in RunnerSpec.__dataclass_fields__ and k != "role"}
+        fields["role"] = state.pop("made_for", None)
         spec = self.specs[uuid] = replace(self.specs.get(uuid) or replace(SPEC, **fields), runner=runner_id)
         reported = self.reported.get(uuid)
         version, adapters, owed = state.pop("version", None), state.pop("adapters", ()), state.pop("owed_pages", 0)

@@ -42,11 +42,20 @@ class PoolSpec:
     slo_ttft_s: float = 0.0  # objectives; 0: none
     slo_token_time_s: float = 0.0
     slo_reject: bool = False  # who cannot get a token within `slo_ttft_s` is rejected at once
+    phases: str = "unified"  # "split": prompts on some runners, the tokens after them on others
+    min_prompt: int = 1  # runners of that role and no other, where there are enough
+    min_token: int = 1
+    kv_across_classes: bool = False  # KV may go to a runner of another numerics class
 
     @property
     def has_slo(self) -> bool:
         """Whether attainment is measured."""
         return bool(self.slo_ttft_s or self.slo_token_time_s)
+
+    @property
+    def split(self) -> bool:
+        """Whether prompt and token phase may run on different runners."""
+        return self.phases == "split"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,17 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from weft.domain.machine import Send
 from weft.domain.request import Assign, Preempt, Reject
+from weft.domain.runner import RunnerRole
 from weft_scheduler.core.effects import (
     Consolidated,
     Effect,
     Judged,
+    KvHandOff,
     Prefetched,
     Queued,
     Requeued,
     Resumed,
+    RoleChanged,
     RunnerLost,
     Stale,
 )
@@ -38,6 +41,10 @@ class SchedulerMetrics:
         self.rejects = counter("rejects_total", "Requests refused or ended", "reason")
         self.preempts = counter("preempts_total", "Sequences ordered off their runners")
         self.consolidations = counter("consolidations_total", "Requests migrated by consolidation", "pool")
+        self.hand_offs = counter(
+            "hand_offs_total", "KV sent from prompt to token runners: in one numerics class, across, or lost", "result"
+        )
+        self.role_changes = counter("role_changes_total", "RolePlan that runners were ordered to take", "pool", "role")
         self.prefetched = counter("prefetch_orders_total", "Adapters that runners were sent to prefetch", "pool")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
         self.runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
@@ -69,6 +76,7 @@ class SchedulerMetrics:
             ("pool",),
             registry=registry,
         )
+        self.runners = gauge("runners", "Runners that take requests now or soon, by role", "pool", "role")
         self.gateways = gauge("gateways", "Gateways connected")
         self.supervisors = gauge("supervisors", "Supervisors connected")
         self._pools: set[str] = set()
@@ -91,6 +99,10 @@ class SchedulerMetrics:
                 self.resumed.labels("same" if effect.from_class == effect.to_class else "across").inc()
             case Consolidated():
                 self.consolidations.labels(effect.pool).inc(len(effect.request_ids))
+            case KvHandOff():
+                self.hand_offs.labels(effect.result).inc()
+            case RoleChanged():
+                self.role_changes.labels(effect.pool, effect.role).inc()
             case Prefetched():
                 self.prefetched.labels(effect.pool).inc(len(effect.digests))
             case Judged():
@@ -115,10 +127,15 @@ class SchedulerMetrics:
             values += (len(counters), counters.spread)
             for gauge, value in zip(self.of_pools, values, strict=True):
                 gauge.labels(name).set(value)
+            of_role = pool.runners_of_roles()
+            for role in RunnerRole:
+                self.runners.labels(name, role.value).set(of_role[role])
             if pool.declared.has_slo and (attainment := pool.service_level.attainment.percents()) is not None:
                 self.slo_attainment.labels(name).set(attainment.attained / 100)
         for name in self._pools - state.pools.keys():
             for gauge in (*self.of_pools, self.slo_attainment):
                 with suppress(KeyError):  # a pool without objectives has no attainment
                     gauge.remove(name)
+            for role in RunnerRole:
+                self.runners.remove(name, role.value)
         self._pools = set(state.pools)

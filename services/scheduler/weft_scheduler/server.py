@@ -29,10 +29,12 @@ from weft_scheduler.core.effects import (
     Effect,
     Event,
     Judged,
+    KvHandOff,
     Prefetched,
     Queued,
     Requeued,
     Resumed,
+    RoleChanged,
     RunnerLost,
     Stale,
 )
@@ -180,7 +182,7 @@ class Server(rpc.SchedulerServicer):
             case PersistTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
-            case Judged() | Prefetched():
+            case Judged() | Prefetched() | KvHandOff():
                 pass  # counted
             case _:
                 _log(effect)
@@ -199,7 +201,7 @@ async def _serve_stream(requests: Any, context: Any, session: Session, kind: str
             log.info("stream ended", extra=about)
 
 
-def _log(effect: Queued | Requeued | Resumed | Consolidated | Stale | RunnerLost) -> None:
+def _log(effect: Queued | Requeued | Resumed | RoleChanged | Consolidated | Stale | RunnerLost) -> None:
     match effect:
         case Queued() | Requeued():
             about = kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
@@ -214,6 +216,9 @@ def _log(effect: Queued | Requeued | Resumed | Consolidated | Stale | RunnerLost
         case Consolidated():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
             log.info("lightly loaded runner emptied", extra=about)
+        case RoleChanged():
+            about = kv(pool=effect.pool, runner=effect.runner.uuid, role=effect.role, reason=effect.reason)
+            log.info("role of a runner changed", extra=about)
         case RunnerLost():
             log.info("runner lost", extra=kv(runner=effect.runner.uuid, reason=effect.reason))
         case Stale():

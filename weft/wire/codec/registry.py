@@ -95,7 +95,15 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         slo_ttft_s=number(m.slo_ttft_ms, f"pool {name}: slo_ttft_ms", MAX_WAITED_MS) / 1000,
         slo_token_time_s=number(m.slo_token_time_ms, f"pool {name}: slo_token_time_ms", MAX_WAITED_MS) / 1000,
         slo_reject=m.slo_reject,
+        phases=text(m.phases, f"pool {name}: phases") or "unified",
+        min_prompt=_least(m, "min_prompt", name),
+        min_token=_least(m, "min_token", name),
+        kv_across_classes=m.kv_across_classes,
     )
+
+
+def _least(m: pb.PoolDesired, field: str, name: str) -> int:
+    return number(getattr(m, field), f"pool {name}: {field}", MAX_RUNNERS) if m.HasField(field) else 1
 
 
 def _weights(m: pb.PoolDesired, name: str) -> tuple[tuple[str, int], ...]:

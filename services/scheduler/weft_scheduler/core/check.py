@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Set as AbstractSet
 
 from weft.domain.ids import BASE, NEVER
-from weft_scheduler.core.model.pool import Pool
+from weft.domain.runner import RunnerRole
+from weft_scheduler.core.model.pool import Pool, new_placement
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
-from weft_scheduler.core.policy.placement.punica import placement_score
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.placement.splitwise import KvDomain, domain_of
 from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.scheduling import PoolContext
 from weft_scheduler.core.state import State
@@ -38,6 +39,7 @@ def check_all(state: State) -> None:
     check_scheduled(state)
     check_accounts(state)
     check_pooled(state)
+    check_roles(state)
     check_placement_index(state)
     check_counts(state)
     check_adapters(state)
@@ -133,9 +135,9 @@ class DryRun(PoolContext):
     placeable: tuple[str, str] | None = None
 
     def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
-        uuid = self.place(request, closed)
-        if uuid is not None:
-            self.placeable = (request.id, uuid)
+        choice = self.place(request, closed)
+        if choice is not None:
+            self.placeable = (request.id, choice.uuid)
         return None
 
 
@@ -143,6 +145,7 @@ def check_accounts(state: State) -> None:
     """A runner's unacknowledged Assigns are of requests it owns, and its busy slots those of its sequences."""
     for runner in state.runners.values():
         assert runner.unacked_pages == sum(a.pages + a.adapter_pages for a in runner.unacked.values()), runner.id
+        assert runner.unacked_prompt_tokens == sum(a.prompt_tokens for a in runner.unacked.values()), runner.id
         for request_id, assign in runner.unacked.items():
             assert request_id in runner.owned, (runner.id, request_id)
             assert assign.epoch == state.requests[request_id].epoch, (runner.id, request_id)
@@ -165,26 +168,39 @@ def check_pooled(state: State) -> None:
             pages = assign.pages if assign is not None else sequence.reserved_pages if sequence is not None else 0
             assert member.held_pages == pages, (runner.id, request_id)
     for request in state.requests.values():
-        for runner_id in request.placement.runners if request.placement is not None else ():
-            runner = state.runner(runner_id)
-            if request.forecast is not None and runner is not None and runner.spec is not None:
-                known = request.id in runner.unacked or runner.includes(request.id, request.epoch)
-                members = runner.pooled.members if runner.pooled is not None else {}
-                assert not known or request.id in members, (runner.id, request.id)
+        runner = state.runner(request.runner)
+        if request.forecast is not None and runner is not None and runner.spec is not None:
+            known = request.id in runner.unacked or runner.includes(request.id, request.epoch)
+            members = runner.pooled.members if runner.pooled is not None else {}
+            assert not known or request.id in members, (runner.id, request.id)
+
+
+def check_roles(state: State) -> None:
+    """Runners are in the roles of the plan; where several exchange KV there are some for each phase."""
+    for pool in state.pools.values():
+        if pool.roles_stale:
+            continue
+        split, sides = pool.declared.split, dict[KvDomain, set[RunnerRole]]()
+        for runner in pool.runners.values():
+            expected = pool.roles.role_of(runner.id.uuid) if split else RunnerRole.MIXED
+            assert runner.role is expected, (pool.name, runner.id, runner.role, expected)
+            if runner.accepting is not None:
+                domain = domain_of(runner.shape, pool.declared.kv_across_classes)
+                sides.setdefault(domain, set()).add(runner.role)
+        for domain, roles in sides.items():
+            assert RunnerRole.MIXED in roles or len(roles) > 1, (pool.name, domain, roles)
+            assert domain.kv_layout or roles == {RunnerRole.MIXED}, (pool.name, domain, roles)
 
 
 def check_placement_index(state: State) -> None:
     """A runner is indexed as its free pages and working set are; what is indexed is placeable."""
     for pool in state.pools.values():
-        indexed = pool.placement.loads()
-        for uuid, runner in pool.runners.items():
-            load, entry = pool.load_of(runner), indexed.get(uuid)
-            assert (load is None) == (entry is None), (pool.name, load, entry)
-            if load is not None and entry is not None:
-                score = placement_score(load.working_set, load.good_sequences, load.packed_sequences)
-                assert (entry.shape, entry.key.score) == (load.shape, score), (pool.name, load, entry)
-                assert (entry.free_tokens, entry.busy_adapters, entry.full) == load[4:7], (pool.name, load, entry)
-        assert indexed.keys() <= pool.runners.keys(), (pool.name, indexed)
+        afresh = new_placement(pool.declared)
+        for runner in pool.runners.values():
+            if (load := pool.load_of(runner)) is not None:
+                afresh.update(load)
+        indexed, expected = pool.placement.entries(), afresh.entries()
+        assert indexed == expected, (pool.name, indexed.items() ^ expected.items())
 
 
 def check_counts(state: State) -> None:
@@ -217,7 +233,7 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     assert cordoned == {*pool.autoscaler.victims} & pool.runners.keys(), (pool.name, cordoned)
     for counted, shapes in (
         (pool.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
-        (pool.accepting_shapes, [r.shape for r in runners if r.contribution is not None and not r.cordoned]),
+        (pool.accepting, [(r.role, r.shape) for r in runners if r.contribution is not None and not r.cordoned]),
         (pool.ready_shapes, [r.shape for r in runners if r.ready_version is not None]),
     ):
         assert dict(counted) == dict(Counter(shapes)), (pool.name, counted, shapes)

@@ -4,6 +4,7 @@ A shell performs effects in order: a term must be durable before what follows it
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Close, Closed, Connected, PersistTerm, Received, Send, Tick
@@ -36,6 +37,25 @@ class Resumed:
     runner: RunnerId
     from_class: str
     to_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandOff:
+    """For logs and metrics: KV went from one runner to another. `result`: of its numerics class, or "lost"."""
+
+    request_id: str
+    pool: str
+    result: Literal["same", "across", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """For logs and metrics: a runner is wanted in another role, for runners that came or went, or for the load."""
+
+    pool: str
+    runner: RunnerId
+    role: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +104,17 @@ class RunnerLost:
 
 Event = Connected | Received | Closed | Tick
 Effect = (
-    Send | Close | PersistTerm | Queued | Requeued | Resumed | Consolidated | Prefetched | Judged | Stale | RunnerLost
+    Send
+    | Close
+    | PersistTerm
+    | Queued
+    | Requeued
+    | Resumed
+    | KvHandOff
+    | RoleChanged
+    | Consolidated
+    | Prefetched
+    | Judged
+    | Stale
+    | RunnerLost
 )

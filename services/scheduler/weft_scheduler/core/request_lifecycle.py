@@ -2,8 +2,9 @@
 
 from weft.domain.ids import BASE
 from weft.domain.machine import Kind, Peer
-from weft.domain.request import Assign, Preempt, Reject, RejectReason
-from weft_scheduler.core.effects import Resumed
+from weft.domain.request import Assign, Preempt, Reject, RejectReason, TokenRunner
+from weft.domain.runner import RunnerSpec
+from weft_scheduler.core.effects import KvHandOff, Resumed
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
 from weft_scheduler.core.model.runner import RunnerAccount, UnackedAssign, pages_of
@@ -20,13 +21,15 @@ def enqueue(state: State, request: Request) -> None:
     state.mark_schedulable(request.pool, ())
 
 
-def assign(state: State, pool: Pool, request: Request, runner: RunnerAccount) -> None:
-    """Place a waiting request on a runner, under a new epoch."""
+def assign(
+    state: State, pool: Pool, request: Request, runner: RunnerAccount, token_runner: RunnerAccount | None = None
+) -> None:
+    """Place a waiting request on a runner, or its two phases on two, under a new epoch."""
     assert runner.spec is not None
-    delay_s = pool.delay_s(request, state.now)
-    pool.charge(request, runner)
+    delay_s, last = pool.delay_s(request, state.now), token_runner or runner
+    pool.charge(request, last)
     pool.dequeue(request)
-    request.assign(state.next_epoch(), Placement(runner.id))
+    request.assign(state.next_epoch(), Placement(runner.id, token_runner.id if token_runner is not None else None))
     add_to_runners(state, pool, request)
     state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
     spec, (rank, size) = runner.spec, pool.adapters.size(request.adapter)
@@ -43,10 +46,15 @@ def assign(state: State, pool: Pool, request: Request, runner: RunnerAccount) ->
         by_page=request.by_page,
         leaves=request.leaves,
         stays=request.stays,
+        token_runner=_described(token_runner.spec) if token_runner is not None and token_runner.spec else None,
     )
     state.send_to_gateway(request.gateway, message)
     if request.numerics_class:
-        state.emit(Resumed(request.id, pool.name, runner.id, request.numerics_class, spec.numerics_class))
+        state.emit(Resumed(request.id, pool.name, last.id, request.numerics_class, last.shape.numerics_class))
+
+
+def _described(spec: RunnerSpec) -> TokenRunner:
+    return TokenRunner(spec.runner, spec.address, spec.kv_address, spec.numerics_class)
 
 
 def add_to_runners(state: State, pool: Pool, request: Request) -> None:
@@ -64,18 +72,39 @@ def add_to_runners(state: State, pool: Pool, request: Request) -> None:
 
 
 def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
-    """Count its pages on a runner, and its adapter's, unless the runner's last report counts this epoch already."""
+    """Count its pages on a runner, and its adapter's, unless the runner's last report counts this epoch already.
+
+    A prompt runner has the prompt and the first token until the token runner has taken over.
+    """
+    placement = request.placement
+    assert placement is not None
+    hands_off = placement.token is not None and runner.id == placement.prompt
     pages = with_adapter = 0
     if runner.spec is not None:
-        tokens, adapter = request.reserved_tokens, request.adapter
+        tokens, adapter = request.prefill_tokens + 1 if hands_off else request.reserved_tokens, request.adapter
         pages = with_adapter = pages_of(tokens, runner.spec.page_tokens)
         if adapter != BASE:
             runner.bring((adapter,))
         if adapter != BASE and adapter not in runner.busy_adapters(pool.adapters.pinned):
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)
-    runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages))
-    runner.expect(request.id, request.forecast, request.emitted_tokens)
+    computed = request.prefill_tokens if runner.id == placement.prompt else 0
+    runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed))
+    runner.expect(request.id, None if hands_off else request.forecast, request.emitted_tokens)
+
+
+def hand_off(state: State, request: Request) -> None:
+    """The token runner has taken over: the prompt runner has nothing of it any more, whatever it last reported."""
+    prompt = request.hand_off()
+    if prompt is None:
+        return
+    runner, same = state.runner(prompt), True
+    if runner is not None:
+        same = runner.shape.numerics_class == request.assigned_class
+        runner.disown(request.id)
+        state.update_runner(runner)
+    state.pool(request.pool).roles.handed_off()
+    state.emit(KvHandOff(request.id, request.pool, "same" if same else "across"))
 
 
 def acknowledge(state: State, request: Request) -> None:

@@ -21,9 +21,10 @@ from weft_scheduler.core.effects import Judged, Queued, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
+from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.throughput import bounded_retry_ms, retry_after_ms
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
-from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, reject, stop
+from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, hand_off, reject, stop
 from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -90,21 +91,25 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     expected = ExpectedOutput(pool.name, request.adapter, request.max_tokens, submit.p90_tokens, submit.bucket_tokens)
     request.reserve(policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled)
     request.limit_preemptions(state.config.max_preemptions)
+    if newcomer:
+        pool.roles.work.observe(request.prompt_tokens, request.median_tokens)
     if submit.runner is not None and request.epoch != NEVER:
-        _adopt(state, pool, request, submit.runner)
+        _adopt(state, pool, request, Placement(submit.runner, submit.token_runner))
     elif gateway.complete:
         _enqueue_and_schedule(state, request)
     state.mark_dirty(pool.name)
 
 
 def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
-    """The runner computes it: the Assign cannot expire any more."""
+    """The runner computes it: the Assign cannot expire any more. The token runner has taken over where it says so."""
     request = _of(state, gateway, started.request_id)
-    if request is None or request.epoch != started.epoch or request.phase is not Phase.ASSIGNED:
+    if request is None or request.epoch != started.epoch or request.placement is None:
         return
-    if request.runner is not None:
-        gateway.started(request.runner)
-    acknowledge(state, request)
+    if started.handed_off:
+        hand_off(state, request)
+    if request.phase is Phase.ASSIGNED:
+        gateway.started(request.placement.prompt)
+        acknowledge(state, request)
 
 
 def on_cancel(state: State, gateway: GatewayStream, cancel: Cancel) -> None:
@@ -208,28 +213,33 @@ def _unknown(state: State, submit: Submit, newcomer: bool) -> tuple[RejectReason
     return None
 
 
-def _adopt(state: State, pool: Pool, request: Request, runner_id: RunnerId) -> None:
+def _adopt(state: State, pool: Pool, request: Request, placement: Placement) -> None:
     """It runs: leave it there. On an incarnation that is over, await its Failed."""
-    runner = state.runners.get(runner_id.uuid)
-    if runner is None and not state.was_replaced(runner_id):
-        runner = state.new_runner(runner_id)
-        unreported = Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid)
-        state.timers.set(unreported, state.now + state.config.absent_s)
-    if runner is None or runner.id != runner_id:
-        request.adopt(Placement(runner_id), Phase.STOPPING)
-        pool.count_running(request, 1)
-        stop(state, request)
-        state.send_to_gateway(request.gateway, RunnerGone(runner_id))
-        return
+    runners = [_expected(state, runner_id) for runner_id in placement.runners]
+    over = [runner_id for runner_id, runner in zip(placement.runners, runners, strict=True) if runner is None]
     produced = request.emitted_tokens > request.start_emitted_tokens
-    acknowledged = produced or runner.includes(request.id, request.epoch)
-    request.adopt(Placement(runner_id), Phase.RUNNING if acknowledged else Phase.ASSIGNED)
-    pool.charge(request, runner)
+    acknowledged = produced or any(r is not None and r.includes(request.id, request.epoch) for r in runners)
+    request.adopt(placement, Phase.STOPPING if over else Phase.RUNNING if acknowledged else Phase.ASSIGNED)
     add_to_runners(state, pool, request)
+    if over:
+        stop(state, request)
+        for runner_id in over:
+            state.send_to_gateway(request.gateway, RunnerGone(runner_id))
+        return
+    pool.charge(request, state.runners[placement.last.uuid])
     state.mark_schedulable(pool.name, ())  # another tenant may be next
     if not acknowledged:
         timer = Timer(TimerKind.ASSIGN_TIMEOUT, request.id)
         state.timers.set(timer, state.now + state.config.assign_s)
+
+
+def _expected(state: State, runner_id: RunnerId) -> RunnerAccount | None:
+    """That incarnation, from now on known by name at least; None: it is over."""
+    if state.runners.get(runner_id.uuid) is None and not state.was_replaced(runner_id):
+        unreported = Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid)
+        state.timers.set(unreported, state.now + state.config.absent_s)
+        return state.new_runner(runner_id)
+    return state.runner(runner_id)
 
 
 def _of(state: State, gateway: GatewayStream, request_id: str) -> Request | None:

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from weft.domain.ids import RunnerId
 from weft.domain.request import Failed, FailReason, RejectReason, RunnerGone
 from weft.domain.runner import PreemptDecision
-from weft_scheduler.core.effects import Requeued, Stale
+from weft_scheduler.core.effects import KvHandOff, Requeued, Stale
 from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.phases import on_kv_lost
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.request_lifecycle import enqueue, preempt, reject, release, stop
 from weft_scheduler.core.scheduling import infeasible_reason
@@ -37,29 +38,34 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
     if not request.placed:
         state.emit(Stale("failed", failed.request_id, "second trigger of this epoch"))
         return
-    runner_id = request.runner
-    assert runner_id is not None
+    assert request.placement is not None
+    runners = request.placement.runners  # which of two it was is not known
     if request.emitted_tokens > request.start_emitted_tokens:
         request.keep_class()
         if failed.reason is FailReason.NO_CAPACITY:
             request.preempted(state.config.max_preemptions)  # it was admitted there, and given back
     release(state, request)
-    request.failed_on(runner_id, failed.reason, failed.detail)
-    _avoid_after(state, gateway, request, runner_id, failed)
+    request.failed_on(runners, failed.reason, failed.detail)
+    if failed.reason is FailReason.KV_LOST:
+        state.emit(KvHandOff(request.id, request.pool, "lost"))
+        on_kv_lost(state, state.pool(request.pool))
+    for runner_id in runners:
+        _avoid_after(state, gateway, request, runner_id, failed)
     _requeue(state, request, failed.reason.value, counted=failed.reason not in UNCOUNTED)
 
 
 def on_assign_timeout(state: State, request: Request) -> None:
     """An Assign that was not acknowledged, or a Failed that never came. A silent cluster proves nothing."""
-    runner = state.runner(request.runner)
+    assert request.placement is not None
+    runners = [(runner_id, state.runner(runner_id)) for runner_id in request.placement.runners]
     expired = request.phase is Phase.ASSIGNED
-    if expired and runner is not None and not runner.confirmed:
+    if expired and any(runner is not None and not runner.confirmed for _, runner in runners):
         timer = Timer(TimerKind.ASSIGN_TIMEOUT, request.id)
         state.timers.set(timer, state.now + state.config.assign_s)
         return
-    assert request.runner is not None
     if expired:
-        _avoid(state, request, request.runner, state.config.avoid_s)
+        for runner_id, _ in runners:
+            _avoid(state, request, runner_id, state.config.avoid_s)
     else:
         request.keep_class()  # its gateway may have tokens that were not reported here
     release(state, request)
@@ -70,10 +76,12 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
     """The supervisor's victim leaves; its next reservation is the one of the decision."""
     request = state.requests.get(decision.request_id)
     running = request is not None and request.phase in (Phase.ASSIGNED, Phase.RUNNING)
-    if request is None or not running or (request.epoch, request.runner) != (decision.epoch, decision.runner):
+    placement = request.placement if request is not None and request.epoch == decision.epoch else None
+    if request is None or placement is None or not running or decision.runner not in placement.runners:
         state.emit(Stale("preempt", decision.request_id, "not running there under that epoch"))
         return
-    request.reserve_again(decision.reservation_tokens)
+    if decision.runner == placement.last:  # a prompt runner reserves the first token alone
+        request.reserve_again(decision.reservation_tokens)
     state.pool(request.pool).overran(request)
     preempt(state, request)
 

@@ -26,6 +26,7 @@ from weft.domain.runner import (
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
+from weft_scheduler.core.phases import order_role
 from weft_scheduler.core.request_lifecycle import account, acknowledge
 from weft_scheduler.core.requests import forward_outcome, on_outcomes_stored
 from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_of
@@ -111,7 +112,8 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
     if runner.version is None:
         for request_id in sorted(runner.owned - runner.unacked.keys()):  # gateways submitted them as running there
             request = state.requests[request_id]
-            request.computed_by(runner.spec.numerics_class)
+            if request.runner == runner.id:
+                request.computed_by(runner.spec.numerics_class)
             account(runner, request, state.pool(request.pool))
     before, interval_s, loaded = runner.figures, state.now - runner.reported_s, runner.loaded
     measured = runner.version is not None and runner.confirmed
@@ -139,10 +141,13 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         _mark_statuses(state, pool, errors)
     _update_readiness(state, pool, runner)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
+        runner.sent_role(None)
         version = pool.adapters.version
         runner.sent(version if runner.figures.desired_version == version else 0)
     if report.full or runner.desired_sent != pool.adapters.version:
         push_desired(state, pool, runner, unknown=_unknown_digests(state, pool, report) if report.full else ())
+    if runner.role_sent is not None or runner.figures.role is not runner.role:
+        order_role(state, runner)
     state.update_runner(runner)
 
 

@@ -10,7 +10,7 @@ from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Cancel, Failed, OutcomeReport, ResubmitComplete, Started, Submit
 from weft.domain.routes import RegistryChange, RegistryHello, ResyncRoutes
 from weft.domain.runner import SupervisorHello
-from weft_scheduler.core import check, consolidation, prefetch, registry, requests, rescheduling, runner_reports
+from weft_scheduler.core import check, consolidation, phases, prefetch, registry, requests, rescheduling, runner_reports
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect, Event, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
@@ -124,6 +124,8 @@ class Scheduler:
                     state.mark_schedulable(pool.name)
             case TimerKind.CONSOLIDATION if timer.name in state.pools:
                 consolidation.consolidate(state, state.pools[timer.name])
+            case TimerKind.ROLES if timer.name in state.pools:
+                phases.review(state, state.pools[timer.name])
             case TimerKind.PREFETCH if timer.name in state.pools:
                 prefetch.order_fetches(state, state.pools[timer.name])
             case TimerKind.FIRST_ROUTES:
@@ -142,6 +144,8 @@ class Scheduler:
             changed = state.schedulable.pop(name)
             pool = state.pools.get(name)
             if pool is not None:
+                if pool.roles_stale:
+                    phases.plan(state, pool)
                 reject_infeasible(state, pool)
                 schedule_pool(state, pool, changed)
                 if pool.autoscaler.victims and len(pool.queue):

@@ -5,9 +5,10 @@ from collections.abc import Set as AbstractSet
 
 from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
+from weft.domain.runner import RunnerRole
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.policy.placement.punica import PlacementRequest, RunnerLoad
+from weft_scheduler.core.policy.placement.policy import Choice, PlacementRequest, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.request_lifecycle import assign, reject
@@ -54,6 +55,9 @@ class PoolContext:
         return self._all or any(self._may_fit(load, request) for load in self._loads)
 
     def _may_fit(self, load: RunnerLoad, request: Request) -> bool:
+        """Whether a changed runner could be what it waits for: of a prompt runner the queue may be open again."""
+        if self._pool.declared.split and load.queue_open and load.role is not RunnerRole.TOKEN:
+            return True
         tokens, adapter = request.queued_tokens, request.adapter
         if tokens > load.free_tokens:
             return False
@@ -66,25 +70,28 @@ class PoolContext:
         return self._pool.holds_back(tenant)
 
     def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
-        uuid = self.place(request, closed)
-        if uuid is None:
+        choice = self.place(request, closed)
+        if choice is None:
             return None
-        runner = self._state.runners[uuid]
-        assign(self._state, self._pool, request, runner)
-        return Admitted(runner.shape, uuid)
+        runners = [self._state.runners[uuid] for uuid in choice if uuid is not None]
+        assign(self._state, self._pool, request, *runners)
+        return Admitted(tuple([(runner.shape, runner.id.uuid) for runner in runners]))
 
-    def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> str | None:
-        """The runner for it, of its own numerics class first; None where no shape that is not closed can take it."""
+    def place(self, request: Request, closed: AbstractSet[RunnerShape]) -> Choice | None:
+        """Where it runs, of its own numerics class first; None where no shape that is not closed can take it."""
         place = self._pool.placement.place
-        uuid = place(self._ask(request, request.numerics_class), closed)
-        if uuid is None and request.numerics_class and not self._required_class(request):
-            uuid = place(self._ask(request, ""), closed)
-        return uuid
+        choice = place(self._ask(request, request.numerics_class), closed)
+        if choice is None and request.numerics_class and not self._required_class(request):
+            choice = place(self._ask(request, ""), closed)
+        return choice
 
     def waits_for(self, request: Request, admitted: Admitted) -> bool:
         rank = self._pool.adapters.rank(request.adapter)
-        fits = admitted.shape.fits(rank, request.context_tokens, self._required_class(request))
-        return fits and admitted.uuid not in self._avoided(request)
+        required, avoided = self._required_class(request), self._avoided(request)
+        return any(
+            shape.fits(rank, request.context_tokens, required) and uuid not in avoided
+            for shape, uuid in admitted.runners
+        )
 
     def placeable_shapes(self, request: Request) -> AbstractSet[RunnerShape]:
         return self._pool.placement.placeable_shapes(self._ask(request, self._required_class(request)))
@@ -119,6 +126,8 @@ class PoolContext:
             numerics_class=numerics_class,
             avoid=self._avoided(request),
             skip_limit=self._state.config.skip_limit,
+            prefill_tokens=request.prefill_tokens,
+            one_runner=not self._pool.splits(request),
         )
 
     def _avoided(self, request: Request) -> Container[str]:

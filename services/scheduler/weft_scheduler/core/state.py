@@ -127,10 +127,10 @@ class State:
         """After a change of a runner's accounts. `schedule`: a queued request may fit now."""
         if runner.spec is not None:
             pool = self.pool_of(runner)
-            shapes = len(pool.accepting_shapes)
+            shapes = len(pool.accepting)
             changed = pool.update_runner(runner)
             if schedule and changed:  # where a shape comes or goes, others may not have to wait for it any longer
-                self.mark_schedulable(pool.name, (runner.id.uuid,) if shapes == len(pool.accepting_shapes) else None)
+                self.mark_schedulable(pool.name, (runner.id.uuid,) if shapes == len(pool.accepting) else None)
             else:
                 self.mark_dirty(pool.name)
 

@@ -16,6 +16,7 @@ class TimerKind(StrEnum):
     GATEWAY_AVOIDANCE = "gateway_avoidance"  # gateway: a runner that its requests avoid may be used again
     PREFETCH = "prefetch"  # pool: adapters may be worth a fetch to runners' disks
     RESUBMIT = "resubmit"  # gateway: it counts as complete
+    ROLES = "roles"  # pool: the roles of its runners may change
     RUNNER_UNREPORTED = "runner_unreported"  # runner uuid: no supervisor reports it
     SCALE_DOWN = "scale_down"  # pool: a surplus has lasted long enough
     SLO_STATUS = "slo_status"  # pool: its attainment may be published again

@@ -27,6 +27,7 @@ from weft.domain.runner import (
     RunnerBook,
     RunnerOrder,
     RunnerReport,
+    RunnerRole,
     RunnerSpec,
     SchedulerHello,
 )
@@ -76,9 +77,10 @@ class Desired:
     version: int = 0
     adapters: dict[str, DesiredAdapter] = field(default_factory=dict[str, DesiredAdapter])
     drain: bool = False
+    role: RunnerRole | None = None
 
     def apply(self, order: RunnerOrder) -> None:
-        self.drain = order.drain
+        self.drain, self.role = order.drain, order.role or self.role
         if (change := order.desired) is None:
             return
         if change.full:
@@ -90,10 +92,10 @@ class Desired:
 
     def full(self) -> RunnerOrder | None:
         """All of it as one order; None before the first one."""
-        if not (self.version or self.drain):
+        if not (self.version or self.drain or self.role):
             return None
         change = DesiredChange(self.version, True, tuple(self.adapters.values())) if self.version else None
-        return RunnerOrder(change, self.drain)
+        return RunnerOrder(change, self.drain, role=self.role)
 
 
 @dataclass(slots=True)

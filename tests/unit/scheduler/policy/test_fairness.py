@@ -37,7 +37,7 @@ class Server:
         self.queue.remove(request)
         request.left = request.size
         self.running.append(request)
-        return Admitted(SHAPE, "")
+        return Admitted(((SHAPE, ""),))
 
     def waits_for(self, request: WaitingRequest, admitted: Admitted) -> bool:
         return True

@@ -31,11 +31,11 @@ class Room:
                 self.free[shape] -= request.size
                 self.queue.remove(request)
                 self.admitted.append(request.name)
-                return Admitted(shape, "")
+                return Admitted(((shape, ""),))
         return None
 
     def waits_for(self, request: WaitingRequest, admitted: Admitted) -> bool:
-        return admitted.shape in self.placeable_shapes(request)
+        return admitted.runners[0][0] in self.placeable_shapes(request)
 
     def placeable_shapes(self, request: WaitingRequest) -> AbstractSet[RunnerShape]:
         return {shape for shape in (SMALL, LARGE) if shape.max_context_tokens >= request.size}

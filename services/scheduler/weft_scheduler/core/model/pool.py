@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from weft.domain.ids import BASE
 from weft.domain.routes import PoolRoute, PoolSpec, Route
+from weft.domain.runner import RunnerRole
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
@@ -18,8 +19,10 @@ from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contri
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
 from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
-from weft_scheduler.core.policy.placement.punica import PlacementPolicy, RunnerLoad
+from weft_scheduler.core.policy.phases.roles import RolePlan
+from weft_scheduler.core.policy.placement.policy import PlacementPolicy, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.placement.splitwise import Splitwise, can_split
 from weft_scheduler.core.policy.prefetch.prefetch import MODES as PREFETCH_MODES
 from weft_scheduler.core.policy.prefetch.prefetch import Candidates
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
@@ -38,6 +41,7 @@ POLICIES = {
     "reservation": reservation.POLICIES,
     "consolidation": MODES,
     "prefetch": PREFETCH_MODES,
+    "phases": ("unified", "split"),
 }
 
 
@@ -66,22 +70,24 @@ class Pool:
         # runners
         self.runners: dict[str, RunnerAccount] = {}  # those that have been confirmed, by uuid
         self.confirmed_shapes: Counter[RunnerShape] = Counter()
-        self.accepting_shapes: Counter[RunnerShape] = Counter()  # of runners that take something new now or soon
+        self.accepting: Counter[tuple[RunnerRole, RunnerShape]] = Counter()  # runners that take more now or soon
         self.ready_shapes: Counter[RunnerShape] = Counter()
         self.ready_versions: Counter[int] = Counter()  # desired version -> Ready runners
         self.ready_runners = 0
         self.max_context_tokens = 0  # of the Ready runners; the last known while there are none
         self.load_failures: dict[str, dict[str, str]] = {}  # adapter -> uuid -> why its load failed there
         self.packs = False  # full batches are preferred to idle runners
-        self.placement: PlacementPolicy = placement.POLICIES[DEFAULTS.placement]()
+        self.placement = new_placement(DEFAULTS)
         self.autoscaler = Autoscaler()
+        self.roles = RolePlan()
+        self.roles_stale = False  # runners that take something new have come or gone
 
     # ------------------------------------------------------------ questions
 
     @property
     def work_per_s(self) -> float:
         """Tokens that its runners compute in a second, of prompts and answers; 0.0: nothing was measured yet."""
-        return self.autoscaler.throughput.per_s() * sum(self.accepting_shapes.values())
+        return self.autoscaler.throughput.per_s() * sum(self.accepting.values())
 
     @property
     def declared(self) -> PoolSpec:
@@ -112,7 +118,22 @@ class Pool:
 
     def accepts(self, rank: int, context_tokens: int, numerics_class: str) -> bool:
         """Whether a runner of that class takes such a request now or soon."""
-        return any(shape.fits(rank, context_tokens, numerics_class) for shape in self.accepting_shapes)
+        return any(shape.fits(rank, context_tokens, numerics_class) for _, shape in self.accepting)
+
+    def runners_of_roles(self) -> Counter[RunnerRole]:
+        """How many of those that accept are wanted in each role."""
+        counts = Counter[RunnerRole]()
+        for (role, _), runners in self.accepting.items():
+            counts[role] += runners
+        return counts
+
+    def splits(self, request: Request) -> bool:
+        """Whether its two phases may run on two runners."""
+        spec = self.declared
+        if not spec.split or request.one_runner:
+            return False
+        rank = self.adapters.rank(request.adapter)
+        return can_split(self.accepting, rank, request.context_tokens, spec.kv_across_classes)
 
     def load(self) -> PoolLoad:
         """The pool as the autoscaler sees it."""
@@ -172,8 +193,10 @@ class Pool:
             self.present_weight = sum(map(self.queue.counters.weight, self.tenants))
             for request in waiting:
                 self._push(request)
-        if self.declared.placement != before.placement:
-            self.placement = placement.POLICIES[self.declared.placement]()
+        if _phases(self.declared) != _phases(before):
+            self.placement, self.roles_stale = new_placement(self.declared), True
+            for runner in self.runners.values():
+                self.update_runner(runner)
             self._index_all()
 
     # ------------------------------------------------------------ requests
@@ -341,12 +364,16 @@ class Pool:
     def update_runner(self, runner: RunnerAccount) -> bool:
         """Its accounts may have changed: index it again, and count what it contributes. True where they have."""
         runner.settle(self.margin.deviations)
-        standing = runner.standing(self.adapters.pinned)
+        standing = runner.standing(self.adapters.pinned, split=self.declared.split)
         if standing == runner.counted:
             return False
         self._count(runner, runner.contributes(self.adapters.pinned), standing)
         self._index(runner)
         return True
+
+    def planned(self) -> None:
+        """The roles are those of the runners that there are."""
+        self.roles_stale = False
 
     def pack(self, packs: bool) -> None:
         """Whether full batches are preferred to idle runners from now on."""
@@ -370,10 +397,13 @@ class Pool:
         runner.count(standing, after)
         if after != before:
             self.autoscaler.capacity.replace(before, after)
-        if runner.accepting and not accepted:
-            self.accepting_shapes[runner.shape] += 1
-        elif accepted and not runner.accepting:
-            _decrement(self.accepting_shapes, runner.shape)
+        if (runner.accepting is None) != (accepted is None) and self.declared.split:
+            self.roles_stale = True
+        if runner.accepting is not accepted:
+            if accepted is not None:
+                _decrement(self.accepting, (accepted, runner.shape))
+            if runner.accepting is not None:
+                self.accepting[runner.accepting, runner.shape] += 1
 
     def set_ready(self, runner: RunnerAccount, version: int | None) -> bool:
         """Count it among the Ready runners with that desired version, or not. True where that has changed."""
@@ -410,6 +440,15 @@ class Pool:
             version = self.runners[uuid].ready_version if uuid in self.runners else None
             count += version is not None and version >= since
         return count
+
+
+def _phases(spec: PoolSpec) -> tuple[object, ...]:
+    """What placement and roles are made of."""
+    return spec.placement, spec.split, spec.kv_across_classes, spec.min_prompt, spec.min_token
+
+
+def new_placement(spec: PoolSpec) -> PlacementPolicy:
+    return Splitwise(spec.kv_across_classes) if spec.split else placement.POLICIES[spec.placement]()
 
 
 def _order(spec: PoolSpec) -> tuple[object, ...]:

@@ -20,15 +20,20 @@ PROMPT_TOKENS = 8  # of a prompt cost as much as one of the answer (A100, 7B: 0.
 
 
 class Placement(NamedTuple):
-    """The runners of one epoch. `decode`: the runner of the tokens after the first one, where that is another."""
+    """The runners of one epoch. `token`: the runner of the tokens after the first one, where that is another."""
 
-    prefill: RunnerId
-    decode: RunnerId | None = None
+    prompt: RunnerId
+    token: RunnerId | None = None
 
     @property
     def runners(self) -> tuple[RunnerId, ...]:
         """Every runner that holds pages for the request."""
-        return (self.prefill,) if self.decode is None else (self.prefill, self.decode)
+        return (self.prompt,) if self.token is None else (self.prompt, self.token)
+
+    @property
+    def last(self) -> RunnerId:
+        """The runner that has it to its end: its reservation is there."""
+        return self.token or self.prompt
 
 
 class Phase(Enum):
@@ -89,6 +94,7 @@ class Request:
     queued_work: int = 0  # tokens that it has to compute, too
     avoidance: Avoidance = field(default_factory=Avoidance)
     load_failures: dict[RunnerId, str] = field(default_factory=dict[RunnerId, str])
+    one_runner: bool = False  # its KV was lost on its way between two: both of its phases run on one from now on
     admitted_before: bool = False  # was accepted once: never answered QUEUE_FULL
     awaited_class: str = ""  # while it waits: the class that it may have to wait for
     charged: float = 0.0  # to its tenant, in output tokens; 0: it was on no runner
@@ -135,8 +141,13 @@ class Request:
 
     @property
     def runner(self) -> RunnerId | None:
-        """The runner that its tokens come from."""
-        return (self.placement.decode or self.placement.prefill) if self.placement is not None else None
+        """The runner that has it to its end, and most of its tokens come from."""
+        return self.placement.last if self.placement is not None else None
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens that are computed before its next one, where nothing of it is in KV."""
+        return self.prompt_tokens + self.emitted_tokens
 
     @property
     def order(self) -> tuple[float, int]:
@@ -186,10 +197,11 @@ class Request:
     @property
     def predicted_cost(self) -> float:
         """What the whole request is expected to cost, in output tokens: the p50, or half of its reservation."""
-        return self.cost_of(max(self.emitted_tokens, self._median_tokens))
+        return self.cost_of(max(self.emitted_tokens, self.median_tokens))
 
     @property
-    def _median_tokens(self) -> int:
+    def median_tokens(self) -> int:
+        """Of its whole answer: the p50, or half of its reservation."""
         p50 = next((tokens for level, tokens in self.quantiles if level == 0.5), self.reserved_until // 2)
         return min(p50, self.max_tokens)
 
@@ -206,7 +218,7 @@ class Request:
             self.same_class_until = now + same_class_s
         self.awaited_class = self.numerics_class if now < self.same_class_until else ""
         self.queued_tokens = self.footprint_tokens
-        self.queued_work = self.prompt_tokens + max(self.emitted_tokens + 1, self._median_tokens)
+        self.queued_work = self.prompt_tokens + max(self.emitted_tokens + 1, self.median_tokens)
 
     def stop_awaiting_class(self) -> None:
         """Any class will do; only while it is out of the queue's order."""
@@ -224,6 +236,14 @@ class Request:
         """It runs there already, as its gateway submitted it."""
         self._enter(phase)
         self.placement = placement
+
+    def hand_off(self) -> RunnerId | None:
+        """The token runner has taken over. Returns the prompt runner, which has nothing of it any more."""
+        placement = self.placement
+        if placement is None or placement.token is None:
+            return None
+        self.placement = Placement(placement.token)
+        return placement.prompt
 
     def acknowledge(self) -> bool:
         """Started, or in a report. False where that is known."""
@@ -309,11 +329,12 @@ class Request:
         """One more of its bounded migrations by consolidation."""
         self.consolidations += 1
 
-    def failed_on(self, runner_id: RunnerId, reason: FailReason, detail: str) -> None:
+    def failed_on(self, runners: tuple[RunnerId, ...], reason: FailReason, detail: str) -> None:
         """Its epoch failed there: what counts refusals in a row, and knows why its adapter could not be loaded."""
         self.capacity_refusals = self.capacity_refusals + 1 if reason is FailReason.NO_CAPACITY else 0
+        self.one_runner |= reason is FailReason.KV_LOST
         if reason is FailReason.LOAD_FAILED:
-            self.load_failures[runner_id] = detail
+            self.load_failures |= dict.fromkeys(runners, detail)
 
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT_PHASES[self._phase], (self.id, self._phase, phase)

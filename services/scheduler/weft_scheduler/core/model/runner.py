@@ -16,15 +16,17 @@ from weft.domain.runner import (
     ReportInvalid,
     RunnerFigures,
     RunnerReport,
+    RunnerRole,
     RunnerSpec,
     SequenceState,
     fault_of,
 )
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
-from weft_scheduler.core.policy.placement.punica import RunnerLoad
+from weft_scheduler.core.policy.placement.policy import RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.reservation.pooled import PooledUse, UseForecast
 
+PROMPT_QUEUE_S = 0.5  # of prompts on a runner, by its measured rate: the rest waits where the queue's policy orders it
 MOST_BROUGHT = 1024  # adapters; one that is forgotten may be sent to prefetch again, and the runner has it
 
 
@@ -41,6 +43,7 @@ class UnackedAssign:
     pages: int
     adapter: str
     adapter_pages: int = 0  # that its adapter will take
+    prompt_tokens: int = 0  # that the runner will compute before the first token
 
 
 class StaleReport(Exception):
@@ -60,6 +63,7 @@ class RunnerAccount:
         self.spec: RunnerSpec | None = None
         self.shape = RunnerShape(0, 0)  # of the spec
         self.good_sequences = 0  # of the spec
+        self.prompt_queue_tokens = 0  # once so many are pending, it takes no more prompts
         self.most_sequences = 0  # that are placed on it: of the spec, and within its pool's token time
         self.version: int | None = None  # of the last report
         self.figures = RunnerFigures(ready=False)
@@ -72,12 +76,15 @@ class RunnerAccount:
         self.active: dict[str, int] = {}  # adapter -> sequences, reported and unacknowledged: its busy slots
         self.unacked: dict[str, UnackedAssign] = {}
         self.unacked_pages = 0
+        self.unacked_prompt_tokens = 0
+        self.role = RunnerRole.MIXED  # that it is wanted in
         self.pooled: PooledUse | None = None  # of the sequences that are admitted by their expected use
         self.owned: set[str] = set()  # requests placed here
         self.contribution: Contribution | None = None  # to its pool, from its first report on until it drains
-        self.accepting = False  # counted by its pool: it takes something new now or soon
+        self.accepting: RunnerRole | None = None  # as its pool has counted it: it takes something new now or soon
         self.ready_version: int | None = None  # the desired version it is Ready with
         self.desired_sent = 0
+        self.role_sent: RunnerRole | None = None  # an order that it has not confirmed
         self.brought = LruDict[str, None](MOST_BROUGHT)  # adapters that it was sent to prefetch, or requests for
         self.counted: tuple[object, ...] = ()  # its standing as its pool has counted it
         self._busy: tuple[str, ...] | None = None  # cache of `busy_adapters`
@@ -115,6 +122,11 @@ class RunnerAccount:
             left = (free_pages + self.pooled.held_pages) * page_tokens - self.pooled.peak_tokens
             free_tokens = min(free_tokens, left)
         return max(0, free_tokens)
+
+    @property
+    def pending_prompt_tokens(self) -> int:
+        """Tokens of prompts that it has or was assigned, and has not computed yet."""
+        return self.figures.pending_prompt_tokens + self.unacked_prompt_tokens
 
     @property
     def working_set(self) -> int:
@@ -157,24 +169,28 @@ class RunnerAccount:
             self._busy, self._busy_pinned = tuple(dict.fromkeys((*self.active, *protected))), pinned
         return self._busy
 
-    def standing(self, pinned: Sequence[str]) -> tuple[object, ...]:
-        """All that `load` and `contributes` depend on: while it is equal they are, too."""
+    def standing(self, pinned: Sequence[str], *, split: bool) -> tuple[object, ...]:
+        """All that `load` and `contributes` depend on: while it is equal they are, too. `split`: phases are."""
         if self.spec is None:
             return ()
         figures = self.figures
-        flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None)
+        flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None, self.role)
         sequences = self.working_set, self.most_sequences
-        return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags)
+        pending = self.pending_prompt_tokens if split else 0
+        return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags, pending)
 
     def load(self, pinned: Sequence[str], *, packs: bool) -> RunnerLoad | None:
         """What placement indexes; None where nothing fits. `packs`: its pool prefers full batches to idle runners."""
         spec, free_tokens, working_set = self.spec, self.free_tokens, self.working_set
-        if spec is None or not self.placeable or not free_tokens or working_set >= self.most_sequences:
+        if spec is None or not self.placeable or not free_tokens:
             return None
-        busy = self.busy_adapters(pinned)
-        full = len(busy) >= spec.max_adapters
-        good, packed = self.good_sequences, self.packed_sequences if packs else 0
-        return RunnerLoad(self.id.uuid, self.shape, working_set, good, free_tokens, busy, full, packed)
+        if working_set >= (spec.max_sequences if self.role is RunnerRole.PROMPT else self.most_sequences):
+            return None
+        busy, pending = self.busy_adapters(pinned), self.pending_prompt_tokens
+        good, packed, full = self.good_sequences, self.packed_sequences if packs else 0, len(busy) >= spec.max_adapters
+        reserved = spec.total_pages * spec.page_tokens - free_tokens
+        phases = self.role, reserved, pending, pending < self.prompt_queue_tokens
+        return RunnerLoad(self.id.uuid, self.shape, working_set, good, free_tokens, busy, full, packed, *phases)
 
     def contributes(self, pinned: Sequence[str]) -> Contribution | None:
         """What it adds to its pool: nothing before its first report, nor while it drains."""
@@ -216,9 +232,16 @@ class RunnerAccount:
         """What does not change while it lives; only the first one counts."""
         if self.spec is None:
             self.spec, self.good_sequences, self.most_sequences = spec, spec.good_sequences, spec.max_sequences
+            # where no rate was measured: the longest prompt
+            self.prompt_queue_tokens = int(PROMPT_QUEUE_S * spec.prefill_tokens_per_s) or spec.max_context_tokens
             token_bytes, kv_tokens = spec.page_bytes // spec.page_tokens, spec.kv_pages * spec.page_tokens
             self.shape = RunnerShape(
-                spec.max_rank, spec.max_context_tokens, spec.numerics_class, token_bytes, kv_tokens * bool(token_bytes)
+                spec.max_rank,
+                spec.max_context_tokens,
+                spec.numerics_class,
+                token_bytes,
+                kv_tokens * bool(token_bytes),
+                spec.kv_layout if spec.kv_address else "",
             )
 
     def limit(self, token_time_s: float) -> None:
@@ -230,6 +253,7 @@ class RunnerAccount:
         """Its first full report on that supervisor's present stream. True where it was not confirmed."""
         assert self.spec is not None, self.id
         confirmed, self.confirmed, self.supervisor, self.desired_sent = self.confirmed, True, supervisor, 0
+        self.role_sent = None
         return not confirmed
 
     def unconfirm(self) -> None:
@@ -242,9 +266,18 @@ class RunnerAccount:
         changed, self.cordoned = self.cordoned != cordoned, cordoned
         return changed
 
+    def take_role(self, role: RunnerRole) -> bool:
+        """It is wanted in that role. True where that has changed."""
+        changed, self.role = self.role is not role, role
+        return changed
+
     def serve(self) -> None:
         """It can serve, and stays able to."""
         self.serving = True
+
+    def sent_role(self, role: RunnerRole | None) -> None:
+        """An order for that role is on its way to it; None: it may have been lost."""
+        self.role_sent = role
 
     def sent(self, version: int) -> None:
         """The desired adapters of that version are on their way to it."""
@@ -263,7 +296,7 @@ class RunnerAccount:
     def count(self, standing: tuple[object, ...], contribution: Contribution | None) -> None:
         """What its pool counts of it from now on."""
         self.counted, self.contribution = standing, contribution
-        self.accepting = contribution is not None and not self.cordoned
+        self.accepting = self.role if contribution is not None and not self.cordoned else None
 
     # ------------------------------------------------------------ accounts
 
@@ -274,6 +307,7 @@ class RunnerAccount:
         if self.spec is not None and not self.includes(request_id, assign.epoch):
             self.unacked[request_id] = assign
             self.unacked_pages += assign.pages + assign.adapter_pages
+            self.unacked_prompt_tokens += assign.prompt_tokens
             self._count(assign.adapter, 1)
 
     def expect(self, request_id: str, forecast: UseForecast | None, emitted_tokens: int) -> None:
@@ -296,10 +330,8 @@ class RunnerAccount:
     def disown(self, request_id: str) -> None:
         """A request has left. What a report includes stays counted until the next: the runner's book is the truth."""
         self.owned.discard(request_id)
-        assign = self.unacked.pop(request_id, None)
-        if assign is not None:
-            self.unacked_pages -= assign.pages + assign.adapter_pages
-            self._count(assign.adapter, -1)
+        if request_id in self.unacked:
+            self._acknowledge(request_id)
             if self.pooled is not None:
                 self.pooled.remove(request_id)
 
@@ -356,10 +388,15 @@ class RunnerAccount:
         assign = self.unacked.get(sequence.request_id)
         if assign is None or sequence.epoch < assign.epoch:
             return False
-        del self.unacked[sequence.request_id]
-        self.unacked_pages -= assign.pages + assign.adapter_pages
-        self._count(assign.adapter, -1)
+        self._acknowledge(sequence.request_id)
         return True
+
+    def _acknowledge(self, request_id: str) -> None:
+        """Its Assign counts no longer."""
+        assign = self.unacked.pop(request_id)
+        self.unacked_pages -= assign.pages + assign.adapter_pages
+        self.unacked_prompt_tokens -= assign.prompt_tokens
+        self._count(assign.adapter, -1)
 
     def _follow(self, pooled: PooledUse, report: RunnerReport) -> None:
         """The expected use of its sequences, as of a report that has been applied but for this."""

@@ -25,7 +25,8 @@ class RunnerShape(NamedTuple):
     """What a runner can hold at all, and the class in which it computes.
 
     `token_bytes`: of a token's KV, in units of which adapters take memory; 0: they have memory of their own.
-    `kv_tokens`: what an idle runner has free at least, whatever is pinned.
+    `kv_tokens`: what an idle runner has free at least, whatever is pinned. `kv_layout`: runners with equal ones can
+    exchange KV; "": with none.
     """
 
     max_rank: int
@@ -33,6 +34,7 @@ class RunnerShape(NamedTuple):
     numerics_class: str = ""
     token_bytes: int = 0
     kv_tokens: int = 0
+    kv_layout: str = ""
 
     def fits(self, rank: int, context_tokens: int, numerics_class: str = "") -> bool:
         """Whether such a request could run there. `numerics_class` "": any class will do."""
@@ -121,9 +123,12 @@ class RunnerIndex:
 
     def best(
         self, shape: RunnerShape, adapter: str, free_tokens: int, avoid: Container[str], skip_limit: int,
-        *, adapter_bytes: int = 0,
+        *, adapter_bytes: int = 0, slack: int = 0,
     ) -> RunnerKey | None:  # fmt: skip
-        """The preferred runner of a shape with so many tokens free, and room for `adapter` unless it is busy there."""
+        """The preferred runner of a shape with so many tokens free, and room for `adapter` unless it is busy there.
+
+        One where it is busy is preferred to one whose score is higher by no more than `slack`.
+        """
         index = self.by_shape[shape]
         if adapter == BASE:
             key = index.open.best(free_tokens, avoid, skip_limit)
@@ -131,7 +136,9 @@ class RunnerIndex:
         else:
             key = index.open.best(shape.tokens_with_adapter(free_tokens, adapter_bytes), avoid, skip_limit)
             other = self._best_holder(index, index.holders.get(adapter, ()), free_tokens, avoid)
-        return max(key, other) if key is not None and other is not None else key or other
+        if key is None or other is None:
+            return key or other
+        return other if slack and adapter != BASE and other.score + slack >= key.score else max(key, other)
 
     def _best_holder(
         self, index: ShapeIndex, holders: Collection[str], free_tokens: int, avoid: Container[str]

@@ -12,10 +12,9 @@ R_in = TypeVar("R_in", bound=QueuedRequest, contravariant=True)
 
 
 class Admitted(NamedTuple):
-    """The runner that a request was admitted on, as queue policies see it."""
+    """The runners that a request was admitted on, as queue policies see them: shape and uuid of each."""
 
-    shape: RunnerShape
-    uuid: str
+    runners: tuple[tuple[RunnerShape, str], ...]
 
 
 class PlacementContext(Protocol[R_in]):
@@ -26,7 +25,7 @@ class PlacementContext(Protocol[R_in]):
         ...
 
     def waits_for(self, request: R_in, admitted: Admitted) -> bool:
-        """Whether it could ever run on that runner and does not avoid it."""
+        """Whether it could ever run on one of those runners and does not avoid it."""
         ...
 
     def placeable_shapes(self, request: R_in) -> AbstractSet[RunnerShape]:

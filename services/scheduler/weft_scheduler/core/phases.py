@@ -1,0 +1,97 @@
+"""Roles at work: which runner of a pool computes which phase, ordered through the supervisor.
+
+A role is a state of a runner: what runs there runs on, and no stream notices.
+"""
+
+from weft.domain.runner import OrderedRunner, RunnerOrder, RunnerRole
+from weft_scheduler.core.effects import RoleChanged
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import PROMPT_TOKENS
+from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.policy.phases.roles import REPLANNED, REVIEW_S, Bounds, PhaseRunner
+from weft_scheduler.core.policy.placement.splitwise import domain_of
+from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
+
+
+def expect(state: State, pool: Pool) -> None:
+    """Let the roles of a pool be reviewed when they may change next."""
+    if pool.declared.split:
+        due = pool.roles.next_review(state.now, waiting=len(pool.queue) > 0)
+        state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), due)
+
+
+def plan(state: State, pool: Pool) -> None:
+    """Runners that take something new have come or gone, or the pool is another one."""
+    if pool.declared.split and len(pool.runners) > REPLANNED and pool.roles.base:
+        state.timers.set_earlier(Timer(TimerKind.ROLES, pool.name), state.now + REVIEW_S)  # several at a time
+        return
+    _plan(state, pool)
+
+
+def _plan(state: State, pool: Pool) -> None:
+    pool.planned()
+    if pool.declared.split:
+        pool.roles.plan(_runners(pool), _bounds(pool), state.now)
+    _order_all(state, pool, "runners")
+    expect(state, pool)
+
+
+def review(state: State, pool: Pool) -> None:
+    """By what waits, and now and then by what requests are like."""
+    if not pool.declared.split:
+        return
+    if pool.roles.resumes(state.now) or pool.roles_stale:
+        _plan(state, pool)
+    pool.roles.review(_runners(pool), _bounds(pool), state.now, waiting=len(pool.queue) > 0)
+    _order_all(state, pool, "load")
+    expect(state, pool)
+
+
+def on_kv_lost(state: State, pool: Pool) -> None:
+    """A transfer has failed: after several in a row both phases run on one runner for a while."""
+    if pool.declared.split and pool.roles.lost(state.now):
+        _plan(state, pool)
+
+
+def order_role(state: State, runner: RunnerAccount) -> None:
+    """Send a runner the role that it should have, where it has another one, or was sent another one last."""
+    if runner.figures.role is runner.role_sent:
+        runner.sent_role(None)
+    if runner.confirmed and (runner.role_sent or runner.figures.role) is not runner.role:
+        runner.sent_role(runner.role)
+        state.send(state.supervisors[runner.supervisor], OrderedRunner(runner.id, RunnerOrder(role=runner.role)))
+
+
+def _order_all(state: State, pool: Pool, reason: str) -> None:
+    for runner in pool.runners.values():
+        role = pool.roles.role_of(runner.id.uuid) if pool.declared.split else RunnerRole.MIXED
+        if runner.take_role(role):
+            state.update_runner(runner)
+            state.emit(RoleChanged(pool.name, runner.id, role.value, reason))
+        order_role(state, runner)
+
+
+def _bounds(pool: Pool) -> Bounds:
+    return Bounds(pool.declared.min_prompt, pool.declared.min_token)
+
+
+def _runners(pool: Pool) -> list[PhaseRunner]:
+    return [_seen(runner, pool) for runner in pool.runners.values() if runner.accepting is not None]
+
+
+def _seen(runner: RunnerAccount, pool: Pool) -> PhaseRunner:
+    spec = runner.spec
+    assert spec is not None, runner.id
+    total_tokens = spec.total_pages * spec.page_tokens
+    measured = spec.prefill_tokens_per_s and spec.step_ms_best and spec.best_batch
+    return PhaseRunner(
+        uuid=runner.id.uuid,
+        domain=domain_of(runner.shape, pool.declared.kv_across_classes),
+        preferred=spec.role if spec.role is not RunnerRole.MIXED else None,
+        prompt_s=1 / spec.prefill_tokens_per_s if measured else 1.0,
+        token_s=spec.step_ms_best / 1000 / spec.best_batch if measured else float(PROMPT_TOKENS),
+        pending_prompt_tokens=runner.pending_prompt_tokens,
+        queue_open=runner.pending_prompt_tokens < runner.prompt_queue_tokens,
+        reserved_share=1 - runner.free_tokens / total_tokens,
+    )

@@ -1,0 +1,241 @@
+"""The roles of a pool's runners (Splitwise, section 4.2); `README.md` in this folder has the rules and the reasons."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from weft.domain.runner import RunnerRole
+from weft_scheduler.core.policy.placement.splitwise import KvDomain
+
+PERIOD_S = (
+    60.0  # between two reviews of how many runners are for prompts: answers change by the hour, not by the minute
+)
+REVIEW_S = 0.25  # between two reviews of the queue, while requests wait or runners are mixed
+GROW_S = 0.5  # between two runners that become mixed: by then the one before has taken its share of the queue
+SHRINK_S = 5.0  # nothing has waited for so long before a mixed runner goes back
+MARGIN = 0.75  # of a runner: the wanted number of prompt runners differs by more before one changes its role
+REPLANNED = 64  # runners: more are not compared because one came, it joins the side that lacks one
+LOST_IN_A_ROW = 3  # transfers, after which no phases are split for a while
+SUSPEND_S, MAX_SUSPEND_S = 10.0, 300.0  # doubles each time
+PROMPT_PRIOR, OUTPUT_PRIOR = 1020, 129  # tokens of a request before the first one: Splitwise's conversation trace
+MEMORY = 64  # requests that the expected lengths remember
+
+
+class PhaseRunner(NamedTuple):
+    """A runner that takes something new now or soon, as the choice of roles sees it.
+
+    `prompt_s`, `token_s`: of a second of it, what a token of that phase takes; equal in both where not measured.
+    """
+
+    uuid: str
+    domain: KvDomain
+    preferred: RunnerRole | None
+    prompt_s: float
+    token_s: float
+    pending_prompt_tokens: int = 0
+    queue_open: bool = True  # for prompts
+    reserved_share: float = 0.0  # of its memory
+
+
+class ExpectedWork:
+    """Tokens of a request in each phase: the mean of the latest ones."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens, self.output_tokens = float(PROMPT_PRIOR), float(OUTPUT_PRIOR)
+
+    def observe(self, prompt_tokens: int, output_tokens: int) -> None:
+        """A request came, with an answer of about so many tokens."""
+        self.prompt_tokens += (prompt_tokens - self.prompt_tokens) / MEMORY
+        self.output_tokens += (output_tokens - self.output_tokens) / MEMORY
+
+
+class Bounds(NamedTuple):
+    """Runners of one role alone, where there are enough."""
+
+    prompt: int
+    token: int
+
+
+class RolePlan:
+    """The roles of one pool's runners. `base`: without load; `mixed`: both phases, for now."""
+
+    def __init__(self) -> None:
+        self.base: dict[str, RunnerRole] = {}
+        self.mixed: dict[str, None] = {}  # in the order in which they became so
+        self.work = ExpectedWork()
+        self.suspended_until = 0.0
+        self._lost = self._suspensions = 0
+        self._planned_s = float("-inf")
+        self._grown_s = float("-inf")
+        self._pressed_s = float("-inf")  # the latest time that something waited
+
+    def role_of(self, uuid: str) -> RunnerRole:
+        """That it should have now."""
+        return RunnerRole.MIXED if uuid in self.mixed else self.base.get(uuid, RunnerRole.MIXED)
+
+    def next_review(self, now: float, *, waiting: bool) -> float:
+        """When `review` may change something next."""
+        if now < self.suspended_until:
+            return self.suspended_until
+        return now + REVIEW_S if waiting or self.mixed else max(now + REVIEW_S, self._planned_s + PERIOD_S)
+
+    # ------------------------------------------------------------ who is there
+
+    def plan(self, runners: Sequence[PhaseRunner], bounds: Bounds, now: float) -> None:
+        """Runners have come or gone. Each domain of two or more gets a runner for each phase at least."""
+        present = {runner.uuid for runner in runners}
+        self.base = {uuid: role for uuid, role in self.base.items() if uuid in present}
+        self.mixed = {uuid: None for uuid in self.mixed if uuid in present}
+        if now < self.suspended_until:
+            self.base, self.mixed = {}, {}
+            return
+        if self._planned_s < 0:
+            self._planned_s = now
+        for members, least in _domains(runners, bounds):
+            if len(members) > REPLANNED and self._has_both(members):
+                self._join(members)
+            else:
+                self._plan_domain(members, least)
+            self._keep_both(members, least)
+
+    def review(self, runners: Sequence[PhaseRunner], bounds: Bounds, now: float, *, waiting: bool) -> None:
+        """The time has come: by the expected work once a period, by what waits at any time.
+
+        `waiting`: requests wait for a runner.
+        """
+        if now < self.suspended_until:
+            return
+        if now >= self._planned_s + PERIOD_S:
+            self._planned_s = now
+            for members, least in _domains(runners, bounds):
+                self._plan_domain(members, least)
+        if waiting:
+            self._pressed_s = now
+        if waiting and now >= self._grown_s + GROW_S:
+            self._grow(runners, bounds, now)
+        elif not waiting and self.mixed and now >= self._pressed_s + SHRINK_S:
+            self._shrink(runners)
+
+    # ------------------------------------------------------------ transfers
+
+    def handed_off(self) -> None:
+        """KV has come from one runner to another."""
+        self._lost = self._suspensions = 0
+
+    def lost(self, now: float) -> bool:
+        """A transfer has failed. True where no phases are split from now on: so many in a row have a common cause."""
+        self._lost += 1
+        if self._lost < LOST_IN_A_ROW or now < self.suspended_until:
+            return False
+        self._lost = 0
+        self.suspended_until = now + min(MAX_SUSPEND_S, SUSPEND_S * 2**self._suspensions)
+        self._suspensions = min(self._suspensions + 1, 16)
+        return True
+
+    def resumes(self, now: float) -> bool:
+        """Whether phases are split again from this moment on."""
+        if not 0 < self.suspended_until <= now:
+            return False
+        self.suspended_until = 0.0
+        return True
+
+    # ------------------------------------------------------------ how many
+
+    def _plan_domain(self, members: Sequence[PhaseRunner], bounds: Bounds) -> None:
+        """Its prompt runners: the present number, unless the wanted one differs by more than a margin."""
+        if len(members) < 2 or not members[0].domain.kv_layout:
+            for runner in members:
+                self.base.pop(runner.uuid, None)
+                self.mixed.pop(runner.uuid, None)
+            return
+        count = self._prompt_count(members, bounds)
+        order = sorted(members, key=self._suits_prompts)
+        for number, runner in enumerate(order):
+            self.base[runner.uuid] = RunnerRole.PROMPT if number < count else RunnerRole.TOKEN
+
+    def _prompt_count(self, members: Sequence[PhaseRunner], bounds: Bounds) -> int:
+        n = len(members)
+        least = max(1, min(bounds.prompt, n - 1))
+        most = max(least, n - max(1, min(bounds.token, n - least)))
+        # a group's preferred role is kept wherever the bounds let it
+        least = max(least, min(most, sum(r.preferred is RunnerRole.PROMPT for r in members)))
+        most = min(most, max(least, n - sum(r.preferred is RunnerRole.TOKEN for r in members)))
+        wanted = n * self._prompt_share(members)
+        present = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
+        known = sum(runner.uuid in self.base for runner in members)
+        kept = known and abs(wanted - present) <= MARGIN
+        return min(most, max(least, present if kept else round(wanted)))
+
+    def _prompt_share(self, members: Sequence[PhaseRunner]) -> float:
+        """Of the time that a request takes of all runners, that of its prompt."""
+        prompt_s = self.work.prompt_tokens * sum(r.prompt_s for r in members)
+        token_s = self.work.output_tokens * sum(r.token_s for r in members)
+        return prompt_s / (prompt_s + token_s) if prompt_s + token_s else 0.5
+
+    def _suits_prompts(self, runner: PhaseRunner) -> tuple[int, bool, float, str]:
+        """The smaller, the earlier it is for prompts: by its group, then as it is, then by what it is fast at."""
+        preference: dict[RunnerRole | None, int] = {RunnerRole.PROMPT: 0, RunnerRole.TOKEN: 2}
+        ratio = runner.prompt_s / runner.token_s if runner.token_s else 1.0
+        rank = preference.get(runner.preferred, 1)
+        return rank, self.base.get(runner.uuid) is not RunnerRole.PROMPT, ratio, runner.uuid
+
+    def _has_both(self, members: Sequence[PhaseRunner]) -> bool:
+        return {RunnerRole.PROMPT, RunnerRole.TOKEN} <= {self.base.get(runner.uuid) for runner in members}
+
+    def _join(self, members: Sequence[PhaseRunner]) -> None:
+        """Newcomers of a large domain join the side that lacks one, or that of their group."""
+        prompts = sum(self.base.get(runner.uuid) is RunnerRole.PROMPT for runner in members)
+        wanted = len(members) * self._prompt_share(members)
+        for runner in members:
+            if runner.uuid not in self.base:
+                role = runner.preferred or (RunnerRole.PROMPT if prompts < wanted else RunnerRole.TOKEN)
+                self.base[runner.uuid] = role
+                prompts += role is RunnerRole.PROMPT
+
+    # ------------------------------------------------------------ the mixed set
+
+    def _grow(self, runners: Sequence[PhaseRunner], bounds: Bounds, now: float) -> None:
+        """One more becomes mixed: of the side that has what the other one lacks."""
+        prompts_fit = any(r.queue_open for r in runners if self.role_of(r.uuid) is not RunnerRole.TOKEN)
+        side = RunnerRole.PROMPT if prompts_fit else RunnerRole.TOKEN
+        spare: list[PhaseRunner] = []
+        for members, least in _domains(runners, bounds):
+            of_side = [runner for runner in members if self.role_of(runner.uuid) is side]
+            if len(of_side) > (least.prompt if side is RunnerRole.PROMPT else least.token):
+                spare += of_side
+        if spare:
+            mixed = min(spare, key=lambda r: (r.pending_prompt_tokens, r.reserved_share, r.uuid))
+            self.mixed[mixed.uuid] = None
+            self._grown_s = now
+
+    def _shrink(self, runners: Sequence[PhaseRunner]) -> None:
+        """The one that is mixed for the longest time goes back, where the others can take its other phase."""
+        by_uuid = {runner.uuid: runner for runner in runners}
+        for uuid in [*self.mixed]:
+            runner = by_uuid.get(uuid)
+            if runner is not None and self._can_do_without(runner, runners):
+                del self.mixed[uuid]
+                return
+
+    def _can_do_without(self, runner: PhaseRunner, runners: Sequence[PhaseRunner]) -> bool:
+        others = [r for r in runners if r.uuid != runner.uuid and r.domain == runner.domain]
+        if self.base.get(runner.uuid) is RunnerRole.TOKEN:  # it leaves prompts to the others
+            return any(r.queue_open for r in others if self.role_of(r.uuid) is not RunnerRole.TOKEN)
+        return any(r.reserved_share <= 0.5 for r in others if self.role_of(r.uuid) is not RunnerRole.PROMPT)
+
+    def _keep_both(self, members: Sequence[PhaseRunner], bounds: Bounds) -> None:
+        """After one has gone: no more are mixed than the bounds leave."""
+        for side, least in ((RunnerRole.PROMPT, bounds.prompt), (RunnerRole.TOKEN, bounds.token)):
+            of_side = [runner.uuid for runner in members if self.base.get(runner.uuid) is side]
+            mixed = [uuid for uuid in self.mixed if uuid in of_side]
+            for uuid in mixed[: max(0, min(least, len(of_side)) - (len(of_side) - len(mixed)))]:
+                del self.mixed[uuid]
+
+
+def _domains(runners: Iterable[PhaseRunner], bounds: Bounds) -> Iterable[tuple[list[PhaseRunner], Bounds]]:
+    """Runners that exchange KV, in a fixed order. The pool's bounds are those of the largest group."""
+    domains: dict[KvDomain, list[PhaseRunner]] = {}
+    for runner in sorted(runners, key=lambda runner: runner.uuid):
+        domains.setdefault(runner.domain, []).append(runner)
+    largest = max(domains, key=lambda domain: (len(domains[domain]), domain), default=None)
+    for domain, members in domains.items():
+        yield members, bounds if domain == largest else Bounds(1, 1)

@@ -1,0 +1,154 @@
+"""Prompt and token phase on two runners: what each is assigned, what is counted where, and until when."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.scheduler_driver import POOL, Driver, sequence
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.machine import Send
+from weft.domain.request import Assign, FailReason, RunnerGone, Started, Submit
+from weft.domain.runner import OrderedRunner, RunnerRole
+from weft_scheduler.core.effects import Effect, KvHandOff
+
+Pick = Callable[..., list[Any]]
+KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0}
+
+
+@pytest.fixture
+def split(driver: Driver) -> Driver:
+    """Runner a computes prompts, b the tokens after them."""
+    driver.start(phases="split")
+    driver.runner("a", **KV)
+    driver.runner("b", **KV)
+    assert [driver.record(uuid).role for uuid in "ab"] == [RunnerRole.PROMPT, RunnerRole.TOKEN]
+    return driver
+
+
+def orders(effects: list[Effect]) -> dict[str, RunnerRole | None]:
+    sent = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, OrderedRunner)]
+    return {order.runner.uuid: order.order.role for order in sent if order.order.role is not None}
+
+
+def started(driver: Driver, request_id: str, *, handed_off: bool = False) -> list[Effect]:
+    return driver.gateway_sends(Started(request_id, driver.request(request_id).epoch, handed_off))
+
+
+def test_a_request_gets_both_runners_at_once_and_pages_on_each(split: Driver) -> None:
+    assign = split.place("r", prompt_tokens=64, max_tokens=100, p90_tokens=40)
+    assert assign.runner.uuid == "a"
+    assert assign.token_runner is not None
+    assert (assign.token_runner.runner.uuid, assign.token_runner.kv_address) == ("b", "tcp:1")
+    prompt, token = split.record("a"), split.record("b")
+    assert prompt.unacked["r"].pages == 5, "64 tokens, and the first of the answer"
+    assert token.unacked["r"].pages == 7, "64 tokens and 40 reserved"
+    assert (prompt.pending_prompt_tokens, token.pending_prompt_tokens) == (64, 0)
+
+
+def test_the_prompt_runners_pages_count_until_the_token_runner_has_taken_over(split: Driver, picked: Pick) -> None:
+    split.place("r", prompt_tokens=64)
+    started(split, "r")
+    assert split.record("a").unacked_pages == 5
+    effects = started(split, "r", handed_off=True)
+    assert [e.result for e in picked(effects, KvHandOff)] == ["same"]
+    assert (split.record("a").unacked, split.record("a").owned) == ({}, set())
+    assert split.record("a").pending_prompt_tokens == 0, "it came and went between two reports"
+    assert split.record("b").unacked_pages == 5
+    split.outcome("r")
+    assert split.record("b").unacked == {}
+
+
+def test_what_the_prompt_runner_has_reported_counts_until_its_next_report(split: Driver) -> None:
+    split.place("r", prompt_tokens=64)
+    view = split.view("r")
+    split.runner("a", view, free=95, pending_prompt_tokens=48)
+    assert (split.record("a").pending_prompt_tokens, split.record("a").free_pages) == (48, 95)
+    started(split, "r", handed_off=True)
+    assert split.record("a").free_pages == 95
+    split.runner("a")
+    assert (split.record("a").pending_prompt_tokens, split.record("a").free_pages) == (0, 100)
+
+
+def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver, picked: Pick) -> None:
+    """So that the queue's policy orders them: 1,000 tokens a second are 500 in its queue."""
+    for number in range(3):
+        split.place(f"r{number}", prompt_tokens=200, max_tokens=20)
+    assert not picked(split.submit("late", prompt_tokens=200, max_tokens=20), Assign)
+    effects = split.runner("a", *(split.view(f"r{n}") for n in range(3)), free=60, pending_prompt_tokens=450)
+    assert [assign.request_id for assign in picked(effects, Assign)] == ["late"]
+
+
+def test_a_failure_of_either_ends_both(split: Driver, picked: Pick) -> None:
+    split.place("r", prompt_tokens=64)
+    (gone,) = picked(split.lost("b"), RunnerGone)
+    assert gone.runner.uuid == "b"
+    assert split.record("a").role is RunnerRole.MIXED, "the only one that is left does both"
+    (again,) = picked(split.failed("r", FailReason.SESSION_LOST) + split.wait(4), Assign)
+    assert (again.runner.uuid, again.token_runner) == ("a", None)
+
+
+def test_whose_kv_was_lost_runs_on_one_runner_from_then_on(split: Driver, picked: Pick) -> None:
+    split.place("r", prompt_tokens=64)
+    effects = split.failed("r", FailReason.KV_LOST, emitted=1)
+    (again,) = picked(effects, Assign)
+    assert (again.runner.uuid, again.token_runner) == ("b", None)
+    assert [e.result for e in picked(effects, KvHandOff)] == ["lost"]
+
+
+def test_where_transfers_fail_again_and_again_no_phases_are_split_for_a_while(split: Driver, picked: Pick) -> None:
+    effects: list[Effect] = []
+    for number in range(3):
+        split.place(f"r{number}", prompt_tokens=16)
+        effects += split.failed(f"r{number}", FailReason.KV_LOST)
+    assert orders(effects) == {"a": RunnerRole.MIXED, "b": RunnerRole.MIXED}
+    assert {split.record(uuid).role for uuid in "ab"} == {RunnerRole.MIXED}
+    assert split.place("whole", prompt_tokens=16).token_runner is None
+    assert orders(split.wait(11)) == {"a": RunnerRole.PROMPT, "b": RunnerRole.TOKEN}
+
+
+def test_a_scheduler_that_is_new_finds_both_runners_of_a_request(driver: Driver) -> None:
+    first = Epoch(1, 9)
+    driver.start(phases="split")
+    ids = [RunnerId(uuid, "i1") for uuid in "ab"]
+    fields: dict[str, Any] = {"pool": POOL, "namespace": "acme", "model_name": "m", "adapter": ""}
+    driver.gateway_sends(
+        Submit("r", prompt_tokens=64, max_tokens=100, epoch=first, runner=ids[0], token_runner=ids[1],
+               reservation_tokens=40, **fields)
+    )  # fmt: skip
+    for uuid in "ab":
+        driver.runner(uuid, sequence("r", first), free=90, **KV)
+    assert [driver.record(uuid).owned for uuid in "ab"] == [{"r"}, {"r"}]
+    started(driver, "r", handed_off=True)
+    assert [driver.record(uuid).owned for uuid in "ab"] == [set(), {"r"}]
+
+
+def test_orders_of_roles_are_sent_once_and_again_where_they_may_be_lost(driver: Driver) -> None:
+    driver.start(phases="split")
+    effects = driver.runner("a", **KV) + driver.runner("b", **KV)
+    assert orders(effects) == {"a": RunnerRole.PROMPT, "b": RunnerRole.TOKEN}
+    assert orders(driver.runner("a")) == {}, "it is on its way"
+    assert orders(driver.runner("a", version=5)) == {"a": RunnerRole.PROMPT}
+    assert orders(driver.runner("a", version=6, role=RunnerRole.PROMPT)) == {}
+    driver.runner("b", role=RunnerRole.TOKEN)
+    assert orders(driver.registry()) == {"a": RunnerRole.MIXED, "b": RunnerRole.MIXED}, "the pool splits no more"
+
+
+def test_runners_that_exchange_no_kv_do_both_phases(driver: Driver) -> None:
+    driver.start(phases="split")
+    driver.runner("a", **KV)
+    driver.runner("b", **KV | {"kv_layout": "other"})
+    assert {driver.record(uuid).role for uuid in "ab"} == {RunnerRole.MIXED}
+    assert driver.place("r").token_runner is None
+
+
+@pytest.mark.parametrize(("across", "pairs"), [(True, True), (False, False)])
+def test_kv_goes_to_another_numerics_class_where_the_pool_allows_it(
+    driver: Driver, picked: Pick, across: bool, pairs: bool
+) -> None:
+    driver.start(phases="split", kv_across_classes=across)
+    driver.runner("a", numerics_class="cpu avx2", **KV)
+    driver.runner("b", numerics_class="cpu avx512", **KV)
+    assert (driver.place("r").token_runner is not None) is pairs
+    if pairs:
+        assert [e.result for e in picked(started(driver, "r", handed_off=True), KvHandOff)] == ["across"]
