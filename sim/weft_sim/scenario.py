@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from weft.domain.adapter import AdapterSpec, Tier
@@ -10,7 +11,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Received
 from weft.domain.prediction import Prediction
 from weft.domain.routes import PoolSpec, RegistryChange
-from weft.domain.runner import Heartbeat, RunnerSpec
+from weft.domain.runner import Heartbeat, RunnerRole, RunnerSpec
 from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
@@ -49,9 +50,11 @@ def scenario(seed: int) -> Scenario:
     """The scenario of a seed. Every fourth has no faults, every eighth a runner that lies, every eighth an operator."""
     chance, lies = random_of(seed, "scenario"), seed % 8 == 5
     adapters, runners = _adapters_and_runners(chance, random_of(seed, "swap"), lies)
+    phases = random_of(seed, "phases")
+    runners = _exchanging_kv(phases, runners)
     deployment = Deployment(
         runners=runners,
-        pools=_pools(random_of(seed, "policies"), lies),
+        pools=_pools(random_of(seed, "policies"), phases, lies),
         adapters=adapters,
         gateways=chance.randint(1, 2),
         hosts={"control": 2, **{plan.host: 1 for plan in runners}},
@@ -130,7 +133,22 @@ def _swapping(swap: random.Random, plan: RunnerPlan, swap_page_bytes: int) -> Ru
     return replace(plan, swap_page_bytes=swap_page_bytes, host_bytes=host_bytes, times=times, depth=depth)
 
 
-def _pools(policies: random.Random, lies: bool) -> tuple[PoolSpec, ...]:
+def _exchanging_kv(phases: random.Random, runners: tuple[RunnerPlan, ...]) -> tuple[RunnerPlan, ...]:
+    """Most runners take KV of others, over slow links and fast ones; a few have another layout. One is for a phase."""
+    if phases.random() < 0.3:
+        return runners
+    found = list[RunnerPlan]()
+    for plan in runners:
+        role = phases.choice((None, None, None, RunnerRole.PROMPT, RunnerRole.TOKEN))
+        layout = "other" if phases.random() < 0.1 else f"layout {plan.spec.page_tokens}"
+        address = plan.spec.address if phases.random() < 0.9 else ""
+        spec = replace(plan.spec, kv_address=address, kv_layout=layout, role=role)
+        of = phases.choice((1e9, 1e5, 2e4)), phases.choice((1.0, 8.0, inf))
+        found.append(replace(plan, spec=spec, kv_bytes_per_s=of[0], layer_by_layer_tokens=of[1]))
+    return tuple(found)
+
+
+def _pools(policies: random.Random, phases: random.Random, lies: bool) -> tuple[PoolSpec, ...]:
     pool = PoolSpec(
         POOL, "base", "base", max_queue=100, max_migrations=20,
         queue=policies.choice(("fcfs", "s3", "shortest")), aging_s=policies.choice((0.5, 5.0)),
@@ -142,6 +160,8 @@ def _pools(policies: random.Random, lies: bool) -> tuple[PoolSpec, ...]:
         tenant_weights=policies.choice(((), (("acme", 3),), (("blue", 5),))),
         slo_ttft_s=policies.choice((0.0, 0.5)), slo_token_time_s=policies.choice((0.0, 0.03)),
         slo_reject=policies.random() < 0.5,
+        phases=phases.choice(("split", "split", "unified")), min_prompt=phases.choice((0, 1)),
+        min_token=phases.choice((0, 1)), kv_across_classes=phases.random() < 0.5,
     )  # fmt: skip
     return (pool, PoolSpec(LIARS_POOL, "base", "evil-base", max_queue=100)) if lies else (pool,)
 
