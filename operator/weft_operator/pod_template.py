@@ -13,7 +13,7 @@ from weft_operator.site import Site
 
 Json = dict[str, Any]
 
-GRPC_PORT, PROBES_PORT = 7400, 7401
+GRPC_PORT, PROBES_PORT, KV_PORT = 7400, 7401, 7402
 DATA, TLS = "/var/lib/weft", "/etc/weft/tls"
 SHM_SIZE = "1Gi"
 AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
@@ -46,6 +46,7 @@ def arguments(launch: Launch, site: Site) -> list[str]:
         "listen": f"0.0.0.0:{GRPC_PORT}",
         "advertise": f"$(POD_IP):{GRPC_PORT}",
         "probes": f"0.0.0.0:{PROBES_PORT}",
+        "kv-listen": f"0.0.0.0:{KV_PORT}",
         "name": "$(POD_NAME)",
         "supervisor": site.supervisor,
         "depot": site.depot,
@@ -104,7 +105,7 @@ def _container(template: Object, launch: Launch, site: Site) -> Json:
             "command": list(site.command),
             "args": arguments(launch, site),
             "env": _env(template, site),
-            "ports": [_port("grpc", GRPC_PORT), _port("probes", PROBES_PORT)],
+            "ports": [_port("grpc", GRPC_PORT), _port("probes", PROBES_PORT), _port("kv", KV_PORT)],
             "resources": _given(template.get("resources") or site.resources),
             "securityContext": dict(site.security_contexts.container),
             "volumeMounts": _mounts(site),

@@ -35,6 +35,7 @@ DEPOT_CALLERS: Mapping[str, frozenset[Role]] = {
     "/v1/changed": frozenset({"operator"}),
     "/v1/blobs": frozenset({"runner", "gateway", "operator"}),
 }
+KV_CALLERS: frozenset[Role] = frozenset({"runner"})  # of weft/wire/v1/kv_transfer.proto, and only within a pool
 
 
 def dns_name(role: Role) -> str:

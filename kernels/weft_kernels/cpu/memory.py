@@ -7,6 +7,9 @@ import ctypes
 import mmap
 import sys
 
+import numpy as np
+import numpy.typing as npt
+
 HUGE = 2 << 20
 
 
@@ -26,6 +29,11 @@ class MappedMemory:
         self._bytes = (ctypes.c_char * (n_bytes + align)).from_buffer(self._map)
         start = ctypes.addressof(self._bytes)
         self.address = -(-start // align) * align
+
+    def array(self) -> npt.NDArray[np.uint8]:
+        """All of its bytes; the memory lives as long as that, too."""
+        begin = self.address - ctypes.addressof(self._bytes)
+        return np.frombuffer(memoryview(self._bytes), np.uint8, self.n_bytes, begin)
 
     def clear(self, offset: int, n_bytes: int) -> None:
         """Zeros again."""

@@ -55,7 +55,7 @@ class Runner:
 
     process: Process
     launch: Launch
-    ports: tuple[int, int]
+    ports: tuple[int, ...]
     task: asyncio.Task[None]
     leaving: bool = False
 
@@ -140,8 +140,8 @@ class LocalBackend:
             runner.task.cancel()
 
     def _start(self, action: EnsureRunner) -> Runner:
-        first, second = self._ports(2)
-        program = runner_program(action, self._machine, (first, second))
+        ports = tuple(self._ports(3))
+        program = runner_program(action, self._machine, ports)
         key = (action.pool, action.index)
 
         def on_change(state: ProcessState) -> None:
@@ -151,7 +151,7 @@ class LocalBackend:
         process = Process(program, self._open_log(program.name), on_change)
         task = asyncio.create_task(process.run(), name=program.name)
         task.add_done_callback(lambda done: self._gone(key, done))
-        return Runner(process, action.launch, (first, second), task)
+        return Runner(process, action.launch, ports, task)
 
     def _changed(self, key: tuple[Ref, int]) -> None:
         if runner := self._runners.get(key):
@@ -184,14 +184,15 @@ def runner_name(pool: Ref, index: int) -> str:
     return f"{pool.namespace}.{pool.name}-{index}"
 
 
-def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, int]) -> Program:
-    """The command line of a runner."""
+def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...]) -> Program:
+    """The command line of a runner. `ports`: for gateways, probes, KV."""
     name = component_name(action.pool, action.index)
     data_dir = machine.data_dir / "runners" / runner_name(action.pool, action.index)
     flags = {
         "name": name,
         "listen": f"{LOOPBACK}:{ports[0]}",
         "probes": f"{LOOPBACK}:{ports[1]}",
+        "kv-listen": f"{LOOPBACK}:{ports[2]}",
         "supervisor": machine.supervisor,
         "depot": machine.depot_url,
         "data-dir": data_dir,

@@ -39,6 +39,8 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> i
 def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     tls = load_tls(settings.tls_dir, "runner")
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
+    if settings.kv_listen:
+        listen(settings.kv_listen, "--kv-listen").close()
     not_ready: list[Callable[[], str | None]] = [lambda: "starting"]
     probes = Probes(settings.probes, lambda: not_ready[-1]())
     probes.start()

@@ -48,6 +48,11 @@ class RunnerSettings:
 
     listen: str = _flag("gRPC for gateways", metavar="H:P", address=True)
     advertise: str = _flag("address that gateways connect to (default: --listen)", "", metavar="H:P", address=True)
+    kv_listen: str = _flag(
+        "where other runners of the pool send KV, on the host of --advertise (unset: nowhere)", "", metavar="H:P",
+        address=True,
+    )  # fmt: skip
+    kv_claim_ms: int = _number("KV that no runner has claimed meanwhile is dropped", 10_000, 1, 600_000)
     name: str = _flag("what people call it, such as its pod (default: the host's name)", "", metavar="NAME")
     probes: str = _flag("/healthz /readyz /metrics", metavar="H:P", address=True)
     supervisor: str = _flag("where to report to", metavar="H:P", address=True)

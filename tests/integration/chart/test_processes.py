@@ -21,7 +21,7 @@ from weft_gateway.settings import GatewaySettings
 from weft_operator.kubernetes.admission import PATHS
 from weft_operator.kubernetes.settings import Settings as OperatorSettings
 from weft_operator.kubernetes.site_file import parse_site
-from weft_operator.pod_template import GRPC_PORT, PROBES_PORT
+from weft_operator.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT
 from weft_operator.site import CONTAINER_SECURITY, POD_SECURITY
 from weft_predictor.settings import PredictorSettings
 from weft_scheduler.settings import SchedulerSettings
@@ -231,7 +231,7 @@ def test_every_pod_of_the_installation_is_under_one_policy(rendered: Rendered, n
         assert len(matching) == (0 if name == "minimal" or pod == "weft-test" else 1), pod
 
 
-def test_only_the_depot_gets_out_and_runners_reach_three_peers(rendered: Rendered) -> None:
+def test_only_the_depot_gets_out_and_runners_reach_three_peers_and_each_other(rendered: Rendered) -> None:
     policies = [obj for obj in rendered["default"] if obj["kind"] == "NetworkPolicy"]
 
     def far(policy: Json) -> bool:
@@ -239,10 +239,13 @@ def test_only_the_depot_gets_out_and_runners_reach_three_peers(rendered: Rendere
 
     assert [policy["metadata"]["name"] for policy in policies if far(policy)] == ["weft-depot"]
     runner = one(rendered["default"], "NetworkPolicy", "weft-runner")["spec"]
-    dns, control = runner["egress"]
+    dns, kv, control = runner["egress"]
     assert {port["port"] for port in dns["ports"]} == {53}
+    assert {port["port"] for port in kv["ports"]} == {KV_PORT}
     assert {component_of(peer) for peer in control["to"]} == {"supervisor", "depot"}
-    assert [{component_of(peer) for peer in rule["from"]} for rule in runner["ingress"]] == [{"gateway"}]
+    assert [{component_of(peer) for peer in rule["from"]} for rule in runner["ingress"]] == [{"gateway"}, {"runner"}]
+    within = [peer for rule in (kv, runner["ingress"][1]) for peer in rule.get("to", rule.get("from"))]
+    assert all("namespaceSelector" not in peer for peer in within), "KV stays within a namespace"
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)

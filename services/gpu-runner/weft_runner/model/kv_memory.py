@@ -1,4 +1,7 @@
-"""KV pages of a device as copies to host memory and back see them: bytes. The layout is the executor's own business."""
+"""KV pages of a device as copies to host memory and back see them, and streams to other runners: bytes.
+
+What they mean is the executor's own business: `layout` names it, and equal names are equal meanings.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,6 +14,7 @@ from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
 from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.kv_window import DirectKvWindow, KvWindow, StagedKvWindow
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -23,6 +27,11 @@ class KvMemory(Protocol):
 
     page_bytes: int
     between_steps: bool
+    layout: str
+
+    def window(self) -> KvWindow:
+        """For one direction of a stream. Raises MemoryError or RuntimeError."""
+        ...
 
     def host_page(self) -> Any:
         """Memory for one page. Raises MemoryError or RuntimeError."""
@@ -46,13 +55,16 @@ class LocalKvMemory:
 
     between_steps = True
 
-    def __init__(self, pages: Bytes) -> None:
-        self._pages = pages
+    def __init__(self, pages: Bytes, layers: int = 1, layout: str = "") -> None:
+        self._pages, self._layers, self.layout = pages, layers, layout
         self.page_bytes = pages.shape[1]
 
     @classmethod
     def of(cls, kv: KvCache) -> "LocalKvMemory":
-        return cls(_bytes_of(kv).numpy())
+        return cls(_bytes_of(kv).numpy(), kv.tensor.shape[1], _layout(kv))
+
+    def window(self) -> DirectKvWindow:
+        return DirectKvWindow(self._pages, self._layers)
 
     def host_page(self) -> Bytes:
         return np.empty(self.page_bytes, np.uint8)
@@ -76,8 +88,15 @@ class NativeKvMemory:
 
     between_steps = True
 
-    def __init__(self, library: Library, pool: ThreadPool, memory: MappedMemory, page_bytes: int) -> None:
+    def __init__(
+        self, library: Library, pool: ThreadPool, memory: MappedMemory, page_bytes: int, layers: int = 1,
+        layout: str = "",
+    ) -> None:  # fmt: skip
         self._library, self._pool, self._memory, self.page_bytes = library, pool, memory, page_bytes
+        self._layers, self.layout = layers, layout
+
+    def window(self) -> DirectKvWindow:
+        return DirectKvWindow(self._memory.array().reshape(-1, self.page_bytes), self._layers)
 
     def host_page(self) -> Bytes:
         return np.empty(self.page_bytes, np.uint8)
@@ -103,9 +122,12 @@ class CudaKvMemory:
     between_steps = False
 
     def __init__(self, kv: KvCache) -> None:
-        self._pages = _bytes_of(kv)
+        self._pages, self._layers, self.layout = _bytes_of(kv), kv.tensor.shape[1], _layout(kv)
         self.page_bytes = self._pages.shape[1]
         self._copies = torch.cuda.Stream(self._pages.device)
+
+    def window(self) -> StagedKvWindow:
+        return StagedKvWindow(self._pages.view(len(self._pages), self._layers, -1))
 
     def host_page(self) -> torch.Tensor:
         return torch.empty(self.page_bytes, dtype=torch.uint8, pin_memory=True)
@@ -136,6 +158,12 @@ def kv_memory(kv: KvCache) -> LocalKvMemory | CudaKvMemory:
 
 def _bytes_of(kv: KvCache) -> torch.Tensor:
     return kv.tensor.view(len(kv.tensor), -1).view(torch.uint8)
+
+
+def _layout(kv: KvCache) -> str:
+    """Of torch executors: Punica's."""
+    dtype = str(kv.tensor.dtype).removeprefix("torch.")
+    return "/".join(["paged", dtype, *map(str, kv.tensor.shape[1:])])
 
 
 def _addresses(hosts: Sequence[Bytes]) -> list[int]:

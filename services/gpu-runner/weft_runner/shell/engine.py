@@ -12,16 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from weft.domain.machine import TICK, Close, Send
+from weft.domain.machine import TICK, Close, Kind, Peer, Send
 from weft_runner.core.events import (
     AdapterPages,
     DropKv,
     DropSwap,
     Effect,
     Event,
+    KvAction,
     OpenKvStream,
     ReceiveKv,
     RunnerStatus,
@@ -35,12 +37,13 @@ from weft_runner.core.events import (
 from weft_runner.core.runner import Runner
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
+from weft_runner.model.layer_progress import CalledLayerCounter, CountsLayers, LayerProgress
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.kv_swapper import KvSwapper
 from weft_runner.shell.step_gaps import COPIES_SHARE, StepGaps
 from weft_runner.step.asynchronous import AsyncSteps
 from weft_runner.step.pipelined import PipelinedSteps
-from weft_runner.step.sync import StepStrategy, SyncSteps
+from weft_runner.step.sync import LayerReports, StepStrategy, SyncSteps
 
 log = logging.getLogger(__name__)
 CHECKED_PAGES = 1 << 16  # an idle engine checks the machine; sorting more pages than this would delay the next event
@@ -77,6 +80,22 @@ class Output:
     busy_s: float = 0.0  # since the step before was complete, without waiting for events
 
 
+class KvStreams(Protocol):
+    """Streams of KV to other runners and from them; all of it returns without waiting for one."""
+
+    def execute(self, action: KvAction, ahead: int) -> None:
+        """`ahead`: layers of steps in flight, which are not counted yet."""
+        ...
+
+    def send(self, peer: Peer, message: object) -> None: ...
+
+    def step_failed(self) -> None:
+        """Pages of the present step are written again."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Engine:
     """Owns the machine, the executor and the adapter slots. `on_output` is called from the engine's thread."""
 
@@ -91,7 +110,12 @@ class Engine:
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
-        self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty())
+        self.layers: LayerProgress = (
+            executor.layer_counter if isinstance(executor, CountsLayers) else CalledLayerCounter()
+        )
+        self._kv: KvStreams | None = None
+        self._reports = LayerReports()
+        self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty(), self._reports)
         self.gaps = StepGaps(lambda: self.post(Wake()))
         self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()
@@ -99,6 +123,13 @@ class Engine:
         self._swaps: KvSwapper | None = None
         self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
+
+    def exchange_kv(self, streams: KvStreams) -> None:
+        """With other runners. Before the first beat."""
+        self._kv = streams
+        self._reports.again = streams.step_failed
+        if isinstance(self.layers, CalledLayerCounter):
+            self._reports.counter = self.layers
 
     def post(self, event: Posted) -> None:
         """Queue an event. Any thread."""
@@ -182,8 +213,11 @@ class Engine:
         step: RunStep | None = None
         for effect in effects:
             match effect:
-                case Send():
-                    self._output.sends.append(effect)
+                case Send(peer, message):
+                    if peer.kind is Kind.RUNNER and self._kv is not None:
+                        self._kv.send(peer, message)
+                    else:
+                        self._output.sends.append(effect)
                 case RunnerStatus():
                     self._output.status = effect
                 case RunStep():
@@ -193,7 +227,8 @@ class Engine:
                 case SwapOut() | SwapIn() | DropSwap():
                     self._swapper().execute(effect)
                 case OpenKvStream() | SendKv() | ReceiveKv() | DropKv() | Close():
-                    raise AssertionError("this runner exchanges no KV")
+                    assert self._kv is not None, "this runner exchanges no KV"
+                    self._kv.execute(effect, self.executor.spec.layers if self.steps.in_flight else 0)
                 case action:
                     self.adapters.execute((action,))
         return step
@@ -207,7 +242,9 @@ class Engine:
         return self._swaps
 
     def close(self) -> None:
-        """No further loads and copies; those in flight are waited for."""
+        """No further loads, copies and streams of KV; those in flight are waited for."""
+        if self._kv is not None:
+            self._kv.close()
         if self._swaps is not None:
             self._swaps.close()
         self.copies.close()
@@ -222,14 +259,14 @@ class Engine:
 
 
 def make_steps(
-    runner: Runner, executor: Executor, adapters: AdapterPool, events_wait: Callable[[], bool]
+    runner: Runner, executor: Executor, adapters: AdapterPool, events_wait: Callable[[], bool], reports: LayerReports
 ) -> StepStrategy:
     """The strategy that an executor's interface allows."""
     if isinstance(executor, Pipelined):
         return PipelinedSteps(runner, executor, adapters.ranks)
     if isinstance(executor, AsyncExecutor):
-        return AsyncSteps(runner, executor, executor, adapters.ranks, events_wait)
-    return SyncSteps(runner, executor, adapters.ranks)
+        return AsyncSteps(runner, executor, executor, adapters.ranks, events_wait, reports)
+    return SyncSteps(runner, executor, adapters.ranks, reports)
 
 
 class EngineThread:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from weft.domain.ids import RunnerId
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batching, BatchLimits
 from weft_runner.core.events import FoundOnDisk
+from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
@@ -53,8 +55,11 @@ def build_engine(
     on_output: Callable[[Output], None],
     stopping: Callable[[], bool] = lambda: False,
     wrap: WrapExecutor | None = None,
+    runner: RunnerId | None = None,
 ) -> EngineBundle:
     """Load the base, make its engine, and time it. `wrap`: around the executor of one process.
+
+    `runner`: who it is, for other runners; None: it exchanges no KV with any.
 
     Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, StoppedAtStart.
     """
@@ -80,8 +85,8 @@ def build_engine(
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     profile = _profile(executor, limits) if settings.profile else None
-    runner = Runner(limits, profile.model if profile else GUESS)
-    engine = Engine(runner, executor, make_adapters, on_output)
+    limits = replace(limits, kv=_kv_identity(settings, executor, runner), kv_page_bytes=executor.page_bytes)
+    engine = Engine(Runner(limits, profile.model if profile else GUESS), executor, make_adapters, on_output)
     if isinstance(adapters, CpuAdapterStore):
         adapters.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
@@ -90,6 +95,16 @@ def build_engine(
         executor.watch(lambda error: engine.post(ExecutorFailed(error)))
         bundle = replace(bundle, close=executor.close)
     return bundle
+
+
+def _kv_identity(settings: RunnerSettings, executor: Executor, runner: RunnerId | None) -> KvIdentity | None:
+    """None where KV neither leaves this runner nor comes to it."""
+    if runner is None or not settings.kv_listen:
+        return None
+    if executor.kv_memory is None:
+        log.warning("the pages of this executor are in several processes: it exchanges no KV with other runners")
+        return None
+    return KvIdentity(runner, settings.pool, settings.base_digest, executor.kv_memory.layout)
 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
@@ -130,6 +145,7 @@ def pool_limits(
         page_bytes=page_bytes,
         keep_copies=keep_copies,
         swap_page_bytes=page_bytes if swaps else 0,
+        kv_claim_s=settings.kv_claim_ms / 1e3,
     )
 
 

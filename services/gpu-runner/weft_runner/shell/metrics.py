@@ -7,6 +7,7 @@ from weft.domain.runner import RunnerRole
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.profile_model import Profile
 from weft_runner.shell.engine import Output
+from weft_runner.shell.kv_figures import KvTransfer
 
 _FIGURES = {  # gauges by field
     "iterations": ("iterations", "Iterations since start"),
@@ -27,6 +28,42 @@ _STATUS = {
     "adapters_known": ("adapters_known", "Adapters known"),
 }
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
+
+
+class KvMetrics:
+    """Fed from the threads of the streams of KV, see `kv_figures.KvFigures`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"weft_runner_kv_{name}", text, labels, registry=registry)
+
+        carried = ("direction", "carrier")
+        self._bytes = counter(
+            "bytes", "Bytes of KV sent to other runners (out) and received (in), by carrier", *carried
+        )
+        self._seconds = counter("seconds", "Time in which these bytes were written to carriers, or read", *carried)
+        self._transfers = counter(
+            "transfers",
+            "Sequences whose KV was sent or received, by result; layers: sent as they were computed, or after that",
+            *("direction", "result", "layers"),
+        )
+        self._open = counter(
+            "transfer_seconds", "Time of these from the first page or acceptance to the end", "direction"
+        )
+
+    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None:
+        self._count("out", carrier, n_bytes, seconds)
+
+    def received(self, carrier: str, n_bytes: int, seconds: float) -> None:
+        self._count("in", carrier, n_bytes, seconds)
+
+    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
+        self._transfers.labels(direction, result, "as_computed" if transfer.layer_wise else "after").inc()
+        self._open.labels(direction).inc(now - transfer.began)
+
+    def _count(self, direction: str, carrier: str, n_bytes: int, seconds: float) -> None:
+        self._bytes.labels(direction, carrier).inc(n_bytes)
+        self._seconds.labels(direction, carrier).inc(seconds)
 
 
 class RunnerMetrics:
@@ -79,6 +116,7 @@ class RunnerMetrics:
         )
         self._prefetched_before: dict[str, tuple[int, int]] = {}
         self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
+        self.kv = KvMetrics(registry)
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
         self._step = Gauge(
             "weft_runner_profiled_step_seconds", "Iteration by rows, as measured at start", ("rows",), registry=registry

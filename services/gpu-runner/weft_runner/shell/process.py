@@ -8,6 +8,7 @@ from collections.abc import Callable
 from prometheus_client import REGISTRY
 
 from weft.domain.ids import RunnerId
+from weft.domain.machine import Received
 from weft.domain.runner import RunnerSpec
 from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
@@ -25,8 +26,10 @@ from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
 from weft_runner.shell.identity import read_identity
+from weft_runner.shell.kv_stream import KvEvent
+from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell, kv_address
 from weft_runner.shell.metrics import RunnerMetrics
-from weft_runner.shell.server import RunnerServer
+from weft_runner.shell.server import RunnerServer, check_backlog
 from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
@@ -59,7 +62,7 @@ async def serve_runner(
 
     beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
-        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap)
+        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner)
     except StoppedAtStart as error:
         log.info("stopped before serving", extra=kv(reason=error))
         return 0
@@ -76,11 +79,11 @@ async def serve_runner(
 
 def load(
     settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool],
-    wrap: WrapExecutor | None = None,
+    wrap: WrapExecutor | None = None, runner: RunnerId | None = None,
 ) -> EngineBundle:  # fmt: skip
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
-    return build_engine(settings, files, source, on_output, stopping, wrap)
+    return build_engine(settings, files, source, on_output, stopping, wrap, runner)
 
 
 def fetch_base(
@@ -120,11 +123,28 @@ class RunnerApp:
         self._engine = built.engine
         if built.profile is not None:
             metrics.profiled(built.profile)
+        self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)
         self._channel = channel(settings.supervisor, tls, "supervisor")
         stub = supervisor_pb2_grpc.SupervisorStub(self._channel)
         self._link = SupervisorLink(built.engine, self._spec(built), stub.Runner, self.server.on_order)
+
+    def _exchange_kv(self, built: EngineBundle, metrics: RunnerMetrics) -> str:
+        """With other runners, if it is to; the address where they send it. Raises AddressInUse."""
+        settings, engine = self._settings, built.engine
+        memory = engine.executor.kv_memory
+        if built.limits.kv is None or memory is None:
+            return ""
+
+        def post(event: KvEvent) -> None:
+            if isinstance(event, Received):
+                check_backlog(engine)
+            engine.post(event)
+
+        place = KvPlace(settings.kv_listen, self._runner, settings.pool, settings.page_tokens, self._tls)
+        engine.exchange_kv(KvStreamShell(place, memory, engine.layers, post, metrics.kv))
+        return kv_address(settings.kv_listen, settings.advertise)
 
     async def serve(self, probes: Probes) -> None:
         """Engine first, so that a first status is there; then the supervisor; then the port."""
@@ -208,4 +228,6 @@ class RunnerApp:
             step_ms_best=profile.step_ms_best if profile else 0.0,
             prefill_tokens_per_s=profile.prefill_tokens_per_s if profile else 0.0,
             page_bytes=limits.page_bytes,
+            kv_address=self._kv_address,
+            kv_layout=limits.kv.kv_layout if limits.kv else "",
         )

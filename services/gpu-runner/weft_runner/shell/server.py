@@ -37,7 +37,7 @@ MAX_BACKLOG = 20_000
 
 
 class EngineOverloaded(PeerError):
-    """Gateways ask for more than the engine handles."""
+    """Peers ask for more than the engine handles."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -103,8 +103,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         return hello
 
     def _take(self, session: GatewaySession, envelope: GatewayToRunner) -> None:
-        if self._engine.backlog >= MAX_BACKLOG:
-            raise EngineOverloaded(f"{MAX_BACKLOG} events wait for the engine")
+        check_backlog(self._engine)
         message = GATEWAY_TO_RUNNER.decode(envelope)
         if isinstance(message, Start):
             log.info("request started", extra=started(message))
@@ -171,6 +170,12 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         if self._draining:
             return "draining"
         return "starting" if self.status is None else self.status.not_ready or None
+
+
+def check_backlog(engine: Engine) -> None:
+    """Before a peer's message is posted. Raises EngineOverloaded."""
+    if engine.backlog >= MAX_BACKLOG:
+        raise EngineOverloaded(f"{MAX_BACKLOG} events wait for the engine")
 
 
 def started(start: Start) -> dict[str, dict[str, object]]:

@@ -16,7 +16,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, StepHandle
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.step.builder import BuiltStep
-from weft_runner.step.sync import ONE, Schedule, SyncSteps
+from weft_runner.step.sync import ONE, LayerReports, Schedule, SyncSteps
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ class AsyncSteps(SyncSteps):
 
     def __init__(
         self, runner: Runner, executor: Executor, launcher: AsyncExecutor, ranks: Mapping[int, int],
-        events_wait: Callable[[], bool],
+        events_wait: Callable[[], bool], reports: LayerReports,
     ) -> None:  # fmt: skip
-        super().__init__(runner, executor, ranks)
+        super().__init__(runner, executor, ranks, reports)
         self._launcher, self._events_wait = launcher, events_wait
         self._next: LaunchedStep | None = None
 
@@ -57,6 +57,8 @@ class AsyncSteps(SyncSteps):
             if not self._events_wait():
                 self._next = self._follow(launched)
             tokens, failures = launched.built.by_key(launched.handle.result())
+            if self._reports.counter is not None:
+                self._reports.counter.raise_by(self._executor.spec.layers)
         except ExecutorLost:
             raise
         except Exception:

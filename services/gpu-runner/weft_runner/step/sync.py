@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from weft_runner.core.batch import Row
@@ -12,6 +13,7 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import Executor
+from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.step.builder import StepBuilder
 
 log = logging.getLogger(__name__)
@@ -31,9 +33,20 @@ class StepStrategy(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class LayerReports:
+    """What threads beside the steps have to know. `counter`: None if nobody asks, or the executor raises its own.
+
+    `again`: called before a step's rows run once more, each alone, and write the same pages.
+    """
+
+    counter: CalledLayerCounter | None = None
+    again: Callable[[], None] = lambda: None
+
+
 class SyncSteps:
-    def __init__(self, runner: Runner, executor: Executor, ranks: Mapping[int, int]) -> None:
-        self._runner, self._executor = runner, executor
+    def __init__(self, runner: Runner, executor: Executor, ranks: Mapping[int, int], reports: LayerReports) -> None:
+        self._runner, self._executor, self._reports = runner, executor, reports
         self._builder = StepBuilder(runner.pool, ranks)
 
     @property
@@ -57,12 +70,16 @@ class SyncSteps:
 
     def _forward(self, rows: tuple[Row, ...], sequences: tuple[Sequence, ...], *, keep: bool = False) -> Found:
         built = self._builder.build(rows, sequences, keep=keep)
-        logits = self._executor.run(built.step)
+        if (counter := self._reports.counter) is None:
+            logits = self._executor.run(built.step)
+        else:
+            logits = self._executor.run(built.step, layer_done=counter.layer_done)
         self._runner.pool.forwards += 1
         return built.by_key(self._executor.sample(logits, built.draws()))
 
     def _run_alone(self, step: RunStep) -> Found:
         """Each row whose sequence is still there runs alone; those that fail again end."""
+        self._reports.again()
         tokens: dict[str, SampledToken] = {}
         failures: dict[str, str] = {}
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):

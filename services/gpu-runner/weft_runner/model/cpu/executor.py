@@ -53,7 +53,9 @@ class CpuExecutor:
         self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
         self._kv = MappedMemory(pages * self.page_bytes)
         model.kv = self._kv.address
-        self.kv_memory = NativeKvMemory(library, self._pool, self._kv, self.page_bytes)
+        shape = (spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
+        layout = "/".join(["native", VERSION, "fp32" if element == 4 else "bf16", *map(str, shape)])
+        self.kv_memory = NativeKvMemory(library, self._pool, self._kv, self.page_bytes, spec.layers, layout)
         self.adapters = CpuAdapterStore(library, self._pool, spec, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = MappedMemory(0)

@@ -1,0 +1,43 @@
+"""Which layers of steps are complete, for threads beside the steps."""
+
+import threading
+from typing import Protocol, runtime_checkable
+
+
+class LayerProgress(Protocol):
+    """Counts completed layers of all steps, one after the other. Who sees n + k, n before a step, may read k layers."""
+
+    @property
+    def count(self) -> int: ...
+
+    def wait_for(self, count: int, timeout_s: float) -> bool:
+        """Whether so many are complete within that time. Any thread."""
+        ...
+
+
+@runtime_checkable
+class CountsLayers(Protocol):
+    """An executor that raises its counter itself, while a step runs."""
+
+    @property
+    def layer_counter(self) -> LayerProgress: ...
+
+
+class CalledLayerCounter:
+    """Counts by being called, see `Executor.run`: for executors without a counter of their own."""
+
+    def __init__(self) -> None:
+        self._changed, self.count = threading.Condition(), 0
+
+    def layer_done(self, layer: int) -> None:
+        del layer
+        self.raise_by(1)
+
+    def raise_by(self, layers: int) -> None:
+        with self._changed:
+            self.count += layers
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.count >= count, timeout_s)

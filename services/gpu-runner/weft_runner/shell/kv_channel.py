@@ -1,0 +1,214 @@
+"""A connection of two runners: frames, and bytes between them that pass between sockets and KV pages without a copy.
+
+A frame is its length (4 bytes, the highest first) and a protobuf envelope; with the highest bit of the length set it is
+the reason for which the other end closes. The socket does not block: a thread waits for it holding nothing, and holds
+the lock of a guard only while bytes are copied. No wait within a frame or a payload is longer than `stall_s`.
+"""
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from weft.wire.errors import PeerError
+
+MAX_FRAME = 4 << 20
+GOODBYE = 1 << 31
+MAX_REASON = 500
+MOST_PARTS = 512  # of one system call; 1,024 is what Linux takes
+RECORD = 16 << 10  # of TLS
+ZEROS = bytes(64 << 10)
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+
+
+class KvConnectionClosed(Exception):
+    """The connection is over, for the reason that the message gives."""
+
+
+class Guard:
+    """What protects pages: after `drop` nothing reads them for a stream, or writes what a stream brings."""
+
+    def __init__(self) -> None:
+        self._lock, self.dropped = threading.Lock(), False
+
+    def __enter__(self) -> bool:
+        """May the pages be touched, until the end of the block?"""
+        self._lock.acquire()
+        return not self.dropped
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def drop(self) -> None:
+        """Any thread: waits for the bytes that are being copied, not for a socket."""
+        self.dropped = True
+        with self._lock:
+            pass
+
+
+class KvConnection:
+    """One connection. One thread sends and one receives; any may close."""
+
+    def __init__(self, sock: socket.socket, stall_s: float) -> None:
+        self._sock, self._stall_ms = sock, stall_s * 1e3
+        sock.setblocking(False)
+        secure = isinstance(sock, ssl.SSLSocket)
+        self.carrier = "tls" if secure else "tcp"
+        # OpenSSL lets one thread at a time use a connection
+        self._alone: Any = threading.Lock() if secure else contextlib.nullcontext()
+        self._write, self._read = (self._write_tls, self._read_tls) if secure else (self._write_plain, self._read_plain)
+        if sock.family != socket.AF_UNIX:
+            tune(sock)
+
+    # ---- frames
+
+    def send_frame(self, envelope: bytes) -> None:
+        self.send([memoryview(len(envelope).to_bytes(4) + envelope)])
+
+    def send_goodbye(self, reason: str) -> None:
+        text = reason.encode()[:MAX_REASON]
+        self.send([memoryview((len(text) | GOODBYE).to_bytes(4) + text)])
+
+    def receive_frame(self, *, patient: bool = True) -> bytes:
+        """The next frame; `patient`: however long it takes until it begins. Raises KvConnectionClosed, PeerError."""
+        header = bytearray(4)
+        self.receive([memoryview(header)], patient=patient)
+        length = int.from_bytes(header)
+        if length & GOODBYE:
+            length &= GOODBYE - 1
+            text = self._receive_bytes(min(length, MAX_REASON))
+            raise KvConnectionClosed(text.decode(errors="replace"))
+        if length > MAX_FRAME:
+            raise PeerError(f"a message of {length} bytes: at most {MAX_FRAME} are taken")
+        return self._receive_bytes(length)
+
+    def _receive_bytes(self, length: int) -> bytes:
+        data = bytearray(length)
+        self.receive([memoryview(data)])
+        return bytes(data)
+
+    # ---- bytes
+
+    def send(self, parts: Sequence[memoryview], guard: Guard | None = None) -> bool:
+        """All of them; zeros instead, once the guard says no: False. Raises KvConnectionClosed."""
+        parts, left, guard = list(parts), sum(map(len, parts)), guard or Guard()
+        whole = True
+        while left:
+            with guard as allowed:
+                if not allowed and whole:
+                    whole, parts = False, [memoryview(ZEROS)] * -(-left // len(ZEROS))
+                    parts[-1] = parts[-1][: left - (len(parts) - 1) * len(ZEROS)]
+                sent = self._write(parts)
+            left -= sent
+            _skip(parts, sent)
+            if not sent:
+                self._wait(select.POLLOUT, self._stall_ms, "takes nothing")
+        return whole
+
+    def receive(self, parts: Sequence[memoryview], guard: Guard | None = None, *, patient: bool = False) -> bool:
+        """Fill all of them; elsewhere, once the guard says no: False. `patient`: as long as nothing has come.
+
+        Raises KvConnectionClosed.
+        """
+        parts, left, guard = list(parts), sum(map(len, parts)), guard or Guard()
+        whole, empty = True, True
+        while left:
+            with guard as allowed:
+                if not allowed and whole:
+                    whole, parts = False, [memoryview(bytearray(len(ZEROS)))] * -(-left // len(ZEROS))
+                    parts[-1] = parts[-1][: left - (len(parts) - 1) * len(ZEROS)]
+                got = self._read(parts)
+            left -= got
+            empty = empty and not got
+            _skip(parts, got)
+            if not got:
+                self._wait(select.POLLIN, None if patient and empty else self._stall_ms, "sends nothing more")
+        return whole
+
+    def _write_plain(self, parts: list[memoryview]) -> int:
+        try:
+            return self._sock.sendmsg(parts[:MOST_PARTS])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _closed(error) from error
+
+    def _read_plain(self, parts: list[memoryview]) -> int:
+        try:
+            got = self._sock.recvmsg_into(parts[:MOST_PARTS])[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _closed(error) from error
+        if not got:
+            raise KvConnectionClosed("the connection was closed")
+        return got
+
+    def _write_tls(self, parts: list[memoryview]) -> int:
+        """A record that did not go is kept by OpenSSL: the next call, of as many bytes or more, sends it."""
+        try:
+            with self._alone:
+                return self._sock.send(parts[0][:RECORD])
+        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+        except OSError as error:
+            raise _closed(error) from error
+
+    def _read_tls(self, parts: list[memoryview]) -> int:
+        try:
+            with self._alone:
+                got = self._sock.recv_into(parts[0])
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise _closed(error) from error
+        if not got:
+            raise KvConnectionClosed("the connection was closed")
+        return got
+
+    def _wait(self, event: int, timeout_ms: float | None, what: str) -> None:
+        waiting = select.poll()
+        try:
+            waiting.register(self._sock, event)
+        except (ValueError, OSError) as error:  # closed meanwhile
+            raise KvConnectionClosed("the connection was closed") from error
+        if not waiting.poll(timeout_ms):
+            raise KvConnectionClosed(f"the other end {what} for {self._stall_ms / 1e3:g} s")
+
+    # ---- end
+
+    def shutdown(self) -> None:
+        """Wake both threads: whatever they do ends with KvConnectionClosed. Any thread; harmless when done."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # not TLS's: it would need both ends
+
+    def close(self) -> None:
+        """Once no thread uses it any more."""
+        self._sock.close()
+
+
+def tune(sock: socket.socket) -> None:
+    """Small messages go at once; a peer that is gone is noticed on a stream where nothing passes, too."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _skip(parts: list[memoryview], count: int) -> None:
+    """Those bytes are done."""
+    done = 0
+    while count and count >= len(parts[done]):
+        count -= len(parts[done])
+        done += 1
+    del parts[:done]
+    if count:
+        parts[0] = parts[0][count:]
+
+
+def _closed(error: OSError) -> KvConnectionClosed:
+    return KvConnectionClosed(f"the connection was lost: {error.strerror or error}")

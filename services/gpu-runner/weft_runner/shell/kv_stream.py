@@ -1,0 +1,456 @@
+"""One stream of KV between two runners: a thread that writes what is queued, in order, and a thread that reads.
+
+The engine's thread queues messages and jobs and never waits for a socket. A stream ends once, by the machine's order,
+a lost connection, a deadline or a peer that breaks the contract; what it does not get rid of is bounded by MAX_QUEUED.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from weft.domain.kv_transfer import KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
+from weft.domain.machine import Closed, Connected, Peer, Received
+from weft.telemetry.logs import kv
+from weft.wire.codec.direction import Direction
+from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPages
+from weft.wire.errors import PeerError, refused
+from weft_runner.core.events import DropKv, ReceiveKv, SendKv
+from weft_runner.model.kv_window import KvWindow
+from weft_runner.model.layer_progress import LayerProgress
+from weft_runner.shell.kv_arrivals import BrokenOrder, Key, OfferedKv, WrongPages
+from weft_runner.shell.kv_channel import Guard, KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_figures import KvFigures, KvTransfer
+
+log = logging.getLogger(__name__)
+MAX_QUEUED = 4096  # messages and jobs that wait for a stream: those of a thousand sequences, several each
+LAYER_WAIT_S = 0.05  # then a job looks whether it was dropped
+
+KvEvent = Connected | Received | Closed
+Post = Callable[[KvEvent], None]
+
+
+class Payload(Protocol):
+    """What carries the bytes of pages: the channel itself, or shared memory beside it."""
+
+    carrier: str
+
+    def send(self, parts: list[memoryview], guard: Guard) -> bool: ...
+
+    def receive(self, parts: list[memoryview], guard: Guard) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Job(Guard):
+    """A SendKv. `base`: layers that all steps had completed when it was ordered; None: its pages are complete."""
+
+    def __init__(self, order: SendKv, fence: Any, base: int | None) -> None:
+        super().__init__()
+        self.order, self.fence, self.base = order, fence, base
+
+    @property
+    def key(self) -> Key:
+        return self.order.request_id, self.order.epoch
+
+
+class KvStream:
+    """What both ends share. `_lock`: of the state that the engine's thread and the stream's own threads change."""
+
+    _encodes: Direction[Any, Any]
+    _decodes: Direction[Any, Any]
+
+    def __init__(self, name: str, post: Post, on_end: Callable[["KvStream"], None], figures: KvFigures) -> None:
+        """`on_end`: called from its thread as the last that it does."""
+        self._post, self._on_end, self._figures = post, on_end, figures
+        self.peer: Peer | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._queue: deque[Message | Job] = deque()
+        self._job: Job | None = None  # under way
+        self._goodbye = ""
+        self._over = False
+        self._channel: KvConnection | None = None
+        self._payload: Payload | None = None
+        self._threads = [
+            threading.Thread(target=work, name=f"kv-{name}", daemon=True)
+            for work in (self._live, lambda: self._guarded(self._write))
+        ]
+
+    def start(self) -> None:
+        self._threads[0].start()
+
+    def join(self, timeout_s: float) -> None:
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout_s)
+
+    # ---- the engine's thread
+
+    def send(self, message: object) -> None:
+        """Queue a message."""
+        self._put(self._encodes.encode(message))
+
+    def close(self, reason: str) -> None:
+        """The machine's order: no Closed follows, and no page is read or written when this returns."""
+        self._end(reason, ordered=True)
+
+    def _put(self, item: Message | Job) -> None:
+        with self._lock:
+            if self._over:
+                return
+            full = len(self._queue) >= MAX_QUEUED
+            if not full:
+                self._queue.append(item)
+                self._changed.notify()
+        if full:
+            self._end(f"{MAX_QUEUED} messages wait for the other end")
+
+    # ---- its threads
+
+    def _run(self) -> None:
+        """Open, then read until the end."""
+        raise NotImplementedError
+
+    def _live(self) -> None:
+        self._guarded(self._run)
+        if self._threads[1].is_alive():
+            self._threads[1].join()
+        if self._channel is not None and self._payload is not None:
+            self._channel.close()
+            self._payload.close()
+        self._on_end(self)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Whatever ends a thread ends the stream, by name, and nothing else."""
+        try:
+            work()
+        except PeerError as error:
+            refused("runner", error, stream=self.peer.name if self.peer else "")
+            self._end(str(error))
+        except KvConnectionClosed as error:
+            self._end(str(error))
+        except Exception as error:
+            log.exception("a stream of KV failed")
+            self._end(f"{type(error).__name__}: {error}")
+
+    def _use(self, channel: KvConnection, payload: Payload) -> None:
+        """Both threads use it from now on. Raises KvConnectionClosed."""
+        with self._lock:
+            over = self._over
+            if not over:
+                self._channel, self._payload = channel, payload
+                self._threads[1].start()
+        if over:
+            channel.close()
+            payload.close()
+            raise KvConnectionClosed("closed before it was open")
+
+    def _receive(self, *, hello: bool = False) -> Any:
+        """The next message. `hello`: it has to come at once."""
+        assert self._channel is not None, "not open"
+        envelope = self._decodes.envelope()
+        try:
+            envelope.ParseFromString(self._channel.receive_frame(patient=not hello))
+        except DecodeError as error:
+            raise PeerError(f"a message that cannot be read: {error}") from error
+        return self._decodes.decode(envelope)
+
+    def _posted(self, event: KvEvent) -> None:
+        """In order, and nothing after the end. Raises KvConnectionClosed."""
+        with self._lock:
+            if self._over:
+                raise KvConnectionClosed("over")
+            self._post(event)
+
+    def _write(self) -> None:
+        channel = self._channel
+        assert channel is not None, "not open"
+        while (item := self._next()) is not None:
+            if isinstance(item, Job):
+                self._send_pages(channel, item)
+            else:
+                channel.send_frame(item.SerializeToString())
+        channel.send_goodbye(self._goodbye)
+        channel.shutdown()
+
+    def _next(self) -> Message | Job | None:
+        with self._changed:
+            self._job = None
+            self._changed.wait_for(lambda: self._queue or self._over)
+            item = None if self._over else self._queue.popleft()
+            if isinstance(item, Job):
+                self._job = item
+            return item
+
+    def _send_pages(self, channel: KvConnection, job: Job) -> None:
+        raise NotImplementedError
+
+    # ---- the end
+
+    def _end(self, reason: str, *, ordered: bool = False) -> None:
+        """Once; the first reason counts. Any thread."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            self._queue.clear()
+            self._goodbye = reason
+            guards = self._guards()
+            writer = self._threads[1]
+            # between two messages it says why before it closes; within pages nobody waits for it
+            ends_with_reason = writer.is_alive() and threading.current_thread() is not writer and self._job is None
+            self._changed.notify()
+            if not ordered and self.peer is not None:
+                self._post(Closed(self.peer, reason))
+        for guard in guards:
+            guard.drop()
+        if self._channel is not None and not ends_with_reason:
+            self._channel.shutdown()
+        log.info("stream of KV closed", extra=kv(peer=self.peer.name if self.peer else "", reason=reason))
+
+    def _guards(self) -> list[Guard]:
+        """What still reads or writes pages; the stream is over. Under the lock."""
+        raise NotImplementedError
+
+
+class KvSender(KvStream):
+    """To a runner that takes KV. `connect` opens the connection, sends the hello, and may take its time."""
+
+    _encodes, _decodes = KV_FROM_SENDER, KV_FROM_RECEIVER
+
+    def __init__(
+        self,
+        peer: Peer,
+        hello: KvHello,
+        connect: Callable[[], tuple[KvConnection, Payload]],
+        window: KvWindow,
+        progress: LayerProgress,
+        post: Post,
+        on_end: Callable[[KvStream], None],
+        figures: KvFigures,
+    ) -> None:
+        super().__init__("send", post, on_end, figures)
+        self.peer, self._connect, self._window, self._progress = peer, connect, window, progress
+        self._queue.append(KV_FROM_SENDER.encode(hello))
+        self._transfers: dict[Key, KvTransfer] = {}  # whose KV was sent and not acknowledged
+
+    # ---- the engine's thread
+
+    def send_pages(self, order: SendKv, fence: Any, ahead: int) -> None:
+        """`fence`: after what was written so far. `ahead`: layers of steps in flight, not counted yet."""
+        job = Job(order, fence, self._progress.count + ahead if order.layer_by_layer else None)
+        with self._lock:
+            transfer = self._transfers.setdefault(job.key, KvTransfer(time.monotonic()))
+        transfer.layer_wise = transfer.layer_wise or order.layer_by_layer
+        self._put(job)
+
+    def drop(self, order: DropKv) -> None:
+        """No page of it is read for this stream when this returns."""
+        key = order.request_id, order.epoch
+        with self._lock:
+            self._queue = deque(item for item in self._queue if not (isinstance(item, Job) and item.key == key))
+            job = self._job
+            self._finished(key, "dropped")
+        if job is not None and job.key == key:
+            job.drop()
+
+    def step_failed(self) -> None:
+        """What a step had counted as complete is computed again: layers may have left that are not right."""
+        with self._lock:
+            waiting = [item for item in (self._job, *self._queue) if isinstance(item, Job) and item.base is not None]
+        if waiting:
+            self._end("a step failed whose layers were being sent")
+
+    # ---- its threads
+
+    def _run(self) -> None:
+        assert self.peer is not None
+        self._use(*self._connect())
+        ready = self._receive(hello=True)
+        if not isinstance(ready, KvReady):
+            raise BrokenOrder("the first message of a receiver is its answer to the hello")
+        if f"{ready.runner.uuid}/{ready.runner.incarnation}" != self.peer.name:
+            raise BrokenOrder(f"this is runner {ready.runner.uuid}, incarnation {ready.runner.incarnation}")
+        self._posted(Connected(self.peer, ready))
+        while True:
+            message = self._receive()
+            if isinstance(message, KvReady):
+                raise BrokenOrder("a second answer to the hello")
+            if isinstance(message, KvAck | KvRefuse):
+                with self._lock:
+                    key = message.request_id, message.epoch
+                    self._finished(key, "complete" if isinstance(message, KvAck) else "refused")
+            self._posted(Received(self.peer, message))
+
+    def _send_pages(self, channel: KvConnection, job: Job) -> None:
+        for first_layer, layers in self._complete_layers(job):
+            if not self._send_layers(channel, job, first_layer, layers):
+                return
+
+    def _complete_layers(self, job: Job) -> Iterator[tuple[int, int]]:
+        """(first, count) of layers, as they are complete, until the job is dropped or the stream over."""
+        layers = self._window.layers
+        if job.base is None:
+            yield 0, layers
+            return
+        sent = 0
+        while sent < layers and not (job.dropped or self._over):
+            if self._progress.wait_for(job.base + sent + 1, LAYER_WAIT_S):
+                done = min(layers, self._progress.count - job.base)
+                yield sent, done - sent
+                sent = done
+
+    def _send_layers(self, channel: KvConnection, job: Job, first_layer: int, layers: int) -> bool:
+        """False: it was dropped. Raises KvConnectionClosed."""
+        order, window = job.order, self._window
+        for at, pages, first, count in pieces(window, order.pages, first_layer, layers):
+            with job as allowed:
+                if not allowed:
+                    return False
+                parts = window.outgoing(pages, first, count, job.fence)
+            n_bytes = len(pages) * count * window.layer_bytes
+            named = KvPages(order.request_id, order.epoch, order.first_page + at, len(pages), first, count, n_bytes)
+            channel.send_frame(KV_FROM_SENDER.encode(named).SerializeToString())
+            assert self._payload is not None
+            began = time.perf_counter()
+            whole = self._payload.send(parts, job)
+            self._figures.sent(self._payload.carrier, n_bytes, time.perf_counter() - began)
+            if not whole:
+                return False
+        return True
+
+    def _guards(self) -> list[Guard]:
+        for key in list(self._transfers):
+            self._finished(key, "lost")
+        return [] if self._job is None else [self._job]
+
+    def _finished(self, key: Key, result: str) -> None:
+        if (transfer := self._transfers.pop(key, None)) is not None:
+            self._figures.ended("out", result, transfer, time.monotonic())
+
+
+class KvReceiver(KvStream):
+    """From a runner that sends KV. `accept` makes the connection secure, and may refuse it by PeerError."""
+
+    _encodes, _decodes = KV_FROM_RECEIVER, KV_FROM_SENDER
+
+    def __init__(
+        self,
+        accept: Callable[[], tuple[KvConnection, Payload]],
+        name_of: "Callable[[KvReceiver, KvHello], Peer]",
+        window: KvWindow,
+        page_tokens: int,
+        post: Post,
+        on_end: Callable[[KvStream], None],
+        figures: KvFigures,
+    ) -> None:
+        """`name_of`: checks a hello, and gives the peer its name from there on; raises PeerError."""
+        super().__init__("receive", post, on_end, figures)
+        self._accept, self._name_of, self._window = accept, name_of, window
+        self._arrivals = OfferedKv(window.layers, page_tokens)
+        self._transfers: dict[Key, KvTransfer] = {}
+
+    # ---- the engine's thread
+
+    def send(self, message: object) -> None:
+        if isinstance(message, KvRefuse):
+            self._forget((message.request_id, message.epoch), "refused")
+        super().send(message)
+
+    def expect(self, order: ReceiveKv, fence: Any) -> None:
+        """`fence`: after what was written so far to those pages."""
+        with self._lock:
+            if not self._over:
+                key = order.request_id, order.epoch
+                self._arrivals.expect(key, order.first_page, order.pages, fence)
+                self._transfers[key] = KvTransfer(time.monotonic())
+
+    def drop(self, order: DropKv) -> None:
+        """Nothing is written to its pages when this returns."""
+        self._forget((order.request_id, order.epoch), "dropped")
+
+    def _forget(self, key: Key, result: str) -> None:
+        with self._lock:
+            arrival = self._arrivals.drop(key)
+            self._finished(key, result)
+        if arrival is not None:
+            arrival.drop()
+
+    # ---- its threads
+
+    def _run(self) -> None:
+        self._use(*self._accept())
+        hello = self._receive(hello=True)
+        if not isinstance(hello, KvHello):
+            raise BrokenOrder("the first message of a sender is its hello")
+        peer = self._name_of(self, hello)
+        with self._lock:
+            self.peer = peer
+        self._posted(Connected(peer, hello))
+        while True:
+            message = self._receive()
+            match message:
+                case KvPages():
+                    self._receive_part(message)
+                case KvOffer():
+                    with self._lock:
+                        self._arrivals.offer(message)
+                    self._posted(Received(peer, message))
+                case KvComplete():
+                    with self._lock:
+                        there = self._arrivals.complete(message)
+                        self._finished((message.request_id, message.epoch), "complete")
+                    if there:
+                        self._posted(Received(peer, message))
+                case _:
+                    raise BrokenOrder("a second hello")
+
+    def _receive_part(self, part: KvPages) -> None:
+        """To where its pages are, or nowhere. Raises PeerError, KvConnectionClosed."""
+        window = self._window
+        if part.bytes != part.pages * part.layers * window.layer_bytes or part.bytes > window.piece_bytes:
+            raise WrongPages(
+                f"{part.request_id}: {part.bytes} bytes for {part.layers} layers of {part.pages} pages: "
+                f"{window.layer_bytes} each, {window.piece_bytes} at a time"
+            )
+        with self._lock:
+            found = self._arrivals.part(part)
+        began = time.perf_counter()
+        assert self._payload is not None
+        if found is None:
+            nowhere = Guard()
+            nowhere.drop()
+            self._payload.receive([memoryview(bytearray(part.bytes))], nowhere)
+            return
+        arrival, pages = found
+        if self._payload.receive(window.incoming(pages, part.first_layer, part.layers), arrival):
+            with arrival as allowed:
+                if allowed:
+                    window.arrived(pages, part.first_layer, part.layers, arrival.fence)
+        self._figures.received(self._payload.carrier, part.bytes, time.perf_counter() - began)
+
+    def _guards(self) -> list[Guard]:
+        for key in list(self._transfers):
+            self._finished(key, "lost")
+        return list(self._arrivals.end())
+
+    def _finished(self, key: Key, result: str) -> None:
+        if (transfer := self._transfers.pop(key, None)) is not None:
+            self._figures.ended("in", result, transfer, time.monotonic())
+
+
+def pieces(
+    window: KvWindow, pages: tuple[int, ...], first_layer: int, layers: int
+) -> Iterator[tuple[int, tuple[int, ...], int, int]]:
+    """(index of the first page, pages, first layer, layers) of pieces that are small enough, page by page."""
+    most = max(1, window.piece_bytes // window.layer_bytes)  # layers of single pages
+    at_once, layers_at_once = max(1, most // layers), min(layers, most)
+    for at in range(0, len(pages), at_once):
+        for layer in range(first_layer, first_layer + layers, layers_at_once):
+            count = min(layers_at_once, first_layer + layers - layer)
+            yield at, pages[at : at + at_once], layer, count

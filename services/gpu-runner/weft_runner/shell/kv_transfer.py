@@ -1,0 +1,276 @@
+"""KV from this runner to others of its pool, and from them: the listener, and the streams that the machine orders.
+
+Contract: `weft/wire/v1/kv_transfer.proto`; how it is carried: docs/adr/0017. A sender connects to `--kv-listen` of the
+receiver over TCP, under mutual TLS where there are certificates, and sends a preface and its hello. The machine decides
+everything but who may call: only runners whose certificates speak for the namespace of this runner's pool.
+"""
+
+import itertools
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.domain.ids import RunnerId
+from weft.domain.kv_transfer import KvHello
+from weft.domain.machine import Close, Closed, Kind, Peer
+from weft.process import AddressInUse, split_address
+from weft.telemetry.logs import kv
+from weft.wire.errors import PeerError
+from weft.wire.roles import KV_CALLERS, pool_namespaces_of, refusal, roles_of
+from weft.wire.tls import Tls
+from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.model.kv_memory import KvMemory
+from weft_runner.model.layer_progress import LayerProgress
+from weft_runner.shell.kv_channel import KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_figures import KvFigures
+from weft_runner.shell.kv_stream import KvEvent, KvReceiver, KvSender, KvStream, Payload
+
+log = logging.getLogger(__name__)
+PREFACE = b"weft-kv1"
+MAX_STREAMS = 256  # that come in: one for each other runner of the pool that sends, two while it reconnects
+CONNECT_S = 5.0  # and as long for the handshake
+STALL_S = 10.0  # without a byte in the middle of a message, or of pages
+ACCEPT_AGAIN_S = 0.1
+CLOSE_S = 2.0
+
+
+class NotOfThisPool(PeerError):
+    """The caller's certificate is not that of a runner of this pool's namespace, or it asks for another runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlace:
+    """Where and as whom this runner takes and sends KV. `pool`: NAMESPACE/NAME."""
+
+    listen: str
+    runner: RunnerId
+    pool: str
+    page_tokens: int
+    tls: Tls | None = None
+    stall_s: float = STALL_S
+
+    @property
+    def namespace(self) -> str:
+        return self.pool.partition("/")[0]
+
+
+class KvStreamShell:
+    """Executes the machine's orders about KV. `post` and `figures` are called from the streams' threads."""
+
+    def __init__(
+        self,
+        place: KvPlace,
+        memory: KvMemory,
+        progress: LayerProgress,
+        post: Callable[[KvEvent], None],
+        figures: KvFigures,
+    ) -> None:
+        """Listens from now on. Raises AddressInUse."""
+        self._place, self._memory, self._progress, self._post, self._figures = place, memory, progress, post, figures
+        self._lock = threading.Lock()
+        self._sending: dict[Peer, KvSender] = {}
+        self._receiving: dict[Peer, KvReceiver] = {}
+        self._streams: set[KvStream] = set()  # with those that end, and those that have no name yet
+        self._numbers = itertools.count(1)
+        self._ended = threading.Event()
+        self._listener = _listen(place.listen)
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._listen, name="kv-listen", daemon=True)
+        self._thread.start()
+
+    # ---- the engine's thread
+
+    def execute(self, action: KvAction, ahead: int = 0) -> None:
+        """One order of the machine; it waits for no socket. `ahead`: layers of steps in flight, not counted yet."""
+        match action:
+            case OpenKvStream():
+                self._open(action)
+            case SendKv(peer):
+                if (stream := self._sending.get(peer)) is not None:
+                    stream.send_pages(action, self._memory.fence(), ahead)
+            case ReceiveKv(peer):
+                if (stream := self._receiving.get(peer)) is not None:
+                    stream.expect(action, self._memory.fence())
+            case DropKv(peer):
+                if (stream := self._sending.get(peer) or self._receiving.get(peer)) is not None:
+                    stream.drop(action)
+            case Close(peer, reason):
+                if (stream := self._sending.get(peer) or self._receiving.get(peer)) is not None:
+                    stream.close(reason)
+
+    def send(self, peer: Peer, message: object) -> None:
+        """Queue a message to a runner; dropped where there is no stream."""
+        if (stream := self._sending.get(peer) or self._receiving.get(peer)) is not None:
+            stream.send(message)
+
+    def step_failed(self) -> None:
+        """The rows of a step run again: what left of it may be wrong."""
+        for stream in list(self._sending.values()):
+            stream.step_failed()
+
+    def close(self) -> None:
+        """End all streams and the listener; their threads have ended, or hold no page, when this returns."""
+        self._ended.set()
+        _wake(self._listener)
+        self._thread.join(CLOSE_S)
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close("the runner ends")
+        for stream in streams:
+            stream.join(CLOSE_S)
+
+    def _open(self, order: OpenKvStream) -> None:
+        if (before := self._sending.get(order.peer)) is not None:
+            before.close("opened again")
+        try:
+            window = self._memory.window()
+        except (MemoryError, RuntimeError) as error:
+            self._post(Closed(order.peer, f"no memory for a stream: {error}"))
+            return
+        stream = KvSender(
+            order.peer,
+            order.hello,
+            lambda: self._connect(order),
+            window,
+            self._progress,
+            self._post,
+            self._remove,
+            self._figures,
+        )
+        with self._lock:
+            self._sending[order.peer] = stream
+            self._streams.add(stream)
+        stream.start()
+
+    # ---- the streams' threads
+
+    def _connect(self, order: OpenKvStream) -> tuple[KvConnection, Payload]:
+        """Raises KvConnectionClosed, PeerError."""
+        try:
+            sock = socket.create_connection(split_address(order.address), CONNECT_S)
+        except (OSError, ValueError) as error:
+            raise KvConnectionClosed(f"{order.address} cannot be reached: {error}") from error
+        channel = self._secured(sock, server=False)
+        channel.send([memoryview(PREFACE)])
+        return channel, channel
+
+    def _accept(self, sock: socket.socket) -> tuple[KvConnection, Payload]:
+        """Raises KvConnectionClosed, PeerError."""
+        channel = self._secured(sock, server=True)
+        preface = bytearray(len(PREFACE))
+        channel.receive([memoryview(preface)])
+        if bytes(preface) != PREFACE:
+            channel.close()
+            raise PeerError(f"{bytes(preface)!r} instead of {PREFACE!r}")
+        return channel, channel
+
+    def _secured(self, sock: socket.socket, *, server: bool) -> KvConnection:
+        """Under TLS where there is; whose certificate may not is refused. Raises KvConnectionClosed, PeerError."""
+        tls = self._place.tls
+        try:
+            sock.settimeout(CONNECT_S)
+            if tls is not None:
+                context = tls.server_context() if server else tls.client_context("runner")
+                sock = secure = context.wrap_socket(sock, server_side=server)
+                check_certificate(secure, self._place.namespace)
+            return KvConnection(sock, self._place.stall_s)
+        except OSError as error:
+            sock.close()
+            raise KvConnectionClosed(f"no secure connection: {error}") from error
+        except PeerError:
+            sock.close()
+            raise
+
+    def _name(self, stream: KvReceiver, hello: KvHello) -> Peer:
+        """Raises NotOfThisPool for a hello to another runner, or a pool that this one's certificate is not for."""
+        runner = self._place.runner
+        if hello.incarnation != runner.incarnation:
+            raise NotOfThisPool(f"this is incarnation {runner.incarnation} of runner {runner.uuid}")
+        if self._place.tls is not None and hello.runner.uuid.partition(".")[0] != self._place.namespace:
+            raise NotOfThisPool(f"runner {hello.runner.uuid} is not of namespace {self._place.namespace}")
+        peer = Peer(Kind.RUNNER, f"{hello.runner.uuid}/{hello.runner.incarnation}/{next(self._numbers)}")
+        with self._lock:
+            self._receiving[peer] = stream
+        return peer
+
+    def _remove(self, stream: KvStream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+            for streams in (self._sending, self._receiving):
+                if stream.peer is not None and streams.get(stream.peer) is stream:
+                    del streams[stream.peer]
+
+    def _listen(self) -> None:
+        while not self._ended.is_set():
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:  # no descriptors left, or it was shut down
+                if not self._ended.wait(ACCEPT_AGAIN_S):
+                    log.error("a connection of a runner could not be taken", extra=kv(error=error))
+                continue
+            if self._ended.is_set() or not self._take(sock):
+                log.warning("a stream of KV too many", extra=kv(address=address, most=MAX_STREAMS))
+                sock.close()
+        self._listener.close()
+
+    def _take(self, sock: socket.socket) -> bool:
+        with self._lock:
+            if sum(isinstance(stream, KvReceiver) for stream in self._streams) >= MAX_STREAMS:
+                return False
+        try:
+            window = self._memory.window()
+        except (MemoryError, RuntimeError):
+            log.exception("no memory for a stream")
+            return False
+        stream = KvReceiver(
+            lambda: self._accept(sock),
+            self._name,
+            window,
+            self._place.page_tokens,
+            self._post,
+            self._remove,
+            self._figures,
+        )
+        with self._lock:
+            self._streams.add(stream)
+        stream.start()
+        return True
+
+
+def kv_address(listen: str, advertise: str) -> str:
+    """Where other runners reach `--kv-listen`: on the host of `--advertise`."""
+    host, port = advertise.rpartition(":")[0], listen.rpartition(":")[2]
+    return f"{host}:{port}"
+
+
+def check_certificate(secure: ssl.SSLSocket, namespace: str) -> None:
+    """Raises NotOfThisPool unless the other end is a runner that may speak for pools of that namespace."""
+    given = secure.getpeercert() or {}
+    names = [str(value) for kind, value in given.get("subjectAltName", ()) if kind == "DNS"]  # pyright: ignore[reportGeneralTypeIssues]
+    if (why := refusal(roles_of(names), KV_CALLERS, "KvTransfer")) is not None:
+        raise NotOfThisPool(why)
+    namespaces = pool_namespaces_of(names)
+    if namespaces and namespace not in namespaces:
+        raise NotOfThisPool(f"its certificate is for runners of {', '.join(sorted(namespaces))}, not of {namespace}")
+
+
+def _listen(address: str) -> socket.socket:
+    """Raises AddressInUse."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=MAX_STREAMS)
+    except OSError as error:
+        raise AddressInUse("--kv-listen", address, error.strerror or str(error)) from error
+
+
+def _wake(listener: socket.socket) -> None:
+    """`accept` returns: closing the socket does not make it."""
+    try:
+        listener.shutdown(socket.SHUT_RDWR)
+    except OSError as error:
+        log.debug("the listener of KV was closed before", extra=kv(error=error))
