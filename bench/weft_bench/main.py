@@ -230,28 +230,40 @@ def control(
 
 @app.command()
 def fidelity(
+    part: Annotated[str, typer.Option(help="Of live, silicon, vllm; separated by commas.")] = "live",
     models_: Annotated[str, typer.Option("--of", help="Of quickstart, m135; separated by commas.")] = "quickstart,m135",
     loads: Annotated[str, typer.Option(help="Percent of the saturating load: of 25, 50, 80.")] = "25,50,80",
     runs: Annotated[int, typer.Option(min=1, help="Live runs of each load.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Two short runs: shows that it works, not how well.")] = False,
     seed: Annotated[int, typer.Option(help="Of arrivals, prompts and lengths.")] = 0,
+    fit: Annotated[
+        Path | None, typer.Option(help="Of silicon: write the constants, fitted on all points, here.")
+    ] = None,
     models: Models = None,
+    data: Data = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
-    """The simulator beside the live CPU engine: TTFT, time per token, end to end at 25, 50 and 80 % of saturation.
+    """Simulated beside measured. live: the simulator beside the live CPU engine, at 25, 50 and 80 % of saturation.
 
-    Starts stacks of its own, one for each model; about ten minutes on an otherwise idle machine, `--quick` three.
+    live starts stacks of its own, one for each model; about ten minutes on an otherwise idle machine, `--quick` three.
+    The others need --data and no quiet machine. silicon: performance models beside published points of H100 and H200,
+    fitted on others; two minutes. vllm: requests through real vLLM and through the engine simulation; ten seconds.
     """
     from weft_bench import fidelity as bench
+    from weft_bench import fidelity_parts
     from weft_bench.cpu_models import cache_dir
     from weft_bench.machine import origin
 
     names = among("of", models_, bench.MODELS)
     shares = [int(share) for share in among("loads", loads, [str(load) for load in bench.LOADS])]
     amounts = bench.QUICK if quick else bench.Amounts(runs=runs)
+    parts = among("part", part, ("live", *fidelity_parts.PARTS))
     with failures_told():
-        lines = bench.figures(origin("tokenizers"), names, shares, amounts, seed, models or cache_dir(), progress)
-        keep("fidelity", bench.__doc__ or "", lines, docs)
+        lines = fidelity_parts.figures(origin("scipy"), [name for name in parts if name != "live"], data, fit, progress)
+        if "live" in parts:
+            live = bench.figures(origin("tokenizers"), names, shares, amounts, seed, models or cache_dir(), progress)
+            lines = chain(live, lines)
+        keep("fidelity", fidelity_parts.ABOUT, lines, docs)
 
 
 @app.command()

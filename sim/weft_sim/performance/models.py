@@ -1,0 +1,93 @@
+"""Named performance models: hardware, model and engine in, seconds and memory out.
+
+The constants of an engine are in `constants.toml`, which `weft bench fidelity --part silicon --fit FILE` writes; how
+far such models are from measurements that they were not fitted to is in `docs/benchmarks/fidelity.md`.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from weft_sim.performance.accelerator import accelerator
+from weft_sim.performance.architecture import architecture
+from weft_sim.performance.roofline import Efficiency, Roofline
+from weft_sim.performance.step import StepShape
+
+CONSTANTS = "constants.toml"
+
+
+class UnknownEngine(ValueError):
+    """No constants of an engine of this name; the message lists those that there are."""
+
+
+class DoesNotFit(ValueError):
+    """The weights leave no memory for KV on so many devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePerformance:
+    """One instance of an engine on `tensor_parallel` devices. Bytes are those of all of them together."""
+
+    roofline: Roofline
+    kv_tokens: float
+    weight_bytes: float
+    request_s: float  # of the server around the iterations: part of TTFT only
+
+    def seconds(self, step: StepShape) -> float:
+        """Seconds of one iteration."""
+        return self.roofline.seconds(step)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory for KV: what weights leave."""
+        return int(self.kv_tokens * self.kv_bytes_per_token)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """What a token of context takes, and what its transfer moves."""
+        return self.roofline.architecture.kv_bytes_per_token(self.roofline.kv_dtype)
+
+
+def performance_model(
+    hardware: str,
+    model: str | Mapping[str, Any],
+    tensor_parallel: int = 1,
+    engine: str = "vllm",
+    dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+) -> EnginePerformance:
+    """A model by its name or its `config.json`. Raises UnknownHardware, BadArchitecture, UnknownEngine, DoesNotFit."""
+    roofline = Roofline(
+        accelerator(hardware), architecture(model), efficiency(engine), tensor_parallel, dtype, kv_dtype
+    )
+    tokens = kv_tokens(roofline)
+    if tokens < 1:
+        raise DoesNotFit(f"the weights leave no room for KV on {tensor_parallel} x {hardware}: use more devices")
+    return EnginePerformance(
+        roofline, tokens, roofline.architecture.weight_bytes(dtype), roofline.efficiency.request_ms / 1e3
+    )
+
+
+def kv_tokens(model: Roofline) -> float:
+    """Tokens of KV that fit beside the weights; below zero where the weights do not."""
+    e = model.efficiency
+    free = model.tensor_parallel * (model.accelerator.memory_bytes * e.memory - e.reserved_bytes)
+    free -= model.architecture.weight_bytes(model.dtype)
+    ranks = min(model.tensor_parallel, model.architecture.kv_heads)  # more ranks hold copies
+    return free * ranks / model.tensor_parallel / model.architecture.kv_bytes_per_token(model.kv_dtype)
+
+
+def efficiency(engine: str) -> Efficiency:
+    """The fitted constants of an engine. Raises UnknownEngine."""
+    known = _constants()["engines"]
+    if engine not in known:
+        raise UnknownEngine(f"engine {engine!r}: choose among {', '.join(known)}")
+    return Efficiency(**known[engine])
+
+
+@cache
+def _constants() -> dict[str, Any]:
+    return tomllib.loads((files("weft_sim.performance") / CONSTANTS).read_text(encoding="utf-8"))

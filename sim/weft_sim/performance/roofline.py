@@ -1,0 +1,169 @@
+"""The seconds of an iteration: rooflines of its operations with fitted efficiencies.
+
+Each matrix product reads its weights and computes; the two overlap, so its time is their p-norm (`BLEND`). Attention of
+decode rows reads keys and values; that of prompts computes, at a rate that grows with the length attended to. Tensor
+parallel ranks sum two activations a layer. Adapters add products of low rank, and grids over every slot. Layers, steps
+and rows cost fixed times. All terms are arithmetic on amounts: floats and arrays of them alike.
+
+The seconds of a step grow with each of its amounts, and are zero for a step without any.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft_sim.performance.accelerator import Accelerator
+from weft_sim.performance.architecture import DTYPE_BYTES, Architecture
+from weft_sim.performance.step import StepShape
+
+# Fitted on 35,742 products of an H200 (`h200_vllm024_gemm_bf16`), median error 7 %: see `weft bench fidelity`.
+BLEND = 3.0
+TILE = 128  # rows and columns that one processor computes at a time
+US = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """What an engine reaches of the data sheet (shares), and what it adds (microseconds).
+
+    `layer_us`: launches of a layer that nothing hides; `step_us`, `row_us`: scheduling, sampling, detokenizing of an
+    iteration and of each of its sequences; `prompt_us`: of each prompt. `tile_waves`: a product takes as long as one of
+    so many more waves of tiles. `short_tokens`: attention of prompts reaches half of its rate at this length.
+    """
+
+    weights_bandwidth: float
+    kv_bandwidth: float
+    bf16_compute: float
+    fp8_compute: float
+    attention_compute: float
+    short_tokens: float
+    tile_waves: float
+    layer_us: float
+    step_us: float
+    row_us: float
+    prompt_us: float
+    reduce_us: float
+    reduce_bandwidth: float
+    activation_passes: float  # how often a layer reads or writes an activation of the model's width
+    request_ms: float  # of the server before the first iteration and after it: in TTFT only
+    memory: float = 0.9  # share of the device that weights, activations and KV may take
+    reserved_bytes: float = 1.6e9  # of it, for activations and graphs
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCosts:
+    """What adapters of low rank add to a layer, when `slots` of `max_rank` are reserved.
+
+    An adapter of the step is read (`adapter_bandwidth` of the device's); grids of all slots are launched over the rows
+    of the batch, whether a slot is in use or not.
+    """
+
+    slots: int = 0
+    max_rank: int = 0
+    present_us: float = 0.0  # a layer of a batch with any adapter
+    slot_us: float = 0.0  # a layer, each reserved slot
+    slot_row_us: float = 0.0  # a layer, each reserved slot and token
+    row_us: float = 0.0  # a layer, each token
+    adapter_us: float = 0.0  # a layer, each adapter in the batch
+    adapter_bandwidth: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A model on `tensor_parallel` devices with an engine. `dtype`: of the layers' weights and products."""
+
+    accelerator: Accelerator
+    architecture: Architecture
+    efficiency: Efficiency
+    tensor_parallel: int = 1
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    adapters: AdapterCosts | None = None
+
+    def seconds(self, step: StepShape) -> float:
+        """Seconds of one iteration."""
+        if not step.prompt_tokens and not step.decode_rows:
+            return 0.0
+        return float(
+            self.seconds_of(
+                step.prompts,
+                step.prompt_tokens,
+                step.prompt_pairs,
+                step.decode_rows,
+                step.context_tokens,
+                step.adapters,
+            )
+        )
+
+    def seconds_of(
+        self, prompts: Any, prompt_tokens: Any, prompt_pairs: Any, rows: Any, context: Any, adapters: Any = 0
+    ) -> Any:
+        """Seconds of iterations with these amounts, numbers or arrays; none of them may be without tokens."""
+        a, e = self.architecture, self.efficiency
+        tokens = prompt_tokens + rows
+        layer = (
+            self.products(tokens)
+            + self.attention(prompt_tokens, prompt_pairs, context)
+            + self.reductions(tokens)
+            + tokens * e.activation_passes * 2 * a.hidden / self.accelerator.bytes_per_s
+            + e.layer_us * US
+        )
+        head = self.product(prompts + rows, a.vocab / self.tensor_parallel, a.hidden, "bf16")
+        fixed = (e.step_us + e.row_us * rows + e.prompt_us * prompts) * US
+        return a.layers * (layer + self.lora(tokens, adapters)) + head + fixed
+
+    def products(self, tokens: Any) -> Any:
+        """The matrices of one layer on one rank: q, k, v together; o; gate and up together; down."""
+        a, ranks = self.architecture, self.tensor_parallel
+        attended, inner = a.heads * a.head_size / ranks, a.inner / ranks
+        dense = self.product(tokens, attended + 2 * max(a.kv_width / ranks, a.head_size), a.hidden, self.dtype)
+        dense += self.product(tokens, a.hidden, attended, self.dtype)
+        if a.experts == 1:
+            return (
+                dense
+                + self.product(tokens, 2 * inner, a.hidden, self.dtype)
+                + self.product(tokens, a.hidden, inner, self.dtype)
+            )
+        touched = a.experts * (1 - (1 - a.active_experts / a.experts) ** tokens)  # experts that any token passes
+        each = tokens * a.active_experts / touched
+        return dense + touched * (
+            self.product(each, 2 * inner, a.hidden, self.dtype, touched)
+            + self.product(each, a.hidden, inner, self.dtype, touched)
+        )
+
+    def product(self, m: Any, n: float, k: float, dtype: str, at_once: Any = 1) -> Any:
+        """Seconds of [m, k] times weights [k, n]; of one of `at_once` that share the processors."""
+        e, tiles = self.efficiency, self.accelerator.processors * TILE * TILE
+        share = e.fp8_compute if dtype == "fp8" else e.bf16_compute
+        read = n * k * DTYPE_BYTES[dtype] / (self.accelerator.bytes_per_s * e.weights_bandwidth)
+        computed = 2 * k * (m * n + e.tile_waves * tiles / at_once) / (self.accelerator.flops(dtype) * share)
+        return (read**BLEND + (computed * m / (m + 1.0)) ** BLEND) ** (1 / BLEND)
+
+    def attention(self, prompt_tokens: Any, prompt_pairs: Any, context: Any) -> Any:
+        """One layer: keys and values of decode rows are read; prompts' pairs are computed."""
+        a, e, ranks = self.architecture, self.efficiency, self.tensor_parallel
+        width = max(a.kv_width / ranks, a.head_size)
+        read = 2 * context * width * DTYPE_BYTES[self.kv_dtype] / (self.accelerator.bytes_per_s * e.kv_bandwidth)
+        pairs = prompt_pairs + prompt_tokens * e.short_tokens / 2
+        computed = (
+            4 * pairs * a.heads * a.head_size / ranks / (self.accelerator.flops(self.kv_dtype) * e.attention_compute)
+        )
+        return read + computed
+
+    def reductions(self, tokens: Any) -> Any:
+        """The two sums of a layer over the tensor parallel ranks."""
+        e, ranks = self.efficiency, self.tensor_parallel
+        if ranks == 1:
+            return 0.0
+        n_bytes = 2 * tokens * self.architecture.hidden * 2 * (ranks - 1) / ranks
+        return 2 * (e.reduce_us * US + n_bytes / (self.accelerator.link_bytes_per_s * e.reduce_bandwidth))
+
+    def lora(self, tokens: Any, adapters: Any) -> Any:
+        """What the adapters of a step add to one layer."""
+        c = self.adapters
+        if c is None:
+            return 0.0
+        n_bytes = adapters * c.max_rank * 2 * self.architecture.lora_width / self.tensor_parallel
+        present = adapters / (adapters + 1e-9)
+        grids = c.present_us + c.slots * (c.slot_us + c.slot_row_us * tokens) + c.row_us * tokens
+        grids = grids + c.adapter_us * adapters
+        return present * grids * US + n_bytes / (self.accelerator.bytes_per_s * c.adapter_bandwidth)

@@ -1,0 +1,71 @@
+"""Rooflines: every amount costs, nothing costs nothing, arrays and numbers agree."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_sim.performance.accelerator import ACCELERATORS, accelerator
+from weft_sim.performance.architecture import ARCHITECTURES, architecture
+from weft_sim.performance.models import efficiency
+from weft_sim.performance.roofline import AdapterCosts, Roofline
+from weft_sim.performance.step import StepShape
+
+COSTS = AdapterCosts(slots=16, max_rank=16, present_us=50, slot_us=1, slot_row_us=0.001, row_us=0.01, adapter_us=5)
+AMOUNTS = ("prompts", "prompt_tokens", "prompt_pairs", "decode_rows", "context_tokens", "adapters")
+MODELS = st.builds(
+    Roofline,
+    st.sampled_from(list(ACCELERATORS.values())),
+    st.sampled_from(list(ARCHITECTURES.values())),
+    st.sampled_from([efficiency(name) for name in ("vllm", "trtllm", "sglang")]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from(["bf16", "fp8"]),
+    adapters=st.sampled_from([None, COSTS]),
+)
+STEPS = st.builds(
+    StepShape,
+    st.integers(0, 8),
+    st.integers(0, 8192),
+    st.integers(0, 10**7),
+    st.integers(1, 512),
+    st.integers(0, 10**6),
+)
+
+
+@given(MODELS, STEPS, st.sampled_from(AMOUNTS), st.integers(1, 1000))
+def test_more_of_anything_is_never_faster(model: Roofline, step: StepShape, name: str, more: int) -> None:
+    larger = replace(step, **{name: getattr(step, name) + more})
+    assert model.seconds(larger) >= model.seconds(step) * (1 - 1e-9)
+
+
+@given(MODELS)
+def test_a_step_without_tokens_takes_no_time(model: Roofline) -> None:
+    assert model.seconds(StepShape()) == 0
+
+
+def test_arrays_cost_what_their_numbers_do() -> None:
+    model = Roofline(accelerator("H100"), architecture("Qwen/Qwen3-32B"), efficiency("vllm"), 2, adapters=COSTS)
+    steps = [StepShape(1, 100, 5_050, 7, 900, 3), StepShape(0, 0, 0, 64, 64_000, 0), StepShape(2, 8_000, 10**7)]
+    table = np.array([[getattr(step, name) for name in AMOUNTS] for step in steps], float)
+    assert model.seconds_of(*table.T) == pytest.approx([model.seconds(step) for step in steps], rel=1e-9)
+
+
+def test_no_step_is_faster_than_the_data_sheet() -> None:
+    """One row reads every weight once; a long prompt computes two operations a weight and token."""
+    h100, llama = accelerator("H100"), architecture("meta-llama/Llama-3.1-8B")
+    model = Roofline(h100, llama, efficiency("trtllm"))
+    weights = llama.layers * llama.layer_weights
+    assert model.seconds(StepShape(decode_rows=1, context_tokens=1)) > 2 * weights / h100.bytes_per_s
+    prompt = StepShape(1, 8_192, 8_192 * 8_193 // 2)
+    assert model.seconds(prompt) > 2 * weights * 8_192 / h100.bf16_flops
+
+
+def test_ranks_share_weights_and_pay_for_sums() -> None:
+    step = StepShape(decode_rows=8, context_tokens=8_000)
+    alone, four = (
+        Roofline(accelerator("H100"), architecture("meta-llama/Llama-3.1-70B"), efficiency("vllm"), ranks, "fp8")
+        for ranks in (1, 4)
+    )
+    assert alone.seconds(step) / 4 < four.seconds(step) < alone.seconds(step)
