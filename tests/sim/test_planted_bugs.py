@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.stream import RequestStream
 from weft_runner.core.adapter_manager import AdapterManager
 from weft_runner.core.host_prefixes import HostPrefixes
+from weft_runner.core.kv_transfer import KvTransfers, OutgoingKv
 from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
@@ -135,6 +137,32 @@ def lost_outcome(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Gateway, "_resubmit", patched)
 
 
+def pages_behind(patch: pytest.MonkeyPatch) -> None:
+    """What is sent of a chunk ends a page too early, and the last pages are those before them."""
+    send_pages = KvTransfers.send_pages
+
+    def patched(self: KvTransfers, one: OutgoingKv, pages: list[int], until: int, **how: bool) -> None:
+        send_pages(self, one, [pages[0], *pages[:-1]], until, **how)
+
+    patch.setattr(KvTransfers, "send_pages", patched)
+
+
+def prompt_runner_left_alone(patch: pytest.MonkeyPatch) -> None:
+    """Where an epoch ends only the runner that receives KV is stopped, and one that sends never gives up."""
+    stop_all = RequestStream._stop_all
+
+    def patched(self: RequestStream) -> Any:
+        before, self.runners = self.runners, self.runners[-1:]
+        stops = stop_all(self)
+        self.runners = before
+        return stops
+
+    patch.setattr(RequestStream, "_stop_all", patched)
+    patch.setattr(KvTransfers, "take_expired", lambda *_: [])
+    patch.setattr(KvTransfers, "next_deadline", lambda _: inf)
+    patch.setattr(KvTransfers, "refused", lambda *_: None)
+
+
 # The law that finds it, and a seed from which on it is found soon.
 PLANTED: dict[Plant, tuple[str, int]] = {
     lost_token: (OTHER_TEXT, 7),
@@ -148,6 +176,8 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     disordered_prefix: (OTHER_TEXT, 0),
     endless_preemption: ("is preempted 2 times", 9),
     lost_outcome: ("no outcome|have no end", 0),
+    pages_behind: (OTHER_TEXT, 0),
+    prompt_runner_left_alone: ("still holds|have no end", 2),
 }
 
 
