@@ -177,7 +177,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     endless_preemption: ("is preempted 2 times", 9),
     lost_outcome: ("no outcome|have no end", 0),
     pages_behind: (OTHER_TEXT, 0),
-    prompt_runner_left_alone: ("still holds|have no end", 2),
+    prompt_runner_left_alone: ("two owners|still holds|have no end", 2),
 }
 
 
