@@ -23,7 +23,7 @@ from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailabl
 from weft_kernels.cpu.layers import LayerCounter
 from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.sources import SOURCES, Sources
-from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, ModelStruct, RanksStruct, StepStruct
 from weft_kernels.cpu.threads import cpu_quota
 
 LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
@@ -43,6 +43,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "weft_pool_free": (None, (c_void_p,)),
     "weft_workspace_bytes": (c_int64, (POINTER(ModelStruct), c_int32, c_int32, c_int32)),
     "weft_run": (c_int32, (c_int32, c_void_p, POINTER(ModelStruct), POINTER(StepStruct))),
+    "weft_end_ranks": (None, (POINTER(RanksStruct),)),
     "weft_layers_done": (c_int64, (c_void_p,)),
     "weft_await_layers": (c_int64, (c_void_p, c_int64, c_int64)),
     "weft_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int32)),

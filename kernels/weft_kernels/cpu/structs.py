@@ -4,13 +4,20 @@ Pointers are plain addresses; the caller keeps their memory alive for as long as
 """
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 4
+ABI = 5
 BF16, FP32, INT8 = 0, 1, 2
-CODES = {-1: "this level is not usable here", -2: "a size is not supported", -3: "the workspace is too small"}
+LOST = -4
+CODES = {
+    -1: "this level is not usable here",
+    -2: "a size is not supported",
+    -3: "the workspace is too small",
+    LOST: "another rank is lost",
+}
 LayerDone = ctypes.CFUNCTYPE(None, c_int32)
+Exchange = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_int64, c_int32)
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -33,6 +40,20 @@ class Layer(Structure):
     ]
 
 
+class RanksStruct(Structure):
+    """`weft_ranks`."""
+
+    _fields_ = [
+        *_fields(c_int32, "rank size"),
+        ("slots", c_void_p),
+        ("slot_bytes", c_int64),
+        ("meeting", c_void_p),
+        ("exchange", Exchange),
+        ("context", c_void_p),
+        ("patience_s", c_double),
+    ]
+
+
 class ModelStruct(Structure):
     """`weft_model`."""
 
@@ -45,6 +66,7 @@ class ModelStruct(Structure):
         *_fields(c_void_p, "inverse_frequency kv"),
         *_fields(c_int32, "embedding_kind page_tokens"),
         *_fields(c_float, "rope_scale reserved2"),
+        ("ranks", POINTER(RanksStruct)),
     ]
 
 

@@ -68,8 +68,6 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
             log.warning("the GPU cannot serve: the CPU does", extra=kv(reason=error))
     try:
         return _cpu(settings, base)
-    except LevelUnusable as error:
-        raise ExecutorUnavailable(f"$WEFT_CPU_LEVEL: {error}") from error
     except NativeUnavailable as error:
         if settings.executor == "cpu":
             raise ExecutorUnavailable(f"--executor cpu: {error.reason}") from error
@@ -78,21 +76,24 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
 
 
 def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
-    """`auto`: on GPUs wherever there is one, since a split model is not for a CPU; too few of them is an error.
+    """`auto`: on GPUs wherever there is one; too few of them is an error. Else the native executor, or reference.
 
     Raises ExecutorUnavailable, ExecutorLost, OutOfMemory, and what `make_partition` raises on any rank.
     """
     spec, grid = base.spec, RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
     if settings.executor == "auto":
-        settings = replace(settings, executor="cuda" if torch.cuda.is_available() else "reference")
-        if settings.executor == "reference":
-            log.warning("no GPU for a split model: reference serves", extra=kv(cost=COST))
-    check_divisible(spec, grid.tensor)
+        settings = replace(
+            settings, executor="cuda" if torch.cuda.is_available() else _split_on_cpu(settings, spec, grid)
+        )
+    check_divisible(spec, grid.tensor, even_heads=settings.executor == "cuda")
     parts, device = [_part_of(spec, grid, rank) for rank in range(grid.size)], "cpu"
     if settings.executor == "cuda":
         device = _check_gpus(settings, parts)
     else:
-        _check_memory(settings, base, "reference", settings.tensor_parallel, settings.pipeline_parallel)
+        kind = settings.dtype if settings.executor == "cpu" else "reference"
+        _check_memory(settings, base, kind, grid.tensor, grid.stages)
+    if settings.executor == "cpu" and (why := _native_unavailable(settings, parts)):
+        raise ExecutorUnavailable(f"--executor cpu: {why}")
     files = {name: path.absolute() for name, path in base.files.items()}
     start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device}
     own = partial(make_partition, settings, base)
@@ -100,6 +101,30 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
     executor = PipelineParallelExecutor(spec, ranks) if grid.stages > 1 else TensorParallelExecutor(spec, ranks)
     log.info("the model is split", extra=kv(layers=[len(part.layers) for part in parts], others=executor.workers))
     return executor
+
+
+def _split_on_cpu(settings: RunnerSettings, spec: ModelSpec, grid: RankGrid) -> str:
+    """Raises ExecutorUnavailable."""
+    check_divisible(spec, grid.tensor, even_heads=False)
+    why = _native_unavailable(settings, [_part_of(spec, grid, rank) for rank in range(grid.size)])
+    if why:
+        log.warning("the native CPU executor cannot split the model: reference does", extra=kv(reason=why, cost=COST))
+    return "reference" if why else "cpu"
+
+
+def _native_unavailable(settings: RunnerSettings, parts: Sequence[Partition]) -> str:
+    """Why the native executor cannot compute these parts; empty when it can."""
+    if settings.page_tokens % CPU_PAGE:
+        return f"--page-tokens {settings.page_tokens} is no multiple of {CPU_PAGE}"
+    if reason := next(filter(None, map(unsupported_reason, parts)), ""):
+        return reason
+    try:
+        load()
+    except LevelUnusable as error:
+        raise ExecutorUnavailable(f"$WEFT_CPU_LEVEL: {error}") from error
+    except NativeUnavailable as error:
+        return error.reason
+    return ""
 
 
 def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
@@ -192,12 +217,16 @@ def _context(settings: RunnerSettings, spec: ModelSpec) -> int:
 
 def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
     """Raises NativeUnavailable before any weight is read."""
-    if settings.page_tokens % CPU_PAGE:
-        raise NativeUnavailable(f"--page-tokens {settings.page_tokens} is no multiple of {CPU_PAGE}")
-    if reason := unsupported_reason(base.spec):
+    part = Partition(base.spec)
+    if reason := _native_unavailable(settings, [part]):
         raise NativeUnavailable(reason)
-    library = load()
     _check_memory(settings, base, settings.dtype)
+    return _cpu_part(settings, base, part, None)
+
+
+def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: TorchRanks | None) -> Executor:
+    """`ranks`: with whom it computes each layer. Raises WeightsInvalid, StoppedAtStart."""
+    library = load()
     return CpuExecutor(
         library,
         open_checkpoint(base.files, base.spec, base.stopping),
@@ -206,7 +235,16 @@ def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
         pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
         slots=_slots(settings),
+        part=part,
+        ranks=None if ranks is None else ranks.native_slots(library.native, slot_bytes(settings, part)),
     )
+
+
+def slot_bytes(settings: RunnerSettings, part: Partition) -> int:
+    """The largest that a tensor rank gives the others in a step: rows of partial sums or of adapters, or logits."""
+    stacked = 3 * (settings.max_rank + settings.max_rank % 2)
+    rows = settings.max_batch_tokens * max(part.whole.hidden_size, stacked)
+    return -(-4 * max(rows, settings.max_sequences * part.whole.vocab_size // part.size) // 64) * 64
 
 
 def _reference(settings: RunnerSettings, base: ModelSource) -> Executor:
@@ -215,13 +253,15 @@ def _reference(settings: RunnerSettings, base: ModelSource) -> Executor:
 
 
 def make_partition(settings: RunnerSettings, base: ModelSource, ranks: TorchRanks) -> Executor:
-    """A rank's part of the torch executor that `--executor` names. See `model.partition`.
+    """A rank's part of the executor that `--executor` names. See `model.partition`.
 
     Raises WeightsInvalid, StoppedAtStart.
     """
     part = _part_of(base.spec, ranks.grid, ranks.rank)
     if settings.executor == "cuda":
         return _cuda_part(settings, base, find_gpu(ranks.rank), part, ranks.tensor)
+    if settings.executor == "cpu":
+        return _cpu_part(settings, base, part, ranks if part.size > 1 else None)
     return _reference_part(settings, base, part, ranks.tensor)
 
 

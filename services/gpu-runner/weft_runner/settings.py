@@ -69,14 +69,14 @@ class RunnerSettings:
         choices=("auto", "cuda", "cpu", "reference"),
     )
     tensor_parallel: int = _number(
-        "split the model over N processes of this host, a GPU each; not with --executor cpu",
+        "split the model over N processes of this host, on GPUs one each",
         1,
         1,
         MAX_RANKS,
         metavar="N",
     )
     pipeline_parallel: int = _number(
-        "cut the layers into stages, each of --tensor-parallel processes, a GPU each; not with --executor cpu",
+        "cut the layers into stages, each of --tensor-parallel processes",
         1,
         1,
         MAX_RANKS,
@@ -181,12 +181,6 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield "--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration"
     if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
         yield f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs"
-    for flag, parts in (("tensor", values.tensor_parallel), ("pipeline", values.pipeline_parallel)):
-        if parts > 1 and values.executor == "cpu":
-            yield (
-                f"--{flag}-parallel {parts} with --executor cpu, which computes whole models: leave it at 1, or take "
-                "--executor cuda, reference or auto"
-            )
     if (ranks := values.tensor_parallel * values.pipeline_parallel) > MAX_RANKS:
         yield f"--tensor-parallel times --pipeline-parallel is {ranks}, above {MAX_RANKS} processes of a runner"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):

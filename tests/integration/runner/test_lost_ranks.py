@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,36 @@ def test_an_engine_whose_stage_fails_ends(files, drive):
         stages._workers.broadcast("hello")  # no command: a bug of ours
         with pytest.raises(ExecutorLost):
             driver.finish()
+
+
+@pytest.fixture
+def native_files(tmp_path: Path, new_world: Any, small_config: dict[str, Any]) -> dict[str, Path]:
+    """Of sizes that two native ranks share."""
+    sizes = {"vocab_size": 64, "head_dim": 16, "hidden_size": 64, "intermediate_size": 64}
+    world = new_world(tmp_path / "native", small_config | sizes)
+    world.write_base()
+    return {path.name: path for path in world.base.iterdir()}
+
+
+@pytest.mark.usefixtures("killed_at_the_end")
+def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(native_files):
+    """It waits in memory that they share, where nothing says that the other is gone: the watch does."""
+    with split(native_files, executor="cpu") as ranks, ThreadPoolExecutor(1) as thread:
+        ranks.run(STEP)
+        os.kill(ranks.workers[0], signal.SIGSTOP)
+        step = thread.submit(ranks.run, STEP)
+        os.kill(ranks.workers[0], signal.SIGKILL)
+        with pytest.raises(ExecutorLost):
+            step.result(PATIENCE_S)
+
+
+@pytest.mark.usefixtures("killed_at_the_end")
+def test_a_native_rank_that_hangs_is_waited_for_so_long(native_files):
+    with split(native_files, patience_s=SHORT_S, executor="cpu") as ranks:
+        ranks.run(STEP)
+        os.kill(ranks.workers[0], signal.SIGSTOP)
+        with pytest.raises(ExecutorLost, match="another rank is lost"):
+            ranks.run(STEP)
 
 
 @pytest.mark.usefixtures("killed_at_the_end")

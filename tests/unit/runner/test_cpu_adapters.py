@@ -22,6 +22,7 @@ from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapter, CpuAdapterStore, SpareMemory
 from weft_runner.model.lora import adapter_pairs
+from weft_runner.model.partition import Partition
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -42,7 +43,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 
 def store_of(spec: ModelSpec, kind: int = BF16, threads: int = 1) -> CpuAdapterStore:
-    return CpuAdapterStore(library(), library().pool(threads), spec, 4, kind)
+    return CpuAdapterStore(library(), library().pool(threads), Partition(spec), 4, kind)
 
 
 def packed(matrix: torch.Tensor, kind: int, pad_in: int) -> bytes:

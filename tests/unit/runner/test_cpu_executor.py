@@ -28,6 +28,7 @@ from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.partition import Partition
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import ModelWeights, load_weights
@@ -436,7 +437,7 @@ def test_an_adapters_bytes_follow_its_true_ranks(stage_of: Callable[[str], Stage
 
 def test_sizes_that_the_kernels_cannot_compute_are_named(tmp_path: Path) -> None:
     files = write_model(tmp_path / "odd", 0, hidden_size=100, num_attention_heads=4, head_dim=20)
-    reason = unsupported_reason(read_spec(files["config.json"]))
+    reason = unsupported_reason(Partition(read_spec(files["config.json"])))
     assert "hidden_size 100, head_dim 20" in reason
 
 

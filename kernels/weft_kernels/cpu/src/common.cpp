@@ -1,4 +1,5 @@
 // The exported functions: which levels there are, and the way from the C ABI to the functions of one.
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <thread>
@@ -6,6 +7,7 @@
 #include "level.h"
 #include "pack.h"
 #include "pool.h"
+#include "ranks.h"
 #include "weft_cpu.h"
 
 #if defined(__x86_64__)
@@ -117,6 +119,12 @@ int64_t widest_site(const weft_step& step) {
   return widest;
 }
 
+// The largest that a rank gives to the others in a step: partial sums of all tokens, their shrunk rows, or logits.
+int64_t slot_bytes(const weft_model& m, const weft_step& step, int64_t site_rank) {
+  const int64_t rows = int64_t(step.n_tokens) * std::max<int64_t>(m.hidden, site_rank), logits = int64_t(step.n_sampled) * m.vocab;
+  return 4 * std::max(rows, logits);
+}
+
 constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: beyond it the ranks are most likely wrong
 
 bool fits(const weft_model& m) {
@@ -151,9 +159,11 @@ WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* m
   const int64_t site_rank = weft::widest_site(*step);
   if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
   if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes) return WEFT_E_WORKSPACE;
-  with->run(pool->team, *model, *step, site_rank);
-  return 0;
+  if (model->ranks != nullptr && weft::slot_bytes(*model, *step, site_rank) > model->ranks->slot_bytes) return WEFT_E_SIZE;
+  return with->run(pool->team, *model, *step, site_rank);
 }
+
+WEFT_EXPORT void weft_end_ranks(const weft_ranks* ranks) { weft::end_ranks(*ranks); }
 
 WEFT_EXPORT int64_t weft_layers_done(const int64_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
 

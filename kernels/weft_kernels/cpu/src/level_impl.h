@@ -27,19 +27,17 @@ static int64_t workspace_bytes(const weft_model& model, int64_t tokens, int64_t 
 }
 
 template <class Kind>
-static void run_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
+static int32_t run_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
   const Step<Kind> whole(model, step, site_rank);
   on_team(team, [&](int thread) {
     weft::Member me(team, thread);
     whole.walk(me);
   });
+  return whole.lost() ? WEFT_E_RANKS : 0;
 }
 
-static void run(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
-  if (model.kind == WEFT_FP32)
-    run_as<Fp32Kind>(team, model, step, site_rank);
-  else
-    run_as<Bf16Kind>(team, model, step, site_rank);
+static int32_t run(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
+  return model.kind == WEFT_FP32 ? run_as<Fp32Kind>(team, model, step, site_rank) : run_as<Bf16Kind>(team, model, step, site_rank);
 }
 
 // A row of x as the kernels read it.

@@ -71,6 +71,10 @@ class Member {
   int thread() const { return thread_; }
   int threads() const { return team_.threads(); }
   char* scratch() { return team_.scratch(thread_); }
+  // Meet without a unit of work between.
+  void meet() { team_.barrier(); }
+
+  unsigned exchanges = 0;  // of this step with other ranks, so far: every thread counts them alike
 
   // Do units [0, n) of a phase together, then meet. A phase of one thread takes them in order.
   template <class Unit>

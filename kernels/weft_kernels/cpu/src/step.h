@@ -6,11 +6,18 @@
 // The shrinks fall away when no row has an adapter. Selective batching (ORCA, OSDI 2022, section 4.3): all but attention
 // runs on the flattened tokens. LoRA as in Punica (arXiv 2310.18547, section 4): rows of one adapter are adjacent, a
 // shrink reads a site's input once for all its projections, the expand adds to the projection while that is in cache.
+//
+// Of several tensor ranks each has some heads and inner features. After a shrink, and after `o` and `down`, they exchange
+// what they have (S-LoRA, arXiv 2311.03285, section 6.1): at qkv and gate_up a rank has shrunk to some of the columns, at
+// o and down to partial sums of all. B is always split by outputs; at o and down it goes into the rank's partial sum.
 #pragma once
 #include <cmath>
 
+#include <atomic>
+
 #include "attention.h"
 #include "pool.h"
+#include "ranks.h"
 
 namespace WEFT_NS {
 
@@ -73,40 +80,70 @@ class Step {
     head_bytes_ = int64_t(m_.page_tokens) * m_.head_dim * element;
     page_bytes_ = head_bytes_ * m_.kv_heads * 2 * m_.layers;
     list_units();
+    if (ranks_ != nullptr && ranks_->exchange == nullptr) first_half_ = int(weft::exchanges(*ranks_) & 1);
   }
 
+  // After the walk: another rank did not come, and nothing was computed from there on.
+  bool lost() const { return lost_; }
+
   void walk(weft::Member& me) const {
-    if (s_.first == 0) {
+    if (s_.first == 0 && m_.embedding != nullptr) {
       me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { embed(t); }); });
     }
     me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { angles(t); }); });
     for (int layer = s_.first; layer < s_.last; layer++) {
-      run_layer(me, layer);
+      if (!run_layer(me, layer)) return;
       if (me.thread() == 0) end_layer(layer);  // behind a barrier: the others have written what they had to
     }
-    if (s_.last == m_.layers && s_.n_sampled > 0) logits(me);
+    if (s_.last == m_.layers && m_.head.data != nullptr && s_.n_sampled > 0) logits(me);
   }
 
  private:
   // ---- a layer
 
-  void run_layer(weft::Member& me, int layer) const {
+  // False: another rank is lost.
+  bool run_layer(weft::Member& me, int layer) const {
     const weft_layer& w = m_.layer[layer];
     norm_all(me, w.attention_norm);
-    shrink(me, layer, kQkv, x_, at_.x_stride, w.qkv.n_in);
+    if (!shrink(me, layer, kQkv, x_, at_.x_stride, w.qkv.n_in)) return false;
     project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](const float* y, int row, int rows, const Span& span) {
       for (int m = 0; m < rows; m++)
         std::memcpy(qkv_ + (row + m) * at_.qkv_stride + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
     });
     me.share(units_of(tokens_, kNormRows), [&](int64_t u) { rotate(u, layer, w); });
     me.share(int64_t(units_[s_.n_rows]) * m_.kv_heads * tiles_of_token_, [&](int64_t u) { attention(me, u, layer, w.window); });
-    shrink(me, layer, kOut, x_, at_.x_stride, w.o.n_in);
-    project(me, layer, kOut, w.o, x_, at_.x_stride, adding());
+    if (!project_back(me, layer, kOut, w.o, x_, at_.x_stride)) return false;
     norm_all(me, w.mlp_norm);
-    shrink(me, layer, kGateUp, x_, at_.x_stride, w.gate_up.n_in);
+    if (!shrink(me, layer, kGateUp, x_, at_.x_stride, w.gate_up.n_in)) return false;
     gate_up(me, layer, w.gate_up);
-    shrink(me, layer, kDown, act_, at_.act_stride, w.down.n_in);
-    project(me, layer, kDown, w.down, act_, at_.act_stride, adding());
+    return project_back(me, layer, kDown, w.down, act_, at_.act_stride);
+  }
+
+  // `o` or `down`, added to the residual stream; of several ranks the sum of their parts.
+  bool project_back(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs) const {
+    if (!shrink(me, layer, site, x, xs, w.n_in)) return false;
+    if (ranks_ == nullptr) {
+      project(me, layer, site, w, x, xs, adding());
+      return true;
+    }
+    float* own = own_slot(me);
+    project(me, layer, site, w, x, xs, [&](const float* y, int row, int rows, const Span& span) {
+      for (int m = 0; m < rows; m++)
+        std::memcpy(own + int64_t(row + m) * m_.hidden + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
+    });
+    if (!exchange(me, int64_t(tokens_) * m_.hidden * 4, false)) return false;
+    me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { add_parts(me, t); }); });
+    return true;
+  }
+
+  // Row t of the residual stream += the ranks' partial sums, added up in their order.
+  void add_parts(weft::Member& me, int t) const {
+    float* to = s_.hidden + int64_t(t) * m_.hidden;
+    for (int c = 0; c < m_.hidden; c += 16) {
+      F sum = load(slot(me, 0) + int64_t(t) * m_.hidden + c);
+      for (int p = 1; p < ranks_->size; p++) sum = add(sum, load(slot(me, p) + int64_t(t) * m_.hidden + c));
+      store(to + c, add(load(to + c), sum));
+    }
   }
 
   void end_layer(int layer) const {
@@ -177,14 +214,69 @@ class Step {
 
   // v = scale * (x A) for every row with an adapter; each slice's part begins at an even column. A unit is some rows of a
   // segment and, where there are few such, 16 columns of its rank: one adapter for all rows has to keep all threads busy.
-  void shrink(weft::Member& me, int layer, int site, const X* x, ptrdiff_t xs, int n_in) const {
-    if (s_.n_segments == 0) return;
+  //
+  // Of several ranks each gives its columns, or its partial sums, unscaled and in fp32. False: another rank is lost.
+  bool shrink(weft::Member& me, int layer, int site, const X* x, ptrdiff_t xs, int n_in) const {
+    if (s_.n_segments == 0) return true;
     int64_t parts = 0;
-    int rank = 0;
+    int rank = 0, width = 0;
     for (int i = 0; i < s_.n_segments; i++) {
       parts += units_of(s_.segments[i].end - s_.segments[i].start, kShrinkRows);
-      if (const weft_lora_site* a = site_of(s_.segments[i], layer, site)) rank = std::max(rank, a->rank);
+      if (const weft_lora_site* a = site_of(s_.segments[i], layer, site)) {
+        rank = std::max(rank, a->rank);
+        width = std::max(width, stacked_rank(*a));
+      }
     }
+    if (ranks_ == nullptr)
+      shrink_all(me, layer, site, x, xs, n_in, parts, rank, nullptr, 0);
+    else if (width > 0) {  // the same on every rank
+      const int own = by_columns(site) ? int(units_of(width, ranks_->size)) : width;
+      shrink_all(me, layer, site, x, xs, n_in, parts, rank, own_slot(me), own);
+      if (!exchange(me, int64_t(tokens_) * own * 4, false)) return false;
+      me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
+        each_adapter(layer, site, int(u) * kNormRows, std::min(kNormRows, tokens_ - int(u) * kNormRows), [&](int begin, int end, const weft_lora_site& a) {
+          for (int t = begin; t < end; t++) join(me, site, a, t, own);
+        });
+      });
+    }
+    return true;
+  }
+
+  static bool by_columns(int site) { return site == kQkv || site == kGateUp; }
+
+  static int stacked_rank(const weft_lora_site& site) {
+    const weft_lora_slice& last = site.slice[site.n_slices - 1];
+    return last.rank_start + last.rank;
+  }
+
+  // v of token t from what all ranks have given, `width` columns each.
+  void join(weft::Member& me, int site, const weft_lora_site& a, int t, int width) const {
+    alignas(64) float whole[16];
+    alignas(64) X narrow[16];
+    const int64_t row = int64_t(t) * width;
+    X* to = v_ + t * at_.v_stride;
+    for (int i = 0; i < a.n_slices; to += (a.slice[i].rank + 1) & ~1, i++) {
+      const weft_lora_slice& slice = a.slice[i];
+      for (int r = 0; r < slice.rank; r += 16) {
+        const int n = std::min(16, slice.rank - r);
+        for (int k = 0; k < n; k++) whole[k] = joined(me, site, row, slice.rank_start + r + k);
+        for (int k = n; k < 16; k++) whole[k] = 0;
+        store_as(Kind{}, narrow, mul(load(whole), set1(slice.scale)));
+        std::memcpy(to + r, narrow, n * sizeof(X));
+      }
+      if (slice.rank % 2) to[slice.rank] = X(0);
+    }
+  }
+
+  float joined(weft::Member& me, int site, int64_t row, int column) const {
+    if (by_columns(site)) return slot(me, column % ranks_->size)[row + column / ranks_->size];
+    float sum = slot(me, 0)[row + column];
+    for (int p = 1; p < ranks_->size; p++) sum += slot(me, p)[row + column];
+    return sum;
+  }
+
+  // `rank`: the widest A here. `raw`: where rows of `width` columns go as they are; NULL: they go to v, scaled.
+  void shrink_all(weft::Member& me, int layer, int site, const X* x, ptrdiff_t xs, int n_in, int64_t parts, int rank, float* raw, int width) const {
     const int groups = parts < 2 * me.threads() ? 1 : kUnitGroups, columns = int(units_of(rank, 16 * groups));
     me.share(parts * columns, [&](int64_t u) {
       int64_t part = u / columns;
@@ -194,16 +286,21 @@ class Step {
       const int row = segment->start + int(part) * kShrinkRows, rows = std::min(kShrinkRows, segment->end - row);
       const int group = int(u % columns) * groups;
       if (a == nullptr || 16 * group >= a->rank) return;
-      shrink_rows(me, *a, x + row * xs, xs, n_in, row, rows, {group, std::min(groups, (a->rank + 15) / 16 - group), 0});
+      shrink_rows(me, *a, x + row * xs, xs, n_in, row, rows, {group, std::min(groups, (a->rank + 15) / 16 - group), 0}, raw, width);
     });
   }
 
-  void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows, const Span& span) const {
+  void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows, const Span& span, float* raw, int width) const {
     const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
     float* y = reinterpret_cast<float*>(me.scratch());
     Prefetch nothing;
     ready(rows);
     product<Kind>(a, x, xs, rows, span, y, nullptr, nothing);
+    if (raw != nullptr) {
+      const int first = 16 * span.group, n = std::min(16 * span.count, site.rank - first);
+      for (int m = 0; m < rows; m++) std::memcpy(raw + int64_t(row + m) * width + first, y + m * kUnitColumns, sizeof(float) * n);
+      return;
+    }
     int column = 0;
     for (int i = 0; i < site.n_slices; column += (site.slice[i].rank + 1) & ~1, i++)
       for (int m = 0; m < rows; m++) scaled(y + m * kUnitColumns, span, site.slice[i], v_ + (row + m) * at_.v_stride + column);
@@ -374,6 +471,7 @@ class Step {
       norm(s_.hidden + int64_t(s_.sampled[i]) * m_.hidden, m_.norm, m_.hidden, head_ + i * at_.x_stride, at_.x_stride);
     });
     const int groups = (m_.vocab + 15) / 16;
+    float* to = ranks_ == nullptr ? s_.logits : own_slot(me);
     me.share(units_of(groups, kUnitGroups), [&](int64_t u) {
       const Span span{int(u) * kUnitGroups, std::min(kUnitGroups, groups - int(u) * kUnitGroups), 0};
       float* y = reinterpret_cast<float*>(me.scratch());
@@ -384,9 +482,33 @@ class Step {
         product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)
-          std::memcpy(s_.logits + int64_t(row + m) * m_.vocab + 16 * span.group, y + m * kUnitColumns, sizeof(float) * n);
+          std::memcpy(to + int64_t(row + m) * m_.vocab + 16 * span.group, y + m * kUnitColumns, sizeof(float) * n);
       }
     });
+    if (ranks_ == nullptr || !exchange(me, int64_t(s_.n_sampled) * m_.vocab * 4, true) || ranks_->rank != 0) return;
+    me.share(int64_t(s_.n_sampled) * ranks_->size, [&](int64_t i) {
+      const int64_t row = i / ranks_->size, p = i % ranks_->size;
+      std::memcpy(s_.logits + i * m_.vocab, slot(me, int(p)) + row * m_.vocab, sizeof(float) * m_.vocab);
+    });
+  }
+
+  // ---- other ranks
+
+  // Where this rank's part of the next exchange goes; what rank p gave to the last one.
+  float* own_slot(const weft::Member& me) const { return slot_of(me.exchanges, ranks_->rank); }
+  const float* slot(const weft::Member& me, int p) const { return slot_of(me.exchanges - 1, p); }
+  float* slot_of(unsigned exchange, int p) const { return reinterpret_cast<float*>(ranks_->slots + (half_of(exchange) * ranks_->size + p) * ranks_->slot_bytes); }
+  int half_of(unsigned exchange) const { return int(exchange + first_half_) & 1; }
+
+  // All threads call it behind a barrier. False: another rank is lost.
+  bool exchange(weft::Member& me, int64_t bytes, bool to_root) const {
+    if (me.thread() == 0) {
+      leave_tiles();  // a wait may be long, and a callback may use tiles of its own
+      if (ranks_->exchange == nullptr ? !weft::meet(*ranks_) : ranks_->exchange(ranks_->context, half_of(me.exchanges), bytes, to_root) != 0) lost_ = true;
+    }
+    me.exchanges++;
+    me.meet();
+    return !lost_;
   }
 
   // ---- how
@@ -431,6 +553,9 @@ class Step {
   const weft_step& s_;
   const Layout at_;
   const int tokens_;
+  const weft_ranks* const ranks_ = m_.ranks;
+  int first_half_ = 0;
+  mutable std::atomic<bool> lost_{false};
   X *x_, *act_, *q_, *v_, *head_;
   float *qkv_, *cosine_;
   int32_t* units_;

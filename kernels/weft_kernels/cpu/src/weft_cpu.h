@@ -10,10 +10,10 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 4
+#define WEFT_ABI 5
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2 };  // kinds of numbers
-enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3 };
+enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4 };
 
 // Instruction levels, worst first. A level is usable when it was compiled in and the CPU (and the kernel) has it.
 enum { WEFT_PORTABLE = 0, WEFT_AVX2 = 1, WEFT_AVX512 = 2, WEFT_AVX512_BF16 = 3, WEFT_AMX_BF16 = 4, WEFT_LEVELS = 5 };
@@ -37,31 +37,48 @@ typedef struct {
   int32_t window, reserved;     // a token sees itself and window - 1 tokens before it; 0: all of them
 } weft_layer;
 
+// The tensor ranks that compute each layer together, of which this process is one (Megatron's split, S-LoRA's for
+// adapters). A rank writes to its own slot; an exchange makes all slots readable here, and sums over them are taken in
+// the order of the ranks: the same bits on every rank, whatever carries the slots. NULL in a model: it is alone.
+typedef struct {
+  int32_t rank, size;
+  char* slots;                  // [2][size] of `slot_bytes`, used by turns, in memory that the ranks share; 64-byte aligned
+  int64_t slot_bytes;           // a multiple of 64
+  uint32_t* meeting;            // [size + 1][16] words that the ranks share: see ranks.h; unused with `exchange`
+  // NULL where slots are shared; else called on the calling thread to fetch the first `bytes` bytes of the other ranks'
+  // slots into those of the given half (`to_root`: rank 0 alone needs them). Returns 0, or that a rank is gone.
+  int32_t (*exchange)(void* context, int32_t half, int64_t bytes, int32_t to_root);
+  void* context;
+  double patience_s;            // how long a rank waits for the others
+} weft_ranks;
+
 typedef struct {
   int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocab;
   int32_t kind;                 // of activations, KV and adapters: WEFT_BF16 or WEFT_FP32
   float eps, reserved;
   const weft_layer* layer;      // [layers]
-  const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`
+  const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`; NULL: `hidden` comes from the stage before
   const float* norm;            // [hidden]
-  weft_matrix head;             // [vocab, hidden]
+  weft_matrix head;             // [vocab, hidden]; of a rank its part of the vocabulary; no data: another stage has it
   const float* inverse_frequency;  // [head_dim / 2]
   void* kv;                     // [pages, layers, 2, kv_heads, page_tokens, head_dim], see pack.h
   int32_t embedding_kind, page_tokens;
   float rope_scale, reserved2;  // cos and sin are multiplied by it (1 but for yarn-like scalings)
+  const weft_ranks* ranks;      // heads, inner and vocab are this rank's then; hidden is whole
 } weft_model;
 
 typedef struct {                // one projection inside a LoRA site
   const void* b;                // packed [n_out/16][ceil(rank/2)][16][2]
-  int32_t rank_start, rank;     // its columns of the stacked A
+  int32_t rank_start, rank;     // its columns of the whole stacked A
   int32_t out_start, n_out;     // its columns of the site's output; multiples of 16
   float scale;
   int32_t reserved;
 } weft_lora_slice;
 
 typedef struct {                // one adapter's weights at one site: qkv, o, gate_up or down
-  const void* a;                // packed matrix, n_out = rank (the sum), n_in = the site's input; NULL: leaves it alone
-  int32_t rank, n_slices;
+  const void* a;                // packed matrix, n_out = rank, n_in = the site's input; NULL: leaves it alone
+  int32_t rank, n_slices;       // rank: the sum of the slices'; of tensor ranks at qkv and gate_up, how many rows of the
+                                // stack are this one's, where row r is of rank r mod size
   weft_lora_slice slice[3];
 } weft_lora_site;
 
@@ -85,7 +102,7 @@ typedef struct {
   const int32_t* sampled;       // [n_sampled] token indices whose logits are wanted
   const weft_lora_site* const* slots;  // slot -> [layers][4] sites
   float* hidden;                // [n_tokens, hidden]: input when first > 0; output of layer last - 1
-  float* logits;                // [n_sampled, vocab]; written when last == layers
+  float* logits;                // [n_sampled, vocab]; written when last == layers; of tensor ranks whole, on rank 0 alone
   void (*layer_done)(int32_t layer);  // NULL, or called on the calling thread after each layer
   int64_t* layers_done;         // NULL, or grows by one after each layer: see weft_layers_done
   void* workspace;              // weft_workspace_bytes(), 64-byte aligned
@@ -109,6 +126,9 @@ void weft_pool_free(weft_pool*);
 
 int64_t weft_workspace_bytes(const weft_model*, int32_t n_tokens, int32_t site_rank, int32_t n_sampled);
 int32_t weft_run(int32_t level, weft_pool*, const weft_model*, const weft_step*);
+
+// Every rank that waits for the others in a step, or will, returns WEFT_E_RANKS. Any thread; for ranks that share memory.
+void weft_end_ranks(const weft_ranks*);
 
 // How many layers have been completed, of all steps that were given this counter, for a thread beside those steps. A step
 // adds one with release order behind the barrier that ends a layer, and this reads with acquire order: who sees n + k,

@@ -1,6 +1,7 @@
 """Which part of a model a rank has: slices of each layer (tensor parallelism), some of the layers (pipeline), or both.
 
-**Slices.** Heads, key-value heads, inner features and vocabulary are shared out evenly. Everything is a slice of what
+**Slices.** Heads, inner features and vocabulary are shared out evenly; where key-value heads do not divide, the first
+ranks have one more, with the heads that read it. Everything is a slice of what
 lies on disk: a rank reads, converts and keeps its own part alone. Who reads which part of an adapter, and why:
 `model.tensor_parallel`.
 
@@ -67,7 +68,7 @@ class Partition:
             whole,
             layers=len(layers),
             windows=whole.windows[layers.start : layers.stop],
-            heads=whole.heads // self.size,
+            heads=self._heads.stop - self._heads.start,
             kv_heads=self._kv_heads.stop - self._kv_heads.start,
             intermediate_size=whole.intermediate_size // self.size,
         )
@@ -103,21 +104,38 @@ class Partition:
         """Of an adapter's B, and of the base where it is split by outputs."""
         match projection:
             case "k_proj" | "v_proj":
-                heads, dim = self._kv_heads, self.whole.head_dim
-                return slice(heads.start * dim, heads.stop * dim)
+                return self._of_heads(self._kv_heads)
+            case "q_proj":
+                return self._of_heads(self._heads)
             case _:
                 return self._share(self.whole.projection(projection)[1])
 
     def inputs(self, projection: str) -> slice:
         """Of the base and of A at the sites that are split by inputs."""
         assert projection in ROW, projection
+        if projection == "o_proj":
+            return self._of_heads(self._heads)
         return self._share(self.whole.projection(projection)[0])
 
     @property
     def _kv_heads(self) -> slice:
-        """Where there are fewer than ranks, several ranks have the same one, and its pages."""
-        first = self.rank * self.whole.kv_heads // self.size
-        return slice(first, first + max(1, self.whole.kv_heads // self.size))
+        """Where there are fewer than ranks, several ranks have the same one, and its pages; else the first more."""
+        heads, rank, size = self.whole.kv_heads, self.rank, self.size
+        if heads < size:
+            return slice(rank * heads // size, rank * heads // size + 1)
+        each, more = divmod(heads, size)
+        return slice(rank * each + min(rank, more), (rank + 1) * each + min(rank + 1, more))
+
+    @property
+    def _heads(self) -> slice:
+        """Those that read this rank's key-value heads."""
+        if self.whole.kv_heads < self.size:
+            return self._share(self.whole.heads)
+        group = self.whole.heads // self.whole.kv_heads
+        return slice(self._kv_heads.start * group, self._kv_heads.stop * group)
+
+    def _of_heads(self, heads: slice) -> slice:
+        return slice(heads.start * self.whole.head_dim, heads.stop * self.whole.head_dim)
 
     def _share(self, total: int) -> slice:
         each = total // self.size
@@ -140,16 +158,20 @@ class Partition:
         return replace(pair, a=a, b=b, n_in=a.shape[1], n_out=b.shape[0], out_start=outputs.start if row else 0)
 
 
-def check_divisible(spec: ModelSpec, size: int) -> None:
-    """Raises ExecutorUnavailable with every number that `size` ranks cannot share evenly."""
+def check_divisible(spec: ModelSpec, size: int, *, even_heads: bool) -> None:
+    """Raises ExecutorUnavailable with every number that `size` ranks cannot share evenly.
+
+    `even_heads`: heads, too, so that pages have one size. Else it is enough that each rank has some key-value heads.
+    """
+    uneven = spec.kv_heads > size and spec.heads % spec.kv_heads == 0 and not even_heads
     shared = {
-        "num_attention_heads": spec.heads,
+        "num_attention_heads": 0 if uneven else spec.heads,
         "intermediate_size": spec.intermediate_size,
         "hidden_size": spec.hidden_size,
         "vocab_size": spec.vocab_size,
     }
     odd = [f"{name} {number}" for name, number in shared.items() if number % size]
-    if spec.kv_heads % size and size % spec.kv_heads:
+    if not uneven and spec.kv_heads % size and size % spec.kv_heads:
         odd.append(f"num_key_value_heads {spec.kv_heads}")
     if odd:
         raise ExecutorUnavailable(

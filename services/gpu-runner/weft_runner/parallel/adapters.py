@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.domain.model.config import ModelSpec
 from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, HostTensorStore
-from weft_runner.model.lora import Scales
+from weft_runner.model.lora import Scales, adapter_pairs
 from weft_runner.parallel.commands import BuiltShard
 from weft_runner.parallel.shared_tensors import RecordedScales, share_tensors
 from weft_runner.parallel.worker_group import WorkerGroup
@@ -37,33 +38,33 @@ class ShardedAdapterStore(HostTensorStore):
     What is built and never put is forgotten when the next one is put.
     """
 
-    def __init__(self, own: AdapterStore, workers: WorkerGroup) -> None:
-        self._own, self._workers = own, workers
+    def __init__(self, own: AdapterStore, workers: WorkerGroup, whole: ModelSpec) -> None:
+        """`own`: rank 0's part."""
+        self.own, self._workers, self._whole_spec = own, workers, whole
         self._numbers = itertools.count(1)
         self._allocations = 0  # of pages to adapters, so far
         self._released: deque[int] = deque()  # of adapters without a reference here
 
     @property
     def page_bytes(self) -> int:
-        return self._own.page_bytes
+        return self.own.page_bytes
 
     @property
     def slots(self) -> int:
-        return self._own.slots
+        return self.own.slots
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`; on each rank."""
-        return self._own.needs(tensors, scales)
+        return self.own.needs(tensors, scales)
 
     def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> ShardedAdapter:
         """See `AdapterStore.build`; returns when every rank has built its part. Raises ExecutorLost too."""
-        recorded = RecordedScales(scales)
-        self._own.needs(tensors, recorded)  # a wrong one is refused before it is sent
+        recorded = self._recorded(tensors, scales)
         number = next(self._numbers)
         self._request("build", tensors, recorded, (number, pages, self._allocations))
         try:
             try:
-                own = self._own.build(tensors, scales, pages)
+                own = self.own.build(tensors, scales, pages)
             finally:
                 others = self._workers.replies()
         except Exception:
@@ -78,12 +79,12 @@ class ShardedAdapterStore(HostTensorStore):
         assert isinstance(adapter, ShardedAdapter), adapter
         released = [self._released.popleft() for _ in range(len(self._released))]
         self._workers.broadcast("put", slot, adapter.number, released)
-        self._own.put(slot, adapter.own)
+        self.own.put(slot, adapter.own)
 
     def clear(self, slot: int) -> None:
         """See `AdapterStore.clear`."""
         self._workers.broadcast("clear", slot)
-        self._own.clear(slot)
+        self.own.clear(slot)
 
     def on_pages_allocated(self) -> None:
         """The other ranks were sent an allocation of pages to adapters. The engine's thread."""
@@ -94,6 +95,12 @@ class ShardedAdapterStore(HostTensorStore):
     def _whole(self, number: int, own: DeviceAdapter, others: Sequence[BuiltShard]) -> ShardedAdapter:
         del others  # none is larger
         return ShardedAdapter(number, own, own.rank, own.site_rank, own.n_bytes)
+
+    def _recorded(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> RecordedScales:
+        """Of all modules, whichever rank has them. Raises AdapterInvalid: a wrong one is refused before it is sent."""
+        recorded = RecordedScales(scales)
+        adapter_pairs(tensors, recorded, self._whole_spec)
+        return recorded
 
     def _request(
         self, name: str, tensors: Mapping[str, torch.Tensor], scales: RecordedScales, arguments: tuple[object, ...] = ()
@@ -111,15 +118,15 @@ class PipelineAdapterStore(ShardedAdapterStore):
     Pages have the same numbers on all stages, so that it takes as many as the stage that needs most of them.
     """
 
-    def __init__(self, own: AdapterStore, workers: WorkerGroup, page_bytes: int) -> None:
+    def __init__(self, own: AdapterStore, workers: WorkerGroup, whole: ModelSpec, page_bytes: int) -> None:
         """`page_bytes`: of a KV page on stage 0, in which adapters are counted."""
-        super().__init__(own, workers)
+        super().__init__(own, workers, whole)
         self._kv_page_bytes = page_bytes
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`. Raises ExecutorLost too."""
-        recorded = RecordedScales(scales)
-        own = self._own.needs(tensors, recorded)
+        recorded = self._recorded(tensors, scales)
+        own = self.own.needs(tensors, recorded)
         self._request("needs", tensors, recorded)
         return self._most(own, self._workers.replies())
 

@@ -58,7 +58,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
     """See `model.executor.Executor`: every rank has a part of each layer (`model.tensor_parallel`)."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
-        super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers))
+        super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers, whole))
         self._group: ProcessGroup = ranks.ranks.tensor
         self._sent: StepInput | None = None  # the workers have it too
 

@@ -44,7 +44,9 @@ class PipelineParallelExecutor(MultiProcessExecutor):
     """See `model.executor.Pipelined`."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
-        super().__init__(whole, ranks, PipelineAdapterStore(ranks.own.adapters, ranks.workers, ranks.own.page_bytes))
+        super().__init__(
+            whole, ranks, PipelineAdapterStore(ranks.own.adapters, ranks.workers, whole, ranks.own.page_bytes)
+        )
         self._ranks = ranks.ranks
         self._channel = PipelineChannel(ranks.ranks.stages, whole)
 

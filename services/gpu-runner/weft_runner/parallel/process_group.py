@@ -6,15 +6,19 @@ broadcast n from rank 0; from one rank to another n. The transport's own headers
 are not counted.
 """
 
+import ctypes
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from weft_kernels.cpu.ranks import SharedSlots, slots_bytes
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.parallel.grid import RankGrid
+from weft_runner.parallel.ipc import memfd
 
 
 class Transfer:
@@ -36,19 +40,43 @@ class Transfer:
         return self._x
 
 
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Descriptors of files in memory that only the ranks of one runner have open, on one host.
+
+    `meeting`: where they find each other. `slots`: what native tensor ranks exchange (`weft_kernels.cpu.ranks`).
+    """
+
+    meeting: int
+    slots: int
+
+    @classmethod
+    def made(cls) -> "RankFiles":
+        return cls(memfd("weft-ranks"), memfd("weft-slots"))
+
+    @property
+    def all(self) -> tuple[int, int]:
+        return self.meeting, self.slots
+
+    def close(self) -> None:
+        for file in self.all:
+            os.close(file)
+
+
 class TorchRanks:
     """This process's place among the ranks of a model, on one host: Gloo between CPUs, NCCL between GPUs.
 
     `tensor`: those of its stage. `stages`: those of its place in the other stages. Both are there once it has joined.
     """
 
-    def __init__(self, grid: RankGrid, rank: int, device: torch.device, meeting_fd: int, timeout_s: float) -> None:
-        """`device`: of the tensors. `meeting_fd`: a file that only the ranks have open, closed by `close`.
+    def __init__(self, grid: RankGrid, rank: int, device: torch.device, files: RankFiles, timeout_s: float) -> None:
+        """`device`: of the tensors. `files` are closed by `close`.
 
         An operation that lasts longer than `timeout_s`, or whose peer is gone, raises RuntimeError.
         """
         self.grid, self.rank, self.device = grid, rank, device
-        self._meeting_fd, self._timeout_s, self._joined = meeting_fd, timeout_s, False
+        self._files, self._timeout_s, self._joined = files, timeout_s, False
+        self._slots: SharedSlots | None = None
         self.tensor: ProcessGroup = SingleProcessGroup()
         self.stages = StagePeers(grid, rank, device, timeout_s)
 
@@ -67,7 +95,7 @@ class TorchRanks:
 
     def _join(self) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else Gloo listens wherever the host's name points to
-        path, grid = f"/proc/self/fd/{self._meeting_fd}", self.grid
+        path, grid = f"/proc/self/fd/{self._files.meeting}", self.grid
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             store=dist.FileStore(path, grid.size),  # pyright: ignore[reportPrivateImportUsage]
@@ -91,13 +119,27 @@ class TorchRanks:
         group = dist.new_group(ranks, timeout=timedelta(seconds=self._timeout_s))
         return group if isinstance(group, dist.ProcessGroup) else None
 
+    def native_slots(self, native: ctypes.CDLL, slot_bytes: int) -> SharedSlots:
+        """What the native steps of this rank's stage exchange, so many bytes each at the most."""
+        stage, rank = self.grid.stage_of(self.rank), self.grid.tensor_rank_of(self.rank)
+        self._slots = SharedSlots(
+            native, self._files.slots, stage * slots_bytes(self.grid.tensor, slot_bytes), rank=rank,
+            size=self.grid.tensor, slot_bytes=slot_bytes, patience_s=self._timeout_s,
+        )  # fmt: skip
+        return self._slots
+
+    def end_waits(self) -> None:
+        """A rank is lost: this one waits for no other inside a native step. Any thread."""
+        if self._slots is not None:
+            self._slots.end()
+
     def close(self) -> None:
         """This process may join another group afterwards."""
-        self.tensor = SingleProcessGroup()
+        self.tensor, self._slots = SingleProcessGroup(), None
         self.stages.close()
         if self._joined:
             dist.destroy_process_group()
-        os.close(self._meeting_fd)
+        self._files.close()
 
 
 class TensorGroup:

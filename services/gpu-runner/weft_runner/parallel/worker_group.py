@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
 from weft_runner.parallel.grid import RankGrid
-from weft_runner.parallel.ipc import Channel, ChannelLost, memfd
-from weft_runner.parallel.process_group import TorchRanks, device_of
+from weft_runner.parallel.ipc import Channel, ChannelLost
+from weft_runner.parallel.process_group import RankFiles, TorchRanks, device_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,13 +38,13 @@ class Worker:
     loads: Channel
 
 
-def spawn_workers(size: int, meeting_fd: int) -> list[Worker]:
+def spawn_workers(size: int, shared: RankFiles) -> list[Worker]:
     """Ranks 1 .. size - 1, in sessions of their own: a terminal's Ctrl-C is the runner's business, which drains."""
     workers: list[Worker] = []
     for rank in range(1, size):
         (steps, theirs), (loads, theirs_too) = socket.socketpair(), socket.socketpair()
         with theirs, theirs_too:
-            files = theirs.fileno(), theirs_too.fileno(), meeting_fd
+            files = theirs.fileno(), theirs_too.fileno(), *shared.all
             command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
         workers.append(Worker(rank, process, Channel(steps.detach()), Channel(loads.detach())))
@@ -57,11 +57,14 @@ class WorkerGroup:
     def __init__(self, workers: Sequence[Worker], patience_s: float) -> None:
         """`patience_s`: how long a worker may leave a message, or an adapter, lying."""
         self._workers, self._patience_s = workers, patience_s
-        self._on_lost: Callable[[ExecutorLost], None] = lambda _: None
-        self._closing = threading.Event()
+        self._on_lost: list[Callable[[ExecutorLost], None]] = []
+        self._first_lost: str | None = None
+        self._lock, self._closing = threading.Lock(), threading.Event()
         for worker in workers:
             worker.steps.set_patience(patience_s)
             worker.loads.set_patience(patience_s)
+            name = f"watch-rank-{worker.rank}"
+            threading.Thread(target=self._wait_for, args=(worker,), name=name, daemon=True).start()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -80,11 +83,12 @@ class WorkerGroup:
         self._await("ready", stopping)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
-        """From now on `on_lost` is called, from any thread, when a worker is lost: at once where it ended."""
-        self._on_lost = on_lost
-        for worker in self._workers:
-            name = f"watch-rank-{worker.rank}"
-            threading.Thread(target=self._wait_for, args=(worker,), name=name, daemon=True).start()
+        """`on_lost` is called, from any thread, when a worker is lost, or has been: at once where it ended."""
+        with self._lock:
+            self._on_lost.append(on_lost)
+            lost = self._first_lost
+        if lost is not None:
+            on_lost(ExecutorLost(lost))
 
     # ---- talk
 
@@ -146,10 +150,14 @@ class WorkerGroup:
             self._lost(worker, f"its process ended with {code}, see its log")
 
     def _lost(self, worker: Worker, reason: str) -> ExecutorLost:
-        error = ExecutorLost(f"rank {worker.rank} of the model (pid {worker.process.pid}) is lost: {reason}")
+        reason = f"rank {worker.rank} of the model (pid {worker.process.pid}) is lost: {reason}"
         if not self._closing.is_set():
-            self._on_lost(error)
-        return error
+            with self._lock:
+                self._first_lost = self._first_lost or reason
+                watchers = tuple(self._on_lost)
+            for on_lost in watchers:
+                on_lost(ExecutorLost(reason))
+        return ExecutorLost(reason)
 
 
 def _unless_refused(worker: Worker, reply: Any) -> Any:
@@ -186,11 +194,12 @@ def launch_ranks(
     any rank; nothing is left behind then.
     """
     with ExitStack() as ending:
-        meeting = memfd("weft-ranks")
-        ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), meeting, patience_s)
+        files = RankFiles.made()
+        ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), files, patience_s)
         ending.callback(ranks.close)
-        workers = WorkerGroup(spawn_workers(grid.size, meeting), patience_s)
+        workers = WorkerGroup(spawn_workers(grid.size, files), patience_s)
         ending.callback(workers.close)
+        workers.watch(lambda _: ranks.end_waits())
         workers.start({**settings, "grid": grid, "patience_s": patience_s}, stopping)
         ranks.join()
         own = make_own(ranks)

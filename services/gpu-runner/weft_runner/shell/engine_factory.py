@@ -24,6 +24,7 @@ from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.weights import Files
+from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
@@ -87,8 +88,9 @@ def build_engine(
     profile = _profile(executor, limits) if settings.profile else None
     limits = replace(limits, kv=_kv_identity(settings, executor, runner), kv_page_bytes=executor.page_bytes)
     engine = Engine(Runner(limits, profile.model if profile else GUESS), executor, make_adapters, on_output)
-    if isinstance(adapters, CpuAdapterStore):
-        adapters.complete = engine.gaps.complete
+    own = adapters.own if isinstance(adapters, ShardedAdapterStore) else adapters
+    if isinstance(own, CpuAdapterStore):
+        own.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
     bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
     if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too

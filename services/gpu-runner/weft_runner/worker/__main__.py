@@ -1,4 +1,4 @@
-"""`python -m weft_runner.worker STEPS LOADS MEETING`: a rank of its runner's model. Started by it alone.
+"""`python -m weft_runner.worker STEPS LOADS MEETING SLOTS`: a rank of its runner's model. Started by it alone.
 
 The numbers are inherited descriptors, see `parallel.worker_group`. A watch ends the process once the runner has closed
 its end, in whatever state everything is; it stands before anything is imported that takes time.
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> None:
     threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
     from weft_runner.worker.loop import serve  # torch is imported here
 
-    code = serve(steps, loads, int(argv[2]))
+    code = serve(steps, loads, [int(number) for number in argv[2:]])
     logging.shutdown()
     os._exit(code)  # other threads may be anywhere
 

@@ -24,7 +24,7 @@ from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.commands import BuiltShard, Layers
 from weft_runner.parallel.ipc import Channel, ChannelLost
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
-from weft_runner.parallel.process_group import TorchRanks, device_of
+from weft_runner.parallel.process_group import RankFiles, TorchRanks, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
 from weft_runner.settings import RunnerSettings
 
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 Act = Callable[[], None]
 
 
-def serve(steps: Channel, loads: Channel, meeting_fd: int) -> int:
+def serve(steps: Channel, loads: Channel, files: Sequence[int]) -> int:
     """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure."""
     try:
-        rank = _start(loads, meeting_fd)
+        rank = _start(loads, RankFiles(*files))
         threading.Thread(target=rank.run_builds, args=(loads,), name="builder", daemon=True).start()
         rank.run_steps(steps)
     except ChannelLost:
@@ -48,7 +48,7 @@ def serve(steps: Channel, loads: Channel, meeting_fd: int) -> int:
     return 1
 
 
-def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
+def _start(loads: Channel, files: RankFiles) -> "WorkerLoop":
     """Raises what loading a part raises, ExecutorLost, ChannelLost.
 
     The watch in `worker.__main__` ends a load whose runner has gone.
@@ -59,7 +59,7 @@ def _start(loads: Channel, meeting_fd: int) -> "WorkerLoop":
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     device = device_of(start["device"], start["rank"])
-    ranks = TorchRanks(start["grid"], start["rank"], device, meeting_fd, start["patience_s"])
+    ranks = TorchRanks(start["grid"], start["rank"], device, files, start["patience_s"])
     base = ModelSource(start["spec"], start["files"], start["threads"])
     ranks.join()
     executor = make_partition(settings, base, ranks)

@@ -6,11 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from weft.domain.model.config import parse_spec
 from weft_runner.errors import AdapterInvalid, ExecutorLost
 from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.parallel.adapters import ShardedAdapterStore
 
-TENSORS = {"base_model.model.m.lora_A.weight": torch.ones(2, 3)}
+MODULE = "model.layers.0.self_attn.q_proj"
+TENSORS = {
+    f"base_model.model.{MODULE}.lora_A.weight": torch.ones(2, 32),
+    f"base_model.model.{MODULE}.lora_B.weight": torch.ones(32, 2),
+}
 
 
 @dataclass
@@ -30,7 +35,6 @@ class Own(HostTensorStore):
     page_bytes: int = 64
 
     def needs(self, tensors: Any, scales: Any) -> int:
-        scales.scale_of("m")
         return 128
 
     def build(self, tensors: Any, scales: Any, pages: Any) -> EngineBundle:
@@ -84,8 +88,8 @@ def workers() -> Followers:
 
 
 @pytest.fixture
-def store(own: Own, workers: Followers) -> ShardedAdapterStore:
-    return ShardedAdapterStore(own, workers)  # type: ignore[arg-type]
+def store(own: Own, workers: Followers, small_config: dict[str, Any]) -> ShardedAdapterStore:
+    return ShardedAdapterStore(own, workers, parse_spec(small_config))  # type: ignore[arg-type]
 
 
 def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
@@ -96,7 +100,7 @@ def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
     store.clear(3)
     assert own.held == {}
     (build, _, scales, number, pages, allocations), *rest = workers.told
-    assert (build, scales, pages, allocations) == ("build", {"m": 0.5}, (5, 6), 0)
+    assert (build, scales, pages, allocations) == ("build", {MODULE: 0.5}, (5, 6), 0)
     assert rest == [("replies",), ("put", 3, number, []), ("clear", 3)]
 
 
@@ -125,6 +129,12 @@ def test_one_that_another_rank_cannot_build_is_not_loaded(store, workers, error)
     workers.answer = error
     with pytest.raises(type(error), match="rank 1"):
         store.build(TENSORS, Halves())
+
+
+def test_a_wrong_one_is_refused_before_anybody_hears_of_it(store, workers):
+    with pytest.raises(AdapterInvalid):
+        store.build({name: tensor[:1] for name, tensor in TENSORS.items()}, Halves())
+    assert workers.told == []
 
 
 def test_what_it_needs_is_what_each_rank_needs(store):

@@ -14,16 +14,6 @@ from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.shell.engine import ExecutorFailed
 
 
-@pytest.mark.parametrize("how", ["tensor", "pipeline"])
-def test_an_executor_that_computes_whole_models_is_refused_by_name(how, capsys):
-    with pytest.raises(SystemExit) as left:
-        settings_of(executor="cpu", **{f"{how}_parallel": 2})
-    assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert f"--{how}-parallel 2 with --executor cpu" in said
-    assert "take --executor cuda, reference or auto" in said
-
-
 def test_more_processes_than_a_runner_may_have_are_refused(capsys):
     with pytest.raises(SystemExit):
         settings_of(tensor_parallel=8, pipeline_parallel=9)

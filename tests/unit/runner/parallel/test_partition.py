@@ -95,9 +95,22 @@ def test_few_key_value_heads_are_on_several_ranks_beside_the_queries_that_read_t
 def test_what_ranks_cannot_share_is_refused_by_name(small_config, change, size, named):
     spec = parse_spec(small_config | {"vocab_size": 64} | change)
     with pytest.raises(ExecutorUnavailable, match=f"--tensor-parallel {size}") as refused:
-        check_divisible(spec, size)
+        check_divisible(spec, size, even_heads=True)
     assert all(name in str(refused.value) for name in named)
-    check_divisible(spec, 1)
+    check_divisible(spec, 1, even_heads=True)
+
+
+def test_key_value_heads_that_do_not_divide_go_with_their_queries_and_the_first_ranks_have_one_more(small_config):
+    change = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36, "vocab_size": 64}
+    spec = parse_spec(small_config | change)
+    check_divisible(spec, 2, even_heads=False)
+    with pytest.raises(ExecutorUnavailable, match="num_key_value_heads 3"):
+        check_divisible(spec, 2, even_heads=True)
+    first, second = parts_of(spec, 2)
+    assert [(part.local.heads, part.local.kv_heads) for part in (first, second)] == [(6, 2), (3, 1)]
+    assert [part.outputs("q_proj") for part in (first, second)] == [slice(0, 24), slice(24, 36)]
+    assert [part.inputs("o_proj") for part in (first, second)] == [slice(0, 24), slice(24, 36)]
+    assert [part.outputs("v_proj") for part in (first, second)] == [slice(0, 8), slice(8, 12)]
 
 
 # ---- adapters

@@ -20,6 +20,7 @@ from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, LoraSiteStruct, LoraSliceStruct, PackJob
 from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, scale_of
+from weft_runner.model.partition import Partition
 
 SLICE_BYTES = 256 << 10  # of the file: some 20 us
 N_SITES = len(SITES)
@@ -64,12 +65,12 @@ class Plan:
 
 
 class Planner:
-    """Makes plans for one model."""
+    """Makes plans for one part of a model."""
 
-    def __init__(self, library: Library, spec: ModelSpec, kind: int) -> None:
-        self._library, self._kind = library, kind
+    def __init__(self, library: Library, part: Partition, kind: int) -> None:
+        self._library, self._kind, self._first = library, kind, part.layers.start
         self._sizes: dict[tuple[int, int, int], int] = {}
-        self._starts = tuple(_starts(names, spec) for names in SITES)
+        self._starts = tuple(_starts(names, part.local) for names in SITES)
 
     def plan(self, pairs: AdapterPairs, file: int = 0) -> tuple[Plan, list[torch.Tensor]]:
         """The plan, and what its jobs read: the pairs' tensors, or copies of those that the native code cannot read."""
@@ -80,21 +81,28 @@ class Planner:
             if site:
                 sites[index] = self._site(writing, site, self._starts[index % N_SITES])
         modules = [
-            module_name(layer, pair.projection) for layer, of in enumerate(pairs) for site in of for pair in site
+            module_name(layer, pair.projection)
+            for layer, of in enumerate(pairs, self._first)
+            for site in of
+            for pair in site
         ]
         plan = Plan(
             jobs=_array((PackJob * len(writing.jobs))(*writing.jobs)), ends=writing.ends, sites=_array(sites),
-            modules=modules, n_bytes=writing.end, rank=max(pair.rank for site in by_site for pair in site),
-            site_rank=max(sum(pair.rank + pair.rank % 2 for pair in site) for site in by_site),
+            modules=modules, n_bytes=writing.end,
+            rank=max((pair.rank for site in by_site for pair in site), default=0),
+            site_rank=max((sum(pair.rank + pair.rank % 2 for pair in site) for site in by_site), default=0),
         )  # fmt: skip
         return plan, writing.kept
 
     def _site(self, writing: "_Writing", site: Sequence[LoraPair], starts: Mapping[str, int]) -> LoraSiteStruct:
-        struct = LoraSiteStruct(a=writing.add([pair.a for pair in site], pad_in=32), n_slices=len(site))
+        """A tensor rank may have none of the rows of A; what all ranks have makes the whole."""
+        rows = [pair.a for pair in site if len(pair.a)]
+        a = writing.add(rows, pad_in=32) if rows else writing.end
+        struct, before = LoraSiteStruct(a=a, rank=sum(map(len, rows)), n_slices=len(site)), 0
         for i, pair in enumerate(site):
-            at = writing.add([pair.b], pad_in=2)
-            struct.slice[i] = LoraSliceStruct(at, struct.rank, pair.rank, starts[pair.projection], pair.n_out)
-            struct.rank += pair.rank
+            at, out_start = writing.add([pair.b], pad_in=2), starts[pair.projection] + pair.out_start
+            struct.slice[i] = LoraSliceStruct(at, before, pair.rank, out_start, pair.n_out)
+            before += pair.rank
         return struct
 
     def _packed_bytes(self, n_out: int, n_in: int, pad_in: int) -> int:

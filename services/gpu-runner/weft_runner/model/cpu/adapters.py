@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
 from weft_runner.model.adapter_store import MOST_LAYOUTS, DeviceAdapter, FileLayout, HostTensorStore, MappedTensors
 from weft_runner.model.cpu.adapter_plan import AdapterPacking, Plan, Planner, Slices, Structs
 from weft_runner.model.lora import Scales, adapter_pairs
+from weft_runner.model.partition import Partition
 
 # Of adapters that have left, for the next ones of their size: memory that is touched for the first time costs more than
 # packing does, in a virtual machine whose free pages go back to the host 20 ms for 10 MB.
@@ -44,11 +44,12 @@ class CpuAdapterStore(HostTensorStore):
     `complete` does the slices of a load and returns after the last one; they run on the threads of `pool`.
     """
 
-    def __init__(self, library: Library, pool: ThreadPool, spec: ModelSpec, slots: int, kind: int) -> None:
+    def __init__(self, library: Library, pool: ThreadPool, part: Partition, slots: int, kind: int) -> None:
+        """`part`: of the model, which adapters are cut to."""
         self.table = (ctypes.c_void_p * slots)()
         self.complete: Callable[[Slices], None] = run_slices
-        self._library, self._pool, self._spec, self._kind = library, pool, spec, kind
-        self._planner = Planner(library, spec, kind)
+        self._library, self._pool, self._part, self._kind = library, pool, part, kind
+        self._planner = Planner(library, part, kind)
         self._plans: dict[FileLayout, Plan] = {}  # of the builder's thread; the one that was made first leaves first
         self._held: dict[int, CpuAdapter] = {}
         self._spare = SpareMemory(SPARE_BYTES)
@@ -97,7 +98,8 @@ class CpuAdapterStore(HostTensorStore):
         if isinstance(tensors, MappedTensors) and (known := self._plans.get(tensors.layout)) is not None:
             return known, ()
         file = _address(tensors)
-        plan, read = self._planner.plan(adapter_pairs(tensors, scales, self._spec), file)
+        pairs = self._part.pairs(adapter_pairs(tensors, scales, self._part.whole))
+        plan, read = self._planner.plan(pairs, file)
         if isinstance(tensors, MappedTensors) and all(0 <= t.data_ptr() - file < tensors.n_bytes for t in read):
             if len(self._plans) == MOST_LAYOUTS:
                 del self._plans[next(iter(self._plans))]

@@ -8,20 +8,24 @@ move: every kernel works on absolute positions and never lets the number of rows
 
 import ctypes
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.structs import FP32, StepStruct
+from weft_kernels.cpu.structs import FP32, LOST, RanksStruct, StepStruct
 from weft_runner.core.sampling import SampledToken
+from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.cpu.packed_weights import PackedWeights
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_memory import NativeKvMemory
+from weft_runner.model.partition import Partition
 from weft_runner.model.sampling import NativeSampler, SamplingArgs
 from weft_runner.model.step import StepInput
 
@@ -30,8 +34,19 @@ VERSION = "1"
 _TILE32 = ("amx_bf16", "avx512", "avx2")
 
 
+class RankSlots(Protocol):
+    """What tensor ranks exchange in a step (`weft_kernels.cpu.ranks`). `error`: what an exchange raised."""
+
+    struct: RanksStruct
+    error: BaseException | None
+
+
 class CpuExecutor:
-    """One model on the CPU. `threads` work at a step, the caller's included."""
+    """One model on the CPU, or a part of it. `threads` work at a step, the caller's included.
+
+    Of tensor ranks each writes to slots of its own and reads the others'; sums are taken in the order of the ranks. So
+    a number of ranks is a numerics class of its own, and all that is said above of a row's bits holds within it.
+    """
 
     def __init__(
         self,
@@ -43,12 +58,20 @@ class CpuExecutor:
         pages: int,
         page_tokens: int,
         slots: int,
+        part: Partition | None = None,
+        ranks: RankSlots | None = None,
     ) -> None:
-        """Pack the base (`dtype`: bf16, fp32, int8 for the weights alone). Raises WeightsInvalid, StoppedAtStart."""
-        self._library, self.spec, self._dtype, self.torch_threads = library, checkpoint.spec, dtype, 1
-        self._pool = library.pool(threads)
-        self._base = PackedWeights(library, self._pool, checkpoint, dtype, page_tokens)
-        model, spec = self._base.model, checkpoint.spec
+        """Pack the base (`dtype`: bf16, fp32, int8 for the weights alone), or `part` of it, with its `ranks`.
+
+        Raises WeightsInvalid, StoppedAtStart.
+        """
+        self._part = part = part or Partition(checkpoint.spec)
+        self._library, self.spec, self._dtype, self.torch_threads = library, part.local, dtype, 1
+        self._pool, self._ranks = library.pool(threads), ranks
+        self._base = PackedWeights(library, self._pool, checkpoint, dtype, page_tokens, part)
+        model, spec = self._base.model, part.local
+        if ranks is not None:
+            model.ranks = ctypes.pointer(ranks.struct)
         element = 4 if model.kind == FP32 else 2
         self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
         self._kv = MappedMemory(pages * self.page_bytes)
@@ -56,7 +79,7 @@ class CpuExecutor:
         shape = (spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
         layout = "/".join(["native", VERSION, "fp32" if element == 4 else "bf16", *map(str, shape)])
         self.kv_memory = NativeKvMemory(library, self._pool, self._kv, self.page_bytes, spec.layers, layout)
-        self.adapters = CpuAdapterStore(library, self._pool, spec, slots, model.kind)
+        self.adapters = CpuAdapterStore(library, self._pool, part, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = MappedMemory(0)
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
@@ -68,13 +91,17 @@ class CpuExecutor:
         level = self._library.level
         # The order of VDPBF16PS is for bf16 alone.
         tiles = level in _TILE32 or (level == "avx512_bf16" and self._dtype == "fp32")
-        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp1"
+        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp{self._part.size}"
 
     def run(
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `model.executor.Executor.run`. What it returns is valid until the next call."""
+        """See `model.executor.Executor.run`. What it returns is valid until the next call.
+
+        A later stage of a pipeline begins with `hidden`, an earlier one ends in it. Logits are whole on tensor rank 0
+        alone. Raises ExecutorLost where another rank is lost.
+        """
         last = self.spec.layers if last is None else last
         if step is not self._prepared:
             self._prepare(step)
@@ -82,10 +109,19 @@ class CpuExecutor:
         native.first, native.last = first, last
         if hidden is not None:
             self._hidden[: native.n_tokens] = hidden
-        self._library.run(self._pool, self._base.model, native, layer_done)
-        if last < self.spec.layers:
+        self._run(native, layer_done)
+        if last < self.spec.layers or not self._part.ends:
             return self._hidden[: native.n_tokens].clone()
         return self._logits[: native.n_sampled]
+
+    def _run(self, native: StepStruct, layer_done: LayerDone | None) -> None:
+        try:
+            self._library.run(self._pool, self._base.model, native, layer_done)
+        except CallRefused as error:
+            if error.code != LOST:
+                raise
+            cause = self._ranks.error if self._ranks is not None else None
+            raise ExecutorLost(f"a step of {self._part.size} ranks failed: {error}") from cause or error
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """See `model.executor.Executor.sample`."""

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, INT8, Layer, Matrix, ModelStruct
 from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.partition import Partition
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.weights import check_finite
 
@@ -28,30 +28,31 @@ class PackedWeights:
     """`model` is what the native step reads; it points into memory that lives as long as this. `kv` is set later."""
 
     def __init__(
-        self, library: Library, pool: ThreadPool, checkpoint: Checkpoint, dtype: str, page_tokens: int
+        self, library: Library, pool: ThreadPool, checkpoint: Checkpoint, dtype: str, page_tokens: int, part: Partition
     ) -> None:
         """Raises WeightsInvalid (NaN or infinite numbers), StoppedAtStart."""
-        self._library, self._pool, self._checkpoint = library, pool, checkpoint
+        self._library, self._pool, self._checkpoint, self._part = library, pool, checkpoint, part
         self._kind = KINDS[dtype]
         self._kept: list[object] = []
-        spec = checkpoint.spec
+        spec = part.local
         # One piece, in the order in which a step reads it: small matrices of their own would lie on small pages.
-        self._memory = MappedMemory(sum(self._matrix_bytes(*shape) for shape in _matrices(spec)))
+        self._memory = MappedMemory(sum(self._matrix_bytes(*shape) for shape in _matrices(part)))
         self._taken = 0
-        layers = (Layer * spec.layers)(*(self._layer(index) for index in range(spec.layers)))
+        layers = (Layer * spec.layers)(*(self._layer(index) for index in part.layers))
         self._kept.append(layers)
-        embedding = self._embedding()
+        embedding, head = self._embedding(), self._head()
         self.model = ModelStruct(
             layers=spec.layers, hidden=spec.hidden_size, inner=spec.intermediate_size, heads=spec.heads,
-            kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=spec.vocab_size,
+            kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=head.n_out,
             kind=FP32 if self._kind == FP32 else BF16, eps=spec.norm_eps, layer=layers,
-            embedding=embedding.data_ptr(), norm=self._vector(NORM, checkpoint.norm), head=self._head(),
+            embedding=embedding.data_ptr() if part.begins else None, norm=self._vector(NORM, checkpoint.norm),
+            head=head,
             inverse_frequency=self._keep(inverse_frequencies(spec).contiguous()), kv=None,
             embedding_kind=_STORED[embedding.dtype], page_tokens=page_tokens, rope_scale=1.0,
         )  # fmt: skip
 
     def _layer(self, index: int) -> Layer:
-        layer = self._checkpoint.layer(index)
+        layer = self._part.layer(self._checkpoint.layer(index))
         name = f"model.layers.{index}"
         biases = [layer.biases[q] for q in BIASED] if layer.biases else None
         packed = Layer(
@@ -114,14 +115,17 @@ class PackedWeights:
         )  # fmt: skip
 
     def _head(self) -> Matrix:
+        """Of the stage that has it, this rank's part of the vocabulary."""
+        if not self._part.ends:
+            return Matrix()
         name = EMBEDDING if self._checkpoint.spec.tied_embeddings else HEAD
-        head = self._matrix(name, {name: self._checkpoint.head}, (name,))
+        head = self._matrix(name, {name: self._part.head(self._checkpoint.head)}, (name,))
         self._checkpoint.release(name)
         return head
 
     def _embedding(self) -> torch.Tensor:
-        """[V, H]: a view of the file, converted only where the kernels cannot read it (fp16)."""
-        embedding = self._checkpoint.embedding
+        """[V, H], [0, H] of a later stage: a view of the file, converted where the kernels cannot read it (fp16)."""
+        embedding = self._part.embedding(self._checkpoint.embedding)
         check_finite(EMBEDDING, embedding)
         if embedding.dtype not in _STORED:
             embedding = embedding.float()
@@ -138,8 +142,9 @@ class PackedWeights:
         return tensor.data_ptr()
 
 
-def _matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
+def _matrices(part: Partition) -> Iterator[tuple[int, int]]:
     """(outputs, inputs) of every packed matrix."""
+    spec = part.local
     hidden, inner = spec.hidden_size, spec.intermediate_size
     for _ in range(spec.layers):
         yield from (
@@ -148,13 +153,17 @@ def _matrices(spec: ModelSpec) -> Iterator[tuple[int, int]]:
             (2 * inner, hidden),
             (hidden, inner),
         )
-    yield spec.vocab_size, hidden
+    if part.ends:
+        yield spec.vocab_size // part.size, hidden
 
 
-def unsupported_reason(spec: ModelSpec) -> str:
-    """What the native kernels cannot compute of this model; empty when they can."""
-    sizes = {"hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size, "head_dim": spec.head_dim}
-    odd = [f"{name} {size}" for name, size in sizes.items() if size % 16]
+def unsupported_reason(part: Partition) -> str:
+    """What the native kernels cannot compute of this part of a model; empty when they can."""
+    spec, whole, ranks = part.local, part.whole, f" / {part.size} ranks" if part.size > 1 else ""
+    sizes = {"hidden_size": whole.hidden_size, "intermediate_size": whole.intermediate_size}
+    odd = [f"{name} {size}{ranks}" for name, size in sizes.items() if size % (16 * part.size)]
+    if spec.head_dim % 16:
+        odd.append(f"head_dim {spec.head_dim}")
     if odd:
         return f"{', '.join(odd)}: the CPU kernels compute sizes that are multiples of 16"
     if spec.head_dim > 256:

@@ -1,0 +1,256 @@
+"""The native executor cut into stages and split over tensor ranks, on threads of this process that share slots.
+
+Stages give the bits of one executor. Tensor ranks give bits of their own: the same for every batch, chunk, number of
+threads and carrier of the slots, and as near the reference as one rank.
+"""
+
+import ctypes
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.waiting import PATIENCE_S
+from weft.domain.model.config import ModelSpec
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu.ranks import FetchedSlots, SharedSlots
+from weft_runner.errors import ExecutorLost
+from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.partition import Partition
+from weft_runner.model.reference.adapters import TorchAdapterStore
+from weft_runner.model.reference.executor import ReferenceExecutor
+from weft_runner.model.step import StepInput
+from weft_runner.model.weights import load_weights
+
+try:
+    LIBRARY = load()
+except NativeUnavailable as unavailable:
+    pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
+
+PAGES, SLOT_BYTES, ANSWER = 64, 1 << 18, 3
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANKS: tuple[dict[str, int], ...] = (
+    dict.fromkeys(ALL, 8),
+    {"q_proj": 3, "v_proj": 5, "down_proj": 1},
+    dict.fromkeys(ALL, 33),
+    {"up_proj": 16},
+    {"k_proj": 64, "o_proj": 2, "gate_proj": 17, "up_proj": 31},
+    dict.fromkeys(ALL, 1),  # fewer than ranks: some have no row of A
+)
+EVEN: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 192, "num_hidden_layers": 3, "vocab_size": 204}
+MODELS: dict[str, dict[str, Any]] = {
+    "a key-value head each": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "heads that do not divide": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 32},
+    "one key-value head for both": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_attention_heads": 4,
+        "num_key_value_heads": 1, "tie_word_embeddings": True,
+    },
+    "windows, heads of 16": {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 16, "num_attention_heads": 6,
+        "num_key_value_heads": 6, "sliding_window": 37,
+    },
+}  # fmt: skip
+Row = tuple[Sequence[int], int, Sequence[int], int | None]
+
+
+class Model(NamedTuple):
+    files: Files
+    spec: ModelSpec
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    @cache
+    def make(name: str) -> Model:
+        root: Path = tmp_path_factory.mktemp("models") / "m"
+        files = write_model(root, 5, **EVEN | MODELS[name])
+        return Model(files, read_spec(files["config.json"]))
+
+    return make
+
+
+class Split:
+    """Parts of a model in this process, each with an executor: whole steps go through all of them."""
+
+    def __init__(self, executors: Sequence[Sequence[CpuExecutor]], slots: Sequence[Any]) -> None:
+        """`executors`: by stage and tensor rank."""
+        self.stages, self.slots = executors, slots
+        self._threads = ThreadPoolExecutor(len(executors[0]))
+
+    def put(self, spec: ModelSpec) -> "Split":
+        for executor in [one for stage in self.stages for one in stage]:
+            for slot, ranks in enumerate(RANKS):
+                adapter = executor.adapters.build(adapter_tensors(spec, slot, ranks), Scales())
+                executor.adapters.put(slot, adapter)
+        return self
+
+    def run(self, step: StepInput) -> torch.Tensor:
+        found: list[torch.Tensor] = [torch.empty(0)] * len(self.stages[0])
+        for index, stage in enumerate(self.stages):
+            given = [None] * len(stage) if index == 0 else found
+            found = list(self._threads.map(lambda one, x: one.run(step, hidden=x), stage, given))
+        return found[0].clone()
+
+
+@contextmanager
+def split(
+    model: Model, stages: int = 1, size: int = 1, *, library: Library = LIBRARY, dtype: str = "bf16", threads: int = 1,
+    fetched: bool = False,
+) -> Iterator[Split]:  # fmt: skip
+    """`fetched`: slots are each rank's own, and a callback copies those of the others."""
+    files = [os.memfd_create("slots") for _ in range(stages)]
+    try:
+        ends = [model.spec.layers * (stage + 1) // stages for stage in range(stages)]
+        made: list[list[CpuExecutor]] = []
+        slots: list[Any] = []
+        for stage in range(stages):
+            mine: list[Any] = [None]
+            if size > 1 and fetched:
+                mine = [FetchedSlots(rank=rank, size=size, slot_bytes=SLOT_BYTES) for rank in range(size)]
+                barrier, given = threading.Barrier(size), [list[int]()] * size
+                for rank, one in enumerate(mine):
+                    one.fetch = fetch_of(given, rank, barrier)
+            elif size > 1:
+                mine = [
+                    SharedSlots(library.native, files[stage], 0, rank=rank, size=size, slot_bytes=SLOT_BYTES,
+                                patience_s=PATIENCE_S)
+                    for rank in range(size)
+                ]  # fmt: skip
+            parts = [
+                Partition(model.spec, rank, size, ends[stage - 1] if stage else 0, ends[stage]) for rank in range(size)
+            ]
+            checkpoint = open_checkpoint(model.files, model.spec)
+            made.append(
+                [
+                    CpuExecutor(library, checkpoint, dtype=dtype, threads=threads, pages=PAGES, page_tokens=16,
+                                slots=len(RANKS), part=part, ranks=own)
+                    for part, own in zip(parts, mine, strict=True)
+                ]
+            )  # fmt: skip
+            slots += mine
+        yield Split(made, slots).put(model.spec)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def fetch_of(given: list[list[int]], rank: int, barrier: threading.Barrier) -> Any:
+    """Copies between the slots of one process: what a transport does between several. `given`: each rank's slots."""
+
+    def fetch(slots: list[int], n_bytes: int, to_root: bool) -> None:
+        given[rank] = slots
+        barrier.wait(PATIENCE_S)
+        for other in range(len(given)):
+            if other != rank and (rank == 0 or not to_root):
+                ctypes.memmove(slots[other], given[other][other], n_bytes)
+        barrier.wait(PATIENCE_S)
+
+    return fetch
+
+
+def batch(seed: int = 3) -> list[tuple[list[int], int | None]]:
+    """Prompts of the base and of every adapter, twice."""
+    rng = random.Random(seed)
+    slots = sorted([None, *range(len(RANKS))] * 2, key=lambda slot: -1 if slot is None else slot)
+    return [(rng.choices(range(200), k=rng.choice((1, 5, 40))), slot) for slot in slots]
+
+
+def played(executor: Any, sequences: list[tuple[list[int], int | None]], chunk: int) -> list[torch.Tensor]:
+    """Logits of each sequence after its prompt, which comes in chunks, and after each of ANSWER greedy tokens."""
+    pages = iter(range(PAGES))
+    own = [[next(pages) for _ in range(-(-(len(tokens) + ANSWER) // 16))] for tokens, _ in sequences]
+    texts, done = [list(tokens) for tokens, _ in sequences], [0] * len(sequences)
+    found: list[list[torch.Tensor]] = [[] for _ in sequences]
+    while any(len(logits) < ANSWER for logits in found):
+        running = [i for i, logits in enumerate(found) if len(logits) < ANSWER]
+        rows: list[Row] = [(texts[i][done[i] : done[i] + chunk], done[i], own[i], sequences[i][1]) for i in running]
+        logits = executor.run(make_step(rows))
+        for row, i in enumerate(running):
+            done[i] += len(rows[row][0])
+            if done[i] == len(texts[i]):
+                found[i].append(logits[row].clone())
+                texts[i].append(int(logits[row].argmax()))
+    return [torch.stack(logits) for logits in found]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
+def test_stages_give_the_bits_of_one_executor(model_of, name, dtype):
+    model = model_of(name)
+    with split(model, dtype=dtype) as alone, split(model, 3, dtype=dtype, threads=2) as stages:
+        assert equal(played(alone, batch(), 16), played(stages, batch(), 16))
+        assert stages.stages[0][0].numerics_class == alone.stages[0][0].numerics_class
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [*((name, 2) for name in MODELS), ("heads that do not divide", 3), ("windows, heads of 16", 3)],
+)
+def test_stages_of_tensor_ranks_give_the_bits_of_the_ranks_whatever_the_batch_the_chunks_and_the_threads(
+    model_of, name, size
+):
+    model = model_of(name)
+    with split(model, 1, size) as ranks, split(model, 3, size, threads=2) as grid:
+        together = played(ranks, batch(), 64)
+        assert equal(together, played(grid, batch(), 7))
+        alone = [played(ranks, [sequence], 64)[0] for sequence in batch()]
+        assert equal(together, alone)
+        assert ranks.stages[0][0].numerics_class.endswith(f"/tp{size}")
+
+
+def test_slots_that_are_fetched_give_the_bits_of_shared_ones(model_of):
+    model = model_of("heads that do not divide")
+    with split(model, 1, 3) as shared, split(model, 1, 3, fetched=True) as fetched:
+        assert equal(played(shared, batch(), 16), played(fetched, batch(), 16))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_in_fp32_give_the_logits_of_the_reference(model_of, name):
+    model = model_of(name)
+    table = TorchAdapterStore(model.spec, len(RANKS))
+    for slot, ranks in enumerate(RANKS):
+        table.put(slot, table.build(adapter_tensors(model.spec, slot, ranks), Scales()))
+    weights = load_weights(model.files, model.spec)
+    reference = ReferenceExecutor(model.spec, weights, KvCache(model.spec, PAGES, 16), table)
+    with split(model, 1, 2, dtype="fp32") as ranks:
+        for one, other in zip(played(reference, batch(), 64), played(ranks, batch(), 64), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=5e-4 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize("level", [level for level in LIBRARY.levels if level in ("amx_bf16", "avx512", "avx2")])
+def test_levels_of_a_class_give_the_same_bits(model_of, level):
+    model = model_of("heads that do not divide")
+    with split(model, 1, 2) as best, split(model, 1, 2, library=load(level)) as other:
+        assert equal(played(best, batch(), 16), played(other, batch(), 16))
+
+
+def test_a_rank_that_waits_for_a_lost_one_ends(model_of):
+    with split(model_of("a key-value head each"), 1, 2) as ranks, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(ranks.stages[0][0].run, make_step([([1, 2, 3], 0, [0], None)]))
+        ranks.slots[1].end()
+        with pytest.raises(ExecutorLost, match="another rank is lost"):
+            waiting.result(PATIENCE_S)
+
+
+def test_what_a_fetch_raises_is_the_reason_of_the_lost_step(model_of):
+    with split(model_of("a key-value head each"), 1, 2, fetched=True) as ranks:
+        ranks.slots[0].fetch = lambda *_: (_ for _ in ()).throw(RuntimeError("the wire is cut"))
+        with pytest.raises(ExecutorLost) as lost:
+            ranks.stages[0][0].run(make_step([([1, 2, 3], 0, [0], None)]))
+        assert "the wire is cut" in str(lost.value.__cause__)
