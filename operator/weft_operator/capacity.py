@@ -10,7 +10,7 @@ nothing new is placed on them.
   no runner, and wants none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft_operator.observe import Launch, PoolReport, RunnerProcess
@@ -111,8 +111,14 @@ def leaving(
     return [*free, *named, *(rest if bounds.fixed else rest[:elsewhere])][:surplus]
 
 
-def launch(pool: Pool, base_digest: str) -> Launch:
-    """What each runner of this pool is started with."""
+def group_of(index: int, groups: Sequence[Group]) -> Group:
+    """The group of a process: the one that a pool of so many runners gets its next one in."""
+    before, after = spread(index, groups), spread(index + 1, groups)
+    return next((group for group in groups if after[group.name] > before[group.name]), groups[-1])
+
+
+def launch(pool: Pool, base_digest: str, group: Group | None = None) -> Launch:
+    """What each runner of this pool, or of one of its groups, is started with."""
     return Launch(
         pool=pool.meta.ref,
         base_digest=base_digest,
@@ -127,6 +133,7 @@ def launch(pool: Pool, base_digest: str) -> Launch:
         tensor_parallel=pool.tensor_parallel,
         pipeline_parallel=pool.pipeline_parallel,
         model_name=pool.model_name,
+        phase=group.phase if group is not None else "Any",
     )
 
 
@@ -135,7 +142,7 @@ def staying(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
     return {index: runner for index, runner in sorted(runners.items()) if runner.state != "Leaving"}
 
 
-def to_start(wanted: Launch, count: int, present: Mapping[int, RunnerProcess]) -> list[int]:
+def to_start(wanted: Callable[[int], Launch], count: int, present: Mapping[int, RunnerProcess]) -> list[int]:
     """Indexes of processes to start, or to start anew with another launch.
 
     Missing runners start all at once, at the lowest free indexes. Outdated ones are replaced one at a time, each when
@@ -145,7 +152,7 @@ def to_start(wanted: Launch, count: int, present: Mapping[int, RunnerProcess]) -
     kept = staying(present)
     free = (index for index in range(RUNNERS_MAX) if index not in present)
     missing = [next(free) for _ in range(count - len(kept))]
-    outdated = [index for index, runner in kept.items() if runner.launch != wanted]
+    outdated = [index for index, runner in kept.items() if runner.launch != wanted(index)]
     broken = [index for index in outdated if kept[index].state == "CrashLoop"]
     settled = not missing and all(runner.state == "Ready" for i, runner in kept.items() if i not in outdated[:1])
     return missing + (broken or (outdated[:1] if settled else []))

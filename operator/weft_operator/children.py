@@ -7,6 +7,7 @@ their owner: with it they go.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft_operator.intent import signed
@@ -74,7 +75,9 @@ def _deployment(pool: Pool, group: Group, launch: Launch, site: Site, size: int)
         # Accelerators are scarce: there is no room for a runner beyond those wanted, so one goes before one comes.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
         "revisionHistoryLimit": 2,
-        "template": pod_template(group, launch, site, labels=labels, account=account, drain_s=pool.drain_s),
+        "template": pod_template(
+            group, replace(launch, phase=group.phase), site, labels=labels, account=account, drain_s=pool.drain_s
+        ),
     }
     own = {GROUP_LABEL: group.name}
     return _child(meta, "apps/v1", "Deployment", child_name(meta.ref.name, group.name), own, {"spec": spec})

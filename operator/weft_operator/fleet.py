@@ -13,7 +13,7 @@ from weft_operator.actions import Action, ApplyChild, DeleteChild, EnsureRunner,
 from weft_operator.capacity import ANSWER_S, Bounds, Runner
 from weft_operator.children import GROUP_LABEL, children
 from weft_operator.intent import fulfils, intent_of
-from weft_operator.observe import Child, ChildKey, Observed, Pod, Refused
+from weft_operator.observe import Child, ChildKey, Launch, Observed, Pod, Refused
 from weft_operator.resources import Object, Pool, Ref
 from weft_operator.site import Site
 
@@ -41,8 +41,11 @@ def plan_processes(
     going = capacity.leaving(runners, wanted, observed.pool_reports.get(str(ref)), bounds, waited=waited)
     if going:
         return [RemoveRunner(ref, by_name[runner.name]) for runner in going]
-    launch = capacity.launch(pool, digest)
-    return [EnsureRunner(ref, index, launch) for index in capacity.to_start(launch, wanted, present)]
+
+    def launch(index: int) -> Launch:
+        return capacity.launch(pool, digest, capacity.group_of(index, pool.groups))
+
+    return [EnsureRunner(ref, index, launch(index)) for index in capacity.to_start(launch, wanted, present)]
 
 
 def plan_children(

@@ -36,6 +36,7 @@ class Launch:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     model_name: str = ""
+    phase: str = "Any"  # of its group
 
 
 @dataclass(frozen=True, slots=True)

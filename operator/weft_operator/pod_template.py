@@ -76,6 +76,7 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
         "max-prefills": launch.max_prefills,
         "token-time-ms": launch.token_time_ms,
         **{flag: parts for flag, parts in split.items() if parts > 1},
+        **({} if launch.phase == "Any" else {"role": launch.phase.lower()}),
     }
 
 

@@ -91,6 +91,7 @@ class Group:
     template: Object
     min: int = 0
     max: int | None = None  # None: as many as the pool wants
+    phase: Literal["Any", "Prompt", "Token"] = "Any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,10 @@ class Pool:
     consolidation: str
     consolidation_s: float
     prefetch: str
+    phases: str
+    min_prompt: int
+    min_token: int
+    kv_across_classes: bool
     drain_s: float
     allowed: Literal["Same", "All", "List"]
     allowed_names: tuple[str, ...]
@@ -181,7 +186,7 @@ def parse_pool(obj: Object) -> Pool:
     meta, spec = parse_meta(obj), obj["spec"]
     slo, fairness = _slo(spec.get("slo")), spec["scheduler"]["fairness"]
     model, lora, cache, scheduler = spec["model"], spec["lora"], spec["kvCache"], spec["scheduler"]
-    parallelism, allowed = spec["parallelism"], spec["allowedNamespaces"]
+    parallelism, allowed, phases = spec["parallelism"], spec["allowedNamespaces"], spec["phases"]
     return Pool(
         meta=meta,
         model_name=model.get("name") or meta.ref.name,
@@ -217,6 +222,10 @@ def parse_pool(obj: Object) -> Pool:
         consolidation=scheduler["consolidation"],
         consolidation_s=float(scheduler["consolidationSeconds"]),
         prefetch=scheduler["prefetch"],
+        phases=phases["mode"].lower(),
+        min_prompt=phases["minPrompt"],
+        min_token=phases["minToken"],
+        kv_across_classes=phases["kvAcrossClasses"],
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],
         allowed_names=tuple(allowed.get("names") or ()),
@@ -261,7 +270,13 @@ def _slo(spec: Object | None) -> Slo | None:
 def _groups(spec: Object) -> tuple[Group, ...]:
     default: Object = spec.get("template") or {}
     given = tuple(
-        Group(group["name"], group.get("template", default), group["minRunners"], group.get("maxRunners"))
+        Group(
+            group["name"],
+            group.get("template", default),
+            group["minRunners"],
+            group.get("maxRunners"),
+            group["phase"],
+        )
         for group in spec.get("runnerGroups") or ()
     )
     return given or (Group(DEFAULT_GROUP, default),)

@@ -110,14 +110,24 @@ def _review_pool(new: Pool, old: Pool | None, desired: Desired) -> Review:
         where = f"pools are served in {served}, not in {namespace} (NamespaceNotServed)"
         return Review(warnings=(where,))
     if old is None:
-        return Review(tuple(_renamed(new, desired)))
+        return Review(tuple(_renamed(new, desired)), tuple(_too_few_to_split(new)))
     found = (
         *(_renamed(new, desired) if new.model_name != old.model_name else ()),
         *(_asserted(new, desired) if new.model_name != old.model_name else ()),
         *(_fewer_slots(new, desired) if _lowered(new.max_adapters, old.max_adapters) else ()),
         *(_smaller_rank(new, desired) if new.max_rank < old.max_rank else ()),
     )
-    return Review(found, tuple(_no_longer_permitted(new, desired)))
+    return Review(found, (*_no_longer_permitted(new, desired), *_too_few_to_split(new)))
+
+
+def _too_few_to_split(new: Pool) -> Iterator[str]:
+    """A number of runners that people wrote, which a later scaling may change: no reason to refuse it."""
+    least = new.min_prompt + new.min_token
+    if new.phases == "split" and new.replicas is not None and new.replicas < max(2, least):
+        yield (
+            f"phases: {new.replicas} runners are fewer than minPrompt and minToken want ({least}): each phase gets one "
+            "as far as possible, and a runner alone does both"
+        )
 
 
 def _renamed(new: Pool, desired: Desired) -> Iterator[Objection]:

@@ -236,6 +236,23 @@ BAD: tuple[Bad, ...] = (
     Bad(
         "more than 64 ranks", "spec.parallelism.pipeline", "at most 64", pool(parallelism={"tensor": 8, "pipeline": 9})
     ),
+    Bad("an unknown phase", "spec.phases.mode", "one of", pool(phases={"mode": "Disaggregated"})),
+    Bad("fewer than no prompt runner", "spec.phases.minPrompt", "too small", pool(phases={"minPrompt": -1})),
+    Bad(
+        "more runners of one role than runners",
+        "spec.phases",
+        "more than autoscaling.maxReplicas",
+        pool(phases={"mode": "Split", "minToken": 3}, autoscaling={"maxReplicas": 3}),
+    ),
+    Bad(
+        "a group of an unknown phase", "spec.runnerGroups[0].phase", "one of", grouped({"name": "a", "phase": "Mixed"})
+    ),
+    Bad(
+        "groups for prompts alone",
+        "spec.runnerGroups",
+        "nobody is left for the other one",
+        grouped({"name": "a", "phase": "Prompt"}, {"name": "b", "phase": "Prompt"}, phases={"mode": "Split"}),
+    ),
     Bad("a token in no time", "spec.slo.tokenTimeMs", "too small", pool(slo={"tokenTimeMs": 0})),
     Bad("too late without a time", "spec.slo.admission", "needs ttftMs", pool(slo={"admission": "Reject"})),
     Bad("a tenant without a share", "spec.scheduler.fairness.weights.a", "too small", _weights(a=0)),
@@ -402,6 +419,12 @@ BAD: tuple[Bad, ...] = (
 GOOD: dict[str, Manifest] = {
     "autoscaling between equal bounds": scaled(minReplicas=4),
     "to zero": scaled(minReplicas=0, idleSeconds=1, wakeSeconds=3600),
+    "as many runners of one role as there may be": pool(
+        phases={"mode": "Split", "minToken": 2}, autoscaling={"maxReplicas": 3}
+    ),
+    "a group for each phase": grouped(
+        {"name": "a", "phase": "Prompt"}, {"name": "b", "phase": "Token"}, phases={"mode": "Split"}
+    ),
     "a group between equal bounds": grouped({"name": "a", "minRunners": 2, "maxRunners": 2}),
     "groups that need exactly the bound": grouped(
         {"name": "a", "minRunners": 3}, {"name": "b", "minRunners": 1}, autoscaling={"maxReplicas": 4}

@@ -267,6 +267,8 @@ PASSING: tuple[Wish, ...] = (
         (base(), lora("thief", PLATFORM, modelName=f"{TENANT}/a")),
         lora("a"),
     ),
+    Wish("two runners for two phases", (), base(phases={"mode": "Split"}, replicas=2)),
+    Wish("one runner for two phases", (), base(phases={"mode": "Split"}, replicas=1), warns="one as far as possible"),
     Wish("a pool that goes", (going(base()),), lora("a"), warns="there is no ServingPool platform/base yet"),
     Wish("a rank as large as the pool's", (base(lora={"maxRank": 16}),), lora("a", maxRank=16)),
     Wish("the base that the pool has", (base(),), lora("a", baseModel="base")),

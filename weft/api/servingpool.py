@@ -178,6 +178,23 @@ class SchedulingSpec(ApiModel):
     """Changes of the runner of one request before it fails; NoRoom and preemption do not count."""
 
 
+class Phases(ApiModel):
+    """Whether prompts and the tokens after them are computed by runners of their own (Splitwise)."""
+
+    mode: Literal["Unified", "Split"] = "Unified"
+    """Unified: each runner does both, prompts in chunks beside running sequences. Split: one runner computes a prompt
+    and sends its KV to another, which computes the tokens after the first, so that a prompt delays nobody's tokens; a
+    runner alone does both. For Split several runners have to be able to send KV to each other."""
+    min_prompt: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
+    """Split: so many runners compute prompts alone, whatever waits; others may do both for a while. With the default a
+    pool of two keeps one for each phase; 0: under load every runner may do both, as in Unified."""
+    min_token: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
+    """Split: so many runners compute the tokens after the first alone: no prompt ever runs beside those."""
+    kv_across_classes: Annotated[bool, Field(strict=True)] = False
+    """Whether KV may go to a runner that computes in another order of sums or precision, as on other hardware: the text
+    may then differ from that of one runner. Counted in weft_scheduler_hand_offs_total."""
+
+
 class Autoscaling(ApiModel):
     """Runners by demand: as many as waiting and running requests need, at once and not one by one."""
 
@@ -244,6 +261,21 @@ class ServingPoolSpec(ApiModel):
             lambda spec: spec.autoscaling is None or _most(spec) >= spec.autoscaling.max_replicas,
         ),
         unique_names("runnerGroups", lambda spec: spec.runner_groups),
+        Rule(
+            "phases",
+            "minPrompt and minToken add up to more than autoscaling.maxReplicas",
+            "self.phases.mode == 'Unified' || !has(self.autoscaling) || "
+            "self.phases.minPrompt + self.phases.minToken <= self.autoscaling.maxReplicas",
+            lambda spec: spec.phases.mode == "Unified" or spec.autoscaling is None or _fits(spec),
+        ),
+        Rule(
+            "runnerGroups",
+            "with phases.mode Split all groups have the same phase: nobody is left for the other one",
+            "self.phases.mode == 'Unified' || !has(self.runnerGroups) || size(self.runnerGroups) == 0 || "
+            "!(self.runnerGroups.all(group, group.phase == 'Prompt') || "
+            "self.runnerGroups.all(group, group.phase == 'Token'))",
+            lambda spec: spec.phases.mode == "Unified" or _for_both(spec),
+        ),
     )
 
     model: PoolModel
@@ -271,6 +303,8 @@ class ServingPoolSpec(ApiModel):
     """Key-value memory of one runner."""
     parallelism: Parallelism = Parallelism()
     """How one runner splits the model; as many GPUs have to be in the template's resources."""
+    phases: Phases = Phases()
+    """Whether prompts and the tokens after them are computed by runners of their own."""
     scheduler: SchedulingSpec = SchedulingSpec()
     """Who runs where, and when."""
     slo: ServiceLevelObjectives | None = None
@@ -358,6 +392,15 @@ class ServingPool(Resource):
 
 def _least(spec: Any) -> int:
     return sum(group.min_runners for group in spec.runner_groups or ())
+
+
+def _fits(spec: Any) -> bool:
+    return bool(spec.phases.min_prompt + spec.phases.min_token <= spec.autoscaling.max_replicas)
+
+
+def _for_both(spec: Any) -> bool:
+    phases = {group.phase for group in spec.runner_groups or ()}
+    return phases not in ({"Prompt"}, {"Token"})
 
 
 def _most(spec: Any) -> int:

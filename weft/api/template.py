@@ -7,7 +7,7 @@ to a node's files or to another's rights. Those are the platform's (`--site` of 
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -161,6 +161,9 @@ class RunnerGroup(ApiModel):
     """Runners that this group gets before any group gets more than its own minimum."""
     max_runners: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)] | None = None
     """The most runners of this group; as many as the pool wants when unset."""
+    phase: Literal["Any", "Prompt", "Token"] = "Any"
+    """With phases.mode Split: what the group's hardware is for. Its runners are in that role wherever minPrompt and
+    minToken let them be. Any: the scheduler decides by what requests are like."""
 
 
 def _within(requests: dict[str, int | str], limits: dict[str, int | str]) -> bool:

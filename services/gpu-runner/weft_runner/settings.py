@@ -111,6 +111,11 @@ class RunnerSettings:
         "mixed",
         choices=tuple(of.value for of in Batching),
     )
+    role: str = _flag(
+        "the phase that its hardware is for, in a pool that computes prompts and tokens apart",
+        "any",
+        choices=("any", "prompt", "token"),
+    )
     starvation: int = _number("times a waiting adapter is passed before a slot is kept for it", 16, 1, 1 << 20)
     host_mib: int = _number(
         "host memory for adapters that left the device, KV of preempted sequences and of earlier prompts",

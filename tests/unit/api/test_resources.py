@@ -43,6 +43,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "lora": {"maxRank": 64},
             "kvCache": {"pageTokens": 16, "pages": 1024},
             "parallelism": {"tensor": 1, "pipeline": 1},
+            "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
             "scheduler": {
                 "placement": "punica", "queue": "fcfs", "agingSeconds": 600,
                 "fairness": {"mode": "Tenant"},

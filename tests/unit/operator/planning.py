@@ -53,6 +53,7 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "lora": {"maxAdapters": 8, "maxRank": 64},
         "kvCache": {"pageTokens": 16, "pages": 1024},
         "parallelism": {"tensor": 1, "pipeline": 1},
+        "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
             "placement": "punica",
             "queue": "fcfs",
@@ -71,6 +72,8 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "drainSeconds": 60,
         "allowedNamespaces": {"from": "All"},
     }
+    if groups := spec.get("runnerGroups"):
+        spec["runnerGroups"] = [{"phase": "Any"} | group for group in groups]
     return _object("ServingPool", namespace, name, whole | spec)
 
 

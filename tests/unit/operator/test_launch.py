@@ -1,9 +1,12 @@
 """What a pool asks of its runners, from the manifest to the flags that they are started with."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from tests.unit.operator.planning import BASE, pool_object
-from weft_operator.capacity import launch
+from weft_operator.capacity import group_of, launch
 from weft_operator.pod_template import launch_flags
 from weft_operator.resources import Pool, parse_pool
 from weft_runner.settings import parse_settings
@@ -11,9 +14,14 @@ from weft_runner.settings import parse_settings
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
 
 
-def pool_of(parallelism: dict[str, int] | None = None, token_time_ms: int = 100, **scheduler: int) -> Pool:
+def pool_of(
+    parallelism: dict[str, int] | None = None,
+    token_time_ms: int = 100,
+    groups: Sequence[dict[str, Any]] = (),
+    **scheduler: int,
+) -> Pool:
     """A pool with these words in its scheduler block, as a server holds it."""
-    manifest = pool_object()
+    manifest = pool_object(runnerGroups=groups)
     manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     manifest["spec"]["scheduler"] |= scheduler
@@ -51,6 +59,16 @@ def test_a_runner_is_told_the_name_that_its_base_is_served_under():
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     assert settings.model_name == pool.model_name
     assert pool.model_name != str(pool.meta.ref)
+
+
+def test_a_runner_is_told_the_phase_of_its_group():
+    groups = [{"name": "a", "minRunners": 0, "maxRunners": 2, "phase": "Prompt"}, {"name": "b", "minRunners": 1}]
+    pool = pool_of(groups=groups)
+    named = [group_of(index, pool.groups) for index in range(4)]
+    assert [group.name for group in named] == ["b", "a", "a", "b"], "the next runner of a growing pool is of that group"
+    flags = [launch_flags(launch(pool, BASE, group)) for group in named]
+    settings = [parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | of).items()]) for of in flags]
+    assert [one.role for one in settings] == ["any", "prompt", "prompt", "any"]
 
 
 def test_another_token_time_is_another_launch():

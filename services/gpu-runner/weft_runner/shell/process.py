@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Received
-from weft.domain.runner import RunnerSpec
+from weft.domain.runner import RunnerRole, RunnerSpec
 from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -230,4 +230,5 @@ class RunnerApp:
             page_bytes=limits.page_bytes,
             kv_address=self._kv_address,
             kv_layout=limits.kv.kv_layout if limits.kv else "",
+            role=None if settings.role == "any" else RunnerRole(settings.role),
         )
