@@ -14,30 +14,32 @@ from harness.waiting import eventually
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
-MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words")
 LONG = "the quick brown fox jumps over the lazy dog and runs away " * 6
 
 
 @pytest.fixture(scope="module")
 def unified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(copy_manifests(tmp_path_factory.mktemp("m")), tmp_path_factory.mktemp("w")) as made:
+    with Stack(copy_manifests(tmp_path_factory.mktemp("m")), tmp_path_factory.mktemp("w"), "--auth") as made:
+        made.key = made.create_key("acme")
         made.wait_for_models()
         yield made
 
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Chunks of 64 tokens: longer prompts leave in several parts."""
+    """Chunks of 64 tokens: longer prompts leave in several parts. With keys, so that prompts share pages."""
     manifests = copy_manifests(
         tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, scheduler={"maxBatchTokens": 64}
     )
-    with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
+    with Stack(manifests, tmp_path_factory.mktemp("w"), "--auth") as made:
+        made.key = made.create_key("acme")
         made.wait_for_models()
         yield made
 
 
 async def test_texts_of_all_adapters_mixed_are_those_of_one_runner(split: Stack) -> None:
-    assert_undisturbed(await finished(split.url, sure_cases(MODELS, 24, seed=3), "split"))
+    assert_undisturbed(await finished(split.url, sure_cases(MODELS, 24, seed=3), "split", split.key))
     assert split.metric("runner", "weft_runner_handed_over_total") >= 24
     assert split.metric("runner", "weft_runner_kv_lost_total") == 0
 
@@ -60,14 +62,14 @@ async def test_choices_likelihoods_penalties_and_shared_prompts_are_the_same_to_
         for number in range(12)
     ]  # fmt: skip
     for again in range(2):  # pages of earlier prompts are found on both runners
-        found = [await asyncio.gather(*[_choices(stack.url, body) for body in bodies]) for stack in (split, unified)]
+        found = [await asyncio.gather(*[_choices(stack, body) for body in bodies]) for stack in (split, unified)]
         assert found[0] == found[1], again
     assert split.metric("runner", "weft_runner_prefix_reused_tokens_total") > 0
 
 
 async def test_an_answer_of_one_token_and_a_client_that_goes_away_leave_nothing_behind(split: Stack) -> None:
-    assert len(await _choices(split.url, {"model": MODELS[0], "prompt": LONG, "max_tokens": 1})) == 1
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    assert len(await _choices(split, {"model": MODELS[0], "prompt": LONG, "max_tokens": 1})) == 1
+    async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {split.key}"}) as client:
         body = {"model": MODELS[1], "prompt": LONG, "max_tokens": 400, "stream": True, "logit_bias": {"1": -100}}
         async with client.stream("POST", f"{split.url}/v1/completions", json=body, timeout=60) as answer:
             await anext(aiter(answer.aiter_lines()))
@@ -78,8 +80,8 @@ async def test_an_answer_of_one_token_and_a_client_that_goes_away_leave_nothing_
     await eventually(idle)
 
 
-async def _choices(url: str, body: dict[str, Any]) -> list[Any]:
-    async with httpx2.AsyncClient(trust_env=False) as client:
-        answer = await client.post(f"{url}/v1/completions", json=body, timeout=120)
+async def _choices(stack: Stack, body: dict[str, Any]) -> list[Any]:
+    async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {stack.key}"}) as client:
+        answer = await client.post(f"{stack.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return sorted(json.loads(answer.text)["choices"], key=lambda choice: choice["index"])

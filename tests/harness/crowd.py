@@ -83,19 +83,19 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(url: str, cases: Sequence[Case], name: str) -> AsyncIterator[Crowd]:
+async def crowd(url: str, cases: Sequence[Case], name: str, key: str = "unused") -> AsyncIterator[Crowd]:
     """Start all cases at once; leaving waits for the end of every stream (or ends them on an error)."""
     made = Crowd([Watched(case, f"{name}-{i}") for i, case in enumerate(cases)])
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=HANG_S)
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=HANG_S)
     async with client, asyncio.TaskGroup() as group:
         for watched in made.streams:
             group.create_task(made.follow(client, watched))
         yield made
 
 
-async def finished(url: str, cases: Sequence[Case], name: str) -> list[Watched]:
+async def finished(url: str, cases: Sequence[Case], name: str, key: str = "unused") -> list[Watched]:
     """All cases at once, to their ends."""
-    async with crowd(url, cases, name) as made:
+    async with crowd(url, cases, name, key) as made:
         pass
     return list(made.streams)
 
