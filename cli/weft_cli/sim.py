@@ -35,7 +35,11 @@ def run(
     arrivals = arrivals[:limit] if limit else arrivals
     drawn = Timeline() if timeline is not None else None
     result = simulate.simulate(
-        described, [replace(arrival, at_s=arrival.at_s / speed) for arrival in arrivals], seed, timeline=drawn
+        described,
+        [replace(arrival, at_s=arrival.at_s / speed) for arrival in arrivals],
+        seed,
+        timeline=drawn,
+        tbt=True,
     )
     for line in report.lines(result.figures):
         say(line)

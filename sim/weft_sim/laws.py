@@ -60,6 +60,7 @@ class ClientRequest:
     error: str = ""
     gone: bool = False  # the client went away
     trusted: bool = True  # its runners do not lie
+    last_at: float | None = None  # of its latest token
     adapter: str = ""  # what the gateway resolved the name to
     resolved: bool = False
     route: object = None

@@ -1,7 +1,7 @@
 """What clients saw in a run, printed and drawn for people."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from weft_sim.laws import COMPLETE, ClientRequest
 
@@ -29,6 +29,8 @@ class Figures:
     seconds: float
     utilization: dict[str, float]
     rows: float  # mean batch
+    gaps_s: Sequence[float] = ()  # between two tokens of an answer, of all answers
+    roles: Mapping[str, Sequence[tuple[float, str]]] = field(default_factory=dict[str, Sequence[tuple[float, str]]])
 
     @property
     def tokens_per_s(self) -> float:
@@ -75,14 +77,26 @@ def lines(figures: Figures) -> list[str]:
     for name, values in (
         ("TTFT, ms", [one.ttft_ms for one in figures.served]),
         ("time per token, ms", [one.tpot_ms for one in figures.served if one.tpot_ms is not None]),
+        ("TBT, ms", [1e3 * gap for gap in figures.gaps_s]),
         ("end to end, ms", [one.e2e_ms for one in figures.served]),
     ):
         if values:
             row = " ".join(f"{quantile(values, level):>9.1f}" for level in QUANTILES)
             out.append(f"{name:<20} {sum(values) / len(values):>9.1f} {row}  {histogram(values)}")
     out += ["", "utilization"]
-    out += [f"  {name:<20} {share:>6.1%}  {bar(share)}" for name, share in figures.utilization.items()]
+    changed = any(len(roles) > 1 for roles in figures.roles.values())
+    if changed:
+        out[-1] += "; roles over time: P prompt, T token, M mixed"
+    for name, share in figures.utilization.items():
+        row = f"  {name:<20} {share:>6.1%}  {bar(share):<30}"
+        out.append(f"{row}  {timeline(figures.roles[name], figures.seconds)}" if changed else row.rstrip())
     return out
+
+
+def timeline(roles: Sequence[tuple[float, str]], seconds: float, width: int = 40) -> str:
+    """The role in each part of a run, by its first letter."""
+    ends = [(index + 1) * seconds / width for index in range(width)]
+    return "".join(next((role for at, role in reversed(roles) if at < end), " ")[0].upper() for end in ends)
 
 
 def histogram(values: Sequence[float], width: int = 30) -> str:

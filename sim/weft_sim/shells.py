@@ -251,6 +251,7 @@ class RunnerShell(BaseShell):
         self.slow_until = self.failing_until = self.full_until = 0.0
         self.busy_s = self.model_s = self._ended_at = 0.0  # with and without what slows it on its host
         self.steps = self.rows = self.prompt_tokens = self.swaps = 0
+        self.roles: list[tuple[float, str]] = []  # and since when
         self.empty()
 
     def empty(self) -> None:
@@ -328,6 +329,8 @@ class RunnerShell(BaseShell):
         """Offer the executor's free places for as long as steps come of it."""
         if isinstance(event, rn.StepDone):
             self._in_flight -= 1
+        elif not self.roles or self.roles[-1][1] != self.machine.pool.role.value:
+            self.roles.append((self._world.clock.now, self.machine.pool.role.value))
         if self._offering:
             return
         self._offering = True
@@ -569,7 +572,7 @@ class GatewayShell(BaseShell):
         world = self._world
         if type(effect) is gw.Emit:  # one for each token
             request = world.clients[effect.request_id]
-            if request.first_at is None or world.clients_cost:
+            if request.first_at is None or world.clients_cost or world.gaps_s is not None:
                 world.emitted(request)
             if world.watched:
                 world.laws.read(request, effect.text)

@@ -1,6 +1,7 @@
 """`weft sim`: a trace on a described pool."""
 
 import tomllib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -73,6 +74,11 @@ class PoolDescription:
     consolidation: str = "never"  # or always: a lightly loaded runner is emptied by migration
     consolidation_s: float = 10.0  # at most one in this time
     prefetch: str = "never"  # or forecast: adapters that requests may name soon come to runners' disks
+    phases: str = "unified"  # or split: prompts on some runners, the tokens after the first one on others
+    min_prompt: int = 1  # runners of that role and no other
+    min_token: int = 1
+    kv_gib_per_s: float = 1.0  # of a runner's link to the others; a page of KV has page_kib
+    layer_by_layer_tokens: int = 512  # of a batch whose KV leaves while it is computed
     fair: bool = True  # the namespaces of callers share the pool by virtual token counters
     cpu: bool = True  # charge the machines' measured CPU seconds
 
@@ -81,7 +87,7 @@ class PoolDescription:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise BadPool(f"{field.name} is {value}")
-        for name in ("queue", "reservation", "consolidation", "prefetch"):
+        for name in ("queue", "reservation", "consolidation", "prefetch", "phases"):
             if (value := getattr(self, name)) not in POLICIES[name]:
                 raise BadPool(f"{name} {value!r} is none of {', '.join(POLICIES[name])}")
 
@@ -126,7 +132,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 pool.max_sequences, slots, max(pool.rank, 1), context, name=f"runner-{number}",
                 numerics_class="simulated", best_batch=pool.best_batch, step_ms_1=pool.step_ms_1,
                 step_ms_best=pool.step_ms_best, prefill_tokens_per_s=pool.prefill_tokens_per_s,
-                page_bytes=int(pool.page_kib * 1024),
+                page_bytes=int(pool.page_kib * 1024), kv_address=f"runner-{number}", kv_layout="pages",
             ),
             "control" if pool.one_host else f"host-{number}",
             pool.max_batch_tokens,
@@ -134,6 +140,8 @@ def deployment_of(pool: PoolDescription) -> Deployment:
             swap_page_bytes=int(pool.page_kib * 1024) if pool.swaps else 0,
             threads=pool.threads,
             token_time_ms=pool.token_time_ms,
+            kv_bytes_per_s=pool.kv_gib_per_s * (1 << 30),
+            layer_by_layer_tokens=pool.layer_by_layer_tokens,
         )
         for number in range(pool.runners)
     )  # fmt: skip
@@ -155,6 +163,9 @@ def deployment_of(pool: PoolDescription) -> Deployment:
                 prefetch=pool.prefetch,
                 shared_all=True,
                 fair=pool.fair,
+                phases=pool.phases,
+                min_prompt=pool.min_prompt,
+                min_token=pool.min_token,
             ),
         ),
         adapters=tuple(
@@ -199,8 +210,9 @@ def simulate(
     deployment: Deployment | None = None,
     attach: Callable[[World], None] | None = None,
     awaited: Callable[[TraceArrival], bool] = lambda _: True,
+    tbt: bool = False,
 ) -> Result:
-    """Every arrival of the trace, to the last answer that is `awaited`.
+    """Every arrival of the trace, to the last answer that is `awaited`. `tbt`: the time of each token is kept.
 
     `deployment`: what is described beyond the pool; None: the pool's. `attach` is given the world before it starts.
 
@@ -211,6 +223,7 @@ def simulate(
     if any(arrival.predicted is not None for arrival in arrivals):
         deployment = replace(deployment, replayed_lengths=True)
     world = World(deployment, seed, check=check, watch=check, timeline=timeline)
+    world.gaps_s = array("d") if tbt else None
     if attach is not None:
         attach(world)
     world.start()
@@ -242,6 +255,8 @@ def simulate(
         seconds,
         {name: shell.busy_s / seconds if seconds else 0.0 for name, shell in shells},
         sum(shell.rows for _, shell in shells) / steps if steps else 0.0,
+        world.gaps_s or (),
+        {name: [(max(0.0, at - begin), role) for at, role in shell.roles] for name, shell in shells},
     )
     return Result(figures, clock.events, world.network.messages)
 

@@ -1,5 +1,6 @@
 """A deployment as one run: hosts, processes, streams and clients."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
@@ -59,6 +60,7 @@ class World:
         self.watched, self._check = watch, check
         self.hosts = hosts
         control, process = deployment.control, self._process
+        self.gaps_s: array[float] | None = None  # between two tokens of an answer; None: they are not kept
         self.clients_cost = deployment.costs.client_token > 0.0
         self.client = Lane(hosts[control], wake_s=deployment.costs.client_wake)
         self.controller = ControllerShell(self) if deployment.objects else None
@@ -173,10 +175,15 @@ class World:
 
     def _read(self, request: ClientRequest) -> None:
         """A client has read a token."""
+        now = self.clock.now
+        if self.gaps_s is not None:
+            if request.last_at is not None:
+                self.gaps_s.append(now - request.last_at)
+            request.last_at = now
         if request.first_at is None:
-            request.first_at = self.clock.now
+            request.first_at = now
             if self.timeline is not None:
-                self.timeline.instant(request.gateway, f"first token {request.id}", self.clock.now)
+                self.timeline.instant(request.gateway, f"first token {request.id}", now)
 
     def _read_end(self, request: ClientRequest) -> None:
         request.ended_at = self.clock.now

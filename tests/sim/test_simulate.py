@@ -7,7 +7,7 @@ import pytest
 from weft.domain.prediction import Prediction
 from weft_cli.main import main
 from weft_sim.clock import random_of
-from weft_sim.report import histogram, quantile
+from weft_sim.report import histogram, lines, quantile
 from weft_sim.simulate import BadPool, PoolDescription, example, pool_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival, adapter_draw, poisson
@@ -127,3 +127,21 @@ def test_predictions_of_the_trace_decide_what_is_reserved_and_who_is_first() -> 
     assert short < long
     _, _, early, late = ended(5, 60)
     assert early < late
+
+
+def test_prompts_on_runners_of_their_own_cost_running_answers_nothing_and_every_law_holds() -> None:
+    """Splitwise, figure 3: prompts in the batch are what makes the time between tokens long."""
+    arrivals = [TraceArrival(0.2 * n, 400 if n % 4 == 0 else 20, 4 if n % 4 == 0 else 60) for n in range(80)]
+    p99, drawn = dict[str, float](), dict[str, str]()
+    for phases in ("unified", "split"):
+        pool = PoolDescription(
+            runners=4, adapters=3, page_kib=64.0, phases=phases, cpu=False, token_time_ms=100.0, adapter_mib=0.1
+        )
+        figures = simulate(pool, arrivals, check=True, tbt=True).figures
+        assert len(figures.served) == len(arrivals)
+        assert len(figures.gaps_s) == sum(one.tokens - 1 for one in figures.served)
+        p99[phases], drawn[phases] = quantile(figures.gaps_s, 0.99), "\n".join(lines(figures))
+    assert p99["split"] < 0.6 * p99["unified"]
+    assert "PPPP" in drawn["split"]
+    assert "TTTT" in drawn["split"]
+    assert "roles" not in drawn["unified"]
