@@ -13,14 +13,14 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc.aio
 import yaml
 
-from weft.domain.runner import RunnerBook
+from weft.domain.runner import RunnerBook, RunnerRole
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.errors import StackFailed
 from weft_bench.fault_streams import Ask, Stream, Streams, Token
@@ -43,6 +43,7 @@ POOL = {
     "kvCache": {"pages": 320},
     "scheduler": {"maxSequences": SEQUENCES, "maxBatchTokens": 24, "reservation": "paged"},
 }
+SPLIT_POOL = POOL | {"phases": {"mode": "Split"}, "kvCache": {"pages": 1024}}
 DECODE_TOKENS, LONG_TOKENS, COLD_TOKENS = 400, 24, 24
 LONG_CHARS, LONG_ASKS, LONG_STREAMS = 900, 24, 4
 LEFT_TOKENS = 64  # of a prompt, at the least, when it is struck
@@ -51,10 +52,14 @@ TROUBLE = ("an invariant does not hold", "Traceback (most recent call last)")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The phase is on now. `runner`: the component where it is; `depot`: the process that waits for the strike."""
+    """The phase is on now. `runner`: the component where it is; `depot`: the process that waits for the strike.
+
+    `token_runner`: in a split pool, the component that goes on with what `runner` computes.
+    """
 
     runner: str
     depot: int | None = None
+    token_runner: str = ""
 
     def release(self, struck: int | None = None) -> None:
         """Let the depot go on, unless it is itself what was `struck`."""
@@ -124,6 +129,29 @@ class Stage:
             )
 
         return await self._until_reported(begun, prompts)
+
+    async def in_transfer(self, streams: Streams, share: float) -> Moment | None:
+        """So much of a long prompt is computed on the prompt runner, and leaves meanwhile; 1: it was handed over."""
+        if await self.in_decode(streams) is None:
+            return None
+        requests = [self._long[(self._next_long + n) % LONG_ASKS] for n in range(LONG_STREAMS)]
+        self._next_long += LONG_STREAMS
+        prompts = streams.start(requests)
+        while not all(stream.ended for stream in prompts):
+            found = await self.runners()
+            by_role = {book.figures.role: book for book in found}
+            on_prompt, on_token = by_role.get(RunnerRole.PROMPT), by_role.get(RunnerRole.TOKEN)
+            if on_prompt is None or on_token is None:
+                return None  # its roles are others: after a fault they come back
+            moment = Moment(on_prompt.spec.name, token_runner=on_token.spec.name)
+            progress = dict(zip(on_prompt.sequences, on_prompt.progress, strict=False))
+            for prompt in prompts:
+                done = max((progress.get(key, 0) for key in _sequences(on_prompt, prompt)), default=0)
+                handed_over = bool(prompt.tokens) and not prompt.ended and len(prompt.tokens) > 1
+                if handed_over if share >= 1 else share * len(prompt.ask.prompt) <= done and done and not prompt.tokens:
+                    return moment
+            await asyncio.sleep(POLL_S)
+        return None
 
     async def in_loading(self, streams: Streams) -> Moment | None:
         """An adapter that no runner has is being loaded, beside streams that have tokens.
@@ -198,7 +226,9 @@ class Stage:
     async def _idle(self) -> bool:
         samples = await asyncio.to_thread(self.gateway.samples)
         left = total(samples, "weft_gateway_outcomes_unacked") + total(samples, "weft_gateway_in_flight")
-        return not left and not any(book.sequences for book in await self.runners())
+        found = await self.runners()
+        whole = all(book.figures.free_pages == book.spec.total_pages for book in found)
+        return not left and whole and not any(book.sequences for book in found)
 
     async def _stored(self, streams: Streams) -> bool:
         path = self.stack.data_dir / "supervisor" / "weft.sqlite"
@@ -237,9 +267,9 @@ def _ask(rng: random.Random, number: int, chars: int, max_tokens: int) -> Ask:
 
 
 @contextlib.asynccontextmanager
-async def stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
+async def stage(folder: Path, seed: int, cold: int, *, split: bool = False) -> AsyncGenerator[Stage]:
     """A stack in `folder` with `cold` adapters that no runner has, and the answers of an undisturbed run."""
-    manifests = _manifests(folder / "manifests", cold)
+    manifests = _manifests(folder / "manifests", cold, SPLIT_POOL if split else POOL)
     with Stack(manifests, folder / "data", environment=SLOW) as stack:
         await asyncio.to_thread(stack.wait_for_models)
         supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
@@ -268,11 +298,11 @@ async def _gateway(stack: Stack, links: Links, folder: Path) -> AsyncGenerator[P
         await asyncio.to_thread(made.stop)
 
 
-def _manifests(folder: Path, cold: int) -> Path:
+def _manifests(folder: Path, cold: int, changes: Mapping[str, object]) -> Path:
     """The quickstart with two runners, and copies of an adapter that differ in their digest alone."""
     shutil.copytree(quickstart(), folder)
     pool = yaml.safe_load((folder / "01-pool.yaml").read_text())
-    pool["spec"] |= POOL
+    pool["spec"] |= changes
     (folder / "01-pool.yaml").write_text(yaml.safe_dump(pool))
     adapters = list(yaml.safe_load_all((folder / "acme.yaml").read_text()))
     for number in range(cold):

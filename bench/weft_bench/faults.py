@@ -7,6 +7,10 @@ KV in part), *loading* (beside them an adapter that no runner has is on its way;
 strike), *swapping* (more streams than their KV has pages for, and that of one is in host memory or on its way there or
 back). The runner that is struck is the one where the phase is. *streams* ran at that moment, over all runs.
 
+Cells named *split* strike a pool of mode Split: one runner computes prompts, the other goes on from their KV, which
+leaves while the prompt is computed. *before*: a long prompt has begun; *3/10*: so much of it is computed, and sent;
+*after*: it was handed over. Pages of both runners are all free again afterwards.
+
 - *kill*: SIGKILL; whatever ended is started again. *stop*: SIGSTOP, and SIGCONT after 10 s.
 - *cut*: every connection of the gateway to that peer is reset in the middle of a message. *stall*: for 10 s no byte
   passes, and the connections stay.
@@ -31,6 +35,10 @@ PROCESSES = ("runner", "scheduler", "supervisor", "predictor", "depot")
 LINKED = ("runner", "scheduler", "predictor")
 LEAST_STREAMS = 8  # that run when a fault strikes
 PHASES = ("decode", "prefill", "loading", "swapping")
+PROMPT_RUNNER, TOKEN_RUNNER = "prompt runner", "token runner"
+SPLIT_TARGETS = (PROMPT_RUNNER, TOKEN_RUNNER, "scheduler", "supervisor")
+BEFORE, AFTER = "before", "after"
+SPLIT_PHASES = (BEFORE, *(f"{tenth}/10" for tenth in range(1, 10)), AFTER)
 NOT_AVAILABLE = {  # cells of the matrix that cannot be struck, and why
     "* link to depot *": "a gateway that has a pool's tokenizer has no connection to the depot",
 }
@@ -55,6 +63,12 @@ class Cell:
     fault: str  # kill, stop; cut, stall
     target: str
     phase: str
+    split: bool = False  # of a pool in this mode
+
+    @property
+    def share(self) -> float:
+        """Of the long prompt, that is computed at least when the fault strikes."""
+        return SPLIT_PHASES.index(self.phase) / 10
 
     @property
     def lasts(self) -> bool:
@@ -65,12 +79,14 @@ class Cell:
         return self.fault in ("cut", "stall")
 
     def __str__(self) -> str:
-        return f"{self.fault} {'link to ' if self.is_link else ''}{self.target} {self.phase}"
+        mode = "split " if self.split else ""
+        return f"{mode}{self.fault} {'link to ' if self.is_link else ''}{self.target} {self.phase}"
 
 
 CELLS = [
     *(Cell(*of) for of in product(("kill", "stop"), PROCESSES, PHASES)),
     *(Cell(*of) for of in product(("cut", "stall"), LINKED, PHASES)),
+    *(Cell("kill", *of, split=True) for of in product(SPLIT_TARGETS, SPLIT_PHASES)),
 ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from weft_bench.errors import StackFailed
 from weft_bench.fault_stage import LATE, Moment, Stage, stage
 from weft_bench.fault_streams import Difference, Streams, difference
-from weft_bench.faults import LEAST_STREAMS, Cell, Run
+from weft_bench.faults import LEAST_STREAMS, PROMPT_RUNNER, TOKEN_RUNNER, Cell, Run
 
 LASTS_S, EVERY_S = 10.0, 2.0  # of a stop or stall; between two requests meanwhile
 ATTEMPTS = 5  # rounds in which the moment to strike may come
@@ -29,11 +29,15 @@ async def measure(
     runs: Sequence[tuple[Cell, int]], folder: Path, seed: int, keep: Callable[[Run], None], say: Callable[[str], None]
 ) -> None:
     """Each run in turn; `keep` gets it when it is over. Raises StackFailed."""
-    cold = ATTEMPTS * sum(cell.phase == "loading" for cell, _ in runs)
-    say("recording the answers of an undisturbed run")
-    async with stage(folder, seed, cold) as made:
-        for cell, number in runs:
-            keep(await _run(made, cell, number, say))
+    for split in (False, True):
+        wanted = [(cell, number) for cell, number in runs if cell.split is split]
+        if not wanted:
+            continue
+        cold = ATTEMPTS * sum(cell.phase == "loading" for cell, _ in wanted)
+        say("recording the answers of an undisturbed run")
+        async with stage(folder / ("split" if split else "unified"), seed, cold, split=split) as made:
+            for cell, number in wanted:
+                keep(await _run(made, cell, number, say))
 
 
 async def _run(made: Stage, cell: Cell, number: int, say: Callable[[str], None]) -> Run:
@@ -50,7 +54,7 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
     """None: the moment did not come."""
     killed, struck_at = None, 0.0
     async with Streams(made.url, name) as streams:
-        moment = await AIMS[cell.phase](made, streams)
+        moment = await (made.in_transfer(streams, cell.share) if cell.split else AIMS[cell.phase](made, streams))
         running = sum(not stream.ended for stream in streams.all)
         if moment is not None and running < LEAST_STREAMS:
             moment.release()
@@ -75,7 +79,9 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
 
 async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> int | None:
     """The fault from its beginning to its end, and requests meanwhile. Returns the process that was killed."""
-    component = moment.runner if cell.target == "runner" else cell.target
+    component = {"runner": moment.runner, PROMPT_RUNNER: moment.runner, TOKEN_RUNNER: moment.token_runner}.get(
+        cell.target, cell.target
+    )
     address, pid = made.peer(component), made.stack.pid(component)
     if cell.is_link and not made.links.count(address):
         raise StackFailed(f"{cell}: the gateway has no connection to {component}")
