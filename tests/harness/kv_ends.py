@@ -1,6 +1,7 @@
 """Ends of streams of KV in one process, with real sockets: whole ones, and one that writes what it wants."""
 
 import queue
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from weft.wire.tls import Tls
 from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
-from weft_runner.shell.kv_channel import KvConnection
+from weft_runner.shell.kv_connection import KvConnection
 from weft_runner.shell.kv_figures import KvTransfer
+from weft_runner.shell.kv_ring import NO_RING
 from weft_runner.shell.kv_transfer import PREFACE, KvPlace, KvStreamShell
 
 PAGES, LAYERS, LAYER_BYTES, PAGE_TOKENS = 64, 4, 1536, 16
@@ -61,13 +63,14 @@ class End:
         tls: Tls | None = None,
         pool: str = POOL,
         stall_s: float = PATIENCE_S,
+        shared_memory: bool = False,
         wrap: Callable[[Any], Any] = lambda memory: memory,
     ) -> None:
-        self.runner = RunnerId(f"{pool.partition('/')[0]}.{name}", f"{name}-1")
+        self.runner = RunnerId(f"{pool.partition('/')[0]}.{name}", secrets.token_hex(8))
         self.pages = np.full((pages, layers * layer_bytes), fill, np.uint8)
         self.events: queue.Queue[Any] = queue.Queue()
         self.progress, self.figures = CalledLayerCounter(), CountedFigures()
-        place = KvPlace("127.0.0.1:0", self.runner, pool, PAGE_TOKENS, tls, stall_s)
+        place = KvPlace("127.0.0.1:0", self.runner, pool, PAGE_TOKENS, tls, shared_memory, stall_s)
         memory = wrap(LocalKvMemory(self.pages, layers, "test"))
         self.shell = KvStreamShell(place, memory, self.progress, self.events.put, self.figures)
 
@@ -147,12 +150,12 @@ def connect(sender: End, receiver: End) -> Pair:
 class Liar:
     """A sender that keeps to no contract: a socket to a receiver, past the hello."""
 
-    def __init__(self, receiver: End, hello: KvHello | None = None) -> None:
+    def __init__(self, receiver: End, token: bytes = NO_RING) -> None:
         self.receiver, self.runner = receiver, RunnerId("acme.liar", "liar-1")
         sock = socket.create_connection(("127.0.0.1", receiver.shell.port))
         self.channel = KvConnection(sock, PATIENCE_S)
-        self.channel.send([memoryview(PREFACE)])
-        self.say(hello or KvHello(self.runner, receiver.runner.incarnation, POOL, "sha256:" + "0" * 64, "test"))
+        self.channel.send([memoryview(PREFACE + token)])
+        self.say(KvHello(self.runner, receiver.runner.incarnation, POOL, "sha256:" + "0" * 64, "test"))
 
     def open(self) -> Peer:
         peer = self.receiver.next(Connected).peer

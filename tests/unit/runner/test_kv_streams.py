@@ -1,6 +1,8 @@
 """Streams of KV with real sockets: what arrives is what was sent, and nobody else's pages are touched."""
 
 import contextlib
+import fcntl
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +23,9 @@ from weft.wire.tls import Tls
 from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.kv_window import StagedKvWindow
-from weft_runner.shell.kv_channel import KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_ring import RING_BYTES, TOKEN_BYTES, UNCLAIMED, hand_over
+from weft_runner.shell.kv_transfer import PREFACE
 
 Make = Callable[..., End]
 
@@ -62,8 +66,12 @@ class Staged(LocalKvMemory):
 
 @pytest.mark.parametrize("wrap", [in_place, Staged])
 @pytest.mark.parametrize("layer_by_layer", [False, True])
-def test_pages_arrive_where_the_receiver_has_reserved_them(end: Make, wrap: Any, layer_by_layer: bool) -> None:
-    sender, receiver = end("sender", wrap=wrap), end("receiver", fill=255, wrap=wrap)
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_pages_arrive_where_the_receiver_has_reserved_them(
+    end: Make, wrap: Any, layer_by_layer: bool, shared_memory: bool
+) -> None:
+    sender = end("sender", wrap=wrap, shared_memory=shared_memory)
+    receiver = end("receiver", fill=255, wrap=wrap)
     sender.draw()
     pair, here, there = connect(sender, receiver), (3, 4, 5, 9, 8), (20, 2, 3, 4, 40)
     pair.accept("r", there)
@@ -84,6 +92,8 @@ def test_pages_arrive_where_the_receiver_has_reserved_them(end: Make, wrap: Any,
     assert sender.figures.results == [("out", "complete", layer_by_layer)]
     assert receiver.figures.results == [("in", "complete", False)]
     assert sender.figures.bytes("out") == receiver.figures.bytes("in") == 5 * PAGE_BYTES
+    carriers = {carrier for _, carrier, _ in sender.figures.moved + receiver.figures.moved}
+    assert carriers == {"memory" if shared_memory else "tcp"}
 
 
 def test_neighbouring_pages_are_one_write_and_layers_of_pages_one_each() -> None:
@@ -95,10 +105,11 @@ def test_neighbouring_pages_are_one_write_and_layers_of_pages_one_each() -> None
     assert [len(part) for part in window.outgoing((1, 2), 1, 2, None)] == [2 * LAYER_BYTES] * 2
 
 
-def test_pages_of_many_pieces_arrive_whole(end: Make) -> None:
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_pages_of_many_pieces_arrive_whole(end: Make, shared_memory: bool) -> None:
     """A page larger than a piece leaves in several, and so do many pages."""
     sizes = {"pages": 6, "layers": 4, "layer_bytes": 3 << 20}
-    sender, receiver = end("sender", **sizes), end("receiver", **sizes)
+    sender, receiver = end("sender", shared_memory=shared_memory, **sizes), end("receiver", **sizes)
     sender.draw()
     pair = connect(sender, receiver)
     pair.accept("r", (0, 1, 2))
@@ -294,7 +305,7 @@ def test_a_receiver_of_another_incarnation_says_which_it_is(end: Make) -> None:
     sender, receiver = end("sender"), end("receiver")
     hello = KvHello(sender.runner, "an earlier one", "a/b", "", "")
     sender.shell.execute(OpenKvStream(receiver.peer(), receiver.address, hello))
-    assert sender.next(Closed).reason == "this is incarnation receiver-1 of runner acme.receiver"
+    assert sender.next(Closed).reason == f"this is incarnation {receiver.runner.incarnation} of runner acme.receiver"
     assert receiver.events.empty(), "its machine did not see it"
 
 
@@ -314,7 +325,7 @@ def test_a_receiver_that_takes_nothing_is_given_up(end: Make) -> None:
         sender.shell.execute(OpenKvStream(sender.peer(), address, sender.hello(sender)))
         sock, _ = server.accept()
         channel = KvConnection(sock, PATIENCE_S)
-        channel.receive([memoryview(bytearray(8))])
+        channel.receive([memoryview(bytearray(40))])
         channel.receive_frame()
         channel.send_frame(KV_FROM_RECEIVER.encode(KvReady(sender.runner)).SerializeToString())
         sender.next(Connected)
@@ -344,6 +355,101 @@ def test_what_waits_for_a_stream_is_bounded(pair: Pair, monkeypatch: pytest.Monk
     for _ in range(12):
         pair.send("r", (0,))
     assert pair.sender.next(Closed).reason == "10 messages wait for the other end"
+
+
+# ---- shared memory
+
+
+def handed_over(receiver: End, memory: int, token: bytes) -> bytes:
+    """What a receiver answers to that memory; nothing: it closes."""
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        sock.settimeout(PATIENCE_S)
+        sock.connect(f"\0weft-kv/{receiver.peer().name}")
+        socket.send_fds(sock, [token], [memory])
+        return sock.recv(1)
+    return b""
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_GROW])
+def test_memory_that_its_sender_could_take_away_is_refused(end: Make, seals: int) -> None:
+    """A read behind its end would end the process."""
+    memory = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, RING_BYTES)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+    assert handed_over(end("receiver"), memory, bytes(TOKEN_BYTES)) == b""
+    os.close(memory)
+
+
+def test_memory_of_another_size_or_without_a_token_is_refused(end: Make) -> None:
+    receiver, memory = end("receiver"), os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    assert handed_over(receiver, memory, bytes(TOKEN_BYTES)) == b""
+    assert handed_over(receiver, memory, b"short") == b""
+    os.close(memory)
+
+
+def test_memory_of_another_user_is_refused_at_both_ends(end: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, us = end("receiver"), os.geteuid()
+    monkeypatch.setattr("weft_runner.shell.kv_ring.os.geteuid", lambda: us + 1)
+    memory = os.memfd_create("test")
+    assert handed_over(receiver, memory, bytes(TOKEN_BYTES)) == b""
+    assert hand_over(receiver.peer().name, PATIENCE_S) is None
+    os.close(memory)
+
+
+def test_without_the_token_of_a_handover_a_connection_has_no_memory(end: Make) -> None:
+    receiver = end("receiver")
+    with socket.create_connection(("127.0.0.1", receiver.shell.port)) as sock:
+        sock.sendall(PREFACE + b"x" * TOKEN_BYTES)
+        sock.settimeout(PATIENCE_S)
+        assert sock.recv(1) == b""
+    assert receiver.events.empty()
+
+
+def test_rings_whose_connection_never_comes_are_bounded(end: Make) -> None:
+    receiver = end("receiver")
+    rings = [hand_over(receiver.peer().name, PATIENCE_S) for _ in range(UNCLAIMED + 5)]
+    claimed = [receiver.shell._rings.claim(ring[0]) for ring in rings if ring is not None]  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
+    assert [ring is not None for ring in claimed] == [False] * 5 + [True] * UNCLAIMED
+    for _, ring in filter(None, rings):
+        ring.close()
+
+
+@pytest.mark.parametrize("at", ["sender", "receiver"])
+def test_a_drop_amid_shared_memory_ends_that_transfer_and_not_the_stream(end: Make, at: str) -> None:
+    """A part of more slots than there are: the rest of it passes, and is written nowhere."""
+    sizes = {"pages": 8, "layers": 1, "layer_bytes": 4 << 20}
+    sender, receiver = end("sender", shared_memory=True, **sizes), end("receiver", **sizes)
+    sender.draw()
+    pair = connect(sender, receiver)
+    pair.accept("a", (0, 1, 2))
+    pair.accept("b", (3,))
+    pair.send("a", (0, 1, 2))
+    pair.drop("a", at)
+    before = receiver.pages[:3].copy()
+    pair.send("b", (4,))
+    pair.complete("b", PAGE_TOKENS)
+    assert receiver.message(KvComplete).request_id == "b"
+    assert np.array_equal(receiver.pages[3], sender.pages[4])
+    if at == "receiver":
+        assert np.array_equal(receiver.pages[:3], before)
+
+
+def test_shared_memory_ends_with_its_stream(end: Make) -> None:
+    """The other process is lost amid a part: whoever waits for its memory is told."""
+    receiver = end("receiver")
+    made = hand_over(receiver.peer().name, PATIENCE_S)
+    assert made is not None
+    token, ring = made
+    liar = Liar(receiver, token=token)
+    peer = liar.open()
+    liar.say(KvOffer("r", EPOCH, ""))
+    receiver.message(KvOffer)
+    receiver.shell.execute(ReceiveKv(peer, "r", EPOCH, 0, (1, 2)))
+    liar.say(KvPages("r", EPOCH, 0, 2, 0, LAYERS, 2 * PAGE_BYTES))
+    ring.close()
+    assert "shared memory was closed" in closed(receiver).reason
+    liar.close()
 
 
 # ---- mutual TLS

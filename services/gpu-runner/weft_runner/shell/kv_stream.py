@@ -23,7 +23,7 @@ from weft_runner.core.events import DropKv, ReceiveKv, SendKv
 from weft_runner.model.kv_window import KvWindow
 from weft_runner.model.layer_progress import LayerProgress
 from weft_runner.shell.kv_arrivals import BrokenOrder, Key, OfferedKv, WrongPages
-from weft_runner.shell.kv_channel import Guard, KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_connection import Guard, KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_figures import KvFigures, KvTransfer
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class Payload(Protocol):
     def send(self, parts: list[memoryview], guard: Guard) -> bool: ...
 
     def receive(self, parts: list[memoryview], guard: Guard) -> bool: ...
+
+    def shutdown(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -177,6 +179,8 @@ class KvStream:
                 channel.send_frame(item.SerializeToString())
         channel.send_goodbye(self._goodbye)
         channel.shutdown()
+        if self._payload is not None:
+            self._payload.shutdown()
 
     def _next(self) -> Message | Job | None:
         with self._changed:
@@ -209,8 +213,9 @@ class KvStream:
                 self._post(Closed(self.peer, reason))
         for guard in guards:
             guard.drop()
-        if self._channel is not None and not ends_with_reason:
+        if self._channel is not None and self._payload is not None and not ends_with_reason:
             self._channel.shutdown()
+            self._payload.shutdown()
         log.info("stream of KV closed", extra=kv(peer=self.peer.name if self.peer else "", reason=reason))
 
     def _guards(self) -> list[Guard]:

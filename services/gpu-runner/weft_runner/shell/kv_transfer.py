@@ -1,7 +1,8 @@
 """KV from this runner to others of its pool, and from them: the listener, and the streams that the machine orders.
 
 Contract: `weft/wire/v1/kv_transfer.proto`; how it is carried: docs/adr/0017. A sender connects to `--kv-listen` of the
-receiver over TCP, under mutual TLS where there are certificates, and sends a preface and its hello. The machine decides
+receiver over TCP, under mutual TLS where there are certificates, and sends a preface and its hello; between runners of
+one host the bytes of pages pass through shared memory beside it (`kv_ring`). The machine decides
 everything but who may call: only runners whose certificates speak for the namespace of this runner's pool.
 """
 
@@ -24,8 +25,9 @@ from weft.wire.tls import Tls
 from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.layer_progress import LayerProgress
-from weft_runner.shell.kv_channel import KvConnection, KvConnectionClosed
+from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_figures import KvFigures
+from weft_runner.shell.kv_ring import NO_RING, TOKEN_BYTES, RingListener, hand_over
 from weft_runner.shell.kv_stream import KvEvent, KvReceiver, KvSender, KvStream, Payload
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class KvPlace:
     pool: str
     page_tokens: int
     tls: Tls | None = None
+    shared_memory: bool = True  # with runners of this host
     stall_s: float = STALL_S
 
     @property
@@ -76,6 +79,7 @@ class KvStreamShell:
         self._streams: set[KvStream] = set()  # with those that end, and those that have no name yet
         self._numbers = itertools.count(1)
         self._ended = threading.Event()
+        self._rings = _listen_for_rings(place)
         self._listener = _listen(place.listen)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._listen, name="kv-listen", daemon=True)
@@ -116,6 +120,8 @@ class KvStreamShell:
         self._ended.set()
         _wake(self._listener)
         self._thread.join(CLOSE_S)
+        if self._rings is not None:
+            self._rings.close()
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
@@ -155,18 +161,27 @@ class KvStreamShell:
         except (OSError, ValueError) as error:
             raise KvConnectionClosed(f"{order.address} cannot be reached: {error}") from error
         channel = self._secured(sock, server=False)
-        channel.send([memoryview(PREFACE)])
-        return channel, channel
+        handed_over = hand_over(order.peer.name, self._place.stall_s) if self._place.shared_memory else None
+        token, payload = handed_over or (NO_RING, channel)
+        channel.send([memoryview(PREFACE + token)])
+        return channel, payload
 
     def _accept(self, sock: socket.socket) -> tuple[KvConnection, Payload]:
         """Raises KvConnectionClosed, PeerError."""
         channel = self._secured(sock, server=True)
-        preface = bytearray(len(PREFACE))
+        preface = bytearray(len(PREFACE) + TOKEN_BYTES)
         channel.receive([memoryview(preface)])
-        if bytes(preface) != PREFACE:
+        said, token = bytes(preface[: len(PREFACE)]), bytes(preface[len(PREFACE) :])
+        if said != PREFACE:
             channel.close()
-            raise PeerError(f"{bytes(preface)!r} instead of {PREFACE!r}")
-        return channel, channel
+            raise PeerError(f"{said!r} instead of {PREFACE!r}")
+        if token == NO_RING:
+            return channel, channel
+        ring = self._rings.claim(token) if self._rings is not None else None
+        if ring is None:
+            channel.close()
+            raise PeerError("shared memory that was not handed over")
+        return channel, ring
 
     def _secured(self, sock: socket.socket, *, server: bool) -> KvConnection:
         """Under TLS where there is; whose certificate may not is refused. Raises KvConnectionClosed, PeerError."""
@@ -266,6 +281,15 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=MAX_STREAMS)
     except OSError as error:
         raise AddressInUse("--kv-listen", address, error.strerror or str(error)) from error
+
+
+def _listen_for_rings(place: KvPlace) -> RingListener | None:
+    """None where this host's other runners have to use TCP."""
+    try:
+        return RingListener(place.runner, place.stall_s)
+    except OSError as error:
+        log.warning("no shared memory with runners of this host: they use TCP", extra=kv(error=error))
+        return None
 
 
 def _wake(listener: socket.socket) -> None:

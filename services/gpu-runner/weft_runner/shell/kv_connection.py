@@ -103,7 +103,7 @@ class KvConnection:
                     parts[-1] = parts[-1][: left - (len(parts) - 1) * len(ZEROS)]
                 sent = self._write(parts)
             left -= sent
-            _skip(parts, sent)
+            skip(parts, sent)
             if not sent:
                 self._wait(select.POLLOUT, self._stall_ms, "takes nothing")
         return whole
@@ -123,7 +123,7 @@ class KvConnection:
                 got = self._read(parts)
             left -= got
             empty = empty and not got
-            _skip(parts, got)
+            skip(parts, got)
             if not got:
                 self._wait(select.POLLIN, None if patient and empty else self._stall_ms, "sends nothing more")
         return whole
@@ -199,7 +199,7 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _skip(parts: list[memoryview], count: int) -> None:
+def skip(parts: list[memoryview], count: int) -> None:
     """Those bytes are done."""
     done = 0
     while count and count >= len(parts[done]):
