@@ -7,6 +7,7 @@ The best batch (Punica, section 5.1, picks it by hand: 32 on an A100) is the one
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from weft_runner.core.step_time_model import StepModel
 
@@ -42,13 +43,17 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is reported. `decode` in order of rows; those that there was no time for are missing at the end."""
+    """What is reported. `decode` in order of rows; those that there was no time for are missing at the end.
+
+    `layer_by_layer_tokens`: prompts of so many tokens or more are over earlier where KV is sent as it is computed.
+    """
 
     decode: tuple[DecodeTime, ...]
     prefill: tuple[PrefillTime, ...]
     model: StepModel
     best_batch: int
     step_ms_best: float
+    layer_by_layer_tokens: float = inf
 
     @property
     def step_ms_1(self) -> float:

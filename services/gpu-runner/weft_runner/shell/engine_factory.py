@@ -29,6 +29,7 @@ from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
+from weft_runner.shell.kv_profile import layer_by_layer_tokens
 from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,10 @@ def build_engine(
 
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
-    profile = _profile(executor, limits) if settings.profile else None
     limits = replace(limits, kv=_kv_identity(settings, executor, runner), kv_page_bytes=executor.page_bytes)
+    profile = _profile(executor, limits) if settings.profile else None
+    if profile is not None:
+        limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
     engine = Engine(Runner(limits, profile.model if profile else GUESS), executor, make_adapters, on_output)
     own = adapters.own if isinstance(adapters, ShardedAdapterStore) else adapters
     if isinstance(own, CpuAdapterStore):
@@ -111,6 +114,8 @@ def _kv_identity(settings: RunnerSettings, executor: Executor, runner: RunnerId 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     profile = measure_profile(executor, limits)
+    if limits.kv is not None and (memory := executor.kv_memory) is not None:
+        profile = replace(profile, layer_by_layer_tokens=layer_by_layer_tokens(executor, memory, limits))
     log.info(
         "profiled",
         extra=kv(
@@ -118,6 +123,7 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
             step_ms_1=round(profile.step_ms_1, 3),
             step_ms_best=profile.step_ms_best,
             prefill_tokens_per_s=round(profile.prefill_tokens_per_s),
+            layer_by_layer_tokens=profile.layer_by_layer_tokens,
         ),
     )
     return profile

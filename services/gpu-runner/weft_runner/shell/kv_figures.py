@@ -22,3 +22,16 @@ class KvFigures(Protocol):
     def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None:
         """`direction`: out, in; `result`: complete, refused, dropped, lost."""
         ...
+
+
+class NoFigures:
+    """Of streams that nobody counts."""
+
+    def sent(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
+
+    def received(self, carrier: str, n_bytes: int, seconds: float) -> None: ...
+
+    def ended(self, direction: str, result: str, transfer: KvTransfer, now: float) -> None: ...
+
+
+NO_FIGURES = NoFigures()

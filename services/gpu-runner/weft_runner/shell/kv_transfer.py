@@ -171,10 +171,10 @@ class KvStreamShell:
         channel = self._secured(sock, server=True)
         preface = bytearray(len(PREFACE) + TOKEN_BYTES)
         channel.receive([memoryview(preface)])
-        said, token = bytes(preface[: len(PREFACE)]), bytes(preface[len(PREFACE) :])
-        if said != PREFACE:
+        magic, token = bytes(preface[: len(PREFACE)]), bytes(preface[len(PREFACE) :])
+        if magic != PREFACE:
             channel.close()
-            raise PeerError(f"{said!r} instead of {PREFACE!r}")
+            raise PeerError(f"{magic!r} instead of {PREFACE!r}")
         if token == NO_RING:
             return channel, channel
         ring = self._rings.claim(token) if self._rings is not None else None

@@ -121,6 +121,9 @@ class RunnerMetrics:
         self._step = Gauge(
             "weft_runner_profiled_step_seconds", "Iteration by rows, as measured at start", ("rows",), registry=registry
         )
+        self._layer_by_layer = gauge(
+            "kv_layer_by_layer_tokens", "Prompt tokens from which on KV is sent as it is computed; +Inf: never"
+        )
         self._prefill = gauge("profiled_prefill_tokens_per_second", "Prompt tokens, as measured at start")
         self._role = Gauge("weft_runner_role", "1: the role that it has now", ("role",), registry=registry)
         labels = ("model_name",)
@@ -136,6 +139,7 @@ class RunnerMetrics:
     def profiled(self, profile: Profile) -> None:
         """What the runner measured of itself."""
         self._best_batch.set(profile.best_batch)
+        self._layer_by_layer.set(profile.layer_by_layer_tokens)
         self._prefill.set(profile.prefill_tokens_per_s)
         for time in profile.decode:
             self._step.labels(str(time.rows)).set(time.ms / 1e3)
