@@ -155,6 +155,18 @@ def test_a_drop_at_the_sender_removes_what_waits_and_the_stream_goes_on(pair: Pa
     assert ("out", "dropped", True) in pair.sender.figures.results
 
 
+def test_what_was_dropped_at_the_sender_is_never_called_complete(pair: Pair) -> None:
+    """Its last pages had not left: the receiver would go on from what it has not got."""
+    pair.accept("a", (20, 21))
+    pair.send("a", (3, 4), layer_by_layer=True)
+    pair.complete("a", 2 * PAGE_TOKENS)
+    pair.drop("a", "sender")
+    pair.accept("b", (30,))
+    pair.send("b", (5,))
+    pair.complete("b", PAGE_TOKENS)
+    assert pair.receiver.message(KvComplete).request_id == "b"
+
+
 def test_after_a_drop_at_the_receiver_no_byte_is_written_and_the_stream_goes_on(end: Make) -> None:
     """Between two halves of a part: the second one comes, and goes nowhere."""
     receiver = end("receiver")

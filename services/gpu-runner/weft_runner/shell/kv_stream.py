@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError, Message
 
+from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Closed, Connected, Peer, Received
 from weft.telemetry.logs import kv
@@ -255,10 +256,10 @@ class KvSender(KvStream):
         self._put(job)
 
     def drop(self, order: DropKv) -> None:
-        """No page of it is read for this stream when this returns."""
+        """No page of it is read for this stream when this returns, nor is it called complete."""
         key = order.request_id, order.epoch
         with self._lock:
-            self._queue = deque(item for item in self._queue if not (isinstance(item, Job) and item.key == key))
+            self._queue = deque(item for item in self._queue if _key(item) != key)
             job = self._job
             self._finished(key, "dropped")
         if job is not None and job.key == key:
@@ -447,6 +448,15 @@ class KvReceiver(KvStream):
     def _finished(self, key: Key, result: str) -> None:
         if (transfer := self._transfers.pop(key, None)) is not None:
             self._figures.ended("in", result, transfer, time.monotonic())
+
+
+def _key(item: Any) -> Key | None:
+    """Whose pages a job, or whose end a message, is of."""
+    if isinstance(item, Job):
+        return item.key
+    if item.WhichOneof("message") != "complete":
+        return None
+    return item.complete.request_id, Epoch(item.complete.epoch.term, item.complete.epoch.counter)
 
 
 def pieces(
