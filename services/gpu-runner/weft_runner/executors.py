@@ -34,7 +34,7 @@ from weft_runner.parallel.executor import TensorParallelExecutor
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 from weft_runner.parallel.process_group import TorchRanks
-from weft_runner.parallel.worker_group import PATIENCE_S, launch_ranks
+from weft_runner.parallel.worker_group import PATIENCE_S, GatherRanks, launch_ranks
 from weft_runner.settings import CPU_PAGE, RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -43,12 +43,16 @@ COST = "fp32 in torch, one operator after the other: twice the bytes a token, an
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load."""
+    """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load.
+
+    `gather`: where the ranks of a split model are on other hosts.
+    """
 
     spec: ModelSpec
     files: Files
     threads: int
     stopping: Callable[[], bool] = lambda: False
+    gather: GatherRanks | None = None
 
 
 def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
@@ -91,13 +95,14 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
         device = _check_gpus(settings, parts)
     else:
         kind = settings.dtype if settings.executor == "cpu" else "reference"
-        _check_memory(settings, base, kind, grid.tensor, grid.stages)
+        _check_memory(settings, base, kind, grid, parts[0] if settings.ranks_listen else None)
     if settings.executor == "cpu" and (why := _native_unavailable(settings, parts)):
         raise ExecutorUnavailable(f"--executor cpu: {why}")
     files = {name: path.absolute() for name, path in base.files.items()}
     start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device}
     own = partial(make_partition, settings, base)
-    ranks = launch_ranks(grid, start, own, base.stopping, patience_s=PATIENCE_S)
+    gather = base.gather if settings.ranks_listen else None
+    ranks = launch_ranks(grid, start, own, base.stopping, patience_s=PATIENCE_S, gather=gather)
     executor = PipelineParallelExecutor(spec, ranks) if grid.stages > 1 else TensorParallelExecutor(spec, ranks)
     log.info("the model is split", extra=kv(layers=[len(part.layers) for part in parts], others=executor.workers))
     return executor
@@ -137,6 +142,7 @@ def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
 def _check_gpus(settings: RunnerSettings, parts: Sequence[Partition]) -> str:
     """One for each part; what kind of device they are. Raises ExecutorUnavailable, OutOfMemory."""
     try:
+        parts = parts[:1] if settings.ranks_listen else parts  # the others see to theirs
         found = [find_gpu(rank) for rank in range(len(parts))]
         for one, part in zip(found, parts, strict=True):
             _check_gpu(settings, one, part)
@@ -259,10 +265,15 @@ def make_partition(settings: RunnerSettings, base: ModelSource, ranks: TorchRank
     """
     part = _part_of(base.spec, ranks.grid, ranks.rank)
     if settings.executor == "cuda":
-        return _cuda_part(settings, base, find_gpu(ranks.rank), part, ranks.tensor)
+        return _cuda_part(settings, base, find_gpu(local_gpu(settings, ranks.rank)), part, ranks.tensor)
     if settings.executor == "cpu":
         return _cpu_part(settings, base, part, ranks if part.size > 1 else None)
     return _reference_part(settings, base, part, ranks.tensor)
+
+
+def local_gpu(settings: RunnerSettings, rank: int) -> int:
+    """The number of a rank's GPU on its host: ranks of several hosts have one each."""
+    return 0 if settings.ranks_listen else rank
 
 
 def _part_of(spec: ModelSpec, grid: RankGrid, rank: int) -> Partition:
@@ -280,8 +291,13 @@ def _reference_part(
     return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)
 
 
-def _check_memory(settings: RunnerSettings, base: ModelSource, kind: str, ranks: int = 1, stages: int = 1) -> None:
-    """Raises OutOfMemory. All ranks and stages compute in this machine's memory."""
-    sizes = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}
-    needed = estimate_memory(base.spec, kind, **sizes, ranks=ranks, stages=stages)
+def _check_memory(
+    settings: RunnerSettings, base: ModelSource, kind: str, grid: RankGrid | None = None, own: Partition | None = None
+) -> None:
+    """Raises OutOfMemory. All ranks and stages compute in this machine's memory, or one with its `own` part alone."""
+    sizes, grid = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}, grid or RankGrid()
+    if own is None:
+        needed = estimate_memory(base.spec, kind, **sizes, ranks=grid.tensor, stages=grid.stages)
+    else:
+        needed = estimate_memory(own.local, kind, **sizes)
     check_memory(needed, available_memory())

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
-from weft.wire.tls import load_tls
+from weft.wire.tls import Tls, load_tls
 from weft_runner.errors import RunnerError
 from weft_runner.settings import RunnerSettings, parse_settings
 
@@ -36,8 +37,31 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> i
         return 1
 
 
+def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
+    """One of the other ranks of a runner of several hosts. Raises RunnerError, CannotStart."""
+    from weft_runner.shell.depot import DepotSource
+    from weft_runner.shell.process import fetch_base
+    from weft_runner.shell.rank_link import serve_rank
+    from weft_runner.worker.loop import serve
+
+    def stopping() -> bool:
+        return False  # SIGTERM ends the process as long as it has nothing to hold on to
+
+    blobs = settings.data_dir / "blobs"
+    source = DepotSource(settings.depot, blobs, settings.base_digest, stopping, tls=tls)
+    return serve_rank(settings, tls, fetch_base(source, settings.base_wait_s, stopping), serve)
+
+
+def _end(code: int) -> NoReturn:
+    """The builder's thread may be anywhere."""
+    logging.shutdown()
+    os._exit(code)
+
+
 def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     tls = load_tls(settings.tls_dir, "runner")
+    if settings.rank:
+        _end(_serve_rank(settings, tls))
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
     if settings.kv_listen:
         listen(settings.kv_listen, "--kv-listen").close()

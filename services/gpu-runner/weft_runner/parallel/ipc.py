@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 
 class ChannelLost(Exception):
@@ -29,6 +29,18 @@ def _lost(doing: str) -> Generator[None]:
         raise ChannelLost("the other end closed") from error
     except OSError as error:
         raise ChannelLost(f"{doing}: {error}") from error
+
+
+class RankChannel(Protocol):
+    """What a rank sees of a channel, over whatever it goes; each method as `Channel`'s."""
+
+    def set_patience(self, timeout_s: float) -> None: ...
+    def send(self, message: Any, file: int | None = None) -> None: ...
+    def receive(self) -> Any: ...
+    def receive_file(self) -> int: ...
+    def has_data(self, timeout_s: float) -> bool: ...
+    def wait_for_end(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Channel:

@@ -10,9 +10,11 @@ import ctypes
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from weft_kernels.cpu.ranks import SharedSlots, slots_bytes
 from weft_runner.errors import ExecutorLost
@@ -40,15 +42,33 @@ class Transfer:
         return self._x
 
 
+class RankMeeting(Protocol):
+    """How the ranks find each other, and what carries the slots of native tensor ranks."""
+
+    @property
+    def interface(self) -> str:
+        """The network interface that Gloo and NCCL listen on."""
+        ...
+
+    def open_store(self, size: int) -> Store: ...
+
+    def slots(self, native: ctypes.CDLL, tensor: "TensorGroup", stage: int, slot_bytes: int, patience_s: float) -> Any:
+        """Of this rank in its stage: `RankSlots` of the cpu executor, with `end`."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """Descriptors of files in memory that only the ranks of one runner have open, on one host.
+    """See RankMeeting, on one host: descriptors of files in memory that only the ranks of one runner have open.
 
-    `meeting`: where they find each other. `slots`: what native tensor ranks exchange (`weft_kernels.cpu.ranks`).
+    `meeting`: where they find each other. `shared`: what native tensor ranks exchange (`weft_kernels.cpu.ranks`).
     """
 
     meeting: int
-    slots: int
+    shared: int
+    interface: str = "lo"  # else Gloo listens wherever the host's name points to
 
     @classmethod
     def made(cls) -> "RankFiles":
@@ -56,7 +76,19 @@ class RankFiles:
 
     @property
     def all(self) -> tuple[int, int]:
-        return self.meeting, self.slots
+        return self.meeting, self.shared
+
+    def open_store(self, size: int) -> Store:
+        path = f"/proc/self/fd/{self.meeting}"
+        return FileStore(path, size)
+
+    def slots(
+        self, native: ctypes.CDLL, tensor: "TensorGroup", stage: int, slot_bytes: int, patience_s: float
+    ) -> SharedSlots:
+        return SharedSlots(
+            native, self.shared, stage * slots_bytes(tensor.size, slot_bytes), rank=tensor.rank, size=tensor.size,
+            slot_bytes=slot_bytes, patience_s=patience_s,
+        )  # fmt: skip
 
     def close(self) -> None:
         for file in self.all:
@@ -64,19 +96,19 @@ class RankFiles:
 
 
 class TorchRanks:
-    """This process's place among the ranks of a model, on one host: Gloo between CPUs, NCCL between GPUs.
+    """This process's place among the ranks of a model: Gloo between CPUs, NCCL between GPUs.
 
     `tensor`: those of its stage. `stages`: those of its place in the other stages. Both are there once it has joined.
     """
 
-    def __init__(self, grid: RankGrid, rank: int, device: torch.device, files: RankFiles, timeout_s: float) -> None:
-        """`device`: of the tensors. `files` are closed by `close`.
+    def __init__(self, grid: RankGrid, rank: int, device: torch.device, meeting: RankMeeting, timeout_s: float) -> None:
+        """`device`: of the tensors. `meeting` is closed by `close`.
 
         An operation that lasts longer than `timeout_s`, or whose peer is gone, raises RuntimeError.
         """
         self.grid, self.rank, self.device = grid, rank, device
-        self._files, self._timeout_s, self._joined = files, timeout_s, False
-        self._slots: SharedSlots | None = None
+        self._meeting, self._timeout_s, self._joined = meeting, timeout_s, False
+        self._slots: Any = None
         self.tensor: ProcessGroup = SingleProcessGroup()
         self.stages = StagePeers(grid, rank, device, timeout_s)
 
@@ -94,11 +126,12 @@ class TorchRanks:
         self._joined = True
 
     def _join(self) -> None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else Gloo listens wherever the host's name points to
-        path, grid = f"/proc/self/fd/{self._files.meeting}", self.grid
+        grid = self.grid
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ[name] = self._meeting.interface
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
-            store=dist.FileStore(path, grid.size),  # pyright: ignore[reportPrivateImportUsage]
+            store=self._meeting.open_store(grid.size),
             rank=self.rank,
             world_size=grid.size,
             timeout=timedelta(seconds=self._timeout_s),
@@ -119,13 +152,11 @@ class TorchRanks:
         group = dist.new_group(ranks, timeout=timedelta(seconds=self._timeout_s))
         return group if isinstance(group, dist.ProcessGroup) else None
 
-    def native_slots(self, native: ctypes.CDLL, slot_bytes: int) -> SharedSlots:
-        """What the native steps of this rank's stage exchange, so many bytes each at the most."""
-        stage, rank = self.grid.stage_of(self.rank), self.grid.tensor_rank_of(self.rank)
-        self._slots = SharedSlots(
-            native, self._files.slots, stage * slots_bytes(self.grid.tensor, slot_bytes), rank=rank,
-            size=self.grid.tensor, slot_bytes=slot_bytes, patience_s=self._timeout_s,
-        )  # fmt: skip
+    def native_slots(self, native: ctypes.CDLL, slot_bytes: int) -> Any:
+        """What the native steps of this rank's stage exchange, so many bytes each at the most; see RankMeeting."""
+        assert isinstance(self.tensor, TensorGroup), "one rank has nothing to exchange"
+        stage = self.grid.stage_of(self.rank)
+        self._slots = self._meeting.slots(native, self.tensor, stage, slot_bytes, self._timeout_s)
         return self._slots
 
     def end_waits(self) -> None:
@@ -139,7 +170,7 @@ class TorchRanks:
         self.stages.close()
         if self._joined:
             dist.destroy_process_group()
-        self._files.close()
+        self._meeting.close()
 
 
 class TensorGroup:
@@ -174,6 +205,22 @@ class TensorGroup:
         dist.broadcast(x, group=self._group, group_src=0)
         self.sent_bytes += 0 if self.rank else x.nbytes
         return x
+
+    def fetch_slots(self, slots: list[int], n_bytes: int, to_root: bool) -> None:
+        """Of native steps: the first bytes of the other ranks' slots, at these addresses; see `FetchedSlots`.
+
+        Raises RuntimeError.
+        """
+        views = [torch.frombuffer((ctypes.c_uint8 * n_bytes).from_address(one), dtype=torch.uint8) for one in slots]
+        own = views[self.rank]
+        if not to_root:
+            dist.all_gather(views, own.clone(), group=self._group)
+            self.sent_bytes += (self.size - 1) * n_bytes
+        elif self.rank:
+            dist.gather(own, group=self._group, group_dst=0)
+            self.sent_bytes += n_bytes
+        else:
+            dist.gather(own.clone(), views, group=self._group, group_dst=0)
 
 
 class StagePeers:

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
 from weft_runner.parallel.grid import RankGrid
-from weft_runner.parallel.ipc import Channel, ChannelLost
-from weft_runner.parallel.process_group import RankFiles, TorchRanks, device_of
+from weft_runner.parallel.ipc import Channel, ChannelLost, RankChannel
+from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,14 +28,23 @@ POLL_S = 0.2  # how soon a start ends that is asked to stop
 END_S = 2.0  # for a worker to end by itself
 
 
+class RankProcess(Protocol):
+    """A rank's process, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
-    """One child."""
+    """One of the other ranks: a child, or a process of another host."""
 
     rank: int
-    process: "subprocess.Popen[bytes]"
-    steps: Channel
-    loads: Channel
+    process: RankProcess
+    steps: RankChannel
+    loads: RankChannel
 
 
 def spawn_workers(size: int, shared: RankFiles) -> list[Worker]:
@@ -180,6 +189,23 @@ class LaunchedRanks:
     ending: ExitStack
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GatheredRanks:
+    """The other ranks, not started yet, and how they meet. `store_port`: of rank 0, where they are on other hosts."""
+
+    workers: Sequence[Worker]
+    meeting: RankMeeting
+    store_port: int = 0
+
+
+GatherRanks = Callable[[int, Callable[[], bool]], GatheredRanks]  # of so many ranks; asked meanwhile whether to stop
+
+
+def _children(size: int) -> GatheredRanks:
+    files = RankFiles.made()
+    return GatheredRanks(spawn_workers(size, files), files)
+
+
 def launch_ranks(
     grid: RankGrid,
     settings: Mapping[str, Any],
@@ -187,20 +213,21 @@ def launch_ranks(
     stopping: Callable[[], bool],
     *,
     patience_s: float,
+    gather: GatherRanks | None = None,
 ) -> LaunchedRanks:
     """`settings`: what a worker's part is made of, and its kind of `device` (`worker.loop`).
 
-    `patience_s`: of the ranks for each other. Raises ExecutorLost, StoppedAtStart, and what loading a part raises on
-    any rank; nothing is left behind then.
+    `patience_s`: of the ranks for each other. `gather`: they are on other hosts; else children are started. Raises
+    ExecutorLost, StoppedAtStart, and what loading a part raises on any rank; nothing is left behind then.
     """
     with ExitStack() as ending:
-        files = RankFiles.made()
-        ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), files, patience_s)
+        found = _children(grid.size) if gather is None else gather(grid.size, stopping)
+        ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), found.meeting, patience_s)
         ending.callback(ranks.close)
-        workers = WorkerGroup(spawn_workers(grid.size, files), patience_s)
+        workers = WorkerGroup(found.workers, patience_s)
         ending.callback(workers.close)
         workers.watch(lambda _: ranks.end_waits())
-        workers.start({**settings, "grid": grid, "patience_s": patience_s}, stopping)
+        workers.start({**settings, "grid": grid, "patience_s": patience_s, "store_port": found.store_port}, stopping)
         ranks.join()
         own = make_own(ranks)
         workers.await_ready(stopping)

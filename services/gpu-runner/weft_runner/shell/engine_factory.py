@@ -26,6 +26,7 @@ from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
@@ -58,20 +59,20 @@ def build_engine(
     stopping: Callable[[], bool] = lambda: False,
     wrap: WrapExecutor | None = None,
     runner: RunnerId | None = None,
+    gather: GatherRanks | None = None,
 ) -> EngineBundle:
     """Load the base, make its engine, and time it. `wrap`: around the executor of one process.
 
-    `runner`: who it is, for other runners; None: it exchanges no KV with any.
+    `runner`: who it is, for other runners; None: it exchanges no KV with any. `gather`: ranks of other hosts.
 
     Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, StoppedAtStart.
     """
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
-    threads = max(
-        1, (settings.threads or default_threads(spec)) // (settings.tensor_parallel * settings.pipeline_parallel)
-    )
+    ranks_here = 1 if settings.ranks_listen else settings.tensor_parallel * settings.pipeline_parallel
+    threads = max(1, (settings.threads or default_threads(spec)) // ranks_here)
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
-    executor = make_executor(settings, ModelSource(spec, files, threads, stopping))
+    executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather))
     if wrap is not None:
         assert not isinstance(executor, MultiProcessExecutor), "its other ranks would go unwatched"
         executor = wrap(executor)

@@ -262,11 +262,11 @@ def kv_address(listen: str, advertise: str) -> str:
     return f"{host}:{port}"
 
 
-def check_certificate(secure: ssl.SSLSocket, namespace: str) -> None:
+def check_certificate(secure: ssl.SSLSocket, namespace: str, what: str = "KvTransfer") -> None:
     """Raises NotOfThisPool unless the other end is a runner that may speak for pools of that namespace."""
     given = secure.getpeercert() or {}
     names = [str(value) for kind, value in given.get("subjectAltName", ()) if kind == "DNS"]  # pyright: ignore[reportGeneralTypeIssues]
-    if (why := refusal(roles_of(names), KV_CALLERS, "KvTransfer")) is not None:
+    if (why := refusal(roles_of(names), KV_CALLERS, what)) is not None:
         raise NotOfThisPool(why)
     namespaces = pool_namespaces_of(names)
     if namespaces and namespace not in namespaces:

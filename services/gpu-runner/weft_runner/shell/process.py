@@ -29,6 +29,7 @@ from weft_runner.shell.identity import read_identity
 from weft_runner.shell.kv_stream import KvEvent
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell, kv_address
 from weft_runner.shell.metrics import RunnerMetrics
+from weft_runner.shell.rank_link import gather_ranks
 from weft_runner.shell.server import RunnerServer, check_backlog
 from weft_runner.shell.supervisor_link import SupervisorLink
 
@@ -62,7 +63,7 @@ async def serve_runner(
 
     beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
-        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner)
+        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner, tls)
     except StoppedAtStart as error:
         log.info("stopped before serving", extra=kv(reason=error))
         return 0
@@ -79,11 +80,12 @@ async def serve_runner(
 
 def load(
     settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool],
-    wrap: WrapExecutor | None = None, runner: RunnerId | None = None,
+    wrap: WrapExecutor | None = None, runner: RunnerId | None = None, tls: Tls | None = None,
 ) -> EngineBundle:  # fmt: skip
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
-    return build_engine(settings, files, source, on_output, stopping, wrap, runner)
+    gather = gather_ranks(settings, tls) if settings.ranks_listen else None
+    return build_engine(settings, files, source, on_output, stopping, wrap, runner, gather)
 
 
 def fetch_base(

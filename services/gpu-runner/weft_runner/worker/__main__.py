@@ -16,9 +16,9 @@ def main(argv: list[str]) -> None:
     """Never returns."""
     steps, loads = (Channel(int(number)) for number in argv[:2])
     threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
-    from weft_runner.worker.loop import serve  # torch is imported here
+    from weft_runner.worker.loop import serve_child  # torch is imported here
 
-    code = serve(steps, loads, [int(number) for number in argv[2:]])
+    code = serve_child(steps, loads, [int(number) for number in argv[2:]])
     logging.shutdown()
     os._exit(code)  # other threads may be anywhere
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -16,15 +16,16 @@ import torch
 
 from weft.telemetry.logs import configure
 from weft_runner.errors import RunnerError
-from weft_runner.executors import ModelSource, make_partition
+from weft_runner.executors import ModelSource, local_gpu, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
+from weft_runner.model.weights import Files
 from weft_runner.parallel.commands import BuiltShard, Layers
-from weft_runner.parallel.ipc import Channel, ChannelLost
+from weft_runner.parallel.ipc import ChannelLost, RankChannel
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
-from weft_runner.parallel.process_group import RankFiles, TorchRanks, device_of
+from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
 from weft_runner.settings import RunnerSettings
 
@@ -32,10 +33,21 @@ log = logging.getLogger(__name__)
 Act = Callable[[], None]
 
 
-def serve(steps: Channel, loads: Channel, files: Sequence[int]) -> int:
-    """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure."""
+Meet = Callable[[Mapping[str, Any]], RankMeeting]  # by what START says
+
+
+def serve_child(steps: RankChannel, loads: RankChannel, files: Sequence[int]) -> int:
+    """`serve` on the host of rank 0, with its files."""
+    return serve(steps, loads, lambda _: RankFiles(files[0], files[1]))
+
+
+def serve(steps: RankChannel, loads: RankChannel, meet: Meet, own_files: Files | None = None) -> int:
+    """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure.
+
+    `own_files`: the base on this host, where rank 0 is on another.
+    """
     try:
-        rank = _start(loads, RankFiles(*files))
+        rank = _start(loads, meet, own_files)
         threading.Thread(target=rank.run_builds, args=(loads,), name="builder", daemon=True).start()
         rank.run_steps(steps)
     except ChannelLost:
@@ -48,7 +60,7 @@ def serve(steps: Channel, loads: Channel, files: Sequence[int]) -> int:
     return 1
 
 
-def _start(loads: Channel, files: RankFiles) -> "WorkerLoop":
+def _start(loads: RankChannel, meet: Meet, own_files: Files | None) -> "WorkerLoop":
     """Raises what loading a part raises, ExecutorLost, ChannelLost.
 
     The watch in `worker.__main__` ends a load whose runner has gone.
@@ -58,9 +70,9 @@ def _start(loads: Channel, files: RankFiles) -> "WorkerLoop":
     settings: RunnerSettings = start["settings"]
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
-    device = device_of(start["device"], start["rank"])
-    ranks = TorchRanks(start["grid"], start["rank"], device, files, start["patience_s"])
-    base = ModelSource(start["spec"], start["files"], start["threads"])
+    device = device_of(start["device"], local_gpu(settings, start["rank"]))
+    ranks = TorchRanks(start["grid"], start["rank"], device, meet(start), start["patience_s"])
+    base = ModelSource(start["spec"], own_files or start["files"], start["threads"])
     ranks.join()
     executor = make_partition(settings, base, ranks)
     loads.send("ready")
@@ -124,7 +136,7 @@ class WorkerLoop:
         self._step: StepInput | None = None
         self._allocations, self._allocated = 0, threading.Condition()
 
-    def run_steps(self, steps: Channel) -> NoReturn:
+    def run_steps(self, steps: RankChannel) -> NoReturn:
         """In their order; the commands that are here already are read before the first of them is acted on.
 
         Rank 0 has a few steps in flight at the most, and sends few commands between two of them.
@@ -176,7 +188,7 @@ class WorkerLoop:
 
     # ---- the builder's thread
 
-    def run_builds(self, loads: Channel) -> None:
+    def run_builds(self, loads: RankChannel) -> None:
         """A failure that has no name ends the process, as one of the main thread does."""
         torch.set_num_threads(1)
         try:

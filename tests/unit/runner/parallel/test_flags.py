@@ -20,6 +20,25 @@ def test_more_processes_than_a_runner_may_have_are_refused(capsys):
     assert "--tensor-parallel times --pipeline-parallel is 72, above 64" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"tensor_parallel": 2, "rank": 1},
+        {"tensor_parallel": 2, "rank": 2, "leader": "a:1"},
+        {"tensor_parallel": 2, "leader": "a:1"},
+        {"rank": 1, "leader": "a:1"},
+        {"ranks_listen": "a:1"},
+        {"tensor_parallel": 2, "rank": 1, "leader": "a:1", "ranks_listen": "a:2"},
+    ],
+)
+def test_a_rank_of_several_hosts_names_its_leader_and_rank_0_where_it_listens(flags, capsys):
+    with pytest.raises(SystemExit):
+        settings_of(**flags)
+    assert "rank" in capsys.readouterr().err
+    assert settings_of(tensor_parallel=2, rank=1, leader="a:1").rank == 1
+    assert settings_of(tensor_parallel=2, ranks_listen="a:1").rank == 0
+
+
 @pytest.mark.parametrize(("sees", "takes"), [(False, "reference"), (True, "cuda")])
 @pytest.mark.parametrize(("how", "maker"), [("tensor", "TensorParallel"), ("pipeline", "PipelineParallel")])
 def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, small_config, monkeypatch):

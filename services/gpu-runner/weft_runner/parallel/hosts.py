@@ -1,0 +1,219 @@
+"""The ranks of one runner on several hosts: how they find each other. Rank 0 listens, the others connect.
+
+Each of the others has two connections, as a child has (`parallel.worker_group`). A connection begins with a line of
+JSON, not pickled: which rank, which of the two, of which pool, base and version. Rank 0 answers it with a refusal by
+name, or with none. Tensors go over connections that Gloo (NCCL) makes, found through a store of rank 0.
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import psutil
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from weft_kernels.cpu.ranks import FetchedSlots
+from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
+from weft_runner.parallel.ipc import ChannelLost
+from weft_runner.parallel.process_group import TensorGroup
+from weft_runner.parallel.tcp_channel import TcpChannel
+from weft_runner.parallel.worker_group import POLL_S, START_S, Worker
+
+log = logging.getLogger(__name__)
+HANDSHAKE_S = 10.0
+RETRY_S = 0.5
+MAX_HELLO = 1 << 16
+CHANNELS = ("steps", "loads")
+Secure = Callable[[socket.socket], socket.socket]  # mutual TLS around it; raises OSError where the peer may not
+
+
+@dataclass(frozen=True, slots=True)
+class RankHello:
+    """Who connects. `group`: what all ranks of a runner have to agree on, by name."""
+
+    rank: int
+    channel: str
+    pid: int
+    group: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteProcess:
+    """A rank on another host, as far as it shows: it has ended when its connection has."""
+
+    pid: int
+    loads: TcpChannel
+
+    def wait(self, timeout: float | None = None) -> int:
+        """It is not ours to wait for: its pod does."""
+        if timeout is None:
+            self.loads.wait_for_end()
+        return -1
+
+    def kill(self) -> None:
+        """Its connection is closed, which ends it."""
+
+
+class HostsMeeting:
+    """See `process_group.RankMeeting`. `local_host`: the address of this host that the others reach."""
+
+    def __init__(self, store: Store, local_host: str) -> None:
+        self.store, self.interface = store, interface_of(local_host)
+
+    @classmethod
+    def of_rank_0(cls, size: int, local_host: str, timeout_s: float) -> tuple["HostsMeeting", int]:
+        """And the port that the others need."""
+        store = TCPStore(
+            local_host, 0, size, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+        )
+        return cls(store, local_host), store.port
+
+    @classmethod
+    def of_another(cls, host: str, port: int, size: int, local_host: str, timeout_s: float) -> "HostsMeeting":
+        """Raises ExecutorLost."""
+        try:
+            store = TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise ExecutorLost(f"the store of rank 0 at {host}:{port} does not answer: {error}") from error
+        return cls(store, local_host)
+
+    def open_store(self, size: int) -> Store:
+        del size  # it knows
+        return self.store
+
+    def slots(self, native: Any, tensor: TensorGroup, stage: int, slot_bytes: int, patience_s: float) -> FetchedSlots:
+        """Fetched by Gloo, which has its own patience."""
+        del native, stage, patience_s
+        slots = FetchedSlots(rank=tensor.rank, size=tensor.size, slot_bytes=slot_bytes)
+        slots.fetch = tensor.fetch_slots
+        return slots
+
+    def close(self) -> None:
+        """The store ends with its last reference."""
+        del self.store
+
+
+def interface_of(host: str) -> str:
+    """The name of the network interface with this address. Raises ExecutorUnavailable."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] == host for address in addresses):
+            return name
+    raise ExecutorUnavailable(f"no network interface of this host has the address {host}")
+
+
+# ---- rank 0
+
+
+class RankListener:
+    """Where the other ranks connect to, until all are there."""
+
+    def __init__(self, listener: socket.socket, group: Mapping[str, str], secure: Secure) -> None:
+        """`listener` listens, and belongs to this."""
+        self._listener, self._group, self._secure = listener, dict(group), secure
+        listener.settimeout(POLL_S)
+
+    def gather(self, size: int, stopping: Callable[[], bool]) -> list[Worker]:
+        """Ranks 1 .. size - 1, each with both its connections. Raises ExecutorLost, StoppedAtStart."""
+        found: dict[tuple[int, str], tuple[RankHello, TcpChannel]] = {}
+        deadline = time.monotonic() + START_S
+        with self._listener:
+            while len(found) < len(CHANNELS) * (size - 1):
+                if stopping() or time.monotonic() >= deadline:
+                    for _, channel in found.values():
+                        channel.close()
+                    missing = sorted({rank for rank in range(1, size) for c in CHANNELS if (rank, c) not in found})
+                    if stopping():
+                        raise StoppedAtStart(f"stopped before ranks {missing} had connected")
+                    raise ExecutorLost(f"ranks {missing} have not connected within {START_S:.0f} s")
+                with suppress(TimeoutError):
+                    self._admit(self._listener.accept()[0], size, found)
+        return [self._worker(rank, found) for rank in range(1, size)]
+
+    def _admit(self, end: socket.socket, size: int, found: dict[tuple[int, str], tuple[RankHello, TcpChannel]]) -> None:
+        """One that comes again, because it was started anew, takes the place of its former self."""
+        end.settimeout(HANDSHAKE_S)
+        peer = end.getpeername()
+        try:
+            channel = TcpChannel(self._secure(end))
+        except (OSError, ValueError) as error:
+            log.warning("a rank from %s was refused: %s", peer, error)
+            end.close()
+            return
+        channel.set_patience(HANDSHAKE_S)
+        try:
+            hello = RankHello(**json.loads(channel.receive_bytes(MAX_HELLO)))
+            refused = self._refusal(hello, size)
+            channel.send_bytes(json.dumps({"refused": refused}).encode())
+        except (ChannelLost, ValueError, TypeError) as error:
+            log.warning("a rank from %s did not say who it is: %s", peer, error)
+            channel.close()
+            return
+        if refused:
+            log.warning("rank %d from %s was refused: %s", hello.rank, peer, refused)
+            channel.close()
+            return
+        before = found.pop((hello.rank, hello.channel), None)
+        if before is not None:
+            before[1].close()
+        found[hello.rank, hello.channel] = hello, channel
+
+    def _refusal(self, hello: RankHello, size: int) -> str:
+        if not 0 < hello.rank < size or hello.channel not in CHANNELS:
+            return f"rank {hello.rank} ({hello.channel}) is none of the {size} ranks of this runner"
+        other = [name for name in self._group if hello.group.get(name) != self._group[name]]
+        return f"another {', '.join(sorted(other))} than rank 0 has" if other else ""
+
+    @staticmethod
+    def _worker(rank: int, found: Mapping[tuple[int, str], tuple[RankHello, TcpChannel]]) -> Worker:
+        (hello, steps), (_, loads) = (found[rank, channel] for channel in CHANNELS)
+        return Worker(rank, RemoteProcess(hello.pid, loads), steps, loads)
+
+
+# ---- another rank
+
+
+def connect(
+    address: tuple[str, int], rank: int, group: Mapping[str, str], secure: Secure, stopping: Callable[[], bool]
+) -> tuple[TcpChannel, TcpChannel]:
+    """Its two connections to rank 0, which may not listen yet. Raises ExecutorLost, StoppedAtStart."""
+    deadline = time.monotonic() + START_S
+    waiting = threading.Event()
+    while True:
+        try:
+            steps, loads = (_connect(address, rank, channel, group, secure) for channel in CHANNELS)
+            return steps, loads
+        except (OSError, ChannelLost) as error:
+            if stopping():
+                raise StoppedAtStart(f"rank {rank} was stopped before rank 0 listened") from error
+            if time.monotonic() >= deadline:
+                raise ExecutorLost(f"rank 0 at {address} has not answered within {START_S:.0f} s: {error}") from error
+            waiting.wait(RETRY_S)
+
+
+def _connect(address: tuple[str, int], rank: int, channel: str, group: Mapping[str, str], secure: Secure) -> TcpChannel:
+    """Raises OSError, ChannelLost: try again; ExecutorUnavailable: refused by name."""
+    end = socket.create_connection(address, HANDSHAKE_S)
+    try:
+        made = TcpChannel(secure(end))
+    except BaseException:
+        end.close()
+        raise
+    made.set_patience(HANDSHAKE_S)
+    try:
+        made.send_bytes(json.dumps(asdict(RankHello(rank, channel, os.getpid(), dict(group)))).encode())
+        refused = json.loads(made.receive_bytes(MAX_HELLO))["refused"]
+        if refused:
+            raise ExecutorUnavailable(f"rank 0 refuses rank {rank}: {refused}")
+        made.set_patience(None)
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,152 @@
+"""Messages between ranks of one runner on several hosts: as `parallel.ipc`, over TCP, under mutual TLS where there is.
+
+Both ends are one program of one version, and have shown certificates of a runner of one pool before anything is
+unpickled. What is unpickled is data alone all the same: values of this program's own kinds, no functions.
+"""
+
+import io
+import os
+import pickle
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+
+from weft_runner.errors import RunnerError
+from weft_runner.parallel.ipc import ChannelLost, memfd
+
+MAX_MESSAGE = 1 << 32  # bytes: of an adapter's tensors, which go as one
+CHUNK = 1 << 20
+IDLE_S, PROBES_S, PROBES = 5, 2, 3  # a host that is gone is noticed within some 11 s
+_PLAIN = {("builtins", "set"), ("builtins", "frozenset"), ("builtins", "range"), ("torch", "Size")}
+_PATHS = {("pathlib", "PosixPath"), ("pathlib", "Path")}
+_LENGTH = struct.Struct(">Q")
+
+
+@contextmanager
+def _lost(doing: str) -> Generator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise ChannelLost(f"{doing}: timed out") from error
+    except (OSError, ValueError, ssl.SSLError) as error:
+        raise ChannelLost(f"{doing}: {error}") from error
+
+
+class TcpChannel:
+    """One end; what it raises is ChannelLost. One thread uses it at a time, but for `wait_for_end` and `close`."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """`end` is connected, and belongs to this."""
+        self._end = end
+        end.settimeout(None)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in (("TCP_KEEPIDLE", IDLE_S), ("TCP_KEEPINTVL", PROBES_S), ("TCP_KEEPCNT", PROBES)):
+            if hasattr(socket, name):  # not everywhere
+                end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+    @property
+    def local_host(self) -> str:
+        return str(self._end.getsockname()[0])
+
+    def set_patience(self, timeout_s: float | None) -> None:
+        """How long a send or a receive may stand still; None: for ever, or until the other host is gone."""
+        self._end.settimeout(timeout_s)
+
+    def send(self, message: Any, file: int | None = None) -> None:
+        """Returns once the kernel has it."""
+        self.send_bytes(pickle.dumps(message))
+        if file is not None:
+            self._send_file(file)
+
+    def receive(self) -> Any:
+        return _DataUnpickler(io.BytesIO(self.receive_bytes(MAX_MESSAGE))).load()
+
+    def receive_file(self) -> int:
+        """A copy of what came with the message before; the caller closes it."""
+        file = memfd("weft-adapter")
+        try:
+            left = self._receive_length(MAX_MESSAGE)
+            while left:
+                part = self._receive_some(min(left, CHUNK))
+                os.write(file, part)
+                left -= len(part)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def send_bytes(self, body: bytes) -> None:
+        with _lost("sending"):
+            self._end.sendall(_LENGTH.pack(len(body)) + body)
+
+    def receive_bytes(self, most: int) -> bytes:
+        body = bytearray()
+        length = self._receive_length(most)
+        while len(body) < length:
+            body += self._receive_some(min(length - len(body), CHUNK))
+        return bytes(body)
+
+    def has_data(self, timeout_s: float) -> bool:
+        """Within that time something can be received, if only that the other end is gone."""
+        if isinstance(self._end, ssl.SSLSocket) and self._end.pending():
+            return True
+        watch = select.poll()
+        watch.register(self._end.fileno(), select.POLLIN)
+        return bool(watch.poll(timeout_s * 1e3))
+
+    def wait_for_end(self) -> None:
+        """Block until the other end is closed, without receiving what arrives before. Any thread."""
+        watch = select.poll()
+        watch.register(self._end.fileno(), select.POLLRDHUP)
+        watch.poll()
+
+    def close(self) -> None:
+        """Wakes the threads that wait at either end."""
+        with suppress(OSError):  # the other end was faster
+            socket.socket.shutdown(self._end, socket.SHUT_RDWR)
+        self._end.close()
+
+    def _send_file(self, file: int) -> None:
+        length = os.fstat(file).st_size
+        with _lost("sending"):
+            self._end.sendall(_LENGTH.pack(length))
+            for offset in range(0, length, CHUNK):
+                self._end.sendall(os.pread(file, CHUNK, offset))
+
+    def _receive_length(self, most: int) -> int:
+        head = bytearray()
+        while len(head) < _LENGTH.size:
+            head += self._receive_some(_LENGTH.size - len(head))
+        (length,) = _LENGTH.unpack(head)
+        if length > most:
+            raise ChannelLost(f"a message of {length} bytes, where {most} are the most")
+        return length
+
+    def _receive_some(self, most: int) -> bytes:
+        with _lost("receiving"):
+            part = self._end.recv(most)
+        if not part:
+            raise ChannelLost("the other end closed")
+        return part
+
+
+class _DataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Values of this program, its errors, and the few plain kinds that they are made of."""
+        if (module, name) in _PLAIN | _PATHS:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module.partition(".")[0] in ("weft", "weft_runner", "weft_kernels"):
+            found = super().find_class(module, name)
+            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, RunnerError)):
+                return found
+        raise ChannelLost(f"a message with a {module}.{name}, which no rank sends")

@@ -1,0 +1,98 @@
+"""The ranks of a runner on several hosts, under mutual TLS: rank 0 gathers them, each of the others serves one."""
+
+import logging
+import math
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from weft.process import listen, split_address
+from weft.telemetry.probes import Probes
+from weft.wire.tls import Tls
+from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect
+from weft_runner.parallel.process_group import RankMeeting
+from weft_runner.parallel.tcp_channel import TcpChannel
+from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks
+from weft_runner.settings import RunnerSettings
+from weft_runner.shell.kv_transfer import check_certificate
+
+log = logging.getLogger(__name__)
+
+
+def group_of(settings: RunnerSettings) -> dict[str, str]:
+    """What all ranks of a runner have in common."""
+    return {
+        "pool": settings.pool,
+        "base": settings.base_digest,
+        "version": version("weft"),
+        "split": f"{settings.pipeline_parallel} x {settings.tensor_parallel}",
+    }
+
+
+def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secure:
+    """Both ends are runners that may speak for pools of this namespace. Plain where nothing else is secured either."""
+    namespace = settings.pool.partition("/")[0]
+
+    def secure(end: socket.socket) -> socket.socket:
+        if tls is None:
+            return end
+        context = tls.server_context() if server else tls.client_context("runner")
+        made = context.wrap_socket(end, server_side=server)
+        assert isinstance(made, ssl.SSLSocket)
+        try:
+            check_certificate(made, namespace, "a rank")
+        except Exception as error:
+            made.close()
+            raise OSError(str(error)) from error
+        return made
+
+    return secure
+
+
+def gather_ranks(settings: RunnerSettings, tls: Tls | None) -> GatherRanks:
+    """For rank 0: waits at `--ranks-listen` for the others. Raises AddressInUse."""
+
+    def gather(size: int, stopping: Callable[[], bool]) -> GatheredRanks:
+        listener = listen(settings.ranks_listen, "--ranks-listen")
+        workers = RankListener(listener, group_of(settings), secured(settings, tls, server=True)).gather(size, stopping)
+        (channel,) = {worker.loads for worker in workers if worker.rank == 1}
+        assert isinstance(channel, TcpChannel)
+        meeting, port = HostsMeeting.of_rank_0(size, channel.local_host, PATIENCE_S)
+        return GatheredRanks(workers, meeting, port)
+
+    return gather
+
+
+def serve_rank(settings: RunnerSettings, tls: Tls | None, files: Mapping[str, Any], serve: Callable[..., int]) -> int:
+    """Serve as `--rank` until rank 0 closes; then this process ends, and its pod starts it anew. Returns the exit code.
+
+    Asked to stop (SIGTERM) it stays while rank 0 drains. Raises ExecutorLost, ExecutorUnavailable, StoppedAtStart.
+    """
+    host, port = split_address(settings.leader)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+    probes = Probes(settings.probes, lambda: None, stall_s=math.inf)  # it ends by itself with rank 0
+    probes.start()
+    try:
+        secure = secured(settings, tls, server=False)
+        steps, loads = connect((host, port), settings.rank, group_of(settings), secure, stopping.is_set)
+        threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
+
+        def meet(start: Mapping[str, Any]) -> RankMeeting:
+            size = start["grid"].size
+            return HostsMeeting.of_another(host, start["store_port"], size, loads.local_host, start["patience_s"])
+
+        return serve(steps, loads, meet, files)
+    finally:
+        probes.close()
+
+
+def _end_with(loads: TcpChannel) -> None:
+    loads.wait_for_end()
+    logging.shutdown()
+    os._exit(0)  # in whatever state everything is

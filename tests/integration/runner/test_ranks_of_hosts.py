@@ -1,0 +1,277 @@
+"""A runner whose ranks are on two hosts (network namespaces): TCP under mutual TLS, tensors over Gloo, lost as one.
+
+This process is rank 0; rank 1 is beside it, ranks 2 and 3 are behind a cable. Whoever may not make namespaces has them
+all here.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from harness.certificates import Authority, mount
+from harness.ports import free_ports
+from harness.processes import started
+from harness.random_models import FAMILIES, OracleModel, write_adapter, write_base
+from harness.ranks import base_of, settings_of, staged
+from harness.small_runner import Depot
+from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, steps_of
+from harness.waiting import PATIENCE_S, wait_until
+from weft.wire.tls import Tls
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import load as load_library
+from weft_runner.errors import ExecutorLost, ExecutorUnavailable
+from weft_runner.executors import ModelSource, make_executor
+from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel.hosts import connect
+from weft_runner.parallel.ipc import ChannelLost
+from weft_runner.parallel.tcp_channel import TcpChannel
+from weft_runner.settings import RunnerSettings
+from weft_runner.shell.depot import DepotSource
+from weft_runner.shell.rank_link import gather_ranks, group_of, secured
+
+try:
+    load_library()
+except NativeUnavailable as unavailable:
+    pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
+
+FLAGS: dict[str, Any] = {
+    "executor": "cpu",
+    "kv_pages": PAGES,
+    "page_tokens": PAGE_TOKENS,
+    "max_adapters": len(ADAPTERS),
+}
+GRID = {"pipeline_parallel": 2, "tensor_parallel": 2}
+
+
+class Hosts(NamedTuple):
+    """Where rank 0 listens; what a command begins with to run on the other host."""
+
+    address: str
+    other: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    ip, name = shutil.which("ip"), f"weft-{os.getpid()}"
+    if ip is None or os.geteuid() or subprocess.run([ip, "netns", "add", name], capture_output=True).returncode:
+        yield Hosts("127.0.0.1", ())
+        return
+    here, there, net = f"wr{os.getpid() % 10**6}a", f"wr{os.getpid() % 10**6}b", f"198.18.{os.getpid() % 256}"
+    inside = [ip, "-n", name]
+    try:
+        for command in (
+            [ip, "link", "add", here, "type", "veth", "peer", "name", there, "netns", name],
+            [ip, "address", "add", f"{net}.1/30", "dev", here],
+            [ip, "link", "set", here, "up"],
+            [*inside, "address", "add", f"{net}.2/30", "dev", there],
+            [*inside, "link", "set", there, "up"],
+            [*inside, "link", "set", "lo", "up"],
+        ):
+            subprocess.run(command, check=True, capture_output=True)
+        yield Hosts(f"{net}.1", (ip, "netns", "exec", name))
+    finally:
+        subprocess.run([ip, "netns", "delete", name], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
+    folder, seed = tmp_path_factory.mktemp("model"), FAMILIES.index("llama")
+    sizes = {"vocab_size": 128, "hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
+    write_base(
+        folder / "base", "llama", seed, num_hidden_layers=3, max_position_embeddings=256, **SIZES["llama"] | sizes
+    )
+    for i, adapter in enumerate(ADAPTERS):
+        write_adapter(folder, f"a{i}", adapter, seed + i)
+    return OracleModel(folder, tuple(f"a{i}" for i in range(len(ADAPTERS))))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Authority().folder(tmp_path_factory.mktemp("tls") / "runner", "runner")
+
+
+class Runner(NamedTuple):
+    """Rank 0 in this process, and the other ranks'."""
+
+    executor: MultiProcessExecutor
+    others: list["subprocess.Popen[bytes]"]
+
+
+@contextmanager
+def runner_of(
+    hosts: Hosts, model: OracleModel, certificates: Path, data: Path, depot: Depot, **grid: int
+) -> Iterator[Runner]:
+    """Each rank has the base on a disk of its own: the depot is not on the other host."""
+    digest = depot.publish("model", model.folder / "base")
+    port, *probes = free_ports(grid["pipeline_parallel"] * grid["tensor_parallel"])
+    shared = {
+        **FLAGS, **grid, "tls_dir": certificates, "base_digest": digest, "pool": "team/demo",
+        "depot": "https://depot:1",
+    }  # fmt: skip
+    with ExitStack() as stack:
+        others: list[subprocess.Popen[bytes]] = []
+        for rank, probe in enumerate(probes, 1):
+            folder = data / f"rank-{rank}"
+            DepotSource(depot.url, folder / "blobs", digest, lambda: False).base()
+            own = {
+                **shared, "listen": "127.0.0.1:1", "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}",
+                "data_dir": folder, "rank": rank, "leader": f"{hosts.address}:{port}",
+            }  # fmt: skip
+            words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+            where = hosts.other if rank >= len(probes) - 1 else ()
+            others.append(stack.enter_context(started(*where, sys.executable, "-m", "weft_runner", *words)))
+        settings = settings_of(**shared, ranks_listen=f"{hosts.address}:{port}")
+        base = base_of(model.files)
+        gather = gather_ranks(settings, Tls(certificates, "runner"))
+        executor = make_executor(settings, ModelSource(base.spec, base.files, 1, lambda: False, gather))
+        assert isinstance(executor, MultiProcessExecutor)
+        stack.callback(executor.close)
+        yield Runner(executor, others)
+
+
+def test_ranks_of_two_hosts_give_the_bits_of_one_host_and_are_lost_as_one(
+    hosts: Hosts, model: OracleModel, certificates: Path, tmp_path: Path, depot: Depot
+) -> None:
+    """Stages of tensor ranks: sums and hidden rows cross the cable, and adapters do."""
+    with staged(model.files, 2, tensor_parallel=2, **FLAGS) as executor:
+        expected, numerics_class = steps_of(model, executor), executor.numerics_class
+    with runner_of(hosts, model, certificates, tmp_path, depot, **GRID) as runner:
+        found = steps_of(model, runner.executor)
+        assert runner.executor.numerics_class == numerics_class
+        for one, other in zip(expected, found, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[key], other[key]) for key in one)
+        lost: list[str] = []
+        runner.executor.watch(lambda error: lost.append(str(error)))
+        runner.others[-1].send_signal(signal.SIGTERM)  # a pod that is drained with its runner outlives it
+        runner.others[-1].send_signal(signal.SIGKILL)
+        wait_until(lambda: bool(lost), "rank 0 hears of it")
+        assert "rank 3 of the model" in lost[0]
+        with pytest.raises(ExecutorLost):
+            steps_of(model, runner.executor)
+        runner.executor.close()
+        assert [other.wait(PATIENCE_S) for other in runner.others[:-1]] == [0, 0]
+
+
+# ---- who may connect
+
+
+@contextmanager
+def listening(settings: RunnerSettings, tls: Tls | None) -> Iterator[tuple[str, int]]:
+    """Rank 0 of two waits for rank 1, and is stopped when the block is left."""
+    stop, ended = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        try:
+            gather_ranks(settings, tls)(2, stop.is_set)
+        except Exception:  # noqa: BLE001 (it was stopped)
+            ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        host, _, port = settings.ranks_listen.rpartition(":")
+        yield host, int(port)
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+        assert ended.is_set()
+
+
+def settings_at(port: int, **flags: object) -> RunnerSettings:
+    return settings_of(tensor_parallel=2, ranks_listen=f"127.0.0.1:{port}", pool="team/demo", **flags)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"pool": "team/other"}, "another pool than"), ({"base": "sha256:0"}, "another base than"), ({}, "none of the 2")],
+)
+def test_a_rank_of_another_runner_is_refused_by_name(change: dict[str, str], why: str) -> None:
+    (port,) = free_ports(1)
+    settings = settings_at(port)
+    with listening(settings, None) as address, pytest.raises(ExecutorUnavailable, match=why):
+        connect(address, 1 if change else 2, group_of(settings) | change, lambda end: end, lambda: False)
+
+
+ROLES = {
+    "another role": (("gateway.weft.internal",), "the caller's certificate is of gateway"),
+    "another namespace": (("runner.weft.internal", "else.runner.weft.internal"), "is for runners of else"),
+}
+
+
+@pytest.mark.parametrize("kind", ROLES)
+def test_a_certificate_of_another_role_or_namespace_is_no_rank(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority, (names, why) = Authority(), ROLES[kind]
+    (port,) = free_ports(1)
+    certificate, key = authority.issue(*names)
+    theirs = mount(tmp_path / "theirs", {"tls.crt": certificate, "tls.key": key, "ca.crt": authority.pem})
+    own = authority.folder(tmp_path / "own", "runner")
+    settings = settings_of(
+        tensor_parallel=2, ranks_listen=f"127.0.0.1:{port}", pool="team/demo", tls_dir=own, depot="https://d:1"
+    )
+    role = "gateway" if kind == "another role" else "runner"
+    with listening(settings, Tls(own, "runner")) as address:
+        end = wait_for(address)
+        secure = Tls(theirs, role).client_context("runner").wrap_socket(end)
+        channel = TcpChannel(secure)
+        with suppress(ChannelLost):  # it may be closed already
+            channel.send_bytes(json.dumps({}).encode())
+        with pytest.raises(ChannelLost):
+            channel.receive_bytes(100)
+        channel.close()
+    assert why in caplog.text
+
+
+def wait_for(address: tuple[str, int]) -> socket.socket:
+    found: list[socket.socket] = []
+
+    def listens() -> bool:
+        try:
+            found.append(socket.create_connection(address, PATIENCE_S))
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    wait_until(listens, "rank 0 listens")
+    return found[0]
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize("message", [Hostile(), os.system, subprocess.Popen])
+def test_a_message_that_is_not_data_is_not_unpickled(message: object) -> None:
+    one, other = (TcpChannel(end) for end in tcp_pair())
+    one.send(message)
+    with pytest.raises(ChannelLost, match="which no rank sends"):
+        other.receive()
+    for end in (one, other):
+        end.close()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
+def test_secured_needs_no_certificates_where_nothing_has_any() -> None:
+    settings, end = settings_at(1), socket.socket()
+    assert secured(settings, None, server=True)(end) is end
+    end.close()
