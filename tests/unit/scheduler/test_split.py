@@ -152,3 +152,12 @@ def test_kv_goes_to_another_numerics_class_where_the_pool_allows_it(
     assert (driver.place("r").token_runner is not None) is pairs
     if pairs:
         assert [e.result for e in picked(started(driver, "r", handed_off=True), KvHandOff)] == ["across"]
+
+
+def test_a_runner_that_is_left_alone_takes_prompts_without_a_bound(split: Driver) -> None:
+    """Whoever lost the other runner is not held in the queue: as in a pool whose phases are not split."""
+    split.lost("a")
+    assert split.record("b").role is RunnerRole.MIXED
+    for number in range(5):
+        assert split.place(f"r{number}", prompt_tokens=150, max_tokens=10, p90_tokens=5).token_runner is None
+    assert split.record("b").pending_prompt_tokens > split.record("b").prompt_queue_tokens

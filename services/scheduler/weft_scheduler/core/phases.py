@@ -65,9 +65,11 @@ def order_role(state: State, runner: RunnerAccount) -> None:
 
 def _order_all(state: State, pool: Pool, reason: str) -> None:
     for runner in pool.runners.values():
-        role = pool.roles.role_of(runner.id.uuid) if pool.declared.split else RunnerRole.MIXED
-        if runner.take_role(role):
+        uuid, before = runner.id.uuid, runner.role
+        role = pool.roles.role_of(uuid) if pool.declared.split else RunnerRole.MIXED
+        if runner.take_role(role, alone=uuid not in pool.roles.base):
             state.update_runner(runner)
+        if role is not before:
             state.emit(RoleChanged(pool.name, runner.id, role.value, reason))
         order_role(state, runner)
 

@@ -78,6 +78,7 @@ class RunnerAccount:
         self.unacked_pages = 0
         self.unacked_prompt_tokens = 0
         self.role = RunnerRole.MIXED  # that it is wanted in
+        self.alone = True  # no other runner exchanges KV with it: prompts that do not wait here cannot go elsewhere
         self.pooled: PooledUse | None = None  # of the sequences that are admitted by their expected use
         self.owned: set[str] = set()  # requests placed here
         self.contribution: Contribution | None = None  # to its pool, from its first report on until it drains
@@ -174,7 +175,7 @@ class RunnerAccount:
         if self.spec is None:
             return ()
         figures = self.figures
-        flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None, self.role)
+        flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None, self.role, self.alone)
         sequences = self.working_set, self.most_sequences
         pending = self.pending_prompt_tokens if split else 0
         return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags, pending)
@@ -189,7 +190,7 @@ class RunnerAccount:
         busy, pending = self.busy_adapters(pinned), self.pending_prompt_tokens
         good, packed, full = self.good_sequences, self.packed_sequences if packs else 0, len(busy) >= spec.max_adapters
         reserved = spec.total_pages * spec.page_tokens - free_tokens
-        phases = self.role, reserved, pending, pending < self.prompt_queue_tokens
+        phases = self.role, reserved, pending, self.alone or pending < self.prompt_queue_tokens
         return RunnerLoad(self.id.uuid, self.shape, working_set, good, free_tokens, busy, full, packed, *phases)
 
     def contributes(self, pinned: Sequence[str]) -> Contribution | None:
@@ -266,10 +267,10 @@ class RunnerAccount:
         changed, self.cordoned = self.cordoned != cordoned, cordoned
         return changed
 
-    def take_role(self, role: RunnerRole) -> bool:
-        """It is wanted in that role. True where that has changed."""
-        changed, self.role = self.role is not role, role
-        return changed
+    def take_role(self, role: RunnerRole, *, alone: bool) -> bool:
+        """What it should be. `alone`: no other runner exchanges KV with it. True where that has changed."""
+        before, self.role, self.alone = (self.role, self.alone), role, alone
+        return before != (role, alone)
 
     def serve(self) -> None:
         """It can serve, and stays able to."""
