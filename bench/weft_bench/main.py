@@ -307,6 +307,36 @@ def s3(
 
 
 @app.command()
+def splitwise(
+    part: Annotated[str, typer.Option(help="Of compat, batching, budget, throughput; default: all.")] = "",
+    data: Data = None,
+    seconds: Annotated[float, typer.Option(min=5, help="Of each drawn trace.")] = 120,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
+    again: Annotated[bool, typer.Option("--again", help="Also figures that are there.")] = False,
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Prompt and token phases apart (Splitwise): its simulator's runs, batching mechanisms, the paper's comparisons.
+
+    Simulated in planning mode, with splitwise-sim's published performance model. Figures are kept as they are found:
+    after an interruption the same command goes on. All of it takes a quarter of an hour of two cores.
+    """
+    from weft_bench import splitwise as bench
+    from weft_bench.machine import origin
+
+    parts, raw, of = (
+        among("part", part or ",".join(bench.PARTS), bench.PARTS),
+        docs / "raw" / "splitwise.jsonl",
+        origin(),
+    )
+    there = newest(read(raw)) if raw.exists() and not again else []
+    known = {(line.case, line.metric): line.value for line in there if line.machine == of.machine}
+    context = bench.SplitwiseContext(of, data, seconds, seed, jobs, progress, known)
+    with failures_told():
+        keep("splitwise", lambda: bench.about(docs), bench.figures(context, parts, complain), docs)
+
+
+@app.command()
 def slots(
     part: Annotated[str, typer.Option(help="Of grid, prefetch, live; separated by commas.")] = "grid,prefetch",
     data: Data = None,

@@ -9,6 +9,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 from weft_sim.planning.request import PhaseTask, PlannedRequest
@@ -22,8 +23,8 @@ Batching = Callable[["PlannedMachine"], list[PhaseTask]]
 class Selection:
     """A batch that is put together within sequences, tokens and memory; at most one task of a request."""
 
-    def __init__(self, machine: "PlannedMachine") -> None:
-        self._most, self._budget = machine.kind.max_sequences, machine.kind.max_batch_tokens
+    def __init__(self, machine: "PlannedMachine", budget: int = 0) -> None:
+        self._most, self._budget = machine.kind.max_sequences, budget or machine.kind.max_batch_tokens
         self._free = machine.kind.kv_bytes - machine.kv_used
         self._requests: set[PlannedRequest] = set()
         self.tokens = 0
@@ -41,6 +42,12 @@ class Selection:
                     continue
                 return
             self._take(task)
+
+    def keep(self, rows: list[PhaseTask]) -> None:
+        """Decode rows that are running: they fit."""
+        self.tasks += rows
+        self.tokens += len(rows)
+        self._requests.update([row.request for row in rows])
 
     def add_heads(self, requests: Iterable[PlannedRequest]) -> None:
         """Their next tasks."""
@@ -83,17 +90,21 @@ def continuous(machine: "PlannedMachine") -> list[PhaseTask]:
 
 
 def request_level(machine: "PlannedMachine") -> list[PhaseTask]:
-    """The batch's prompts in one iteration, then its decode rows; its memory is reserved whole when it forms."""
-    if running := [request.tasks[0] for request in machine.requests if request.began is not None]:
-        return running
-    selection = Selection(machine)
-    selection.add(machine.prompts)
-    return selection.tasks
+    """As many requests as memory takes; their prompts in as many iterations as they need, then their decode rows."""
+    if not any(request.batched for request in machine.requests):
+        batch = Selection(machine, budget=maxsize)
+        batch.add(machine.prompts)
+        for task in batch.tasks:
+            task.request.batched = True
+    heads = [request.tasks[0] for request in machine.requests if request.batched]
+    prompts = Selection(machine)
+    prompts.add(task for task in heads if task.is_prompt)
+    return prompts.tasks or heads
 
 
 def chunked(machine: "PlannedMachine") -> list[PhaseTask]:
     selection = Selection(machine)
-    selection.add(task for task in machine.batch if not task.is_prompt)
+    selection.keep([task for task in machine.batch if not task.is_prompt])
     selection.add_heads(request for request in machine.requests if not request.tasks[0].is_prompt)
     selection.add_chunks(task for task in machine.batch if task.is_prompt)
     selection.add_chunks(machine.prompts)

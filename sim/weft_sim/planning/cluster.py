@@ -5,9 +5,11 @@ prompt machine with the fewest pending tokens and the token machine with the lea
 are full, a machine of the other kind joins the mixed set, and returns when it is idle. Both as splitwise-sim has them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from weft_sim.clock import Clock, Rank
 from weft_sim.planning.machine import MachineKind, PlannedMachine, Role, Stepping
@@ -27,22 +29,22 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """KV between two machines: `bytes_per_s` of a machine's link, `setup_s` each.
+    """KV between two machines: at most `bytes_per_s`, and no more than their links have; `setup_s` each.
 
     A prompt of at least `layer_wise_from` tokens sends a layer when it is computed; a shorter one sends all of it
     afterwards (section 4.2). `one_at_a_time`: a machine's transfers share its link, first come first served; else they
     know nothing of each other, as in splitwise-sim. Without memory at the receiver it is tried again after `retry_s`.
     """
 
-    bytes_per_s: float = 25e9
+    bytes_per_s: float = inf
     layer_wise_from: float = 512
     setup_s: float = 0.0
     one_at_a_time: bool = True
     retry_s: float = 0.05
 
-    def seconds(self, model: ServedModel, prompt_tokens: int, prompt_s: float) -> float:
-        """What of it is left when the prompt, which took `prompt_s`, has been computed."""
-        whole_s = prompt_tokens * model.kv_token_bytes / self.bytes_per_s
+    def seconds(self, model: ServedModel, prompt_tokens: int, prompt_s: float, bytes_per_s: float = inf) -> float:
+        """What is left of it when the prompt, which took `prompt_s`, is computed, between machines of that rate."""
+        whole_s = prompt_tokens * model.kv_token_bytes / min(self.bytes_per_s, bytes_per_s)
         if prompt_tokens < self.layer_wise_from:
             return self.setup_s + whole_s
         layer_s, hidden_s = whole_s / model.layers, prompt_s * (model.layers - 1) / model.layers
@@ -110,6 +112,11 @@ class Cluster:
             self.clock.at(arrival.at_s, Rank.ARRIVAL, self._arrived, request)
         self.clock.run()
 
+    @property
+    def gaps(self) -> Counter[int]:
+        """Times between tokens of all requests, in GAP_S."""
+        return sum((machine.gaps for machine in self.machines), Counter[int]())
+
     def check(self) -> None:
         """The accounts: every request is on at most one machine's books, and KV balances."""
         for machine in self.machines:
@@ -131,6 +138,7 @@ class Cluster:
         prompt.kv_promised += first
         token.kv_promised += second if together else first + second
         self._placed[request] = token
+        request.server_s = prompt.kind.request_s
         prompt.submit(PhaseTask(request, True, request.prompt_tokens, request.prompt_tokens, first))
         if together and request.output_tokens > 1:
             prompt.submit(self._token_task(request, second))
@@ -196,6 +204,8 @@ class Cluster:
             return
         machine.pending_tokens -= request.prompt_tokens
         request.first_at = now
+        if self._observe is not None and self._observe(request):
+            self.clock.stop()
         token = self._placed.pop(request)
         if request.output_tokens == 1:
             token.pending_tokens -= 1
@@ -203,8 +213,6 @@ class Cluster:
                 token.kv_promised -= self._kv(request.prompt_tokens + 1)
             self._ended(machine, request)
             return
-        if self._observe is not None and self._observe(request):
-            self.clock.stop()
         if token is machine:
             for following in request.tasks:
                 following.last_at = now
@@ -231,7 +239,8 @@ class Cluster:
         request.transferred = True
         self.transferred_bytes += kv_bytes
         begin = max(now, source.link_free) if transfer.one_at_a_time else now
-        end = begin + transfer.seconds(self.model, request.prompt_tokens, prompt_s)
+        rate = min(source.kind.link_bytes_per_s, target.kind.link_bytes_per_s)
+        end = begin + transfer.seconds(self.model, request.prompt_tokens, prompt_s, rate)
         source.link_free = end
         self.clock.at(end, Rank.DELIVERY, self._received, request, source, target, kv_bytes)
 

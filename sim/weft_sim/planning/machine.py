@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from weft_sim.clock import Clock, Rank
 from weft_sim.performance.step import PerformanceModel, StepShape
@@ -23,8 +24,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineKind:
-    """`kv_bytes`: memory for KV, what weights leave; `max_batch_tokens` of an iteration, one longer prompt may run
-    alone; `max_passed_over`: selections after which a task of `mixed` batching goes first."""
+    """`kv_bytes`: memory for KV; `max_batch_tokens` of an iteration, but one longer prompt may run alone.
+
+    `max_passed_over`: selections after which a task of `mixed` batching goes first; `link_bytes_per_s`: of its network;
+    `request_s`: of the server around the iterations, in TTFT and end to end.
+    """
 
     name: str
     model: PerformanceModel
@@ -32,6 +36,8 @@ class MachineKind:
     max_sequences: int = 512
     max_batch_tokens: int = 2_048
     max_passed_over: int = 4
+    link_bytes_per_s: float = inf
+    request_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,18 @@ class PlannedRequest:
     resumed: float | None = None  # the token phase began
     ended: float | None = None
     transferred: bool = False
+    server_s: float = 0.0  # around the iterations, before the first token
+    batched: bool = False  # under request-level batching
 
     @property
     def ttft_s(self) -> float:
         assert self.first_at is not None
-        return self.first_at - self.arrived
+        return self.server_s + self.first_at - self.arrived
 
     @property
     def e2e_s(self) -> float:
         assert self.ended is not None
-        return self.ended - self.arrived
+        return self.server_s + self.ended - self.arrived
 
     @property
     def tpot_s(self) -> float:
