@@ -26,6 +26,7 @@ from weft_cli.options import (
     plural,
     supervisor,
 )
+from weft_cli.plan import plan_app
 
 USAGE = 2
 INTERRUPTED = 130
@@ -57,6 +58,7 @@ app = typer.Typer(
     """,
 )
 app.add_typer(key_app, name="key")
+app.add_typer(plan_app, name="plan", rich_help_panel="Tools")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
