@@ -158,6 +158,6 @@ def test_a_runner_that_is_left_alone_takes_prompts_without_a_bound(split: Driver
     """Whoever lost the other runner is not held in the queue: as in a pool whose phases are not split."""
     split.lost("a")
     assert split.record("b").role is RunnerRole.MIXED
-    for number in range(5):
-        assert split.place(f"r{number}", prompt_tokens=150, max_tokens=10, p90_tokens=5).token_runner is None
+    for number in range(4):
+        assert split.place(f"r{number}", prompt_tokens=200, max_tokens=10, p90_tokens=5).token_runner is None
     assert split.record("b").pending_prompt_tokens > split.record("b").prompt_queue_tokens
