@@ -70,8 +70,11 @@ class Moment:
 class Stage:
     """The stack, the gateway with its links, and the undisturbed answers. Made by `stage()`."""
 
-    def __init__(self, stack: Stack, gateway: Process, links: Links, admin: AdminStub, seed: int, cold: int) -> None:
+    def __init__(
+        self, stack: Stack, gateway: Process, links: Links, admin: AdminStub, seed: int, cold: int, split: bool
+    ) -> None:
         self.stack, self.gateway, self.links, self._admin = stack, gateway, links, admin
+        self._roles = {RunnerRole.PROMPT, RunnerRole.TOKEN} if split else {RunnerRole.MIXED}
         rng = random.Random(seed)
         self._decode = [_ask(rng, n, 40, DECODE_TOKENS) for n in range(RUNNERS * SEQUENCES)]
         self.late = [_ask(rng, n, 40, COLD_TOKENS) for n in range(8)]
@@ -221,7 +224,9 @@ class Stage:
         if any(one["phase"] != "Ready" or one["pid"] in (None, replaced) for one in components):
             return False
         reported = await self.runners()
-        return len(reported) == RUNNERS and all(one.figures.ready and not one.figures.draining for one in reported)
+        roles = {one.figures.role for one in reported}
+        ready = all(one.figures.ready and not one.figures.draining for one in reported)
+        return len(reported) == RUNNERS and ready and roles == self._roles
 
     async def _idle(self) -> bool:
         samples = await asyncio.to_thread(self.gateway.samples)
@@ -274,7 +279,7 @@ async def stage(folder: Path, seed: int, cold: int, *, split: bool = False) -> A
         await asyncio.to_thread(stack.wait_for_models)
         supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
         async with Links() as links, _gateway(stack, links, folder) as gateway, supervisor as channel:
-            made = Stage(stack, gateway, links, AdminStub(channel), seed, cold)
+            made = Stage(stack, gateway, links, AdminStub(channel), seed, cold, split)
             await made.ready(None)
             await made.record()
             yield made

@@ -177,17 +177,8 @@ class RunnerAccount:
         figures = self.figures
         flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None)
         sequences = self.working_set, self.most_sequences
-        pending = self.pending_prompt_tokens if split else 0
-        return (
-            self.free_tokens,
-            sequences,
-            self.busy_adapters(pinned),
-            len(pinned),
-            flags,
-            pending,
-            self.role,
-            self.alone,
-        )
+        phases = (self.role, self.alone, self.pending_prompt_tokens) if split else ()
+        return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags, phases)
 
     def load(self, pinned: Sequence[str], *, packs: bool) -> RunnerLoad | None:
         """What placement indexes; None where nothing fits. `packs`: its pool prefers full batches to idle runners."""
