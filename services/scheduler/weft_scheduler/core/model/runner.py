@@ -177,7 +177,7 @@ class RunnerAccount:
         figures = self.figures
         flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None)
         sequences = self.working_set, self.most_sequences
-        phases = (self.role, self.alone, self.pending_prompt_tokens) if split else ()
+        phases = self.role, self.alone, self.pending_prompt_tokens if split else 0
         return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags, phases)
 
     def load(self, pinned: Sequence[str], *, packs: bool) -> RunnerLoad | None:
