@@ -214,6 +214,19 @@ def test_stages_of_tensor_ranks_give_the_bits_of_the_ranks_whatever_the_batch_th
         assert ranks.stages[0][0].numerics_class.endswith(f"/tp{size}")
 
 
+def test_what_a_stage_returns_stays_while_the_next_step_runs(model_of):
+    """It is on its way to another process then."""
+    with split(model_of("a key-value head each"), 2) as stages:
+        (first,), (last,) = stages.stages
+        one, other = (make_step([([token, token + 1], 0, [0], None)]) for token in (3, 90))
+        hidden = first.run(one)
+        logits, kept_hidden = last.run(one, hidden=hidden), hidden.clone()
+        kept = logits.clone()
+        last.run(other, hidden=first.run(other))
+        assert torch.equal(hidden, kept_hidden)
+        assert torch.equal(logits, kept)
+
+
 def test_slots_that_are_fetched_give_the_bits_of_shared_ones(model_of):
     model = model_of("heads that do not divide")
     with split(model, 1, 3) as shared, split(model, 1, 3, fetched=True) as fetched:

@@ -97,7 +97,9 @@ class CpuExecutor:
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `model.executor.Executor.run`. What it returns is valid until the next call.
+        """See `model.executor.Executor.run`. Logits of a whole model are valid until the next call.
+
+        Hidden rows and the logits of a later stage are the caller's: they may be on their way while the next step runs.
 
         A later stage of a pipeline begins with `hidden`, an earlier one ends in it. Logits are whole on tensor rank 0
         alone. Raises ExecutorLost where another rank is lost.
@@ -112,7 +114,8 @@ class CpuExecutor:
         self._run(native, layer_done)
         if last < self.spec.layers or not self._part.ends:
             return self._hidden[: native.n_tokens].clone()
-        return self._logits[: native.n_sampled]
+        logits = self._logits[: native.n_sampled]
+        return logits if self._part.begins else logits.clone()
 
     def _run(self, native: StepStruct, layer_done: LayerDone | None) -> None:
         try:
