@@ -8,9 +8,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from harness.crowd import assert_undisturbed, finished
+from harness.crowd import SLOW, assert_undisturbed, crowd, finished
 from harness.quickstart import copy_manifests, sure_cases
 from harness.waiting import eventually
+from weft.domain.runner import RunnerRole
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
@@ -80,8 +81,31 @@ async def test_an_answer_of_one_token_and_a_client_that_goes_away_leave_nothing_
     await eventually(idle)
 
 
+async def test_a_burst_of_prompts_makes_a_token_runner_mixed_for_a_while_and_no_text_changes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    phases = {"mode": "Split", "minPrompt": 0, "minToken": 0}
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, phases=phases)
+    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as stack:
+        stack.wait_for_models()
+        cases = sure_cases(MODELS, 16, seed=5)
+        async with crowd(stack.url, cases, "beside") as made:
+            await made.until(lambda: all(watched.text for watched in made.streams))
+            prompts = [{"model": MODELS[0], "prompt": LONG[n % 60 :], "max_tokens": 1} for n in range(60)]
+            await asyncio.gather(*[_choices(stack, body) for body in prompts])
+        assert_undisturbed(list(made.streams))
+        assert stack.metric("scheduler", "weft_scheduler_role_changes_total", role="mixed") >= 1
+
+        async def apart_again() -> bool:
+            listed = await runners(stack.address("supervisor"))
+            return {r.figures.role for r in listed} == {RunnerRole.PROMPT, RunnerRole.TOKEN}
+
+        await eventually(apart_again)
+
+
 async def _choices(stack: Stack, body: dict[str, Any]) -> list[Any]:
-    async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {stack.key}"}) as client:
+    headers = {"authorization": f"Bearer {stack.key}"} if stack.key else {}
+    async with httpx2.AsyncClient(trust_env=False, headers=headers) as client:
         answer = await client.post(f"{stack.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return sorted(json.loads(answer.text)["choices"], key=lambda choice: choice["index"])

@@ -44,7 +44,7 @@ class SchedulerMetrics:
         self.hand_offs = counter(
             "hand_offs_total", "KV sent from prompt to token runners: in one numerics class, across, or lost", "result"
         )
-        self.role_changes = counter("role_changes_total", "RolePlan that runners were ordered to take", "pool", "role")
+        self.role_changes = counter("role_changes_total", "Roles that runners were ordered to take", "pool", "role")
         self.prefetched = counter("prefetch_orders_total", "Adapters that runners were sent to prefetch", "pool")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
         self.runners_lost = counter("runners_lost_total", "Runner incarnations that ended")
