@@ -308,7 +308,7 @@ def s3(
 
 @app.command()
 def splitwise(
-    part: Annotated[str, typer.Option(help="Of compat, batching, budget, throughput; default: all.")] = "",
+    part: Annotated[str, typer.Option(help="Of compat, batching, budget, throughput, plan; default: all.")] = "",
     data: Data = None,
     seconds: Annotated[float, typer.Option(min=5, help="Of each drawn trace.")] = 120,
     jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,

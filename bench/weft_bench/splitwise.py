@@ -16,7 +16,7 @@ from weft_bench.errors import BenchFailed
 from weft_bench.lines import Line, Origin, newest, read
 
 # Each is a module `splitwise_PART` with `run(context)`; `pictures(lines)`, where it has one, draws the newest lines.
-PARTS = ("compat", "batching", "budget", "throughput")
+PARTS = ("compat", "batching", "budget", "throughput", "plan")
 
 
 class LacksData(BenchFailed):

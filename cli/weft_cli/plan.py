@@ -92,7 +92,11 @@ def capacity(
         _numbers("gpus", gpus),
         _limits(manifest, batch_tokens),
     )
-    first, second = request.problem(of.model, requests, seed), request.problem(of.model, 2 * requests, seed + 1)
+    load = request.workload()
+    if load.rate_s is None and len(load.trace) < 2 * requests:
+        requests = max(1, len(load.trace) // 2)  # so that other requests are left to confirm the answer
+    first = request.problem(of.model, load, requests, seed)
+    second = request.problem(of.model, load, 2 * requests, seed + 1)
     modes = _words(phases)
     designs = families(of.kinds, split="Split" in modes, unified="Unified" in modes)
     if not designs:
@@ -124,24 +128,33 @@ class PlanRequest:
     minimize: str
     max_runners: int
 
-    def problem(self, model: Any, requests: int, seed: int) -> Any:
+    def workload(self) -> Any:
         """Raises BadInput."""
-        from weft_sim.planning.cluster import Rules
-        from weft_sim.planning.designs import MEASURES
-        from weft_sim.planning.search import PlanningProblem
         from weft_sim.planning.workload import BadWorkload, Workload, distribution
         from weft_sim.traces import TraceError, read
 
-        if self.minimize not in MEASURES:
-            raise BadInput(f"--minimize {self.minimize!r}", f"choose among {', '.join(MEASURES)}")
         try:
-            arrivals = Workload(
+            return Workload(
                 tuple(read(self.trace)) if self.trace is not None else (),
                 self.rate,
                 distribution(self.prompt) if self.prompt is not None else None,
                 distribution(self.output) if self.output is not None else None,
-            ).arrivals(requests, seed)
+            )
         except (TraceError, BadWorkload) as error:
+            raise BadInput(str(error), "weft plan capacity --help") from error
+
+    def problem(self, model: Any, workload: Any, requests: int, seed: int) -> Any:
+        """Raises BadInput."""
+        from weft_sim.planning.cluster import Rules
+        from weft_sim.planning.designs import MEASURES
+        from weft_sim.planning.search import PlanningProblem
+        from weft_sim.planning.workload import BadWorkload
+
+        if self.minimize not in MEASURES:
+            raise BadInput(f"--minimize {self.minimize!r}", f"choose among {', '.join(MEASURES)}")
+        try:
+            arrivals = workload.arrivals(requests, seed)
+        except BadWorkload as error:
             raise BadInput(str(error), "weft plan capacity --help") from error
         objectives = tuple(map(_objective, self.slo))
         if not objectives:
