@@ -1,9 +1,9 @@
-"""`python -m weft_sim check` and `speed`."""
+"""`python -m weft_sim check`, `speed` and `splitwise`."""
 
 import argparse
 import sys
 
-from weft_sim import check, speed
+from weft_sim import check, speed, splitwise_run
 
 
 def main() -> int:
@@ -15,6 +15,9 @@ def main() -> int:
     speeding = commands.add_parser("speed", help="simulated requests a second of one core")
     speed.add_arguments(speeding)
     speeding.set_defaults(run=speed.main)
+    splitting = commands.add_parser("splitwise", help="a trace as splitwise-sim serves it")
+    splitwise_run.add_arguments(splitting)
+    splitting.set_defaults(run=splitwise_run.main)
     arguments = parser.parse_args()
     return arguments.run(arguments)
 

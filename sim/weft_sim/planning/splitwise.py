@@ -5,14 +5,14 @@ is reserved in full when its token phase starts; prompts are not chunked; transf
 finished request frees is found when the next task arrives or the next iteration ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
 from weft_sim.clock import Clock
-from weft_sim.performance.splitwise_table import published
+from weft_sim.performance.splitwise_table import Key, SplitwiseTable, published
 from weft_sim.planning.cluster import KvLink, Rules, ServedModel
 from weft_sim.planning.machine import MachineKind, Stepping
 
@@ -31,9 +31,11 @@ SPLIT = Rules(
 BASELINE = replace(SPLIT, scheduling="shortest_queue")
 
 
-def machine_kind(hardware: str, model: ServedModel = BLOOM_176B, gpus: int = 8) -> MachineKind:
+def machine_kind(
+    hardware: str, model: ServedModel = BLOOM_176B, gpus: int = 8, tables: Mapping[Key, SplitwiseTable] | None = None
+) -> MachineKind:
     """A machine of splitwise-sim with all its GPUs as one tensor-parallel instance. Raises KeyError."""
-    table = published()[model.name, hardware, gpus]
+    table = (tables or published())[model.name, hardware, gpus]
     return MachineKind(hardware, table, gpus * GPU_BYTES - model.weight_bytes)
 
 

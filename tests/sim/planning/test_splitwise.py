@@ -1,5 +1,6 @@
 """splitwise-sim's own example and its runs on public traces, request by request."""
 
+import argparse
 import csv
 import gzip
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from weft_sim import splitwise_run
 from weft_sim.planning.cluster import Cluster, Rules
 from weft_sim.planning.machine import MachineKind, Role
 from weft_sim.planning.request import PlannedRequest
@@ -71,3 +73,17 @@ def test_reference_runs(run: str) -> None:
         theirs = [float(expected[request.number][name]) for request in found]
         assert ours == pytest.approx(theirs, abs=1e-6)
         assert quantile(ours, 0.9) == pytest.approx(quantile(theirs, 0.9), rel=1e-6)
+
+
+def test_the_command_writes_every_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = tmp_path / "trace.csv", tmp_path / "requests.csv"
+    lines = [f"{one.at_s},{one.prompt_tokens},{one.output_tokens}" for one in EXAMPLE]
+    trace.write_text("\n".join(["arrival_timestamp,prompt_size,token_size", *lines]) + "\n")
+    parser = argparse.ArgumentParser()
+    splitwise_run.add_arguments(parser)
+    machines = ["--prompt", "h100-80gb:1", "--token", "a100-80gb:1"]
+    assert splitwise_run.main(parser.parse_args([str(trace), *machines, "--out", str(out)])) == 0
+    with out.open() as rows:
+        found = [float(row["response_times"]) for row in csv.DictReader(rows)]
+    assert found == pytest.approx([2.199226, 0.622873, 1.003019], abs=1e-6)
+    assert "3 of 3 requests completed" in capsys.readouterr().out
