@@ -45,9 +45,12 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[st
             f"{slo['attainedPercent']} % of requests (first token {slo['ttftPercent']} %, "
             f"token time {slo['tokenTimePercent']} %)"
         )
+    if phases := status.get("phases"):
+        counts = ", ".join(f"{phases[role]} {role}" for role in ("prompt", "token", "mixed"))
+        facts["Phases"] = f"{counts} ({phases.get('message', '')})"
     own = [runner for runner in runners if runner.pool == ref]
     rows = [(*runner.row()[:1], *runner.row()[2:], runner.numerics_class) for runner in own]
-    headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS", "NUMERICS")
+    headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS", "NUMERICS")
     lines = table(headers, rows) if rows else ["none"]
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "Runners:", *_indent(lines)]
 
@@ -62,6 +65,7 @@ def describe_runner(runner: Runner) -> list[str]:
         "Address": runner.address,
         "Numerics": runner.numerics_class,
         "Sequences": f"{runner.sequences} of {runner.max_sequences}",
+        "Role": f"{runner.role}, {runner.pending_prompt_tokens} tokens of prompts to compute",
         "Measured": runner.measured,
         "Pages": f"{runner.used_pages} used of {runner.total_pages}",
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool"}
 PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools"}
 OTHER_NAMESPACE = "-n names another namespace"
-RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ADDRESS")
+RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS")
 
 
 def load_manifests(paths: Sequence[Path], done: str = "applied") -> list[Object]:

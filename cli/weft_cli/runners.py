@@ -75,6 +75,8 @@ class Runner:
     total_pages: int
     address: str
     numerics_class: str
+    role: str
+    pending_prompt_tokens: int
     max_adapters: int
     adapters: tuple[Residency, ...]
     measured: Measured
@@ -99,6 +101,7 @@ class Runner:
             f"{self.sequences}/{self.max_sequences}",
             f"{self.used_pages}/{self.total_pages}",
             str(on_device),
+            self.role,
             self.address,
         )
 
@@ -185,6 +188,8 @@ def _runner(book: RunnerBook, message: dict[str, Any]) -> Runner:
         total_pages=spec.total_pages,
         address=spec.address,
         numerics_class=spec.numerics_class,
+        role=figures.role.value,
+        pending_prompt_tokens=figures.pending_prompt_tokens,
         max_adapters=spec.max_adapters,
         adapters=tuple(
             Residency(a.digest, a.tier.name.lower(), a.running, a.loading, a.error, a.shortfall)

@@ -105,6 +105,8 @@ def runner_of(book: RunnerBook) -> RunnerNow:
             for one, tokens in zip(book.sequences.values(), progress, strict=False)
         ),
         on_device=frozenset(one.digest for one in book.adapters.values() if one.tier is Tier.DEVICE),
+        role=figures.role.value,
+        pending_prompt_tokens=figures.pending_prompt_tokens,
     )
 
 
@@ -145,7 +147,9 @@ def _drawn(tables: Tables) -> RenderableType:
         for row in rows:
             grid.add_row(*(Text(sanitize(cell)) for cell in row))
         parts += [Text(), grid]
-    return Group(*parts, Text(), Text("Ctrl-C ends. Tokens are those of prompts and of answers.", "dim"))
+    return Group(
+        *parts, Text(), Text("Ctrl-C ends. Tokens are those of prompts and of answers; PROMPTS: still to come.", "dim")
+    )
 
 
 def _each(tables: Tables) -> list[tuple[tuple[str, ...], Any]]:

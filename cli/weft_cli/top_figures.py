@@ -8,7 +8,7 @@ from weft_cli.output import short
 
 UNKNOWN = "-"
 MAX_ADAPTERS = 10  # shown, by tokens/s
-RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS")
+RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS", "ROLE", "PROMPTS")
 POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING")
 ADAPTER_HEADERS = ("ADAPTER", "RUNNING", "TOKENS/S", "RUNNERS")
 
@@ -37,6 +37,8 @@ class RunnerNow:
     max_sequences: int
     sequences: tuple[SequenceNow, ...] = ()
     on_device: frozenset[str] = frozenset()
+    role: str = "mixed"
+    pending_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ def _runner_row(runner: RunnerNow, rate: float | None) -> tuple[str, ...]:
         _rate(rate),
         f"{runner.free_pages}/{runner.total_pages}",
         str(len(runner.on_device)),
+        runner.role,
+        str(runner.pending_prompt_tokens),
     )
 
 

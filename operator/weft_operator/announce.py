@@ -39,5 +39,16 @@ def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]
                 yield "Normal", reason, message
         elif condition["status"] == "False" and reason not in STEPS:
             yield "Normal" if reason in EXPECTED else "Warning", reason, message
+    yield from _role_changes(before.get("phases"), after.get("phases"))
     if (scaled := after.get("lastScale")) and scaled != before.get("lastScale"):
         yield "Normal", "Scaled", f"from {scaled['from']} to {scaled['to']} runners: {scaled['reason']}"
+
+
+def _role_changes(before: Object | None, after: Object | None) -> Iterator[tuple[EventType, str, str]]:
+    """Where as many runners as before are in other roles: the scheduler reports that at most once a minute."""
+    roles = ("prompt", "token", "mixed")
+    if before is None or after is None or sum(before[role] for role in roles) != sum(after[role] for role in roles):
+        return
+    if any(before[role] != after[role] for role in roles):
+        was, now = (", ".join(f"{of[role]} {role}" for role in roles) for of in (before, after))
+        yield "Normal", "RolesChanged", f"from {was} to {now}: {after['message']}"

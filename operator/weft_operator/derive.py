@@ -78,6 +78,7 @@ def pool_status(facts: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
         "selector": selector(facts.pool.meta.ref) if pods else None,
         "lastScale": _last_scale(facts, now),
         "slo": _slo(facts),
+        "phases": _phases(facts),
         "adapters": {"total": facts.adapters_total, "ready": facts.adapters_ready},
         "conditions": merged(before, pool_conditions(facts), generation, now),
     }
@@ -92,6 +93,16 @@ def _slo(facts: PoolFacts) -> dict[str, int] | None:
         return facts.pool.status.get("slo")
     attained, ttft, token_time = facts.report.slo
     return {"attainedPercent": attained, "ttftPercent": ttft, "tokenTimePercent": token_time}
+
+
+def _phases(facts: PoolFacts) -> dict[str, int | str] | None:
+    """What the scheduler reports; what was stored while it has not reported, as after a restart."""
+    if facts.pool.phases == "unified":
+        return None
+    if facts.report is None or facts.report.roles is None:
+        return facts.pool.status.get("phases")
+    prompt, token, mixed, why = facts.report.roles
+    return {"prompt": prompt, "token": token, "mixed": mixed, "message": why}
 
 
 def _last_scale(facts: PoolFacts, now: float) -> dict[str, Any] | None:

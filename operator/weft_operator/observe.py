@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from weft.domain.routes import PoolSpec, SloAttainment
+from weft.domain.routes import PoolSpec, RoleCounts, SloAttainment
 from weft_operator.resolution import Resolution
 from weft_operator.resources import Adapter, Object, Pool, Ref, Tier, holds
 from weft_operator.retention import Retention
@@ -138,6 +138,7 @@ class PoolReport:
     max_runners: int = 0  # of the PoolSpec that this answers
     load: PoolLoad = field(default=PoolLoad(), compare=False)
     slo: SloAttainment | None = None  # changes once a minute at most
+    roles: RoleCounts | None = None  # of as many runners, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,7 @@ def pool_report(status: PoolStatus) -> PoolReport:
         victims=status.victims,
         max_runners=status.max_runners,
         slo=status.slo,
+        roles=status.roles,
         load=PoolLoad(
             running=status.running,
             queued=status.queued,

@@ -79,6 +79,9 @@ _POOL_COLUMNS = [
     _column("Available", _condition("Available", "status"), description="Whether it serves."),
     _column("Reason", _condition("Available", "reason"), description="Why, or why not."),
     _column("SLO", ".status.slo.attainedPercent", "integer", description="Percent that met spec.slo.", wide=True),
+    _column("Prompt", ".status.phases.prompt", "integer", description="Runners for prompts.", wide=True),
+    _column("Token", ".status.phases.token", "integer", description="Runners for the tokens after them.", wide=True),
+    _column("Mixed", ".status.phases.mixed", "integer", description="Runners for both, of a split pool.", wide=True),
     _column("Digest", ".status.baseDigest", description="The identity of the base model.", wide=True),
     _AGE,
 ]

@@ -351,6 +351,19 @@ class SloStatus(ApiModel):
     """tokenTimeMs."""
 
 
+class PhasesStatus(ApiModel):
+    """Runners by what they compute; written when there are more or fewer, else once a minute at most."""
+
+    prompt: Count
+    """Prompts."""
+    token: Count
+    """The tokens after the first one."""
+    mixed: Count
+    """Both."""
+    message: Annotated[str, Field(max_length=1024)] = ""
+    """Why they are so many."""
+
+
 class ServingPoolStatus(ApiModel):
     """What is observed."""
 
@@ -374,6 +387,8 @@ class ServingPoolStatus(ApiModel):
     """Adapters that refer to the pool."""
     slo: SloStatus | None = None
     """Requests that met spec.slo."""
+    phases: PhasesStatus | None = None
+    """Runners by role, with phases.mode Split."""
     conditions: Conditions = ()
     """Accepted, Fetched, Available, Progressing."""
 

@@ -89,6 +89,15 @@ class SloAttainment(NamedTuple):
     token_time: int
 
 
+class RoleCounts(NamedTuple):
+    """Runners of a pool that splits phases, by role, and why they are so many; renewed at most once a minute."""
+
+    prompt: int
+    token: int
+    mixed: int
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """From the scheduler to the registry, when it changed."""
@@ -104,6 +113,7 @@ class PoolStatus:
     reserved_pages: int = 0
     demand_runners: int = 0  # what running and waiting requests would fill, whatever the bounds
     slo: SloAttainment | None = None  # None: no objectives, or no request yet
+    roles: RoleCounts | None = None  # None: phases are not split
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.runner import RunnerBook, RunnerFigures, RunnerReport, RunnerSpec, SequenceState
+from weft.domain.runner import RunnerBook, RunnerFigures, RunnerReport, RunnerRole, RunnerSpec, SequenceState
 from weft_cli.top import NAP_S, gateway_of, rest, runner_of
 from weft_cli.top_figures import MAX_ADAPTERS, GatewayNow, Look, RunnerNow, SequenceNow, tables_of
 
@@ -137,7 +137,7 @@ def test_a_report_of_a_runner_is_read_whole() -> None:
         RunnerReport(
             1,
             True,
-            RunnerFigures(free_pages=60, tokens=1234),
+            RunnerFigures(free_pages=60, tokens=1234, role=RunnerRole.PROMPT, pending_prompt_tokens=96),
             sequences=[SequenceState("r", Epoch(1, 2), "g", UPPER, 1, 1, 1)],
             adapters=[AdapterState(UPPER, Tier.DEVICE), AdapterState(LOWER, Tier.HOST)],
             progress=[9],
@@ -155,6 +155,8 @@ def test_a_report_of_a_runner_is_read_whole() -> None:
         8,
         (SequenceNow(("r", 1, 2), UPPER, 9),),
         frozenset({UPPER}),
+        "prompt",
+        96,
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.planning import World, adapter_object, adapter_ref, failed, good, pool_object, pool_ref
 from weft_operator.announce import announcements
-from weft_operator.resources import parse_adapter
+from weft_operator.resources import parse_adapter, parse_pool
 
 CONDITIONS = st.lists(
     st.builds(
@@ -26,15 +26,18 @@ def told(world: World) -> list[tuple[str, str, str]]:
     return found
 
 
-def adapter(conditions: list[dict[str, Any]]) -> Any:
-    obj = adapter_object("upper")
+def stored(obj: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     obj["metadata"] |= {
         "uid": "u",
         "generation": 1,
         "resourceVersion": "1",
         "creationTimestamp": "2026-01-01T00:00:00Z",
     }
-    return parse_adapter({**obj, "status": {"conditions": conditions}})
+    return {**obj, "status": status}
+
+
+def adapter(conditions: list[dict[str, Any]]) -> Any:
+    return parse_adapter(stored(adapter_object("upper"), {"conditions": conditions}))
 
 
 @given(CONDITIONS)
@@ -87,6 +90,14 @@ def test_an_edited_source_that_is_bad_is_told_though_the_old_one_serves(serving:
     serving.wait(3)
     assert told(serving) == [("upper", "Warning", "NotFinite")]
     assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_other_roles_of_as_many_runners_are_told_with_the_reason() -> None:
+    pool = parse_pool(stored(pool_object(), {"phases": {"prompt": 2, "token": 1, "mixed": 0, "message": "before"}}))
+    (event,) = announcements(pool, {"phases": {"prompt": 1, "token": 1, "mixed": 1, "message": "requests wait"}})
+    assert (event.type, event.reason) == ("Normal", "RolesChanged")
+    assert event.message == "from 2 prompt, 1 token, 0 mixed to 1 prompt, 1 token, 1 mixed: requests wait"
+    assert announcements(pool, {"phases": {"prompt": 2, "token": 2, "mixed": 0, "message": "one more runner"}}) == []
 
 
 def test_a_change_of_scale_is_told_with_its_reason(serving: World) -> None:

@@ -9,6 +9,7 @@ from harness.scheduler_driver import POOL, Driver, sequence
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Send
 from weft.domain.request import Assign, FailReason, RunnerGone, Started, Submit
+from weft.domain.routes import PoolStatus
 from weft.domain.runner import OrderedRunner, RunnerRole
 from weft_scheduler.core.effects import Effect, KvHandOff
 
@@ -19,7 +20,7 @@ KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0
 @pytest.fixture
 def split(driver: Driver) -> Driver:
     """Runner a computes prompts, b the tokens after them."""
-    driver.start(phases="split")
+    driver.start(phases="split", min_runners=2, max_runners=4)
     driver.runner("a", **KV)
     driver.runner("b", **KV)
     assert [driver.record(uuid).role for uuid in "ab"] == [RunnerRole.PROMPT, RunnerRole.TOKEN]
@@ -161,3 +162,24 @@ def test_a_runner_that_is_left_alone_takes_prompts_without_a_bound(split: Driver
     for number in range(4):
         assert split.place(f"r{number}", prompt_tokens=200, max_tokens=10, p90_tokens=5).token_runner is None
     assert split.record("b").pending_prompt_tokens > split.record("b").prompt_queue_tokens
+
+
+def test_the_roles_are_published_at_once_where_runners_come_and_else_once_a_minute(split: Driver, picked: Pick) -> None:
+    def published(effects: list[Effect]) -> list[tuple[int, int, int]]:
+        return [status.roles[:3] for status in picked(effects, PoolStatus) if status.roles is not None]
+
+    assert published(split.wait(0.5)) == [(1, 1, 0)]
+    split.registry(phases="split", min_runners=4, max_runners=4)
+    assert published(split.runner("c", **KV) + split.wait(0.5)) in ([(1, 2, 0)], [(2, 1, 0)])
+    for number in range(3):
+        split.place(f"r{number}", prompt_tokens=16)
+        split.failed(f"r{number}", FailReason.KV_LOST)
+        split.outcome(f"r{number}")
+    assert split.pool().runners_of_roles()[RunnerRole.MIXED] == 3
+    assert (0, 0, 3) not in published(split.wait(8))
+    split.runner("d", **KV)
+    assert published(split.wait(0.5)) == [(0, 0, 4)]
+    split.wait(20)
+    assert split.pool().runners_of_roles()[RunnerRole.MIXED] == 0
+    assert published(split.wait(20)) == []
+    assert [sum(counts) for counts in published(split.wait(30))] == [4]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from weft.domain.adapter import AdapterSpec, Tier
-from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange, SloAttainment
+from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange, RoleCounts, SloAttainment
 from weft.wire.codec.cluster import TIER, TIERS
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.values import (
@@ -137,9 +137,11 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
 
 
 def _fill_pool_status(status: PoolStatus, m: Any) -> None:
-    m.MergeFrom(type(m)(**same_named(status, "slo")))
+    m.MergeFrom(type(m)(**same_named(status, "slo", "roles")))
     if status.slo is not None:
         m.slo.attained, m.slo.ttft, m.slo.token_time = status.slo
+    if status.roles is not None:
+        m.roles.CopyFrom(pb.RoleCounts(**status.roles._asdict()))
 
 
 def _fill_adapter_status(status: AdapterStatus, m: Any) -> None:
@@ -159,7 +161,13 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
         reserved_pages=m.reserved_pages,
         demand_runners=m.demand_runners,
         slo=_attainment(m.slo) if m.HasField("slo") else None,
+        roles=_role_counts(m.roles) if m.HasField("roles") else None,
     )
+
+
+def _role_counts(m: pb.RoleCounts) -> RoleCounts:
+    prompt, token, mixed = [number(count, "a number of runners", MAX_RUNNERS) for count in (m.prompt, m.token, m.mixed)]
+    return RoleCounts(prompt, token, mixed, text(m.why, "why runners have their roles"))
 
 
 def _attainment(m: pb.SloAttainment) -> SloAttainment:

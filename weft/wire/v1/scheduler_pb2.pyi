@@ -549,7 +549,7 @@ class SchedulerToRegistry(_message.Message):
     def __init__(self, pool: _Optional[_Union[PoolStatus, _Mapping]] = ..., adapter: _Optional[_Union[AdapterStatus, _Mapping]] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued", "victims", "max_runners", "total_pages", "reserved_pages", "demand_runners", "slo")
+    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued", "victims", "max_runners", "total_pages", "reserved_pages", "demand_runners", "slo", "roles")
     POOL_FIELD_NUMBER: _ClassVar[int]
     READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     WANTED_RUNNERS_FIELD_NUMBER: _ClassVar[int]
@@ -561,6 +561,7 @@ class PoolStatus(_message.Message):
     RESERVED_PAGES_FIELD_NUMBER: _ClassVar[int]
     DEMAND_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     SLO_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
     pool: str
     ready_runners: int
     wanted_runners: int
@@ -572,7 +573,20 @@ class PoolStatus(_message.Message):
     reserved_pages: int
     demand_runners: int
     slo: SloAttainment
-    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ..., demand_runners: _Optional[int] = ..., slo: _Optional[_Union[SloAttainment, _Mapping]] = ...) -> None: ...
+    roles: RoleCounts
+    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ..., demand_runners: _Optional[int] = ..., slo: _Optional[_Union[SloAttainment, _Mapping]] = ..., roles: _Optional[_Union[RoleCounts, _Mapping]] = ...) -> None: ...
+
+class RoleCounts(_message.Message):
+    __slots__ = ("prompt", "token", "mixed", "why")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MIXED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    prompt: int
+    token: int
+    mixed: int
+    why: str
+    def __init__(self, prompt: _Optional[int] = ..., token: _Optional[int] = ..., mixed: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class SloAttainment(_message.Message):
     __slots__ = ("attained", "ttft", "token_time")

@@ -53,9 +53,12 @@ def consolidate(state: State, pool: Pool) -> None:
 
 
 def _releases(pool: Pool) -> bool:
-    """Whether an idle runner is of use: it can be released, or the pool wants it idle."""
+    """Whether an idle runner is of use: it can be released, or the pool wants it idle.
+
+    Never where phases are split: its placement spreads load over the shortest queues, and would spread it again.
+    """
     spec, runners = pool.declared, pool.autoscaler.capacity.runners
-    return runners > 1 and (
+    return (runners > 1 and not spec.split) and (
         spec.consolidation == "always" or (spec.consolidation == "autoscaled" and runners > spec.min_runners)
     )
 

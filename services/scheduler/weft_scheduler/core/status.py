@@ -76,6 +76,9 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
     attainment, next_s = pool.service_level.published(state.now, state.config.slo_status_s)
     if next_s > state.now and attainment != pool.service_level.attainment.percents():
         state.timers.set(Timer(TimerKind.SLO_STATUS, pool.name), next_s)
+    roles, others_s = pool.published_roles(state.now, state.config.slo_status_s)
+    if others_s > state.now:
+        state.timers.set_earlier(Timer(TimerKind.SLO_STATUS, pool.name), others_s)
     return PoolStatus(
         pool=pool.name,
         ready_runners=pool.ready_runners,
@@ -89,6 +92,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         reserved_pages=capacity.reserved_pages,
         demand_runners=demand(state, pool),
         slo=attainment,
+        roles=roles,
     )
 
 

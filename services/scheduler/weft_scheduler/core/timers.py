@@ -19,7 +19,7 @@ class TimerKind(StrEnum):
     ROLES = "roles"  # pool: the roles of its runners may change
     RUNNER_UNREPORTED = "runner_unreported"  # runner uuid: no supervisor reports it
     SCALE_DOWN = "scale_down"  # pool: a surplus has lasted long enough
-    SLO_STATUS = "slo_status"  # pool: its attainment may be published again
+    SLO_STATUS = "slo_status"  # pool: its attainment, or its roles, may be published again
     STARTUP_GRACE = "startup_grace"  # the cluster has had the time to report itself
     STATUS = "status"  # gathered statuses are published
 

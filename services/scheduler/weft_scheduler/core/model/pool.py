@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from weft.domain.ids import BASE
-from weft.domain.routes import PoolRoute, PoolSpec, Route
+from weft.domain.routes import PoolRoute, PoolSpec, RoleCounts, Route
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
@@ -81,6 +81,7 @@ class Pool:
         self.autoscaler = Autoscaler()
         self.roles = RolePlan()
         self.roles_stale = False  # runners that take something new have come or gone
+        self._published_roles: tuple[RoleCounts, float] | None = None  # and when
 
     # ------------------------------------------------------------ questions
 
@@ -126,6 +127,22 @@ class Pool:
         for (role, _), runners in self.accepting.items():
             counts[role] += runners
         return counts
+
+    def published_roles(self, now: float, least_s: float) -> tuple[RoleCounts | None, float]:
+        """The counts to publish, and when others may be: where as many runners change roles, `least_s` later."""
+        if not self.declared.split:
+            return None, now
+        of_role = self.runners_of_roles()
+        counts = RoleCounts(of_role[RunnerRole.PROMPT], of_role[RunnerRole.TOKEN], of_role[RunnerRole.MIXED])
+        last = self._published_roles
+        if (
+            last is not None
+            and sum(last[0][:3]) == sum(counts[:3])
+            and (last[0][:3] == counts[:3] or now < last[1] + least_s)
+        ):
+            return last[0], now if last[0][:3] == counts[:3] else last[1] + least_s
+        self._published_roles = counts._replace(why=self.roles.why), now
+        return self._published_roles[0], now
 
     def splits(self, request: Request) -> bool:
         """Whether its two phases may run on two runners."""

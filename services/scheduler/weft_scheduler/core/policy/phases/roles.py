@@ -78,6 +78,17 @@ class RolePlan:
             return self.suspended_until
         return now + REVIEW_S if waiting or self.mixed else max(now + REVIEW_S, self._planned_s + PERIOD_S)
 
+    @property
+    def why(self) -> str:
+        """In words, why so many runners are in each role."""
+        if self.suspended_until:
+            return "transfers of KV failed: no phases are split for a while"
+        if not self.base:
+            return "no two runners can send KV to each other"
+        prompt, output = round(self.work.prompt_tokens), round(self.work.output_tokens)
+        lengths = f"by requests of about {prompt} tokens of prompt and {output} of answer, and measured speeds"
+        return f"{lengths}; {len(self.mixed)} do both while requests wait" if self.mixed else lengths
+
     # ------------------------------------------------------------ who is there
 
     def plan(self, runners: Sequence[PhaseRunner], bounds: Bounds, now: float) -> None:
