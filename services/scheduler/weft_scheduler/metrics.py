@@ -12,6 +12,7 @@ from weft_scheduler.core.effects import (
     Effect,
     Judged,
     KvHandOff,
+    KvMigration,
     Prefetched,
     Queued,
     Requeued,
@@ -44,6 +45,7 @@ class SchedulerMetrics:
         self.hand_offs = counter(
             "hand_offs_total", "KV sent from prompt to token runners: in one numerics class, across, or lost", "result"
         )
+        self.kv_migrations = counter("kv_migrations_total", "Running requests migrated with their KV", "reason")
         self.role_changes = counter("role_changes_total", "Roles that runners were ordered to take", "pool", "role")
         self.prefetched = counter("prefetch_orders_total", "Adapters that runners were sent to prefetch", "pool")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
@@ -101,6 +103,8 @@ class SchedulerMetrics:
                 self.consolidations.labels(effect.pool).inc(len(effect.request_ids))
             case KvHandOff():
                 self.hand_offs.labels(effect.result).inc()
+            case KvMigration():
+                self.kv_migrations.labels(effect.reason).inc()
             case RoleChanged():
                 self.role_changes.labels(effect.pool, effect.role).inc()
             case Prefetched():

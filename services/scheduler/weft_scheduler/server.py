@@ -30,6 +30,7 @@ from weft_scheduler.core.effects import (
     Event,
     Judged,
     KvHandOff,
+    KvMigration,
     Prefetched,
     Queued,
     Requeued,
@@ -182,7 +183,7 @@ class Server(rpc.SchedulerServicer):
             case PersistTerm():
                 self._terms.write(effect.term)
                 log.info("term raised", extra=kv(term=effect.term))
-            case Judged() | Prefetched() | KvHandOff():
+            case Judged() | Prefetched() | KvHandOff() | KvMigration():
                 pass  # counted
             case _:
                 _log(effect)

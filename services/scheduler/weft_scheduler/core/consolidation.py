@@ -7,6 +7,7 @@ and the request is placed again by the pool's own policies, in its numerics clas
 from collections.abc import Sequence
 
 from weft_scheduler.core.effects import Consolidated
+from weft_scheduler.core.migration import migrate_with_kv
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase
 from weft_scheduler.core.model.runner import RunnerAccount
@@ -45,10 +46,12 @@ def consolidate(state: State, pool: Pool) -> None:
     if planned is None:
         return
     uuid, request_ids = planned
+    in_kv = dict(pool.runners[uuid].in_kv())
     for request_id in request_ids:
         request = state.requests[request_id]
         request.consolidated()
-        preempt(state, request)
+        if not migrate_with_kv(state, pool, request, in_kv[request_id], "consolidation"):
+            preempt(state, request)
     state.emit(Consolidated(pool.name, state.runners[uuid].id, tuple(request_ids)))
 
 

@@ -49,6 +49,16 @@ class KvHandOff:
 
 
 @dataclass(frozen=True, slots=True)
+class KvMigration:
+    """For logs and metrics: a running request is assigned to another runner, and takes its KV along."""
+
+    request_id: str
+    pool: str
+    runner: RunnerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoleChanged:
     """For logs and metrics: a runner is wanted in another role, for runners that came or went, or for the load."""
 
@@ -111,6 +121,7 @@ Effect = (
     | Requeued
     | Resumed
     | KvHandOff
+    | KvMigration
     | RoleChanged
     | Consolidated
     | Prefetched

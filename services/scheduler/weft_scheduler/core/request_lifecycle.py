@@ -25,10 +25,32 @@ def assign(
     state: State, pool: Pool, request: Request, runner: RunnerAccount, token_runner: RunnerAccount | None = None
 ) -> None:
     """Place a waiting request on a runner, or its two phases on two, under a new epoch."""
-    assert runner.spec is not None
-    delay_s, last = pool.delay_s(request, state.now), token_runner or runner
-    pool.charge(request, last)
+    delay_s = pool.delay_s(request, state.now)
+    pool.charge(request, token_runner or runner)
     pool.dequeue(request)
+    _send_assign(state, pool, request, runner, token_runner, delay_s=delay_s)
+
+
+def migrate(state: State, pool: Pool, request: Request, target: RunnerAccount) -> None:
+    """A running request goes on at another runner, with its KV, under a new epoch."""
+    assert target.spec is not None
+    request.keep_class()
+    release(state, request)
+    _send_assign(state, pool, request, target, None, kv_address=target.spec.kv_address)
+
+
+def _send_assign(
+    state: State,
+    pool: Pool,
+    request: Request,
+    runner: RunnerAccount,
+    token_runner: RunnerAccount | None,
+    *,
+    delay_s: float = 0.0,
+    kv_address: str = "",
+) -> None:
+    assert runner.spec is not None
+    last = token_runner or runner
     request.assign(state.next_epoch(), Placement(runner.id, token_runner.id if token_runner is not None else None))
     add_to_runners(state, pool, request)
     state.timers.set(Timer(TimerKind.ASSIGN_TIMEOUT, request.id), state.now + state.config.assign_s)
@@ -47,6 +69,7 @@ def assign(
         leaves=request.leaves,
         stays=request.stays,
         token_runner=_described(token_runner.spec) if token_runner is not None and token_runner.spec else None,
+        kv_address=kv_address,
     )
     state.send_to_gateway(request.gateway, message)
     if request.numerics_class:

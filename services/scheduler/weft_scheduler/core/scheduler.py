@@ -10,7 +10,17 @@ from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Cancel, Failed, OutcomeReport, ResubmitComplete, Started, Submit
 from weft.domain.routes import RegistryChange, RegistryHello, ResyncRoutes
 from weft.domain.runner import SupervisorHello
-from weft_scheduler.core import check, consolidation, phases, prefetch, registry, requests, rescheduling, runner_reports
+from weft_scheduler.core import (
+    check,
+    consolidation,
+    migration,
+    phases,
+    prefetch,
+    registry,
+    requests,
+    rescheduling,
+    runner_reports,
+)
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import Effect, Event, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
@@ -126,6 +136,8 @@ class Scheduler:
                 consolidation.consolidate(state, state.pools[timer.name])
             case TimerKind.ROLES if timer.name in state.pools:
                 phases.review(state, state.pools[timer.name])
+            case TimerKind.MIGRATION if timer.name in state.pools:
+                migration.empty_victims(state, state.pools[timer.name])
             case TimerKind.PREFETCH if timer.name in state.pools:
                 prefetch.order_fetches(state, state.pools[timer.name])
             case TimerKind.FIRST_ROUTES:

@@ -14,6 +14,7 @@ class TimerKind(StrEnum):
     CONSOLIDATION = "consolidation"  # pool: a lightly loaded runner may be emptied
     FIRST_ROUTES = "first_routes"  # the route table is published without the keys
     GATEWAY_AVOIDANCE = "gateway_avoidance"  # gateway: a runner that its requests avoid may be used again
+    MIGRATION = "migration"  # pool: what runs on runners that should go may move
     PREFETCH = "prefetch"  # pool: adapters may be worth a fetch to runners' disks
     RESUBMIT = "resubmit"  # gateway: it counts as complete
     ROLES = "roles"  # pool: the roles of its runners may change

@@ -1,0 +1,91 @@
+"""Running requests leave runners that should go, with their KV where that is cheaper than computing it again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.scheduler_driver import SPEC, Driver
+from weft.domain.request import Assign, FailReason, Preempt, Started
+from weft_scheduler.core.effects import Effect, KvMigration
+from weft_scheduler.core.policy.phases.kv_cost import FREEZE_S, transfer_is_cheaper
+
+Pick = Callable[..., list[Any]]
+KV = {"kv_address": "tcp:1", "kv_layout": "m", "page_bytes": 1 << 14, "prefill_tokens_per_s": 1000.0}
+
+
+def computing(driver: Driver, uuid: str, **in_kv: int) -> list[Effect]:
+    """A report of these requests, with so many tokens in KV."""
+    reported = driver.report_of(uuid, *(driver.view(r) for r in in_kv), free=80)
+    return driver.reports(reported._replace(report=reported.report._replace(progress=[*in_kv.values()])))
+
+
+@pytest.fixture
+def victim(driver: Driver) -> Driver:
+    """Runner a computes r1 and should go; b computes r2 and r3."""
+    driver.start(min_runners=2, max_runners=2)
+    driver.runner("a", **KV)
+    driver.place("r1", prompt_tokens=64)
+    driver.runner("b", **KV)
+    for name in ("r2", "r3"):
+        if driver.place(name).runner.uuid == "a":
+            driver.failed(name, FailReason.RUNNER_ERROR)
+        driver.gateway_sends(Started(name, driver.request(name).epoch))
+    driver.gateway_sends(Started("r1", driver.request("r1").epoch))
+    computing(driver, "b", r2=20, r3=20)
+    computing(driver, "a", r1=70)
+    return driver
+
+
+def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver, picked: Pick) -> None:
+    before = victim.request("r1").epoch
+    victim.registry(min_runners=1, max_runners=1)
+    effects = victim.wait(1.0)
+    assert victim.pool().autoscaler.victims == ["a"]
+    (assign,) = picked(effects, Assign)
+    assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
+    assert assign.epoch > before
+    assert [(e.request_id, e.reason) for e in picked(effects, KvMigration)] == [("r1", "scale_in")]
+    assert (victim.record("a").owned, victim.record("b").owned) == (set(), {"r1", "r2", "r3"})
+    assert victim.record("a").working_set == 1, "its pages count until its next report"
+    assert not picked(victim.wait(1.0), Assign), "it moves once"
+    victim.gateway_sends(Started("r1", assign.epoch, handed_off=True))
+    victim.runner("a")
+    assert victim.record("a").working_set == 0
+
+
+def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver, picked: Pick) -> None:
+    computing(victim, "a", r1=32)
+    victim.registry(min_runners=1, max_runners=1)
+    assert not picked(victim.wait(2.0), Assign)
+    computing(victim, "a", r1=65)
+    assert picked(victim.wait(1.0), Assign)
+
+
+def test_where_no_runner_takes_it_it_runs_on(victim: Driver, picked: Pick) -> None:
+    victim.reports(victim.report_of("b", victim.view("r2"), victim.view("r3"), free=2))
+    victim.registry(min_runners=1, max_runners=1)
+    effects = victim.wait(2.0)
+    assert not picked(effects, Assign)
+    assert not picked(effects, Preempt)
+
+
+def test_a_move_that_fails_is_computed_again(victim: Driver, picked: Pick) -> None:
+    victim.registry(min_runners=1, max_runners=1)
+    victim.wait(1.0)
+    (again,) = picked(victim.failed("r1", FailReason.KV_LOST, emitted=8), Assign)
+    assert (again.runner.uuid, again.kv_address) == ("b", "")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bytes_per_s", "cheaper"),
+    [(1000, 1e9, True), (10, 1e9, False), (1000, 1e6, False)],
+)
+def test_moving_costs_its_bytes_and_computing_its_tokens(tokens: int, bytes_per_s: float, cheaper: bool) -> None:
+    """16 KiB a page of 16 tokens, 1,000 tokens a second; a freeze alone is worth 20 tokens."""
+    target = replace(SPEC, page_bytes=1 << 14, prefill_tokens_per_s=1000.0)
+    assert transfer_is_cheaper(target, tokens, bytes_per_s) is cheaper
+    assert FREEZE_S * 1000 == 20
+    assert not transfer_is_cheaper(replace(target, page_bytes=0), 1000, 1e9), "its bytes are not known"
+    assert not transfer_is_cheaper(replace(target, prefill_tokens_per_s=0.0), 1000, 1e9)
