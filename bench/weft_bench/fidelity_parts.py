@@ -3,22 +3,27 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from weft_bench import fidelity, fidelity_silicon, fidelity_vllm
+from weft_bench import fidelity, fidelity_adapters, fidelity_silicon, fidelity_vllm
 from weft_bench.cpu_context import Bar
 from weft_bench.errors import BenchFailed
 from weft_bench.lines import Line, Origin
 
-PARTS = ("silicon", "vllm")
-ABOUT = "\n\n".join((part.__doc__ or "").strip() for part in (fidelity, fidelity_silicon, fidelity_vllm))
+PARTS = ("silicon", "vllm", "adapters")
+ABOUT = "\n\n".join(
+    (part.__doc__ or "").strip() for part in (fidelity, fidelity_silicon, fidelity_vllm, fidelity_adapters)
+)
 
 
-def figures(origin: Origin, parts: Sequence[str], data: Path | None, fit: Path | None, bar: Bar) -> Iterator[Line]:
+def figures(
+    origin: Origin, parts: Sequence[str], data: Path | None, fit: Path | None, every: int, jobs: int, bar: Bar
+) -> Iterator[Line]:
     """The lines of these parts. Raises BenchFailed without data."""
     for part in parts:
         if data is None:
             raise BenchFailed(f"{part}: give --data, the folder of the data sets")
-        yield from (
-            fidelity_vllm.figures(origin, data, bar)
-            if part == "vllm"
-            else fidelity_silicon.figures(origin, data, fit, bar)
-        )
+        if part == "silicon":
+            yield from fidelity_silicon.figures(origin, data, fit, bar)
+        elif part == "vllm":
+            yield from fidelity_vllm.figures(origin, data, bar)
+        else:
+            yield from fidelity_adapters.figures(origin, data, fit, every, jobs, bar)

@@ -230,15 +230,17 @@ def control(
 
 @app.command()
 def fidelity(
-    part: Annotated[str, typer.Option(help="Of live, silicon, vllm; separated by commas.")] = "live",
+    part: Annotated[str, typer.Option(help="Of live, silicon, vllm, adapters; separated by commas.")] = "live",
     models_: Annotated[str, typer.Option("--of", help="Of quickstart, m135; separated by commas.")] = "quickstart,m135",
     loads: Annotated[str, typer.Option(help="Percent of the saturating load: of 25, 50, 80.")] = "25,50,80",
     runs: Annotated[int, typer.Option(min=1, help="Live runs of each load.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Two short runs: shows that it works, not how well.")] = False,
     seed: Annotated[int, typer.Option(help="Of arrivals, prompts and lengths.")] = 0,
     fit: Annotated[
-        Path | None, typer.Option(help="Of silicon: write the constants, fitted on all points, here.")
+        Path | None, typer.Option(help="Of silicon, of adapters: write the constants, fitted on all of it, here.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Of adapters: simulations at a time.")] = 2,
+    every: Annotated[int, typer.Option(min=1, help="Of adapters: simulate one run in so many.")] = 1,
     models: Models = None,
     data: Data = None,
     docs: Docs = DEFAULT_DOCS,
@@ -248,6 +250,7 @@ def fidelity(
     live starts stacks of its own, one for each model; about ten minutes on an otherwise idle machine, `--quick` three.
     The others need --data and no quiet machine. silicon: performance models beside published points of H100 and H200,
     fitted on others; two minutes. vllm: requests through real vLLM and through the engine simulation; ten seconds.
+    adapters: hours of real vLLM with 8 to 384 adapters, simulated; about 20 minutes of a core.
     """
     from weft_bench import fidelity as bench
     from weft_bench import fidelity_parts
@@ -259,7 +262,9 @@ def fidelity(
     amounts = bench.QUICK if quick else bench.Amounts(runs=runs)
     parts = among("part", part, ("live", *fidelity_parts.PARTS))
     with failures_told():
-        lines = fidelity_parts.figures(origin("scipy"), [name for name in parts if name != "live"], data, fit, progress)
+        lines = fidelity_parts.figures(
+            origin("scipy"), [name for name in parts if name != "live"], data, fit, every, jobs, progress
+        )
         if "live" in parts:
             live = bench.figures(origin("tokenizers"), names, shares, amounts, seed, models or cache_dir(), progress)
             lines = chain(live, lines)

@@ -13,10 +13,10 @@ from typing import Any
 
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import architecture
-from weft_sim.performance.roofline import Efficiency, Roofline
+from weft_sim.performance.roofline import AdapterCosts, Efficiency, Roofline
 from weft_sim.performance.step import StepShape
 
-CONSTANTS = "constants.toml"
+CONSTANTS, ADAPTERS = "constants.toml", "adapters.toml"
 
 
 class UnknownEngine(ValueError):
@@ -58,10 +58,21 @@ def performance_model(
     engine: str = "vllm",
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
+    slots: int = 0,
+    max_rank: int = 0,
 ) -> EnginePerformance:
-    """A model by its name or its `config.json`. Raises UnknownHardware, BadArchitecture, UnknownEngine, DoesNotFit."""
+    """A model by its name or its `config.json`; `slots` of `max_rank` for adapters, whose memory is not taken off.
+
+    Raises UnknownHardware, BadArchitecture, UnknownEngine, DoesNotFit.
+    """
     roofline = Roofline(
-        accelerator(hardware), architecture(model), efficiency(engine), tensor_parallel, dtype, kv_dtype
+        accelerator(hardware),
+        architecture(model),
+        efficiency(engine),
+        tensor_parallel,
+        dtype,
+        kv_dtype,
+        adapter_costs(slots, max_rank) if slots else None,
     )
     tokens = kv_tokens(roofline)
     if tokens < 1:
@@ -82,12 +93,17 @@ def kv_tokens(model: Roofline) -> float:
 
 def efficiency(engine: str) -> Efficiency:
     """The fitted constants of an engine. Raises UnknownEngine."""
-    known = _constants()["engines"]
+    known = _read(CONSTANTS)["engines"]
     if engine not in known:
         raise UnknownEngine(f"engine {engine!r}: choose among {', '.join(known)}")
     return Efficiency(**known[engine])
 
 
+def adapter_costs(slots: int, max_rank: int) -> AdapterCosts:
+    """What adapters cost vLLM 0.8.5 with so many slots: no other engine's runs with many adapters are published."""
+    return AdapterCosts(slots, max_rank, **_read(ADAPTERS)["vllm"])
+
+
 @cache
-def _constants() -> dict[str, Any]:
-    return tomllib.loads((files("weft_sim.performance") / CONSTANTS).read_text(encoding="utf-8"))
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((files("weft_sim.performance") / name).read_text(encoding="utf-8"))

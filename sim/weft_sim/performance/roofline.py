@@ -46,25 +46,26 @@ class Efficiency:
     activation_passes: float  # how often a layer reads or writes an activation of the model's width
     request_ms: float  # of the server before the first iteration and after it: in TTFT only
     memory: float = 0.9  # share of the device that weights, activations and KV may take
+    prompt_token_us: float = 0.0  # beside what its products take
     reserved_bytes: float = 1.6e9  # of it, for activations and graphs
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterCosts:
-    """What adapters of low rank add to a layer, when `slots` of `max_rank` are reserved.
+    """What adapters of low rank add to a layer, when `slots` of `max_rank` are reserved, in microseconds.
 
-    An adapter of the step is read (`adapter_bandwidth` of the device's); grids of all slots are launched over the rows
-    of the batch, whether a slot is in use or not.
+    Grids run over all slots, whether one is in use or not, and over the tokens of the batch; those of prompts outside
+    of captured graphs. Each adapter of the batch is read (`adapter_bandwidth`: share of the device's).
     """
 
-    slots: int = 0
-    max_rank: int = 0
-    present_us: float = 0.0  # a layer of a batch with any adapter
-    slot_us: float = 0.0  # a layer, each reserved slot
-    slot_row_us: float = 0.0  # a layer, each reserved slot and token
-    row_us: float = 0.0  # a layer, each token
-    adapter_us: float = 0.0  # a layer, each adapter in the batch
-    adapter_bandwidth: float = 0.5
+    slots: int
+    max_rank: int
+    present_us: float  # of a batch with any adapter
+    slot_us: float  # each slot
+    slot_row_us: float  # each slot and decode row
+    slot_prompt_us: float  # each slot and prompt token
+    adapter_us: float  # each adapter of the batch
+    adapter_bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ class Roofline:
             + e.layer_us * US
         )
         head = self.product(prompts + rows, a.vocab / self.tensor_parallel, a.hidden, "bf16")
-        fixed = (e.step_us + e.row_us * rows + e.prompt_us * prompts) * US
-        return a.layers * (layer + self.lora(tokens, adapters)) + head + fixed
+        fixed = (e.step_us + e.row_us * rows + e.prompt_us * prompts + e.prompt_token_us * prompt_tokens) * US
+        return a.layers * (layer + self.lora(prompt_tokens, rows, adapters)) + head + fixed
 
     def products(self, tokens: Any) -> Any:
         """The matrices of one layer on one rank: q, k, v together; o; gate and up together; down."""
@@ -157,13 +158,13 @@ class Roofline:
         n_bytes = 2 * tokens * self.architecture.hidden * 2 * (ranks - 1) / ranks
         return 2 * (e.reduce_us * US + n_bytes / (self.accelerator.link_bytes_per_s * e.reduce_bandwidth))
 
-    def lora(self, tokens: Any, adapters: Any) -> Any:
+    def lora(self, prompt_tokens: Any, rows: Any, adapters: Any) -> Any:
         """What the adapters of a step add to one layer."""
         c = self.adapters
         if c is None:
             return 0.0
         n_bytes = adapters * c.max_rank * 2 * self.architecture.lora_width / self.tensor_parallel
+        grids = c.slots * (c.slot_us + c.slot_row_us * rows + c.slot_prompt_us * prompt_tokens)
         present = adapters / (adapters + 1e-9)
-        grids = c.present_us + c.slots * (c.slot_us + c.slot_row_us * tokens) + c.row_us * tokens
-        grids = grids + c.adapter_us * adapters
-        return present * grids * US + n_bytes / (self.accelerator.bytes_per_s * c.adapter_bandwidth)
+        added = present * (c.present_us + grids) + c.adapter_us * adapters
+        return added * US + n_bytes / (self.accelerator.bytes_per_s * c.adapter_bandwidth)

@@ -5,6 +5,7 @@ import pytest
 from weft_sim.performance.accelerator import UnknownHardware
 from weft_sim.performance.architecture import BadArchitecture, architecture
 from weft_sim.performance.models import DoesNotFit, UnknownEngine, performance_model
+from weft_sim.performance.step import StepShape
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 CONFIG = {
@@ -33,6 +34,14 @@ def test_weights_are_the_models_parameters() -> None:
 
 def test_a_config_is_as_good_as_a_name() -> None:
     assert architecture(CONFIG) == architecture(LLAMA)
+
+
+def test_adapters_cost_more_the_more_slots_there_are() -> None:
+    step = StepShape(decode_rows=64, context_tokens=16_000, adapters=8)
+    base, few, many = (
+        performance_model("H100", LLAMA, slots=slots, max_rank=16).seconds(step) for slots in (0, 8, 128)
+    )
+    assert base < few < many
 
 
 def test_what_is_not_known_is_refused_by_name() -> None:

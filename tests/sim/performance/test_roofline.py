@@ -13,7 +13,9 @@ from weft_sim.performance.models import efficiency
 from weft_sim.performance.roofline import AdapterCosts, Roofline
 from weft_sim.performance.step import StepShape
 
-COSTS = AdapterCosts(slots=16, max_rank=16, present_us=50, slot_us=1, slot_row_us=0.001, row_us=0.01, adapter_us=5)
+COSTS = AdapterCosts(
+    16, 16, present_us=90, slot_us=1, slot_row_us=0.002, slot_prompt_us=0.008, adapter_us=9, adapter_bandwidth=0.3
+)
 AMOUNTS = ("prompts", "prompt_tokens", "prompt_pairs", "decode_rows", "context_tokens", "adapters")
 MODELS = st.builds(
     Roofline,

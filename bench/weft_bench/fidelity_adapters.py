@@ -1,0 +1,354 @@
+"""`weft bench fidelity --part adapters`: the engine simulation beside hours of real vLLM 0.8.5 with 8 to 384 adapters.
+
+Published runs (BSC) of Llama-3.1-8B and Qwen2.5-7B on one GPU of 64 GB: each is simulated for its hour with its own
+adapters, rates, slots and recorded KV memory, and finished requests are compared. Constants are those of the *other*
+model, fitted on its engine probes and on the mean time between tokens of its runs. "with probes of its own": fitted
+again from there on the model's own engine probes. No run of a model is fitted on to predict it. `baseline`: the share
+of the authors' digital twin on the same runs. Of `planner_1h` one run in 16 is simulated; `--every 3`: a third of all.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from weft_bench.cpu_context import Bar
+from weft_bench.data import find, rows
+from weft_bench.fidelity_points import Array
+from weft_bench.lines import Line, Origin
+from weft_sim.performance.accelerator import accelerator
+from weft_sim.performance.architecture import Architecture, architecture
+from weft_sim.performance.engine import EngineLimits, EngineSimulation, serve
+from weft_sim.performance.engine_request import EngineRequest
+from weft_sim.performance.models import efficiency
+from weft_sim.performance.roofline import AdapterCosts, Efficiency, Roofline
+
+RUNS, PROBES = "bsc_multilora_runs.csv.gz", "bsc_engine_points.csv.gz"
+MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B", "qwen-2.5-7b-instruct": "Qwen/Qwen2.5-7B"}
+FAMILIES = {"varied_1h": 1, "planner_1h": 16}  # of which every so many runs are simulated
+DEVICE = "H100-64G"
+BATCH_TOKENS, MAX_SEQUENCES = 2_048, 2_048
+MAX_WAITING = 25_000  # there the client ran out of sockets
+HORIZON_S = 3_600.0
+# ShareGPT's first turns. Shapes of gamma laws: what a sequence holds on average, by the KV in use, is half an answer
+# longer than its prompt, so answers vary little (0.56 of their mean); prompts as in the published length tables.
+PROMPT_TOKENS, PROMPT_SHAPE, LONGEST_PROMPT = 224.0, 1.2, 1_024
+ANSWER_TOKENS, ANSWER_SHAPE, LONGEST_ANSWER = 192.0, 3.2, 1_500
+WITHIN, TARGET = 0.05, 0.85
+
+BASE = {
+    "weights_bandwidth": 0.03, "kv_bandwidth": 0.2, "layer_us": 0.5, "step_us": 0.5, "row_us": 0.7, "prompt_us": 1.0,
+    "prompt_token_us": 1.0,
+}  # fmt: skip
+PROMPT_TOKEN_US = 20.0
+ADAPTERS = {
+    "present_us": 50.0, "slot_us": 1.0, "slot_row_us": 0.002, "slot_prompt_us": 0.005, "adapter_us": 5.0,
+    "adapter_bandwidth": 0.2,
+}  # fmt: skip
+ADAPTER_SPREAD = 1.0
+SCALE = 0.05
+PROBE_WEIGHT = 2.0
+FEWEST_SETTINGS = 3
+PROBE_KINDS = ("base_decode", "adapter_decode", "base_prefill")
+FEWEST_REQUESTS = 1_000  # of a probe; smaller ones are a burst of the client
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A mean iteration and the seconds that it took."""
+
+    model: str
+    slots: int
+    max_rank: int
+    prompts: float
+    prompt_tokens: float
+    pairs: float
+    decode_rows: float
+    context: float
+    adapters: float
+    seconds: float
+    weight: float
+
+    @property
+    def base(self) -> bool:
+        """Is it one without adapters?"""
+        return not self.slots
+
+
+@dataclass(frozen=True)
+class AdapterRun:
+    """A run of one hour."""
+
+    row: Mapping[str, str]
+
+    @property
+    def model(self) -> str:
+        """As the files name it."""
+        return self.row["model"]
+
+    @cached_property
+    def rates(self) -> list[float]:
+        """Requests a second of each adapter."""
+        parts = (part.split("x") for part in self.row["rate_counts"].split())
+        return [float(rate) for rate, count in parts for _ in range(int(count))]
+
+    @property
+    def saturated(self) -> bool:
+        """Was less than 95 % of the load served?"""
+        return self.number("req_s") < 0.95 * self.number("offered_req_s")
+
+    def number(self, name: str) -> float:
+        """A column."""
+        return float(self.row[name])
+
+    def sample(self) -> Sample:
+        """Its mean iteration: rows that run, adapters in use among them, prompts that come meanwhile."""
+        running, seconds, per_s = self.number("running_mean"), self.number("itl_mean_ms") / 1e3, self.number("req_s")
+        prompt, answer = (self.number(name) / self.number("completed") for name in ("in_tokens", "out_tokens"))
+        slots, latency = int(self.row["slots"]), running / per_s
+        used = sum(1 - np.exp(-rate * latency) for rate in self.rates)
+        if self.number("waiting_mean") > 5:  # for a slot, so that all are in use, or for memory
+            drawn = (1 - np.exp(-running * rate / sum(self.rates)) for rate in self.rates)
+            used = sum(drawn) if self.number("kv_use_mean") > 0.9 else len(self.rates)
+        prompts = per_s * seconds
+        return Sample(
+            self.model, slots, int(self.row["max_rank"]), prompts, prompts * prompt, prompts * prompt * prompt / 2,
+            running, running * (prompt + answer / 2), min(slots, used, running), seconds, 1.0,
+        )  # fmt: skip
+
+    def arrivals(self, seed: int) -> Iterator[EngineRequest]:
+        """As many as the rates give on average, at random times, for adapters by their rates."""
+        rng = np.random.default_rng(seed)
+        total = sum(self.rates)
+        count = round(total * HORIZON_S)
+        times = np.sort(rng.random(count)) * HORIZON_S
+        owners = rng.choice(len(self.rates), count, p=np.array(self.rates) / total)
+        prompts = rng.gamma(PROMPT_SHAPE, PROMPT_TOKENS / PROMPT_SHAPE, count).clip(4, LONGEST_PROMPT)
+        answers = rng.gamma(ANSWER_SHAPE, ANSWER_TOKENS / ANSWER_SHAPE, count).clip(2, LONGEST_ANSWER)
+        for at_s, prompt, answer, owner in zip(times.tolist(), prompts, answers, owners.tolist(), strict=True):
+            yield EngineRequest(at_s, int(prompt), int(answer), owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Of an engine with adapters; `costs` lacks slots and rank, which are a run's."""
+
+    base: Efficiency
+    costs: Mapping[str, float]
+
+    def model(self, name: str, slots: object, max_rank: object) -> Roofline:
+        """With these slots: numbers, or arrays of them."""
+        costs = AdapterCosts(slots, max_rank, **self.costs)  # type: ignore[arg-type]
+        return Roofline(accelerator(DEVICE), shape(name), self.base, adapters=costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run simulated."""
+
+    finished: int
+    ttft_s: float
+    tpot_s: float
+    preemptions: int
+
+
+def shape(name: str) -> Architecture:
+    """The model's sizes."""
+    return architecture(MODELS[name])
+
+
+def finished(run: AdapterRun, constants: Constants, seed: int = 0) -> Outcome:
+    """The run, simulated for its hour; what waits or runs then is dropped."""
+    slots = int(run.row["slots"])
+    model = constants.model(run.model, slots, int(run.row["max_rank"]))
+    limits = EngineLimits(run.number("kv_tokens"), MAX_SEQUENCES, BATCH_TOKENS, slots=slots)
+    engine = EngineSimulation(model, limits)
+    ended = serve(engine, run.arrivals(seed), HORIZON_S, max_waiting=MAX_WAITING)
+    ttft, tpot = (float(np.mean([getattr(one, name) for one in ended])) for name in ("ttft_s", "tpot_s"))
+    return Outcome(len(ended), ttft, tpot, engine.preemptions)
+
+
+def runs(data: Path) -> list[AdapterRun]:
+    """The hour-long runs that finished and whose log is its own."""
+    path = find(RUNS, data)
+    known = rows(path) if path else ()
+    usable = (row for row in known if row["family"] in FAMILIES and row["status"] == "ok" and row["suspect"] != "1")
+    return [AdapterRun(row) for row in usable]
+
+
+def probes(data: Path) -> list[Sample]:
+    """Engine probes: decode steps with and without adapters, prompts without."""
+    path = find(PROBES, data)
+    known = rows(path) if path else ()
+    usable = (row for row in known if row["status"] == "ok" and float(row["completed"] or 0) >= FEWEST_REQUESTS)
+    return [_probe(row) for row in usable if row["kind"] in PROBE_KINDS]
+
+
+def _probe(row: Mapping[str, str]) -> Sample:
+    prompt, answer, requests = (float(row[name]) for name in ("in_len", "out_len", "completed"))
+    if row["kind"] == "base_prefill":
+        prompts = BATCH_TOKENS / prompt
+        seconds = float(row["duration_s"]) * prompts / requests
+        tokens = prompts * prompt
+        return Sample(row["model"], 0, 0, prompts, tokens, tokens * prompt / 2, 0, 0, 0, seconds, PROBE_WEIGHT)
+    running, slots = float(row["running_busy"]), int(row["slots"] or 0)
+    adapters = float(row["adapters"] or 0)
+    used = adapters * (1 - (1 - 1 / adapters) ** running) if adapters > 1 else adapters
+    seconds, context = float(row["itl_p50_ms"]) / 1e3, running * (prompt + answer / 2)
+    return Sample(
+        row["model"], slots, int(row["max_rank"] or 0), 0, 0, 0, running, context, used, seconds, PROBE_WEIGHT
+    )
+
+
+def fit(samples: Sequence[Sample], start: Constants | None = None) -> Constants:
+    """The likeliest constants near those of the start."""
+    start = start or Constants(replace(efficiency("vllm"), prompt_token_us=PROMPT_TOKEN_US), ADAPTERS)
+    spreads = np.array([*BASE.values(), *(ADAPTER_SPREAD for _ in ADAPTERS)])
+    groups = defaultdict[str, list[Sample]](list)
+    for sample in samples:
+        groups[sample.model].append(sample)
+    order = [sample for group in groups.values() for sample in group]
+    weights, seconds = (np.array([getattr(one, name) for one in order]) for name in ("weight", "seconds"))
+
+    def constants(shifts: Array) -> Constants:
+        factors = np.exp(shifts * spreads).tolist()
+        base = {name: getattr(start.base, name) * factor for name, factor in zip(BASE, factors, strict=False)}
+        costs = {n: start.costs[n] * factor for n, factor in zip(ADAPTERS, factors[len(BASE) :], strict=True)}
+        return Constants(replace(start.base, **base), costs)
+
+    def residuals(shifts: Array) -> Array:
+        predicted = np.concatenate([_seconds(constants(shifts), name, group) for name, group in groups.items()])
+        return np.concatenate([weights * np.log(predicted / seconds) / SCALE, shifts])
+
+    return constants(least_squares(residuals, np.zeros(len(spreads)), loss="soft_l1", max_nfev=60).x)
+
+
+def toml(constants: Constants, command: str, fitted_on: int) -> str:
+    """The costs of adapters as a file."""
+    about = f"# Fitted on {fitted_on} runs of {RUNS} and the probes of {PROBES}, both models."
+    values = (f"{name} = {value:.4g}" for name, value in constants.costs.items())
+    return "\n".join([f"# Written by `{command}`.", about, "", "[vllm]", *values]) + "\n"
+
+
+def _seconds(constants: Constants, model: str, group: Sequence[Sample]) -> Array:
+    names = ("prompts", "prompt_tokens", "pairs", "decode_rows", "context", "adapters", "slots", "max_rank")
+    *amounts, slots, ranks = (np.array([getattr(one, name) for one in group], float) for name in names)
+    return constants.model(model, slots, ranks).seconds_of(*amounts)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Runs with what the simulation made of them."""
+
+    runs: Sequence[AdapterRun]
+    outcomes: Sequence[Outcome]
+
+    @cached_property
+    def ratios(self) -> Array:
+        """Simulated over measured finished requests."""
+        pairs = zip(self.outcomes, self.runs, strict=True)
+        return np.array([outcome.finished / run.number("completed") for outcome, run in pairs])
+
+    def of(self, name: str, value: str | bool) -> "Predicted":
+        """Those of a model, of a family, or saturated ones."""
+        kept = [
+            i for i, run in enumerate(self.runs) if (run.saturated if name == "saturated" else run.row[name]) == value
+        ]
+        return Predicted([self.runs[i] for i in kept], [self.outcomes[i] for i in kept])
+
+    def lines(self, origin: Origin, case: str, target: str | None = None) -> Iterator[Line]:
+        """How far off, over all of them; the twin's share where it simulated all of them."""
+        off = np.abs(self.ratios - 1)
+        twin = [run.row["twin_finished"] for run in self.runs]
+        theirs = [float(one) / run.number("completed") for one, run in zip(twin, self.runs, strict=True) if one]
+        baseline = float(np.mean(np.abs(np.array(theirs) - 1) <= WITHIN)) if len(theirs) == len(twin) else None
+        yield origin.line(case, "runs", len(self.runs), "")
+        within = float(np.mean(off <= WITHIN))
+        yield origin.line(case, "finished within 5 %", within, "share", baseline=baseline, target=target)
+        for percent in (50, 90):
+            yield origin.line(case, f"finished off by, p{percent}", float(np.quantile(off, percent / 100)), "share")
+        yield origin.line(case, "finished, simulated / measured, p50", float(np.median(self.ratios)), "")
+        between = [
+            one.tpot_s * 1e3 / run.number("tpot_mean_ms") for one, run in zip(self.outcomes, self.runs, strict=True)
+        ]
+        yield origin.line(case, "mean TPOT off by, p50", float(np.median(np.abs(np.array(between) - 1))), "share")
+
+    def cliffs(self, origin: Origin, case: str) -> Iterator[Line]:
+        """Loads that were measured with three numbers of slots or more: is the simulated best setting a good one?"""
+        settings = defaultdict[tuple[str, ...], list[int]](list)
+        for number, run in enumerate(self.runs):
+            settings[tuple(run.row[name] for name in ("model", "adapters", "rates_req_s", "ranks"))].append(number)
+        kept = list[float]()
+        for group in (group for group in settings.values() if len(group) >= FEWEST_SETTINGS):
+            done = [self.runs[i].number("completed") for i in group]
+            best = int(np.argmax([self.outcomes[i].finished for i in group]))
+            kept.append(done[best] / max(done))
+        yield origin.line(case, "loads with several numbers of slots", len(kept), "")
+        yield origin.line(
+            case, "finished at the slots simulated best, of the best, mean", float(np.mean(kept)), "share"
+        )
+        yield origin.line(case, "the same, least", float(min(kept)), "share")
+
+
+def iterations(
+    origin: Origin,
+    known: Sequence[AdapterRun],
+    probed: Sequence[Sample],
+    other: Mapping[str, Constants],
+    own: Mapping[str, Constants],
+) -> Iterator[Line]:
+    """Mean iterations of all runs, not simulated: what the terms miss, and what fits of a model on itself reach."""
+    for model in MODELS:
+        running = [run.sample() for run in known if run.model == model and run.number("running_mean") > 0]
+        probes_of = [one for one in probed if one.model == model]
+        for how, constants in (
+            ("fitted on the other model", other[model]),
+            ("with probes of its own", own[model]),
+            ("fitted on its own runs", fit([*running, *probes_of])),
+        ):
+            for what, samples in (("runs", running), ("probes of the base", [one for one in probes_of if one.base])):
+                case = f"adapters, iterations of {what}, {how}, {model}"
+                ratios = _seconds(constants, model, samples) / np.array([one.seconds for one in samples])
+                yield origin.line(case, "predicted / measured, p50", float(np.median(ratios)), "")
+                for percent in (50, 90):
+                    off = float(np.quantile(np.abs(ratios - 1), percent / 100))
+                    yield origin.line(case, f"off by, p{percent}", off, "share")
+
+
+def figures(origin: Origin, data: Path, constants_file: Path | None, every: int, jobs: int, bar: Bar) -> Iterator[Line]:
+    """All lines, of both families, of every so many runs of FAMILIES; writes the shipped costs of adapters, of both
+    models, if there is a file for them."""
+    known, probed = runs(data), probes(data)
+    if constants_file:
+        running = [run.sample() for run in known if run.number("running_mean") > 0]
+        constants_file.write_text(toml(fit([*running, *probed]), origin.command, len(running)), encoding="utf-8")
+    chosen = [
+        run
+        for family, step in FAMILIES.items()
+        for run in [one for one in known if one.row["family"] == family][:: step * every]
+    ]
+    other, own = dict[str, Constants](), dict[str, Constants]()
+    for model in MODELS:
+        running = [run.sample() for run in known if run.model != model and run.number("running_mean") > 0]
+        other[model] = fit([*running, *(one for one in probed if one.model != model)])
+        own[model] = fit([one for one in probed if one.model == model], other[model])
+    yield from iterations(origin, known, probed, other, own)
+    for how, constants in (("fitted on the other model", other), ("with probes of its own", own)):
+        with bar(f"adapters, {how}", len(chosen)) as advanced, ProcessPoolExecutor(jobs) as pool:
+            outcomes = list[Outcome]()
+            for outcome in pool.map(finished, chosen, [constants[run.model] for run in chosen]):
+                outcomes.append(outcome)
+                advanced(1)
+        found = Predicted(chosen, outcomes)
+        for family in FAMILIES:
+            case, part = f"adapters {family}, {how}", found.of("family", family)
+            yield from part.lines(origin, case, target=f">= {TARGET:g}")
+            for model in MODELS:
+                yield from part.of("model", model).lines(origin, f"{case}, {model}")
+            yield from part.of("saturated", value=True).lines(origin, f"{case}, saturated")
+        yield from found.of("family", "varied_1h").cliffs(origin, f"adapters varied_1h, {how}")

@@ -1,0 +1,86 @@
+"""Runs with many adapters: what their rows say, what a fit finds, what too few slots cost."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from weft_bench.fidelity_adapters import ADAPTERS, AdapterRun, Constants, Outcome, Predicted, Sample, finished, fit
+from weft_bench.lines import Origin
+from weft_sim.performance.models import efficiency
+
+MODEL = "llama-3.1-8b-instruct"
+CONSTANTS = Constants(replace(efficiency("vllm"), prompt_token_us=20.0), ADAPTERS)
+ROW = {
+    "model": MODEL, "family": "varied_1h", "adapters": "6", "slots": "4", "max_rank": "16", "ranks": "8 16",
+    "rate_counts": "0.05x4 0.2x2", "rates_req_s": "0.05 0.2", "offered_req_s": "0.6", "req_s": "0.6",
+    "completed": "2100", "in_tokens": "420000", "out_tokens": "210000", "running_mean": "3", "waiting_mean": "0",
+    "itl_mean_ms": "20", "tpot_mean_ms": "20", "kv_use_mean": "0.1", "kv_tokens": "200000", "twin_finished": "2000",
+}  # fmt: skip
+
+
+def run(**changed: str) -> AdapterRun:
+    return AdapterRun({**ROW, **changed})
+
+
+def test_a_row_gives_each_adapter_its_rate() -> None:
+    assert run().rates == [0.05] * 4 + [0.2] * 2
+    arrivals = list(run().arrivals(0))
+    assert len(arrivals) == round(0.6 * 3_600)
+    assert {one.adapter for one in arrivals} == set(range(6))
+    assert sum(one.adapter in (4, 5) for one in arrivals) / len(arrivals) == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_a_mean_iteration_has_the_adapters_that_run() -> None:
+    """Three rows of 5 s each: an adapter of 0.05 requests a second is among them in a fifth of the time."""
+    sample = run().sample()
+    assert sample.prompts == pytest.approx(0.6 * 0.02)
+    assert sample.context == pytest.approx(3 * (200 + 50))
+    assert sample.adapters == pytest.approx(4 * 0.221 + 2 * 0.632, rel=0.01)
+    assert run(waiting_mean="50").sample().adapters == 3  # no more than rows
+    assert run(waiting_mean="50", running_mean="90").sample().adapters == 4  # nor than slots
+
+
+def test_a_fit_finds_the_constants_that_made_its_samples() -> None:
+    true = Constants(
+        replace(CONSTANTS.base, row_us=CONSTANTS.base.row_us * 0.5), {**ADAPTERS, "adapter_us": 10.0, "slot_us": 2.0}
+    )
+
+    def sample(slots: int, adapters: float, rows: float) -> Sample:
+        amounts = (0.1, 20.0, 2_000.0, rows, rows * 250, adapters)
+        seconds = true.model(MODEL, slots, 16).seconds_of(*amounts)
+        return Sample(MODEL, slots, 16, *amounts, seconds, 1.0)
+
+    samples = [sample(slots, min(slots, rows) / 2, rows) for slots in (0, 8, 64, 256) for rows in (1, 16, 128, 512)]
+    found = fit(samples)
+    for one in samples:
+        amounts = (one.prompts, one.prompt_tokens, one.pairs, one.decode_rows, one.context, one.adapters)
+        assert found.model(MODEL, one.slots, 16).seconds_of(*amounts) == pytest.approx(one.seconds, rel=0.03)
+
+
+def test_too_few_slots_make_requests_wait_for_minutes() -> None:
+    """64 adapters of one request in three seconds: with a slot each all but the last ones finish."""
+    load = {"adapters": "64", "rate_counts": "0.3x64", "offered_req_s": "19.2"}
+    enough, few = (finished(run(**load, slots=slots), CONSTANTS) for slots in ("64", "4"))
+    assert enough.finished > 0.99 * 19.2 * 3_600
+    assert few.finished < enough.finished
+    assert few.ttft_s > 100 * enough.ttft_s
+
+
+def test_lines_count_runs_within_five_percent() -> None:
+    outcomes = [Outcome(count, 1.0, 0.02, 0) for count in (2_100, 2_200, 1_000)]
+    lines = {line.metric: line for line in Predicted([run()] * 3, outcomes).lines(Origin("", "", ""), "a", ">= 0.85")}
+    within = lines["finished within 5 %"]
+    assert within.value == pytest.approx(2 / 3)
+    assert within.baseline == 1.0
+    assert within.met is False
+
+
+def test_the_best_number_of_slots_is_judged_by_what_was_measured() -> None:
+    def setting(slots: str, completed: str) -> Mapping[str, str]:
+        return {**ROW, "slots": slots, "completed": completed}
+
+    runs = [AdapterRun(setting(*one)) for one in (("8", "900"), ("16", "1000"), ("32", "950"))]
+    outcomes = [Outcome(count, 1.0, 0.02, 0) for count in (800, 900, 1_200)]
+    lines = {line.metric: line.value for line in Predicted(runs, outcomes).cliffs(Origin("", "", ""), "a")}
+    assert lines["finished at the slots simulated best, of the best, mean"] == pytest.approx(0.95)
