@@ -164,7 +164,7 @@ def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> 
     lines = [line.split() for line in run(capfd, "get", "runners", "-o", "wide")[1].splitlines()]
     assert lines == [
         ["RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS"],
-        ["01234567", "default/base", "True", "2/8", "3/64", "1", "127.0.0.1:7000"],
+        ["01234567", "default/base", "True", "2/8", "3/64", "1", "mixed", "127.0.0.1:7000"],
     ]
     assert json.loads(run(capfd, "get", "runners", "-o", "json")[1])[0]["usedPages"] == 3
 
