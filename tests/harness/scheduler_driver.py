@@ -229,7 +229,7 @@ class Driver:
 
     def failed(self, request_id: str, reason: FailReason, emitted: int = 0, **fields: Any) -> list[Effect]:
         epoch = fields.pop("epoch", self.request(request_id).epoch)
-        message = Failed(request_id, epoch, reason, emitted, detail=fields.pop("detail", ""))
+        message = Failed(request_id, epoch, reason, emitted, detail=fields.pop("detail", ""), **fields)
         return self.gateway_sends(message, self.request(request_id).gateway)
 
     def outcome(self, request_id: str, tokens: int = 10, digest: str = "", censored: bool = False) -> list[Effect]:

@@ -268,7 +268,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An epoch is over without an outcome, with `emitted_tokens` streamed: place the request again."""
+    """An epoch is over without an outcome, with `emitted_tokens` streamed: place the request again.
+
+    `runner`: of two runners of the epoch the one that failed it; None: not known.
+    """
 
     request_id: str
     epoch: Epoch
@@ -276,6 +279,7 @@ class Failed:
     emitted_tokens: int = 0
     free_pages: int = 0  # with NO_CAPACITY, for information
     detail: str = ""
+    runner: RunnerId | None = None
 
 
 @dataclass(frozen=True, slots=True)

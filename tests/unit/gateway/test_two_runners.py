@@ -82,7 +82,7 @@ def test_either_runner_lost_before_the_hand_over_ends_the_epoch_on_both(lost: Ru
     effects = run(one, SessionLost(lost))
     (failed,) = sent(effects, Failed)
     assert isinstance(failed, Failed)
-    assert (failed.reason, failed.emitted_tokens) == (FailReason.SESSION_LOST, 1)
+    assert (failed.reason, failed.emitted_tokens, failed.runner) == (FailReason.SESSION_LOST, 1, lost)
     other = TOKEN if lost == PROMPT else PROMPT
     assert to(effects, other, Stop) == [Stop("r", E1)]
     assert not one.runners

@@ -12,6 +12,7 @@ from weft.domain.request import Assign, FailReason, RunnerGone, Started, Submit
 from weft.domain.routes import PoolStatus
 from weft.domain.runner import OrderedRunner, RunnerRole
 from weft_scheduler.core.effects import Effect, KvHandOff
+from weft_scheduler.core.model.request import Placement
 
 Pick = Callable[..., list[Any]]
 KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0}
@@ -183,3 +184,15 @@ def test_the_roles_are_published_at_once_where_runners_come_and_else_once_a_minu
     assert split.pool().runners_of_roles()[RunnerRole.MIXED] == 0
     assert published(split.wait(20)) == []
     assert [sum(counts) for counts in published(split.wait(30))] == [4]
+
+
+def test_a_runner_that_did_not_fail_is_not_avoided(split: Driver) -> None:
+    """However often the prompt runner is lost, the other one takes its requests at once."""
+    for number in range(3):
+        assign = split.place(f"r{number}")
+        assert assign.token_runner is not None
+        split.failed(f"r{number}", FailReason.SESSION_LOST, runner=assign.runner)
+        split.lost("a", f"i{number + 1}")
+        assert split.request(f"r{number}").placement == Placement(assign.token_runner.runner)
+        split.outcome(f"r{number}")
+        split.runner("a", incarnation=f"i{number + 2}", **KV)

@@ -132,6 +132,8 @@ def _fill_failed(failed: Failed, m: pb.Failed) -> None:
     m.request_id, m.reason = failed.request_id, _FAILED[failed.reason]
     fill_epoch(failed.epoch, m.epoch)
     m.emitted_tokens, m.free_pages, m.detail = failed.emitted_tokens, failed.free_pages, failed.detail[:MAX_DETAIL]
+    if failed.runner is not None:
+        fill_runner_id(failed.runner, m.runner)
 
 
 def _failed(m: pb.Failed) -> Failed:
@@ -142,6 +144,7 @@ def _failed(m: pb.Failed) -> Failed:
         number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS),
         number(m.free_pages, "free_pages", MAX_PAGES),
         m.detail[:MAX_DETAIL],
+        runner_id(m.runner) if m.HasField("runner") else None,
     )
 
 

@@ -112,7 +112,7 @@ class Submit(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., p50_tokens: _Optional[int] = ..., p90_tokens: _Optional[int] = ..., waited_ms: _Optional[int] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., migrations: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., start_emitted_tokens: _Optional[int] = ..., numerics_class: _Optional[str] = ..., p10_tokens: _Optional[int] = ..., p99_tokens: _Optional[int] = ..., bucket_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., token_runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("request_id", "epoch", "reason", "emitted_tokens", "free_pages", "detail")
+    __slots__ = ("request_id", "epoch", "reason", "emitted_tokens", "free_pages", "detail", "runner")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Failed.Reason]
@@ -137,13 +137,15 @@ class Failed(_message.Message):
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     reason: Failed.Reason
     emitted_tokens: int
     free_pages: int
     detail: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., reason: _Optional[_Union[Failed.Reason, str]] = ..., emitted_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    runner: _common_pb2.RunnerId
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., reason: _Optional[_Union[Failed.Reason, str]] = ..., emitted_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., detail: _Optional[str] = ..., runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request_id", "emitted_tokens")

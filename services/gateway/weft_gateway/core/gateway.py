@@ -263,6 +263,8 @@ class Gateway:
                 pass
             case NoCapacity() | Ended() | Frozen():
                 spoken = (message,)
+                if (spoken_of := self.requests.get(message.request_id)) is not None:
+                    spoken_of.stream.speaker = session.runner
             case _:
                 return []  # Draining: Ended follows for each sequence
         effects: list[Effect] = []

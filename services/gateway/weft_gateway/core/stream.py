@@ -148,6 +148,7 @@ class RequestStream:
         self.running: Assign | None = None  # the present ownership
         self.runners: tuple[Located, ...] = ()  # that have the request; a new tuple whenever they are others
         self.receiver: RunnerId | None = None  # of them: the one that waits for the KV of the other
+        self.speaker: RunnerId | None = None  # that has sent the latest NoCapacity, Ended or Frozen
         self.freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
         self.highest = NEVER
         self.assignments = 0
@@ -237,15 +238,17 @@ class RequestStream:
             case NoCapacity() | Ended() if self.freezing and event.epoch == self.freezing.epoch:
                 effects = self._recompute(now)
             case NoCapacity():
-                effects = self._fail_epoch(event.epoch, FailReason.NO_CAPACITY, event.reason, event.free_pages)
+                reason, pages = FailReason.NO_CAPACITY, event.free_pages
+                effects = self._fail_epoch(event.epoch, reason, event.reason, pages, runner=self.speaker)
             case Ended():
-                effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail)
+                effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail, runner=self.speaker)
             case SessionLost(runner, detail):
                 if self.running and any(one.runner == runner for one in self.runners):
                     if self.freezing:
                         effects = self._recompute(now)
                     else:
-                        effects = self._fail_epoch(self.running.epoch, FailReason.SESSION_LOST, detail)
+                        reason = FailReason.SESSION_LOST
+                        effects = self._fail_epoch(self.running.epoch, reason, detail, runner=runner)
             case PoolAvailability(available):
                 self.available = available
             case HoldExpired(failure):
@@ -338,9 +341,14 @@ class RequestStream:
         return Send(runner_peer(runner), start)
 
     def _fail_epoch(
-        self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False
-    ) -> list[StreamEffect]:
-        """The present epoch is over: hold the stream until the next assignment. `stop`: the runner does not know."""
+        self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False,
+        runner: RunnerId | None = None,
+    ) -> list[StreamEffect]:  # fmt: skip
+        """The present epoch is over: hold the stream until the next assignment.
+
+        `stop`: the runner does not know. `runner`: of two runners the one that failed it.
+        """
+        blamed = runner if len(self.runners) > 1 else None
         if not self.running or epoch != self.running.epoch:
             return []
         stops = self._stop_all() if stop or len(self.runners) > 1 or self.freezing else []
@@ -350,7 +358,7 @@ class RequestStream:
         self.counted_migrations += not self._queues
         produced = len(self.tokens) > self.start_tokens
         self.preemptions += reason is FailReason.PREEMPTED or (reason is FailReason.NO_CAPACITY and produced)
-        failed = Failed(self.request_id, epoch, reason, len(self.tokens), free_pages, detail)
+        failed = Failed(self.request_id, epoch, reason, len(self.tokens), free_pages, detail, blamed)
         return [*stops, Send(SCHEDULER, failed)]
 
     def _update_hold(self, now: float) -> None:

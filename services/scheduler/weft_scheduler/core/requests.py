@@ -107,6 +107,7 @@ def on_started(state: State, gateway: GatewayStream, started: Started) -> None:
         return
     if started.handed_off:
         hand_off(state, request)
+        gateway.started(request.placement.runners[-1])
     if request.phase is Phase.ASSIGNED:
         gateway.started(request.placement.prompt)
         acknowledge(state, request)

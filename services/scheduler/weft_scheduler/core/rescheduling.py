@@ -39,7 +39,9 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
         state.emit(Stale("failed", failed.request_id, "second trigger of this epoch"))
         return
     assert request.placement is not None
-    runners = request.placement.runners  # which of two it was is not known
+    runners = request.placement.runners
+    if failed.runner in runners:
+        runners = (failed.runner,)
     if request.emitted_tokens > request.start_emitted_tokens:
         request.keep_class()
         if failed.reason is FailReason.NO_CAPACITY:
