@@ -39,9 +39,8 @@ def on_failed(state: State, gateway: GatewayStream, failed: Failed) -> None:
         state.emit(Stale("failed", failed.request_id, "second trigger of this epoch"))
         return
     assert request.placement is not None
-    runners = request.placement.runners
-    if failed.runner in runners:
-        runners = (failed.runner,)
+    both = request.placement.runners
+    runners = tuple([one for one in both if one == failed.runner]) or both
     if request.emitted_tokens > request.start_emitted_tokens:
         request.keep_class()
         if failed.reason is FailReason.NO_CAPACITY:
