@@ -409,6 +409,29 @@ def phases(
 
 
 @app.command()
+def transfer(
+    tls_dir: Annotated[
+        Path | None, typer.Option(help="A runner's tls.crt, tls.key, ca.crt: also under mutual TLS.")
+    ] = None,
+    threads: Annotated[str, typer.Option(help="Of the step that KV is sent beside.")] = "1,2",
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the prompt.")] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """KV between two processes of this machine: shared memory, TCP, TLS, gRPC messages, and beside a prompt's step.
+
+    About a minute. Run it on an otherwise idle machine.
+    """
+    from weft_bench import transfer as bench
+    from weft_bench.machine import origin
+
+    with failures_told():
+        numbers = [int(number) for number in threads.split(",")]
+        lines = bench.figures(origin(), tls=tls_dir, threads=numbers, quick=quick, seed=seed, bar=progress)
+        keep("transfer", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def faults(
     only: Annotated[
         str, typer.Option(help="Cells by name, patterns separated by commas: 'kill runner *,* prefill'.")

@@ -170,8 +170,12 @@ WEFT_EXPORT int64_t weft_layers_done(const int64_t* counter) { return __atomic_l
 WEFT_EXPORT int64_t weft_await_layers(const int64_t* counter, int64_t count, int64_t timeout_us) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::microseconds(timeout_us);
+  auto pause = std::chrono::microseconds(20);
   int64_t done;
-  while ((done = weft_layers_done(counter)) < count && Clock::now() < end) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  while ((done = weft_layers_done(counter)) < count && Clock::now() < end) {
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::microseconds(1000));  // each look takes time from the threads that compute
+  }
   return done;
 }
 

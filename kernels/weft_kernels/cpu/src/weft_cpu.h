@@ -134,7 +134,7 @@ void weft_end_ranks(const weft_ranks*);
 // adds one with release order behind the barrier that ends a layer, and this reads with acquire order: who sees n + k,
 // where the counter was n before a step, may read the keys and values that all threads of the step wrote in its first k
 // layers. Nothing of later layers, nor of `hidden`, may be read by that. `weft_await_layers` returns once there are at
-// least `count`, or after about that time; it looks every 20 us.
+// least `count`, or after about that time; it looks after 20 us, and less and less often until it is every ms.
 int64_t weft_layers_done(const int64_t* counter);
 int64_t weft_await_layers(const int64_t* counter, int64_t count, int64_t timeout_us);
 
