@@ -82,8 +82,8 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
     """A preempted sequence is not stopped at its runner."""
     fail = RequestStream._fail_epoch
 
-    def patched(self: RequestStream, *arguments: Any, stop: bool = False) -> Any:
-        return fail(self, *arguments, stop=False)
+    def patched(self: RequestStream, *arguments: Any, stop: bool = False, **how: Any) -> Any:
+        return fail(self, *arguments, stop=False, **how)
 
     patch.setattr(RequestStream, "_fail_epoch", patched)
 

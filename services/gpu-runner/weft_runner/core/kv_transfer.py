@@ -63,7 +63,11 @@ class IncomingKv:
 
 @dataclass(slots=True)
 class KvTransfers:
-    """One owner: the request pool. `lost` and `refused` count since start; `page_bytes`: of a page's KV."""
+    """One owner: the request pool. `lost`, `received` and `handed_over` count since start; `page_bytes`: of KV.
+
+    `offers`: without a Start so far. What is empty costs a step nothing: callers look at `outgoing`, `offers`, `drops`
+    and `effects` before they call.
+    """
 
     identity: KvIdentity | None
     claim_s: float
@@ -75,9 +79,9 @@ class KvTransfers:
     lost: int = 0
     _streams: dict[Peer, bool] = field(default_factory=dict[Peer, bool])  # to receivers; True: it has answered
     _senders: dict[Peer, RunnerId] = field(default_factory=dict[Peer, RunnerId])
-    _offers: dict[str, tuple[Peer, KvOffer, float]] = field(default_factory=dict[str, tuple[Peer, KvOffer, float]])
-    _drops: list[DropKv] = field(default_factory=list[DropKv])
-    _effects: list[KvEffect] = field(default_factory=list[KvEffect])
+    offers: dict[str, tuple[Peer, KvOffer, float]] = field(default_factory=dict[str, tuple[Peer, KvOffer, float]])
+    drops: list[DropKv] = field(default_factory=list[DropKv])
+    effects: list[KvEffect] = field(default_factory=list[KvEffect])
 
     @property
     def moving(self) -> bool:
@@ -88,22 +92,22 @@ class KvTransfers:
 
     def take_effects(self) -> list[KvEffect | DropKv]:
         """Drops first: pages that they name may have new owners in what follows."""
-        if not self._drops and not self._effects:
+        if not self.drops and not self.effects:
             return []
-        effects: list[KvEffect | DropKv] = [*self._drops, *self._effects]
-        self._drops, self._effects = [], []
+        effects: list[KvEffect | DropKv] = [*self.drops, *self.effects]
+        self.drops, self.effects = [], []
         return effects
 
     def next_deadline(self) -> float:
-        offered = min((until for _, _, until in self._offers.values()), default=inf)
+        offered = min((until for _, _, until in self.offers.values()), default=inf)
         return min(offered, min((one.deadline for one in self.outgoing.values()), default=inf))
 
     def take_expired(self, now: float) -> list[OutgoingKv]:
         """Transfers that nobody has claimed. Offers that nobody has waited for are refused."""
-        for request_id, (peer, offer, until) in list(self._offers.items()):
+        for request_id, (peer, offer, until) in list(self.offers.items()):
             if until <= now:
-                del self._offers[request_id]
-                self._effects.append(Send(peer, KvRefuse(request_id, offer.epoch, "nobody waits for it")))
+                del self.offers[request_id]
+                self.effects.append(Send(peer, KvRefuse(request_id, offer.epoch, "nobody waits for it")))
         return [one for one in self.outgoing.values() if one.deadline <= now]
 
     # ---- streams
@@ -112,25 +116,25 @@ class KvTransfers:
         """A stream to a receiver has been answered, or a sender opens one."""
         if peer in self._streams:
             self._streams[peer] = True
-            self._effects += [self._offer(one) for one in self.outgoing.values() if one.peer == peer]
+            self.effects += [self._offer(one) for one in self.outgoing.values() if one.peer == peer]
             return
         if (fault := self._fault_of(hello)) is not None or not isinstance(hello, KvHello) or self.identity is None:
-            self._effects.append(Close(peer, fault or "no KV is exchanged here"))
+            self.effects.append(Close(peer, fault or "no KV is exchanged here"))
             return
         self._senders[peer] = hello.runner
-        self._effects.append(Send(peer, KvReady(self.identity.runner)))
+        self.effects.append(Send(peer, KvReady(self.identity.runner)))
 
     def closed(self, peer: Peer) -> tuple[list[OutgoingKv], list[IncomingKv]]:
         """A stream is over: the transfers that were on it."""
         self._streams.pop(peer, None)
         self._senders.pop(peer, None)
-        self._offers = {key: offer for key, offer in self._offers.items() if offer[0] != peer}
+        self.offers = {key: offer for key, offer in self.offers.items() if offer[0] != peer}
         outgoing = [one for one in self.outgoing.values() if one.peer == peer]
         return outgoing, [one for one in self.incoming.values() if one.peer == peer and not one.complete]
 
     def violated(self, peer: Peer, reason: str) -> None:
         """That sender breaks the contract: its stream ends."""
-        self._effects.append(Close(peer, reason))
+        self.effects.append(Close(peer, reason))
 
     def _fault_of(self, hello: object) -> str | None:
         mine = self.identity
@@ -157,9 +161,9 @@ class KvTransfers:
             self._streams[peer] = False
             mine = self.identity
             hello = KvHello(mine.runner, target.runner.incarnation, mine.pool, mine.base_digest, mine.kv_layout)
-            self._effects.append(OpenKvStream(peer, target.address, hello))
+            self.effects.append(OpenKvStream(peer, target.address, hello))
         elif self._streams[peer]:
-            self._effects.append(self._offer(one))
+            self.effects.append(self._offer(one))
 
     def accepted(self, peer: Peer, accept: KvAccept) -> OutgoingKv | None:
         """Its pages may leave. None: nothing of that epoch is offered to that peer."""
@@ -174,12 +178,12 @@ class KvTransfers:
         if one.accepted and one.sent < until:
             leaving = tuple(pages[one.sent : until])
             send = SendKv(one.peer, one.sequence.key, one.epoch, one.sent, leaving, layer_by_layer)
-            self._effects.append(send)
+            self.effects.append(send)
             one.sent = until
 
     def message(self, peer: Peer, message: object) -> None:
         """After the pages that have been sent so far."""
-        self._effects.append(Send(peer, message))
+        self.effects.append(Send(peer, message))
 
     def computed(self, one: OutgoingKv, pages: int, now: float) -> None:
         """Nothing more is computed for it here: it has to be claimed, and to arrive, within a bounded time."""
@@ -204,7 +208,7 @@ class KvTransfers:
     def await_kv(self, one: IncomingKv) -> None:
         """A sequence waits for KV; it may have been offered already."""
         self.incoming[one.sequence.key] = one
-        offered = self._offers.pop(one.sequence.key, None)
+        offered = self.offers.pop(one.sequence.key, None)
         if offered is not None:
             self._answer(offered[0], offered[1], one)
 
@@ -213,10 +217,10 @@ class KvTransfers:
         one = self.incoming.get(offer.request_id)
         if one is not None and one.sequence.start.epoch == offer.epoch:
             self._answer(peer, offer, one)
-        elif stale or offer.request_id in self._offers or len(self._offers) >= MOST_OFFERS:
-            self._effects.append(Send(peer, KvRefuse(offer.request_id, offer.epoch, "nobody waits for it")))
+        elif stale or offer.request_id in self.offers or len(self.offers) >= MOST_OFFERS:
+            self.effects.append(Send(peer, KvRefuse(offer.request_id, offer.epoch, "nobody waits for it")))
         else:
-            self._offers[offer.request_id] = (peer, offer, now + self.claim_s)
+            self.offers[offer.request_id] = (peer, offer, now + self.claim_s)
 
     def _answer(self, peer: Peer, offer: KvOffer, one: IncomingKv) -> None:
         start = one.sequence.start
@@ -231,11 +235,11 @@ class KvTransfers:
         elif one.peer is not None:
             reason = "it was offered before"
         if reason:
-            self._effects.append(Send(peer, KvRefuse(request_id, epoch, reason)))
+            self.effects.append(Send(peer, KvRefuse(request_id, epoch, reason)))
             return
         one.peer = peer
-        self._effects.append(ReceiveKv(peer, request_id, epoch, one.first_page, one.pages))
-        self._effects.append(Send(peer, KvAccept(request_id, epoch, one.first_page)))
+        self.effects.append(ReceiveKv(peer, request_id, epoch, one.first_page, one.pages))
+        self.effects.append(Send(peer, KvAccept(request_id, epoch, one.first_page)))
 
     def awaited(self, peer: Peer, request_id: str, epoch: Epoch) -> IncomingKv | None:
         one = self.incoming.get(request_id)
@@ -248,14 +252,14 @@ class KvTransfers:
     def forget(self, key: str, *, acknowledged: bool = False) -> None:
         """Its sequence is over here, or runs: nothing of it is sent or received any more."""
         if (outgoing := self.outgoing.pop(key, None)) is not None and not acknowledged:
-            self._effects = [effect for effect in self._effects if not _sends(effect, outgoing)]
-            self._drops.append(DropKv(outgoing.peer, key, outgoing.epoch))
+            self.effects = [effect for effect in self.effects if not _sends(effect, outgoing)]
+            self.drops.append(DropKv(outgoing.peer, key, outgoing.epoch))
         incoming = self.incoming.pop(key, None)
         if incoming is not None and incoming.peer is not None and not incoming.complete:
             epoch = incoming.sequence.start.epoch
-            self._effects = [e for e in self._effects if not (isinstance(e, ReceiveKv) and e.request_id == key)]
-            self._drops.append(DropKv(incoming.peer, key, epoch))
-            self._effects.append(Send(incoming.peer, KvRefuse(key, epoch, "nobody waits for it any more")))
+            self.effects = [e for e in self.effects if not (isinstance(e, ReceiveKv) and e.request_id == key)]
+            self.drops.append(DropKv(incoming.peer, key, epoch))
+            self.effects.append(Send(incoming.peer, KvRefuse(key, epoch, "nobody waits for it any more")))
 
 
 def _sends(effect: KvEffect, one: OutgoingKv) -> bool:

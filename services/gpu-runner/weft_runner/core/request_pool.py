@@ -7,7 +7,6 @@ and adapter manager.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Sequenced
 from dataclasses import replace
 from math import inf
 
@@ -560,7 +559,7 @@ class RequestPool:
 
     def stream_kv(self, batch: Batch) -> None:
         """Before that batch runs: of prompts that it completes, the KV leaves layer by layer if it is large enough."""
-        if not self.kv.outgoing or batch.prompt_tokens < self.limits.layer_by_layer_tokens:
+        if batch.prompt_tokens < self.limits.layer_by_layer_tokens:
             return
         for key, _, n_tokens, samples in batch.rows[: batch.n_prefills]:
             if samples and (outgoing := self.kv.outgoing.get(key)) is not None:
@@ -592,7 +591,9 @@ class RequestPool:
         self.reservations.granted([*incoming.pages[self.pages.pages_for(complete.in_kv) - incoming.first_page :]])
         self.kv.message(peer, KvAck(sequence.key, sequence.start.epoch))
         if tokens:
-            self._produce(sequence, position, tuple(tokens), None, tuple(complete.logprobs))
+            start = sequence.start
+            repeated = SequenceTokens(sequence.key, start.epoch, position, tokens, None, 0, complete.logprobs)
+            self.produced.setdefault(sequence.owner.name, (sequence.owner, []))[1].append(repeated)
         self.urgent = True
         self._go_on(incoming)
 
@@ -742,23 +743,16 @@ class RequestPool:
             if len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        self._produce(sequence, position, tokens, finish, logprobs)
-        if finish is not None:
-            self._remove(sequence)
-        elif start.kv_to is not None and self.limits.kv is not None:
-            self._hand_over(sequence, logprobs)
-
-    def _produce(
-        self, sequence: Sequence, position: int, tokens: tuple[int, ...], finish: FinishReason | None,
-        logprobs: Sequenced[TokenLogprob],
-    ) -> None:  # fmt: skip
-        """Tokens for its gateway, with the others of this event."""
         owner = sequence.owner
         if (of_session := self.produced.get(owner.name)) is None:
             of_session = self.produced[owner.name] = owner, []
         of_session[1].append(
-            SequenceTokens(sequence.key, sequence.start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
         )
+        if finish is not None:
+            self._remove(sequence)
+        elif start.kv_to is not None and self.limits.kv is not None:
+            self._hand_over(sequence, logprobs)
 
     def paused(self) -> list[str]:
         """Keys of paused sequences, the longest paused first."""

@@ -74,7 +74,8 @@ class Runner:
                 self.pool.on_swap_event(event)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
-        if self.pool.kv.next_deadline() <= now:
+        kv = self.pool.kv
+        if (kv.outgoing or kv.offers) and kv.next_deadline() <= now:
             self.pool.expire_kv(now)
             self._take_effects(effects)
         if now >= self._retry_at:
@@ -87,7 +88,9 @@ class Runner:
         return effects
 
     def next_deadline(self) -> float | None:
-        deadline = min(self.reporter.deadline(), self.pool.kv.next_deadline())
+        kv, deadline = self.pool.kv, self.reporter.deadline()
+        if kv.outgoing or kv.offers:
+            deadline = min(deadline, kv.next_deadline())
         if self.pool.adapters.not_ready_reason():
             deadline = min(deadline, self._retry_at)
         return None if deadline == inf else deadline
@@ -120,8 +123,9 @@ class Runner:
             sequences = last.sequences
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
-        pool.stream_kv(batch)
-        effects.extend(pool.kv.take_effects())
+        if pool.kv.outgoing:
+            pool.stream_kv(batch)
+            effects.extend(pool.kv.take_effects())
         self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures)
         effects.append(self._step)
 
@@ -193,7 +197,8 @@ class Runner:
 
     def _take_effects(self, effects: list[Effect]) -> None:
         pool = self.pool
-        effects.extend(pool.kv.take_effects())
+        if pool.kv.effects or pool.kv.drops:
+            effects.extend(pool.kv.take_effects())
         if pool.messages or pool.produced or pool.frozen:
             effects.extend(pool.take_messages())
         if pool.swap.dropped or pool.swap.freed:
