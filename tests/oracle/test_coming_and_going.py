@@ -16,6 +16,7 @@ from weft_runner.errors import AdapterInvalid, ExecutorLost
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.parallel.executor import TensorParallelExecutor
+from weft_runner.parallel.shared_tensors import RecordedScales
 
 PAGES, PAGE_TOKENS, SLOTS = 64, 16, 2
 TOLERANCE = 5e-4
@@ -104,9 +105,16 @@ def test_what_one_rank_refuses_is_refused_by_all_and_the_next_one_is_built(model
     with pytest.raises(AdapterInvalid, match="has to be"):
         ranks.adapters.build(wrong, files.scales)
     modules = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in tensors}
-    own = ranks.adapters._own  # made to let it pass: the other rank looks for itself
-    monkeypatch.setattr(own, "needs", lambda _, noted: [noted.scale_of(module) for module in modules])
-    monkeypatch.setattr(own, "build", lambda *_: None)
+
+    def unchecked(_, scales):
+        """Rank 0 lets it pass: the other rank looks for itself."""
+        recorded = RecordedScales(scales)
+        for module in modules:
+            recorded.scale_of(module)
+        return recorded
+
+    monkeypatch.setattr(ranks.adapters, "_recorded", unchecked)
+    monkeypatch.setattr(ranks.adapters.own, "build", lambda *_: None)
     with pytest.raises(AdapterInvalid, match=r"rank 1: .* has to be"):
         ranks.adapters.build(wrong, files.scales)
     monkeypatch.undo()
