@@ -47,9 +47,10 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`served`: of each request, in their order."""
+    """`served`: of each request, in their order. `gaps_s`: between two tokens, of all requests."""
 
     served: tuple[Served, ...]
+    gaps_s: Sequence[float]
     counted: Counted
 
 
@@ -73,8 +74,8 @@ class Model:
         runners = tuple(replace(plan, times=self.engine.times) for plan in deployment.runners)
         deployment = replace(deployment, runners=runners, costs=self.costs, delay_s=self.delay_s)
         counter = _Counter(WARM_S + lead_s - WARM_GAP_S)
-        result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach, awaited=awaited)
-        return Simulated(result.figures.served[len(warm) :], counter.counted())
+        result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach, awaited=awaited, tbt=True)
+        return Simulated(result.figures.served[len(warm) :], result.figures.gaps_s, counter.counted())
 
 
 class _Counter:

@@ -390,22 +390,33 @@ def slots(
 
 @app.command()
 def phases(
-    loads: Annotated[str, typer.Option(help="Parts of what Unified answers when all requests wait.")] = "0.5,0.8",
+    part: Annotated[str, typer.Option(help="Of tbt, roles, batching; separated by commas.")] = "tbt,roles,batching",
+    loads: Annotated[
+        str, typer.Option(help="Of tbt: parts of what Unified answers when all requests wait.")
+    ] = "0.5,0.8",
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: whether it runs, not how well.")] = False,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
-    """Time between tokens with prompts on a runner of their own (Split), beside chunked prefill (Unified).
+    """Prompts and tokens apart, live on this machine. tbt: time between tokens of Split, beside chunked prefill.
 
-    Starts its own stacks of two runners with a thread each; about eight minutes. Run it on an otherwise idle machine.
+    roles: runners that change their role under load, every token compared. batching: the three mechanisms that
+    Splitwise compares, live and simulated. Starts its own stacks; about 8, 3 and 7 minutes. Run it on an otherwise idle
+    machine.
     """
     from weft_bench import phases as bench
+    from weft_bench import phases_batching, phases_roles
     from weft_bench.machine import origin
 
+    given, of = [float(load) for load in loads.split(",")], origin()
+    parts = {
+        "tbt": lambda: bench.figures(of, quick=quick, seed=seed, loads=given, bar=progress),
+        "roles": lambda: phases_roles.figures(of, quick=quick, seed=seed, bar=progress),
+        "batching": lambda: phases_batching.figures(of, quick=quick, seed=seed, bar=progress),
+    }
+    about = "\n".join(module.__doc__ or "" for module in (bench, phases_roles, phases_batching))
     with failures_told():
-        given = [float(load) for load in loads.split(",")]
-        lines = bench.figures(origin(), quick=quick, seed=seed, loads=given, bar=progress)
-        keep("phases", bench.__doc__ or "", lines, docs)
+        keep("phases", about, chain.from_iterable(parts[name]() for name in among("part", part, parts)), docs)
 
 
 @app.command()

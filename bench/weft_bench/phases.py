@@ -1,17 +1,19 @@
-"""# Prompt and token phases apart
+"""# Prompt and token phases apart, live
 
-`weft bench phases`: two runners of one thread each (m135, 8 adapters in turn and the base) under one mix of requests:
-long prompts with short answers beside chats. `Unified`: both runners compute both phases, prompts in chunks that keep
-the pool's token time (chunked prefill). `Split`: one computes prompts, the other goes on from their KV (Splitwise,
-section 4.2). Arrivals are Poisson, the same for both, at parts of what Unified answers of this mix when all wait.
+`weft bench phases --part tbt`: two runners of one thread each (m135, 8 adapters in turn and the base) under one mix of
+requests: long prompts with short answers beside chats. `Unified`: both runners compute both phases, prompts in chunks
+that keep the pool's token time (chunked prefill). `Split`: one computes prompts, the other goes on from their KV
+(Splitwise, section 4.2). Arrivals are Poisson, the same for both, at parts of what Unified answers of this mix when all
+wait.
 Client, control plane and both runners share this machine's cores.
 
 Time between tokens (TBT) is what a client sees between two events of a stream, over all streams.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,8 +36,8 @@ from weft_sim.report import quantile
 SHAPE, ADAPTERS = "m135", 8
 MODES = ("Unified", "Split")
 LOADS = (0.5, 0.8)
-LONG_PROMPT, LONG_ANSWER = 1024, 16
 CHAT_PROMPT, CHAT_ANSWER = 64, 96
+LONG_PROMPT, LONG_ANSWER = 1024, 16
 LONG_SHARE = 0.2  # of the requests
 REQUESTS, QUICK_REQUESTS = 160, 24
 STREAMS = 16
@@ -50,70 +52,100 @@ class Mix:
     long: tuple[bool, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """What both modes serve. `sizes`: of each runner, for so many tokens of context."""
+
+    base: Path
+    adapters: Sequence[Path]
+    sizes: Sizes
+
+    @property
+    def names(self) -> list[str]:
+        """Of the base and every adapter, as requests name them."""
+        return [MODEL, *(f"{NAMESPACE}/{path.name}" for path in self.adapters)]
+
+    @contextmanager
+    def stack(self, pool: Mapping[str, Any], *runner: str) -> Generator[Stack]:
+        """A stack of these; `pool` changes the spec of the pool, `runner` is the runners' module with its arguments."""
+        with TemporaryDirectory(prefix="weft-bench-") as scratch:
+            manifests = write_manifests(
+                Path(scratch) / "manifests", self.base, self.adapters, SHAPES[SHAPE], self.sizes
+            )
+            path = manifests / "bench.yaml"
+            objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+            for one in objects:
+                if one["kind"] == "ServingPool":
+                    one["spec"] |= pool
+                    one["spec"]["scheduler"]["maxQueue"] = 100_000
+            path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
+            up = ("weft_bench.runner_up", *runner, "--")
+            with Stack(manifests, Path(scratch) / "data", environment=PATIENT, up=up) as stack:
+                stack.wait_for_models()
+                yield stack
+
+
+def live_model(context_tokens: int, **sizes: Any) -> LiveModel:
+    """`sizes`: changes of `Sizes`."""
+    shape, folder = SHAPES[SHAPE], cache_dir()
+    adapters = [adapter(folder, SHAPE, shape, number, RANK) for number in range(ADAPTERS)]
+    wanted = Sizes(
+        rows=STREAMS, slots=ADAPTERS, context_tokens=context_tokens, batch_tokens=512, prefills=1,
+        adapter_pages=adapter_pages(shape, ADAPTERS * lora_bytes(shape, RANK), ADAPTERS), token_time_ms=100,
+        profile=True,
+    )  # fmt: skip
+    return LiveModel(base_model(folder, SHAPE, shape), adapters, replace(wanted, **sizes))
+
+
+def two_runners(mode: str, **phases: Any) -> dict[str, Any]:
+    """Of a pool's spec."""
+    return {"replicas": 2, "phases": {"mode": mode, **phases}}
+
+
 def figures(origin: Origin, *, quick: bool, seed: int, loads: Sequence[float], bar: Bar) -> Iterator[Line]:
     """Both modes at every load, on the same requests. Raises BenchFailed."""
-    shape, folder, count = SHAPES[SHAPE], cache_dir(), QUICK_REQUESTS if quick else REQUESTS
-    base = base_model(folder, SHAPE, shape)
-    adapters = [adapter(folder, SHAPE, shape, number, RANK) for number in range(ADAPTERS)]
-    mix = _mix(random.Random(seed), [path.name for path in adapters], count, shape.vocab)
+    count = QUICK_REQUESTS if quick else REQUESTS
+    model = live_model(LONG_PROMPT + CHAT_ANSWER)
+    mix = mixed(random.Random(seed), model.names, count, LONG_PROMPT)
     case = f"{SHAPE}, {count} requests"
     rate, unified = 0.0, dict[float, LiveRun]()
     for mode in MODES:
-        with TemporaryDirectory(prefix="weft-bench-") as scratch:
-            sizes = Sizes(
-                rows=STREAMS, slots=ADAPTERS, context_tokens=LONG_PROMPT + CHAT_ANSWER, batch_tokens=512, prefills=1,
-                adapter_pages=adapter_pages(shape, ADAPTERS * lora_bytes(shape, RANK), ADAPTERS), token_time_ms=100,
-                profile=True,
-            )  # fmt: skip
-            manifests = write_manifests(Path(scratch) / "manifests", base, adapters, shape, sizes)
-            _two_runners(manifests / "bench.yaml", mode)
-            up = ("weft_bench.runner_up", "weft_bench.thread_runner", "--")
-            with Stack(manifests, Path(scratch) / "data", environment=PATIENT, up=up) as stack:
-                stack.wait_for_models()
-                live = Live(stack)
-                live.closed(mix.bodies[:STREAMS], STREAMS)  # every adapter in its slot, every path warm
-                with bar(f"{mode}: all at once", 1) as advanced:
-                    saturated = live.closed(mix.bodies, STREAMS)
+        with model.stack(two_runners(mode), "weft_bench.thread_runner") as stack:
+            live = Live(stack)
+            live.closed(mix.bodies[:STREAMS], STREAMS)  # every adapter in its slot, every path warm
+            with bar(f"{mode}: all at once", 1) as advanced:
+                saturated = live.closed(mix.bodies, STREAMS)
+                advanced(1)
+            rate = rate or saturated.rate
+            yield origin.line(f"{case}, {mode}, {STREAMS} streams", "requests", saturated.rate, "1/s")
+            for load in loads:
+                at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(count)], load * rate)
+                with bar(f"{mode}: {load:g} of that, {at_s[-1]:.0f} s", 1) as advanced:
+                    found = live.open(mix.bodies, at_s)
                     advanced(1)
-                rate = rate or saturated.rate
-                yield origin.line(f"{case}, {mode}, {STREAMS} streams", "requests", saturated.rate, "1/s")
-                for load in loads:
-                    at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(count)], load * rate)
-                    with bar(f"{mode}: {load:g} of that, {at_s[-1]:.0f} s", 1) as advanced:
-                        found = live.open(mix.bodies, at_s)
-                        advanced(1)
-                    _check(mix, found)
-                    unified.setdefault(load, found)
-                    yield from _lines(origin, f"{case}, load {load:g}, {mode}", mix, found, unified[load])
-                    if mode == "Split":
-                        yield from _handed_over(origin, f"{case}, load {load:g}, {mode}", stack)
-                live.cpu.close()
+                check(mix, found)
+                unified.setdefault(load, found)
+                yield from _lines(origin, f"{case}, load {load:g}, {mode}", mix, found, unified[load])
+                if mode == "Split":
+                    yield from _handed_over(origin, f"{case}, load {load:g}, {mode}", stack)
+            live.cpu.close()
 
 
-def _mix(chance: random.Random, adapters: Sequence[str], count: int, vocab: int) -> Mix:
+def mixed(chance: random.Random, models: Sequence[str], count: int, long_prompt: int) -> Mix:
     """Long prompts are spread evenly; requests take turns over the base and every adapter."""
     bodies, long = list[tuple[int, dict[str, Any]]](), list[bool]()
     for number in range(count):
         is_long = int((number + 1) * LONG_SHARE) > int(number * LONG_SHARE)
-        (prompt,) = prompts(chance, 1, LONG_PROMPT if is_long else CHAT_PROMPT, vocab)
-        of = number % (len(adapters) + 1) - 1
-        model = MODEL if of < 0 else f"{NAMESPACE}/{adapters[of]}"
+        (prompt,) = prompts(chance, 1, long_prompt if is_long else CHAT_PROMPT, SHAPES[SHAPE].vocab)
+        of = number % len(models)
         tokens = LONG_ANSWER if is_long else CHAT_ANSWER
-        bodies.append((of, {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": tokens}))
+        bodies.append((of - 1, {"model": models[of], "prompt": prompt, "temperature": 0, "max_tokens": tokens}))
         long.append(is_long)
     return Mix(bodies, tuple(long))
 
 
-def _two_runners(path: Path, mode: str) -> None:
-    objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    for one in objects:
-        if one["kind"] == "ServingPool":
-            one["spec"] |= {"replicas": 2, "phases": {"mode": mode}}
-            one["spec"]["scheduler"]["maxQueue"] = 100_000
-    path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
-
-
-def _check(mix: Mix, found: LiveRun) -> None:
+def check(mix: Mix, found: LiveRun) -> None:
+    """Every answer has its length. Raises RequestFailed."""
     for (_, body), answer in zip(mix.bodies, found.answers, strict=True):
         if answer.tokens != body["max_tokens"] and not answer.stopped:
             raise RequestFailed(f"an answer of {answer.tokens} tokens, not {body['max_tokens']}")

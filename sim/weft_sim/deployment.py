@@ -8,6 +8,7 @@ from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
+from weft_runner.core.batch import Batching
 from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
@@ -27,6 +28,7 @@ class RunnerPlan:
     host_bytes: int = 1 << 30  # for KV and adapters
     times: StepTimes | None = None  # measured ones; None: what the specification's profile says
     token_time_ms: float = inf
+    batching: Batching = Batching.MIXED
     threads: int = 0  # of its host's cores that a step takes; 0: it runs on a device of its own
     kv_bytes_per_s: float = 1e9  # of its link to other runners
     layer_by_layer_tokens: float = inf  # of a batch whose KV is sent while it is computed

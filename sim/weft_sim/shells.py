@@ -281,7 +281,8 @@ class RunnerShell(BaseShell):
             spec.total_pages, spec.page_tokens, spec.max_sequences, spec.max_adapters, spec.max_context_tokens,
             VOCABULARY + 1, frozenset({EOS}),
             BatchLimits(
-                self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences), self.plan.token_time_ms
+                self.plan.max_prefills, max(self.plan.max_batch_tokens, spec.max_sequences), self.plan.token_time_ms,
+                self.plan.batching,
             ),
             page_bytes=spec.page_bytes, swap_page_bytes=self.plan.swap_page_bytes,
             host_bytes=self.plan.host_bytes,

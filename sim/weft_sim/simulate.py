@@ -15,6 +15,7 @@ from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
 from weft_runner.core.adapter_slots import MOST_SLOTS
+from weft_runner.core.batch import Batching
 from weft_scheduler.core.model.pool import POLICIES
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan
@@ -47,6 +48,7 @@ class PoolDescription:
     max_batch_tokens: int = 512
     max_prefills: int = 1
     token_time_ms: float = 60_000.0  # within it rows that run should get their next token: prompts wait
+    batching: str = "mixed"  # or continuous, request: what an iteration runs (for comparison)
     max_context_tokens: int = 0  # 0: what the pages hold
     best_batch: int = 16  # beyond it more sequences gain little
     step_ms_1: float = 20.0  # an iteration of one sequence
@@ -87,9 +89,10 @@ class PoolDescription:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise BadPool(f"{field.name} is {value}")
-        for name in ("queue", "reservation", "consolidation", "prefetch", "phases"):
-            if (value := getattr(self, name)) not in POLICIES[name]:
-                raise BadPool(f"{name} {value!r} is none of {', '.join(POLICIES[name])}")
+        for name in ("queue", "reservation", "consolidation", "prefetch", "phases", "batching"):
+            known = POLICIES.get(name, [of.value for of in Batching])
+            if (value := getattr(self, name)) not in known:
+                raise BadPool(f"{name} {value!r} is none of {', '.join(known)}")
 
 
 def pool_of(path: Path | None, changes: Sequence[str] = ()) -> PoolDescription:
@@ -140,6 +143,7 @@ def deployment_of(pool: PoolDescription) -> Deployment:
             swap_page_bytes=int(pool.page_kib * 1024) if pool.swaps else 0,
             threads=pool.threads,
             token_time_ms=pool.token_time_ms,
+            batching=Batching(pool.batching),
             kv_bytes_per_s=pool.kv_gib_per_s * (1 << 30),
             layer_by_layer_tokens=pool.layer_by_layer_tokens,
         )

@@ -1,5 +1,6 @@
 """`weft sim`: a trace on a described pool."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,17 @@ def test_prompts_on_runners_of_their_own_cost_running_answers_nothing_and_every_
     assert "PPPP" in drawn["split"]
     assert "TTTT" in drawn["split"]
     assert "roles" not in drawn["unified"]
+
+
+def test_batching_mechanisms_differ_as_splitwise_says() -> None:
+    """Section 2.5: request-level batching makes arrivals wait, continuous batching stops running rows for prompts."""
+    arrivals = [TraceArrival(0.08 * i, 400, 20) for i in range(20)]
+    pool = PoolDescription(adapters=0, cpu=False, max_batch_tokens=512)
+    ttft, slowest = dict[str, float](), dict[str, float]()
+    for batching in ("mixed", "continuous", "request"):
+        figures = simulate(replace(pool, batching=batching), arrivals, check=True, tbt=True).figures
+        assert len(figures.served) == len(arrivals)
+        ttft[batching] = quantile([one.ttft_ms for one in figures.served], 0.5)
+        slowest[batching] = quantile(figures.gaps_s, 0.99)
+    assert ttft["request"] > 1.5 * max(ttft["mixed"], ttft["continuous"])
+    assert slowest["continuous"] > 1.5 * slowest["mixed"]

@@ -294,6 +294,8 @@ class RunnerStatus:
     handed_over: int = 0  # sequences that another runner has gone on with, since start
     received: int = 0  # sequences that came with their KV from another runner
     kv_lost: int = 0  # sequences whose KV did not get from one runner to the other
+    role_changes: int = 0  # after which a token of the added phase was computed
+    role_change_iterations: int = 0  # from each of these orders to that token, summed
 
 
 Action = Load | Unload | DropHost | Retain | Fetch

@@ -147,6 +147,8 @@ class Reporter:
             pool.kv.handed_over,
             pool.kv.received,
             pool.kv.lost,
+            pool.role_changes.count,
+            pool.role_changes.iterations,
         )
 
 

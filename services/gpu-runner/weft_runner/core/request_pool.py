@@ -48,6 +48,7 @@ from weft_runner.core.kv_transfer import IncomingKv, KvTransfers, OutgoingKv, ch
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
+from weft_runner.core.role_change import RoleChanges
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
@@ -75,7 +76,7 @@ class RequestPool:
         self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes)
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap)
         self.kv = KvTransfers(limits.kv, limits.kv_claim_s, limits.kv_page_bytes)
-        self.role = RunnerRole.MIXED
+        self.role, self.role_changes = RunnerRole.MIXED, RoleChanges()
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
@@ -144,6 +145,7 @@ class RequestPool:
 
     def set_role(self, role: RunnerRole) -> None:
         """From the next batch on. Sequences that are here run to their ends."""
+        self.role_changes.ordered(self.role, role, self.iterations)
         self.role, batch = role, self.limits.batch
         if role is RunnerRole.PROMPT:
             batch = replace(batch, max_prefills=self.limits.max_sequences, token_time_ms=inf)
@@ -254,6 +256,7 @@ class RequestPool:
         """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
         self.iterations += 1
         self.scheduler.ran(batch)
+        self.role_changes.ran(batch, self.iterations)
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         for key, _, n_tokens, samples in batch.rows:
             sequence = sequences[key]

@@ -105,6 +105,10 @@ class RunnerMetrics:
             "handed_over": counter("handed_over", "Sequences that another runner has gone on with, from their KV"),
             "received": counter("received", "Sequences that came with their KV from another runner"),
             "kv_lost": counter("kv_lost", "Sequences whose KV did not get from one runner to the other"),
+            "role_changes": counter(
+                "role_changes", "Changes of role after which a token of the new phase was computed"
+            ),
+            "role_change_iterations": counter("role_change_iterations", "From these orders to that token, summed"),
         }
         self._sums_before = dict.fromkeys(self._sums, 0.0)
         outcomes = "fetched; used by a request; dropped unused; failed"
