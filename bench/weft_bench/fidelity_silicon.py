@@ -5,8 +5,9 @@ Qwen3-32B; 1 to 8 devices, 4 to 512 clients. Held out by model and by hardware: 
 the other models, or of the other hardware. `off by` is how far predicted over measured is from 1. Not predicted: five
 disaggregated points. Counted, yet not fitted on: 28 points, 7 without a number of clients and 21 of a sweep in which
 some are faster than the data sheet allows; "measured as described" leaves these out. What clients do is read from how
-points are named (`fidelity_points.Protocol`). One number of it was chosen on all points: how many prompts are computed
-before a request's own where clients come back in groups.
+points are named (`fidelity_points.Protocol`). Constants are held out; what is not: the form of the terms, the priors
+(`fidelity_fit.PRIORS`) and how many prompts are computed before a request's own where clients come back in groups.
+They were chosen with all points in view.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,14 +1,15 @@
 """As much as the same power, or the same cost, can serve
 
-Throughput-optimized clusters (section VI of the paper): the most requests a second at which all nine
+Throughput-optimized clusters (of the paper's evaluation): the most requests a second at which all nine
 objectives are met (p50, p90, p99 of TTFT at most 2, 3, 6 times, of TBT and end to end 1.25, 1.5, 5 times those of a
 DGX-A100 alone), over the paper's splits into prompt and token machines, five machines apart. The power is that of 40
 DGX-H100, which is that of 70 DGX-A100; the cost that of 40 DGX-H100, or 86 DGX-A100. 70 DGX-A100 cost 19 % less than 40
 DGX-H100: the paper's "1.4x the throughput at 20 % lower cost"; "2.35x at the same power and cost" compares the 70 split
 with the same 70 unsplit. The abstract does not say which trace its two headlines are for; each stands
-beside the trace that comes nearest. Section VI itself has 2.15x for Splitwise-AA against Baseline-A100 and 1.18x
-for Splitwise-HA at 10 % lower cost against Baseline-H100, both for conversation at the same power, and 1.4x for
-Splitwise-AA against Baseline-H100 at the same cost.
+beside the trace that comes nearest. Cited at second hand, not checked against the paper's text: the objectives, and
+the figures under "section VI" (2.15x for Splitwise-AA against Baseline-A100 and 1.18x for Splitwise-HA at 10 % lower
+cost against Baseline-H100, both for conversation at the same power; 1.4x for Splitwise-AA against Baseline-H100 at the
+same cost).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

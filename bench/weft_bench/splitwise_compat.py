@@ -11,32 +11,33 @@ import gzip
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from weft.domain.runner import RunnerRole
 from weft_bench.lines import Line
 from weft_bench.splitwise import SplitwiseContext
 from weft_sim.planning.cluster import Cluster, Rules
-from weft_sim.planning.machine import MachineKind, Role
+from weft_sim.planning.machine import MachineKind
 from weft_sim.planning.request import PlannedRequest
 from weft_sim.planning.splitwise import A100, BASELINE, BLOOM_176B, H100, SPLIT, HeapClock, machine_kind
 from weft_sim.report import quantile
 from weft_sim.traces import TraceArrival
 
 H, A = machine_kind(H100), machine_kind(A100)
-Machines = Sequence[tuple[MachineKind, Role]]
-UNIFIED = [(H, Role.MIXED)] * 4
-HH = [(H, Role.PROMPT)] * 2 + [(H, Role.TOKEN)] * 2
-HA = [(H, Role.PROMPT)] * 2 + [(A, Role.TOKEN)] * 3
+Machines = Sequence[tuple[MachineKind, RunnerRole]]
+UNIFIED = [(H, RunnerRole.MIXED)] * 4
+HH = [(H, RunnerRole.PROMPT)] * 2 + [(H, RunnerRole.TOKEN)] * 2
+HA = [(H, RunnerRole.PROMPT)] * 2 + [(A, RunnerRole.TOKEN)] * 3
 EXAMPLE = (TraceArrival(1, 4_096, 32), TraceArrival(3, 2_048, 8), TraceArrival(4, 2_048, 16))
 RUNS: Mapping[str, tuple[str, Machines, Rules]] = {
-    "ex_base_h100x1": ("", [(H, Role.MIXED)], BASELINE),
-    "ex_ha_1h1a": ("", [(H, Role.PROMPT), (A, Role.TOKEN)], SPLIT),
+    "ex_base_h100x1": ("", [(H, RunnerRole.MIXED)], BASELINE),
+    "ex_ha_1h1a": ("", [(H, RunnerRole.PROMPT), (A, RunnerRole.TOKEN)], SPLIT),
     "base_h100x4_conv8": ("conv_8", UNIFIED, BASELINE),
     "hh_2p2t_conv8": ("conv_8", HH, SPLIT),
     "ha_2h3a_conv8": ("conv_8", HA, SPLIT),
     "base_h100x4_code8": ("code_8", UNIFIED, BASELINE),
     "hh_2p2t_code8": ("code_8", HH, SPLIT),
     "ha_2h3a_code8": ("code_8", HA, SPLIT),
-    "base_h100x40_conv80": ("conv_80", [(H, Role.MIXED)] * 40, BASELINE),
-    "ha_25h26a_conv80": ("conv_80", [(H, Role.PROMPT)] * 25 + [(A, Role.TOKEN)] * 26, SPLIT),
+    "base_h100x40_conv80": ("conv_80", [(H, RunnerRole.MIXED)] * 40, BASELINE),
+    "ha_25h26a_conv80": ("conv_80", [(H, RunnerRole.PROMPT)] * 25 + [(A, RunnerRole.TOKEN)] * 26, SPLIT),
 }
 VALUES: Mapping[str, Callable[[PlannedRequest], float]] = {
     "response_times": lambda request: request.e2e_s,

@@ -28,7 +28,7 @@ SYSTEMS: Mapping[str, Combination] = {
 }
 TRACES: Mapping[str, str] = {"conversation": "azure2023_conv.csv.gz", "coding": "azure2023_code.csv.gz"}
 LEVELS = (0.5, 0.9, 0.99)
-SLOWDOWNS: Mapping[str, tuple[float, float, float]] = {  # of a DGX-A100 without contention, by level (section VI)
+SLOWDOWNS: Mapping[str, tuple[float, float, float]] = {  # of a DGX-A100 without contention, by level
     "ttft": (2, 3, 6),
     "tbt": (1.25, 1.5, 5),
     "e2e": (1.25, 1.5, 5),

@@ -1,10 +1,10 @@
 """As little as the same throughput needs
 
-Cost- and power-optimized clusters for 70 requests a second within the same objectives (section VI of the paper), found
-by the search of `weft plan`. The sizes for coding in splitwise-sim's scripts/run_throughput.sh, found by a full grid at
+Cost- and power-optimized clusters for 70 requests a second within the same objectives, found by the search of
+`weft plan`. The sizes for coding in splitwise-sim's scripts/run_throughput.sh, found by a full grid at
 70 requests a second, stand beside ours: 113 DGX-A100 or 51 DGX-H100 unsplit; 54 + 10, 23 + 10, 23 + 16 and 23 + 10 for
-AA, HH, HA and HHcap. The paper: Splitwise-AA serves at 25 % lower cost what Baseline-H100 does, Splitwise-HHcap at 25 %
-lower power.
+AA, HH, HA and HHcap. The paper, cited at second hand: Splitwise-AA serves at 25 % lower cost what Baseline-H100 does,
+Splitwise-HHcap at 25 % lower power.
 """
 
 from collections.abc import Iterator, Mapping

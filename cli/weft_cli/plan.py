@@ -79,33 +79,40 @@ def capacity(
 
     Exit code 1: no design meets the objectives, or requests of another seed do not confirm it.
     """
-    from weft_sim.planning import plan_report
-    from weft_sim.planning.plan import families, plan
-
     request = PlanRequest(trace, rate, prompt, output, tuple(slo or ()), minimize, max_runners)
     manifest = _pool_of(manifests or [])
-    of = _hardware(
-        performance,
-        hardware,
-        _words(kinds),
-        model or _model_of(manifest),
-        _numbers("gpus", gpus),
-        _limits(manifest, batch_tokens),
-    )
+    limits, name = _limits(manifest, batch_tokens), model or _model_of(manifest)
+    of = _hardware(performance, hardware, _words(kinds), name, _numbers("gpus", gpus), limits)
     load = request.workload()
     if load.rate_s is None and len(load.trace) < 2 * requests:
         requests = max(1, len(load.trace) // 2)  # so that other requests are left to confirm the answer
     first = request.problem(of.model, load, requests, seed)
     second = request.problem(of.model, load, 2 * requests, seed + 1)
+    found = _planned(first, second, of.kinds, phases, jobs, full=full)
+    return _written(found, manifest, seed + 1, picture, pool)
+
+
+def _planned(first: Any, second: Any, kinds: Sequence[Any], phases: str, jobs: int, *, full: bool) -> Any:
+    """The plan of all combinations, with a bar on standard error. Raises BadInput."""
+    from weft_sim.planning.plan import families, plan
+
     modes = _words(phases)
-    designs = families(of.kinds, split="Split" in modes, unified="Unified" in modes)
+    designs = families(kinds, split="Split" in modes, unified="Unified" in modes)
     if not designs:
         raise BadInput(f"--phases {phases!r}: Split, Unified, or both", "weft plan capacity --help")
     note(f"{len(first.arrivals)} requests in {first.seconds:.0f} s, {len(designs)} combinations of kinds")
     with typer.progressbar(length=len(designs), label="designs", file=sys.stderr) as bar:
-        found = plan(first, second, designs, jobs, bar.update, full=full)
+        return plan(first, second, designs, jobs, bar.update, full=full)
+
+
+def _written(
+    found: Any, manifest: Mapping[str, Any] | None, other_seed: int, picture: Path | None, pool: Path | None
+) -> int:  # fmt: skip
+    """The table, the picture, the ServingPool; the exit code."""
+    from weft_sim.planning import plan_report
+
     head, rows = plan_report.rows(found)
-    for line in (*table(head, rows), "", *plan_report.answer(found, seed + 1)):
+    for line in (*table(head, rows), "", *plan_report.answer(found, other_seed)):
         say(line) if pool is not None or found.confirmed is None else note(line)
     if picture is not None:
         picture.write_text(plan_report.picture(found), encoding="utf-8")

@@ -5,9 +5,10 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from weft.domain.runner import RunnerRole
 from weft_sim.performance.splitwise_table import read as read_tables
 from weft_sim.planning.cluster import Cluster, ServedModel
-from weft_sim.planning.machine import MachineKind, Role
+from weft_sim.planning.machine import MachineKind
 from weft_sim.planning.request import PlannedRequest
 from weft_sim.planning.splitwise import BASELINE, BLOOM_176B, LLAMA2_70B, SPLIT, HeapClock, machine_kind
 from weft_sim.report import QUANTILES, quantile
@@ -36,9 +37,9 @@ def main(arguments: argparse.Namespace) -> int:
         raise SystemExit("either --machines, or --prompt and --token")
     model = MODELS[arguments.model]
     machines = [
-        *_machines(arguments.prompt, Role.PROMPT, model, arguments),
-        *_machines(arguments.token, Role.TOKEN, model, arguments),
-        *_machines(arguments.machines, Role.MIXED, model, arguments),
+        *_machines(arguments.prompt, RunnerRole.PROMPT, model, arguments),
+        *_machines(arguments.token, RunnerRole.TOKEN, model, arguments),
+        *_machines(arguments.machines, RunnerRole.MIXED, model, arguments),
     ]
     cluster = Cluster(machines, model, BASELINE if arguments.machines else SPLIT, clock=HeapClock())
     cluster.serve(read(arguments.trace))
@@ -55,8 +56,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _machines(
-    texts: Sequence[str], role: Role, model: ServedModel, arguments: argparse.Namespace
-) -> Iterator[tuple[MachineKind, Role]]:
+    texts: Sequence[str], role: RunnerRole, model: ServedModel, arguments: argparse.Namespace
+) -> Iterator[tuple[MachineKind, RunnerRole]]:
     tables = read_tables(arguments.perf_model) if arguments.perf_model is not None else None
     for text in texts:
         hardware, _, count = text.partition(":")

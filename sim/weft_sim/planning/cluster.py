@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
+from weft.domain.runner import RunnerRole
 from weft_sim.clock import Clock, Rank
-from weft_sim.planning.machine import MachineKind, PlannedMachine, Role, Stepping
+from weft_sim.planning.machine import MachineKind, PlannedMachine, Stepping
 from weft_sim.planning.request import PhaseTask, PlannedRequest
 from weft_sim.traces import TraceArrival
 
@@ -51,6 +52,10 @@ class KvLink:
         return self.setup_s + max(layer_s, whole_s - hidden_s)
 
 
+class UnsupportedRules(ValueError):
+    """Rules that these machines cannot serve by; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How a cluster serves. `max_pending_tokens`: a machine with a queue gets no prompt beyond so many."""
@@ -76,23 +81,27 @@ class Cluster:
 
     Unless `rules.stepping.lazy`, a request whose phases are on one machine reserves the memory of both with the first.
     `observe` is called with a request at its first token and at its end; once it returns True the run stops.
+
+    Raises UnsupportedRules for request-level batching on machines of one phase.
     """
 
     def __init__(
         self,
-        machines: Sequence[tuple[MachineKind, Role]],
+        machines: Sequence[tuple[MachineKind, RunnerRole]],
         model: ServedModel,
         rules: Rules,
         observe: Callable[[PlannedRequest], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if rules.stepping.batching == "request" and any(role is not RunnerRole.MIXED for _, role in machines):
+            raise UnsupportedRules("request-level batching keeps a request's phases together: use mixed machines only")
         self.clock = clock or Clock(0.0)
         self.model, self.rules, self._observe = model, rules, observe
         self.machines = [
             PlannedMachine(number, kind, role, rules.stepping, self.clock, self._finished, self._freed)
             for number, (kind, role) in enumerate(machines)
         ]
-        self.pools = {role: [machine for machine in self.machines if machine.role is role] for role in Role}
+        self.pools = {role: [machine for machine in self.machines if machine.role is role] for role in RunnerRole}
         self.requests: list[PlannedRequest] = []
         self.roles: list[Roles] = []
         self.transferred_bytes = 0
@@ -151,7 +160,7 @@ class Cluster:
         return machine, machine
 
     def _mixed_pool(self, request: PlannedRequest) -> tuple[PlannedMachine, PlannedMachine]:
-        prompts, tokens, mixed = (self.pools[role] for role in (Role.PROMPT, Role.TOKEN, Role.MIXED))
+        prompts, tokens, mixed = (self.pools[role] for role in (RunnerRole.PROMPT, RunnerRole.TOKEN, RunnerRole.MIXED))
         prompt = self._prompt_machine(prompts, request) or self._prompt_machine(mixed, request)
         token = self._token_machine(tokens, request) or self._token_machine(mixed, request)
         if prompt is None and tokens:
@@ -178,20 +187,20 @@ class Cluster:
 
     def _to_mixed(self, machine: PlannedMachine) -> PlannedMachine:
         self.pools[machine.role].remove(machine)
-        machine.role = Role.MIXED
-        self.pools[Role.MIXED].append(machine)
+        machine.role = RunnerRole.MIXED
+        self.pools[RunnerRole.MIXED].append(machine)
         self._count_roles()
         return machine
 
     def _freed(self, machine: PlannedMachine) -> None:
-        if machine.role is Role.MIXED and machine.home is not Role.MIXED:
-            self.pools[Role.MIXED].remove(machine)
+        if machine.role is RunnerRole.MIXED and machine.home is not RunnerRole.MIXED:
+            self.pools[RunnerRole.MIXED].remove(machine)
             machine.role = machine.home
             self.pools[machine.home].append(machine)
             self._count_roles()
 
     def _count_roles(self) -> None:
-        sizes = (len(self.pools[role]) for role in (Role.PROMPT, Role.TOKEN, Role.MIXED))
+        sizes = (len(self.pools[role]) for role in (RunnerRole.PROMPT, RunnerRole.TOKEN, RunnerRole.MIXED))
         self.roles.append(Roles(self.clock.now, *sizes))
 
     # ---------------------------------------------------------------- what then

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from weft_sim.planning.machine import MachineKind, Role
+from weft.domain.runner import RunnerRole
+from weft_sim.planning.machine import MachineKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,11 @@ class Design:
         token = of(self.family.token) if self.family.token is not None else 0.0
         return self.prompts * of(self.family.prompt) + self.tokens * token
 
-    def machines(self) -> list[tuple[MachineKind, Role]]:
+    def machines(self) -> list[tuple[MachineKind, RunnerRole]]:
         if self.family.token is None:
-            return [(self.family.prompt.kind, Role.MIXED)] * self.prompts
-        prompts = [(self.family.prompt.kind, Role.PROMPT)] * self.prompts
-        return prompts + [(self.family.token.kind, Role.TOKEN)] * self.tokens
+            return [(self.family.prompt.kind, RunnerRole.MIXED)] * self.prompts
+        prompts = [(self.family.prompt.kind, RunnerRole.PROMPT)] * self.prompts
+        return prompts + [(self.family.token.kind, RunnerRole.TOKEN)] * self.tokens
 
 
 Measure = Callable[[PricedKind], float]

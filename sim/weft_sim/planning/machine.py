@@ -4,9 +4,9 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 
+from weft.domain.runner import RunnerRole
 from weft_sim.clock import Clock, Rank
 from weft_sim.performance.step import PerformanceModel, StepShape
 from weft_sim.planning.batching import BATCHINGS
@@ -14,12 +14,6 @@ from weft_sim.planning.decode_run import DecodeRun
 from weft_sim.planning.request import PhaseTask, PlannedRequest
 
 GAP_S = 1e-4  # times between tokens are counted in steps of it
-
-
-class Role(StrEnum):
-    PROMPT = "prompt"
-    TOKEN = "token"  # noqa: S105
-    MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,7 @@ class PlannedMachine:
         self,
         number: int,
         kind: MachineKind,
-        role: Role,
+        role: RunnerRole,
         stepping: Stepping,
         clock: Clock,
         on_task: Callable[["PlannedMachine", PhaseTask], None],

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.domain.runner import RunnerRole
 from weft_sim.performance.step import StepShape
 from weft_sim.planning.batching import BATCHINGS
-from weft_sim.planning.cluster import Cluster, KvLink, Rules, ServedModel
-from weft_sim.planning.machine import MachineKind, Role, Stepping
+from weft_sim.planning.cluster import Cluster, KvLink, Rules, ServedModel, UnsupportedRules
+from weft_sim.planning.machine import MachineKind, Stepping
 from weft_sim.planning.request import PlannedRequest
 from weft_sim.planning.splitwise import BLOOM_176B, H100, SPLIT, HeapClock, machine_kind
 from weft_sim.traces import TraceArrival
 
+Machines = list[tuple[MachineKind, RunnerRole]]
 MODEL = ServedModel("small", 4, 1_000, 0)
 
 
@@ -44,27 +46,32 @@ arrivals = st.lists(
     min_size=1,
     max_size=40,
 )
-machines = st.one_of(
-    st.builds(lambda count: [(KIND, Role.MIXED)] * count, st.integers(1, 4)),
-    st.builds(
-        lambda prompts, tokens, mixed: (
-            [(KIND, Role.PROMPT)] * prompts + [(SLOW, Role.TOKEN)] * tokens + [(KIND, Role.MIXED)] * mixed
-        ),
-        st.integers(1, 3),
-        st.integers(1, 3),
-        st.integers(0, 1),
+whole = st.builds(lambda count: [(KIND, RunnerRole.MIXED)] * count, st.integers(1, 4))
+apart = st.builds(
+    lambda prompts, tokens, mixed: (
+        [(KIND, RunnerRole.PROMPT)] * prompts + [(SLOW, RunnerRole.TOKEN)] * tokens + [(KIND, RunnerRole.MIXED)] * mixed
     ),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 1),
 )
 transfers = st.builds(
     KvLink, st.sampled_from([1e6, 1e8]), st.sampled_from([1, 200, 10_000]), one_at_a_time=st.booleans()
 )
-rules = st.builds(
-    Rules,
-    st.sampled_from(["shortest_queue", "mixed_pool"]),
-    st.builds(Stepping, st.sampled_from(list(BATCHINGS))),
-    transfers,
-    st.sampled_from([300, 8_192]),
-)
+
+
+def rules(*batchings: str) -> st.SearchStrategy[Rules]:
+    return st.builds(
+        Rules,
+        st.sampled_from(["shortest_queue", "mixed_pool"]),
+        st.builds(Stepping, st.sampled_from(batchings)),
+        transfers,
+        st.sampled_from([300, 8_192]),
+    )
+
+
+PHASED = [name for name in BATCHINGS if name != "request"]
+clusters = st.one_of(st.tuples(whole, rules(*BATCHINGS)), st.tuples(apart, rules(*PHASED)))
 
 
 def served(cluster: Cluster, requests: Sequence[TraceArrival]) -> list[tuple[float, float]]:
@@ -74,10 +81,11 @@ def served(cluster: Cluster, requests: Sequence[TraceArrival]) -> list[tuple[flo
 
 
 @settings(deadline=None)
-@given(machines, rules, arrivals)
+@given(clusters, arrivals)
 def test_every_request_is_served_once_and_kv_balances(
-    machines: list[tuple[MachineKind, Role]], rules: Rules, requests: list[TraceArrival]
+    described: tuple[Machines, Rules], requests: list[TraceArrival]
 ) -> None:
+    machines, rules = described
     cluster = Cluster(machines, MODEL, rules)
     served(cluster, requests)
     decoded = sum(arrival.output_tokens - 1 for arrival in requests)
@@ -92,26 +100,25 @@ def test_every_request_is_served_once_and_kv_balances(
 
 
 @settings(deadline=None)
-@given(machines, rules, arrivals)
+@given(clusters, arrivals)
 def test_steps_in_one_piece_give_what_single_steps_give(
-    machines: list[tuple[MachineKind, Role]], rules: Rules, requests: list[TraceArrival]
+    described: tuple[Machines, Rules], requests: list[TraceArrival]
 ) -> None:
-    # request-level batching is of machines for both phases: a batch on a token machine has no beginning of its own
-    assume(rules.stepping.batching != "request" or all(role is Role.MIXED for _, role in machines))
+    machines, rules = described
     stepped = replace(rules, stepping=replace(rules.stepping, jumps=False))
     pieces = served(Cluster(machines, MODEL, rules), requests)
     singles = served(Cluster(machines, MODEL, stepped), requests)
     assert pieces == [pytest.approx(times, rel=1e-9) for times in singles]
 
 
-def alone(rules: Rules, machines: list[tuple[MachineKind, Role]], *requests: TraceArrival) -> list[PlannedRequest]:
+def alone(rules: Rules, machines: Machines, *requests: TraceArrival) -> list[PlannedRequest]:
     cluster = Cluster(machines, MODEL, rules)
     served(cluster, requests)
     return cluster.requests
 
 
 def test_a_prompt_that_is_sent_by_layers_is_there_one_layer_after_its_end() -> None:
-    pair = [(KIND, Role.PROMPT), (KIND, Role.TOKEN)]
+    pair = [(KIND, RunnerRole.PROMPT), (KIND, RunnerRole.TOKEN)]
     whole_s = 201 * 1_000 / 1e8
     for layer_wise_from, seconds in ((1e9, 200 * 1_000 / 1e8), (1, 200 * 1_000 / 1e8 / 4)):
         (request,) = alone(Rules(transfer=KvLink(1e8, layer_wise_from)), pair, TraceArrival(0, 200, 2))
@@ -123,7 +130,7 @@ def test_a_prompt_that_is_sent_by_layers_is_there_one_layer_after_its_end() -> N
 
 def test_request_level_batching_lets_nobody_join() -> None:
     early, late = TraceArrival(0, 100, 50), TraceArrival(0.01, 10, 2)
-    machine = [(KIND, Role.MIXED)]
+    machine = [(KIND, RunnerRole.MIXED)]
     waits, joins = (
         alone(Rules("shortest_queue", Stepping(batching)), machine, early, late) for batching in ("request", "mixed")
     )
@@ -131,11 +138,17 @@ def test_request_level_batching_lets_nobody_join() -> None:
     assert (joins[1].ended or 0) < (joins[0].ended or 0)
 
 
+def test_request_level_batching_is_refused_on_machines_of_one_phase() -> None:
+    pair = [(KIND, RunnerRole.PROMPT), (KIND, RunnerRole.TOKEN)]
+    with pytest.raises(UnsupportedRules, match="request-level batching"):
+        Cluster(pair, MODEL, Rules(stepping=Stepping("request")))
+
+
 def test_continuous_batching_stops_decode_rows_for_a_prompt_and_mixed_does_not() -> None:
     early, late = TraceArrival(0, 100, 50), TraceArrival(0.1, 200, 2)
     longest = {}
     for batching in ("continuous", "mixed"):
-        cluster = Cluster([(KIND, Role.MIXED)], MODEL, Rules("shortest_queue", Stepping(batching)))
+        cluster = Cluster([(KIND, RunnerRole.MIXED)], MODEL, Rules("shortest_queue", Stepping(batching)))
         served(cluster, [early, late])
         longest[batching] = max(cluster.machines[0].gaps)
     assert longest["continuous"] > longest["mixed"]
@@ -143,7 +156,7 @@ def test_continuous_batching_stops_decode_rows_for_a_prompt_and_mixed_does_not()
 
 def test_full_token_machines_bring_a_prompt_machine_into_the_mixed_set_until_it_is_idle() -> None:
     small = replace(KIND, kv_bytes=300_000)
-    cluster = Cluster([(KIND, Role.PROMPT), (small, Role.TOKEN)], MODEL, Rules())
+    cluster = Cluster([(KIND, RunnerRole.PROMPT), (small, RunnerRole.TOKEN)], MODEL, Rules())
     served(cluster, [TraceArrival(0, 200, 50), TraceArrival(0, 200, 50)])
     assert [roles.mixed for roles in cluster.roles] == [0, 1, 0]
 
@@ -151,7 +164,7 @@ def test_full_token_machines_bring_a_prompt_machine_into_the_mixed_set_until_it_
 def test_unfit_splitwise_runs_end_as_theirs_with_requests_unfinished() -> None:
     """Prompts fill the only machines, and none has memory left for a token phase."""
     kind = replace(machine_kind(H100), kv_bytes=3_000 * BLOOM_176B.kv_token_bytes)
-    machines = [(kind, Role.MIXED)]
+    machines = [(kind, RunnerRole.MIXED)]
     cluster = Cluster(machines, BLOOM_176B, replace(SPLIT, scheduling="shortest_queue"), clock=HeapClock())
     cluster.serve([TraceArrival(0, 1_400, 400), TraceArrival(0, 1_400, 400)])
     assert sum(request.ended is None for request in cluster.requests) == 2

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from weft.domain.runner import RunnerRole
 from weft_sim import splitwise_run
 from weft_sim.planning.cluster import Cluster, Rules
-from weft_sim.planning.machine import MachineKind, Role
+from weft_sim.planning.machine import MachineKind
 from weft_sim.planning.request import PlannedRequest
 from weft_sim.planning.splitwise import A100, BASELINE, BLOOM_176B, H100, SPLIT, machine_kind
 from weft_sim.report import quantile
@@ -19,8 +20,8 @@ from weft_sim.traces import TraceArrival, read
 ROOT = Path(__file__).parents[3]
 DATA = [folder for folder in (ROOT / "data", ROOT.parent / "shared" / "data") if folder.is_dir()]
 H, A = machine_kind(H100), machine_kind(A100)
-PROMPT, TOKEN, MIXED = Role.PROMPT, Role.TOKEN, Role.MIXED
-Machines = Sequence[tuple[MachineKind, Role]]
+PROMPT, TOKEN, MIXED = RunnerRole.PROMPT, RunnerRole.TOKEN, RunnerRole.MIXED
+Machines = Sequence[tuple[MachineKind, RunnerRole]]
 EXAMPLE = [TraceArrival(1, 4_096, 32), TraceArrival(3, 2_048, 8), TraceArrival(4, 2_048, 16)]
 RUNS: dict[str, tuple[str, Machines, Rules]] = {
     "base_h100x4_conv8": ("conv_8", [(H, MIXED)] * 4, BASELINE),
