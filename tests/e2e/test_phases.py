@@ -68,7 +68,7 @@ async def test_choices_likelihoods_penalties_and_shared_prompts_are_the_same_to_
     assert split.metric("runner", "weft_runner_prefix_reused_tokens_total") > 0
 
 
-async def test_an_answer_of_one_token_and_a_client_that_goes_away_leave_nothing_behind(split: Stack) -> None:
+async def test_an_answer_of_one_token_and_a_client_that_disconnects_leave_nothing_behind(split: Stack) -> None:
     assert len(await _choices(split, {"model": MODELS[0], "prompt": LONG, "max_tokens": 1})) == 1
     async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {split.key}"}) as client:
         body = {"model": MODELS[1], "prompt": LONG, "max_tokens": 400, "stream": True, "logit_bias": {"1": -100}}

@@ -132,10 +132,13 @@ def text_of(effects: Sequence[StreamEffect]) -> str:
     return "".join(effect.text for effect in effects if isinstance(effect, Emit))
 
 
-def run(one: RequestStream, *events: StreamEvent, now: float = 0.0) -> list[StreamEffect]:
+def run(
+    one: RequestStream, *events: StreamEvent, now: float = 0.0, runner: RunnerId | None = None
+) -> list[StreamEffect]:
+    """`runner`: that has sent these events."""
     effects: list[StreamEffect] = []
     for event in events:
-        effects += one.handle(event, now)
+        effects += one.handle(event, now, runner)
         check_stream(one)
     return effects
 

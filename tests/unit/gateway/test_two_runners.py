@@ -1,4 +1,4 @@
-"""An epoch on two runners: the KV of one goes to the other, which goes on with the text."""
+"""An epoch on two runners: the KV of one is sent to the other, which computes the tokens after it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from weft.domain.request import (
     Stop,
     TokenRunner,
 )
-from weft_gateway.core.stream import HandedOff, RequestStream, SessionLost, StreamEffect, runner_peer
+from weft_gateway.core.stream import RequestStream, SessionLost, StreamEffect, runner_peer
 
 PROMPT, TOKEN = RUNNERS[0], RUNNERS[1]
 E1, E2 = Epoch(1, 1), Epoch(1, 2)
@@ -43,7 +43,7 @@ def to(effects: Sequence[StreamEffect], runner: RunnerId, *kinds: type) -> list[
     return sent([effect for effect in effects if getattr(effect, "peer", None) == runner_peer(runner)], *kinds)
 
 
-def test_both_runners_start_at_once_and_know_of_each_other() -> None:
+def test_both_runners_start_at_once_and_each_names_the_other() -> None:
     one = stream()
     effects = run(one, split())
     (token_side,) = to(effects, TOKEN, Start)
@@ -57,22 +57,22 @@ def test_both_runners_start_at_once_and_know_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("first", [PROMPT, TOKEN])
-def test_whoever_brings_the_first_token_the_text_is_whole(first: RunnerId) -> None:
+def test_the_text_is_whole_whichever_runner_sends_the_first_token_first(first: RunnerId) -> None:
     one = stream()
     run(one, split())
-    mine, repeated = step(1, 0, "a"), step(1, 0, "a")
-    events = [mine, repeated, HandedOff()] if first == PROMPT else [repeated, HandedOff(), mine]
-    effects = run(one, *events, step(1, 1, "b"))
+    second = TOKEN if first == PROMPT else PROMPT
+    effects = [effect for sender in (first, second) for effect in run(one, step(1, 0, "a"), runner=sender)]
+    effects += run(one, step(1, 1, "b"), runner=TOKEN)
     assert text_of(effects) == "ab"
     assert Started("r", E1, handed_off=True) in sent(effects, Started)
     assert [r.runner for r in one.runners] == [TOKEN]
-    assert (one.owner, one.awaited_token_runner, one.numerics_class) == (TOKEN, None, "class-b")
+    assert (*one.placement, one.numerics_class) == (TOKEN, None, "class-b")
 
 
 def test_before_the_hand_over_the_class_is_that_of_the_prompt_runner() -> None:
     one = stream()
     run(one, split(), step(1, 0, "a"))
-    assert (one.numerics_class, one.owner, one.awaited_token_runner) == ("class-a", PROMPT, TOKEN)
+    assert (one.numerics_class, *one.placement) == ("class-a", PROMPT, TOKEN)
 
 
 @pytest.mark.parametrize("lost", [PROMPT, TOKEN])
@@ -88,9 +88,10 @@ def test_either_runner_lost_before_the_hand_over_ends_the_epoch_on_both(lost: Ru
     assert not one.runners
 
 
-def test_a_prompt_runner_lost_after_the_hand_over_is_no_news() -> None:
+def test_a_prompt_runner_lost_after_the_hand_over_changes_nothing() -> None:
     one = stream()
-    run(one, split(), step(1, 0, "a"), HandedOff())
+    run(one, split(), step(1, 0, "a"))
+    run(one, step(1, 0, "a"), runner=TOKEN)
     assert run(one, SessionLost(PROMPT)) == []
     assert text_of(run(one, step(1, 1, "b"))) == "b"
 
@@ -108,7 +109,7 @@ def test_kv_that_was_lost_is_computed_again_under_the_next_epoch() -> None:
     assert (start.emitted, start.kv_from, start.kv_to) == (tuple(b"a"), None, None)
 
 
-def test_a_token_runner_without_room_gives_the_prompt_back_too() -> None:
+def test_a_token_runner_without_capacity_stops_the_prompt_runner() -> None:
     one = stream()
     run(one, split())
     effects = run(one, NoCapacity("r", E1, 0, "pages"))
@@ -123,7 +124,7 @@ def test_an_answer_of_one_token_ends_on_both_runners() -> None:
     assert to(effects, TOKEN, Stop) == [Stop("r", E1)]
 
 
-def test_a_migration_with_kv_freezes_first_and_goes_on_where_the_kv_comes() -> None:
+def test_a_migration_with_kv_freezes_first_and_starts_on_the_runner_that_receives_it() -> None:
     one = stream()
     run(one, assign(1, PROMPT), step(1, 0, "ab"))
     effects = run(one, moving(2, TOKEN))
@@ -133,7 +134,7 @@ def test_a_migration_with_kv_freezes_first_and_goes_on_where_the_kv_comes() -> N
     assert isinstance(start, Start)
     assert (start.epoch, start.emitted, start.kv_from) == (E2, tuple(b"abc"), PROMPT)
     assert run(one, step(1, 3, "x")) == [], "and not after it"
-    effects = run(one, step(2, 3, "d"), HandedOff())
+    effects = run(one, step(2, 3, "d"), runner=TOKEN)
     assert text_of(effects) == "d"
     assert [r.runner for r in one.runners] == [TOKEN]
 
@@ -155,7 +156,7 @@ def test_a_runner_that_does_not_freeze_leaves_a_migration_without_kv(event: obje
     assert sent(run(one, step(2, 2, "c")), Started) == [Started("r", E2)]
 
 
-def test_a_newer_assignment_while_a_runner_freezes_takes_no_kv_along() -> None:
+def test_a_newer_assignment_while_a_runner_freezes_migrates_without_kv() -> None:
     one = frozen_stream()
     effects = run(one, moving(3, RUNNERS[2]))
     (start,) = to(effects, RUNNERS[2], Start)

@@ -141,7 +141,7 @@ def test_a_step_that_runs_again_ends_the_streams_that_send_its_layers(pair: Pair
     assert closed(pair.receiver).peer == pair.incoming
 
 
-def test_a_drop_at_the_sender_removes_what_waits_and_the_stream_goes_on(pair: Pair) -> None:
+def test_a_drop_at_the_sender_removes_what_waits_and_keeps_the_stream(pair: Pair) -> None:
     pair.accept("a", (0, 1))
     pair.accept("b", (2,))
     pair.send("a", (0,), layer_by_layer=True)  # waits for a step, with everything behind it
@@ -167,7 +167,7 @@ def test_what_was_dropped_at_the_sender_is_never_called_complete(pair: Pair) -> 
     assert pair.receiver.message(KvComplete).request_id == "b"
 
 
-def test_after_a_drop_at_the_receiver_no_byte_is_written_and_the_stream_goes_on(end: Make) -> None:
+def test_after_a_drop_at_the_receiver_no_byte_is_written_and_the_stream_stays(end: Make) -> None:
     """Between two halves of a part: the second one comes, and goes nowhere."""
     receiver = end("receiver")
     liar = Liar(receiver)
@@ -293,7 +293,7 @@ def test_a_connection_cut_at_any_tenth_ends_the_stream_and_nothing_else(end: Mak
     assert pair.incoming != peer, "another stream has another name"
 
 
-def test_a_sender_whose_receiver_is_gone_is_told_so_once(pair: Pair) -> None:
+def test_a_sender_whose_receiver_is_gone_gets_one_closed_event(pair: Pair) -> None:
     pair.accept("r", (0,))
     pair.send("r", (0,), layer_by_layer=True)
     pair.receiver.close()

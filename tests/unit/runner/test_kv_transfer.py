@@ -214,7 +214,7 @@ PROMPT = list(range(10, 31))  # 21 tokens: three chunks of 8, six pages
 
 
 @pytest.mark.parametrize("layer_by_layer_tokens", [1, 1000])
-def test_the_second_runner_goes_on_with_what_the_first_has_computed(layer_by_layer_tokens: int) -> None:
+def test_the_second_runner_continues_from_what_the_first_has_computed(layer_by_layer_tokens: int) -> None:
     pair = Pair(layer_by_layer_tokens=layer_by_layer_tokens)
     begin(pair, PROMPT)
     pair.finish(pair.b)
@@ -391,7 +391,7 @@ def test_a_complete_that_cannot_be_ends_the_stream_and_the_sequence(complete: Kv
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 6])
-def test_a_frozen_sequence_goes_on_elsewhere_from_where_it_stopped(steps: int) -> None:
+def test_a_frozen_sequence_continues_on_another_runner_where_it_stopped(steps: int) -> None:
     """Within its prompt, behind it, and at the borders of pages."""
     pair = Pair()
     one = starts(PROMPT, 12)[0]

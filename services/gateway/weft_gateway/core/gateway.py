@@ -16,7 +16,7 @@ request alone. A step costs what its tokens cost: it touches no deadline and no 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from weft.domain.ids import Epoch
+from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import Prediction
 from weft.domain.request import (
@@ -33,7 +33,6 @@ from weft.domain.request import (
     Reject,
     ResubmitComplete,
     RunnerGone,
-    SequenceTokens,
     Step,
     Submit,
 )
@@ -45,7 +44,6 @@ from weft_gateway.core.events import SCHEDULER, Effect, Event, Failure
 from weft_gateway.core.routes import RouteIndex
 from weft_gateway.core.sessions import SessionEntry, SessionTable
 from weft_gateway.core.stream import (
-    HandedOff,
     HoldExpired,
     PoolAvailability,
     RequestStream,
@@ -263,8 +261,6 @@ class Gateway:
                 pass
             case NoCapacity() | Ended() | Frozen():
                 spoken = (message,)
-                if (spoken_of := self.requests.get(message.request_id)) is not None:
-                    spoken_of.stream.speaker = session.runner
             case _:
                 return []  # Draining: Ended follows for each sequence
         effects: list[Effect] = []
@@ -272,15 +268,12 @@ class Gateway:
             active = self.requests.get(one.request_id)
             if active is None:
                 continue
-            stream = active.stream
-            running = stream.running
-            if running and running.epoch == one.epoch and not stream.speaks(session.runner):
+            running = active.stream.running
+            if running and running.epoch == one.epoch and not active.stream.speaks(session.runner):
                 reason = f"it speaks for request {one.request_id!r}, whose epoch another runner has"
                 effects.append(events.PeerViolation(peer, reason))
                 return effects + self._close(session, f"it broke the contract: {reason}", now)
-            effects += self._advance(active, one, now)
-            if stream.receiver == session.runner and type(one) is SequenceTokens and one.epoch == stream.highest:
-                effects += self._advance(active, HandedOff(), now)
+            effects += self._advance(active, one, now, session.runner)
         return effects
 
     def _on_session(self, event: Connected | Closed, now: float) -> list[Effect]:
@@ -309,12 +302,14 @@ class Gateway:
         active = self.requests.get(request_id)
         return [] if active is None else self._advance(active, event, now)
 
-    def _advance(self, active: ActiveRequest, event: StreamEvent, now: float) -> list[Effect]:
-        """A bug ends this answer, and no other."""
+    def _advance(
+        self, active: ActiveRequest, event: StreamEvent, now: float, runner: RunnerId | None = None
+    ) -> list[Effect]:
+        """`runner`: that has sent the event. A bug ends this answer, and no other."""
         stream = active.stream
         request_id, before = stream.request_id, stream.runners
         try:
-            effects: list[Effect] = stream.handle(event, now)  # pyright: ignore[reportAssignmentType] (a new list)
+            effects: list[Effect] = stream.handle(event, now, runner)  # pyright: ignore[reportAssignmentType] (a new list)
             after = stream.runners
             if after is before and after:
                 return effects  # nothing but tokens
@@ -447,6 +442,7 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
     """The request as the scheduler needs it, new or submitted again: with its age, and where it runs."""
     stream, prediction = active.stream, active.prediction
     request, running = stream.request, stream.running
+    runner, token_runner = stream.placement
     return Submit(
         request_id=stream.request_id,
         pool=request.route.pool,
@@ -463,13 +459,13 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         bucket_tokens=prediction.bucket_tokens,
         waited_s=now - active.stream.arrived,
         epoch=running.epoch if running else Epoch(),
-        runner=stream.owner,
+        runner=runner,
         migrations=stream.counted_migrations,
         preemptions=stream.preemptions,
         reservation_tokens=running.reservation_tokens if running else 0,
         start_emitted_tokens=stream.start_tokens if running else 0,
         numerics_class=stream.numerics_class,
-        token_runner=stream.awaited_token_runner,
+        token_runner=token_runner,
     )
 
 

@@ -4,9 +4,9 @@
       ▲                │
       └── Preempt, SessionLost, NoCapacity, Ended ──┘       (any state) ──ClientGone, Reject, hold time──▶ done
 
-An epoch may have two runners: one computes the prompt and the first token and sends its KV to the other, which goes on
-(Splitwise, section 4.2), or the runner of the epoch before sends it (a migration with KV: Freeze there, Frozen, Start
-here). Both speak for the epoch until the second one's first token: from then on it alone does.
+An epoch may have two runners: one computes the prompt and the first token and sends its KV to the other, for the tokens
+after it (Splitwise, section 4.2), or the runner of the epoch before sends it (a migration with KV: Freeze there,
+Frozen, Start here). Both speak for the epoch until the second one's first token: from then on it alone does.
 
 What always holds, whatever is lost, repeated or late (`check_stream`):
 - a token is appended only for the present epoch and at position == len(tokens): never lost, never twice; so is its
@@ -79,11 +79,6 @@ class SessionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOff:
-    """The runner that takes KV over has sent its first token."""
-
-
-@dataclass(frozen=True, slots=True)
 class PoolAvailability:
     """Whether the scheduler is there and the request's pool has a ready runner."""
 
@@ -99,7 +94,7 @@ class HoldExpired:
 
 StreamEvent = (
     SequenceTokens | Assign | Preempt | NoCapacity | Ended | Reject | SessionLost | PoolAvailability | HoldExpired
-    | ClientGone | RequestAborted | Frozen | HandedOff
+    | ClientGone | RequestAborted | Frozen
 )  # fmt: skip
 StreamEffect = Send | Emit | FirstToken
 
@@ -148,7 +143,6 @@ class RequestStream:
         self.running: Assign | None = None  # the present ownership
         self.runners: tuple[Located, ...] = ()  # that have the request; a new tuple whenever they are others
         self.receiver: RunnerId | None = None  # of them: the one that waits for the KV of the other
-        self.speaker: RunnerId | None = None  # that has sent the latest NoCapacity, Ended or Frozen
         self.freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
         self.highest = NEVER
         self.assignments = 0
@@ -188,20 +182,12 @@ class RequestStream:
         return self._doublings_before + self._doublings_now
 
     @property
-    def owner(self) -> RunnerId | None:
-        """The runner of its Assign, or the one that has taken over from it."""
+    def placement(self) -> tuple[RunnerId | None, RunnerId | None]:
+        """The runner that has its epoch, or has taken over from it; the one that is still to take over."""
         running = self.running
-        if running is None or running.token_runner is None or self.receiver is not None:
-            return running.runner if running else None
-        return running.token_runner.runner
-
-    @property
-    def awaited_token_runner(self) -> RunnerId | None:
-        """The one that is to take over from the runner of its Assign."""
-        running = self.running
-        if running is None or running.token_runner is None or self.receiver is None:
-            return None
-        return running.token_runner.runner
+        if running is None or (second := running.token_runner) is None:
+            return running.runner if running else None, None
+        return (second.runner, None) if self.receiver is None else (running.runner, second.runner)
 
     def speaks(self, runner: RunnerId) -> bool:
         """Whether that runner may speak for the present epoch, or may have while a message was on its way."""
@@ -216,8 +202,8 @@ class RequestStream:
         """When the hold time runs out; None while it stands still, and at the end."""
         return None if self._held_since is None else self._held_since + self.hold_s - self._held_before_s
 
-    def handle(self, event: StreamEvent, now: float) -> list[StreamEffect]:
-        """What this event changes. An event that counts no more changes nothing."""
+    def handle(self, event: StreamEvent, now: float, runner: RunnerId | None = None) -> list[StreamEffect]:
+        """What this event changes; `runner`: that has sent it. An event that counts no more changes nothing."""
         if self.end:
             return []
         effects: list[StreamEffect] = []
@@ -225,10 +211,10 @@ class RequestStream:
             case SequenceTokens():
                 running = self.running
                 effects = self._step(event, now)
+                if self.receiver is not None and self.receiver == runner and event.epoch == self.highest:
+                    effects += self._hand_over()
                 if self.running is running:
                     return effects  # tokens alone move no hold time
-            case HandedOff():
-                effects = self._handed_off()
             case Frozen():
                 effects = self._frozen(event, now)
             case Assign():
@@ -239,16 +225,16 @@ class RequestStream:
                 effects = self._recompute(now)
             case NoCapacity():
                 reason, pages = FailReason.NO_CAPACITY, event.free_pages
-                effects = self._fail_epoch(event.epoch, reason, event.reason, pages, runner=self.speaker)
+                effects = self._fail_epoch(event.epoch, reason, event.reason, pages, runner=runner)
             case Ended():
-                effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail, runner=self.speaker)
-            case SessionLost(runner, detail):
-                if self.running and any(one.runner == runner for one in self.runners):
+                effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail, runner=runner)
+            case SessionLost(lost, detail):
+                if self.running and any(one.runner == lost for one in self.runners):
                     if self.freezing:
                         effects = self._recompute(now)
                     else:
                         reason = FailReason.SESSION_LOST
-                        effects = self._fail_epoch(self.running.epoch, reason, detail, runner=runner)
+                        effects = self._fail_epoch(self.running.epoch, reason, detail, runner=lost)
             case PoolAvailability(available):
                 self.available = available
             case HoldExpired(failure):
@@ -276,7 +262,8 @@ class RequestStream:
         if before and assign.kv_address and not self.freezing and self.receiver is None:
             self.running, self.freezing = assign, before
             target = KvTarget(assign.runner, assign.kv_address)
-            return [self._send(Freeze(self.request_id, before.epoch, assign.epoch, target))]
+            (source,) = self.runners
+            return [Send(runner_peer(source.runner), Freeze(self.request_id, before.epoch, assign.epoch, target))]
         stops = self._stop_all()
         self.running = assign
         return [*stops, *self._recompute(now)]
@@ -302,10 +289,10 @@ class RequestStream:
         self.runners, self.receiver = (*self.runners, Located(second.runner, second.address)), second.runner
         return [self._start(running, now, kv_from=running.runner), self._start(running, now, kv_to=second)]
 
-    def _handed_off(self) -> list[StreamEffect]:
-        """The runner that received the KV goes on alone."""
+    def _hand_over(self) -> list[StreamEffect]:
+        """The first tokens of the runner that received the KV: it has the epoch alone."""
         assert self.running is not None
-        self.runners = tuple(one for one in self.runners if one.runner == self.receiver)
+        self.runners = tuple([one for one in self.runners if one.runner == self.receiver])
         self.receiver = None
         return [Send(SCHEDULER, Started(self.request_id, self.running.epoch, handed_off=True))]
 
@@ -384,11 +371,6 @@ class RequestStream:
             return []
         stop = Stop(self.request_id, self.running.epoch)
         return [Send(runner_peer(one.runner), stop) for one in self.runners]
-
-    def _send(self, message: Freeze) -> Send:
-        """To the only runner."""
-        (one,) = self.runners
-        return Send(runner_peer(one.runner), message)
 
     def _leave_runners(self) -> None:
         self.running = self.freezing = self.receiver = None

@@ -108,7 +108,7 @@ def test_of_a_large_pool_those_who_come_join_the_side_that_lacks_one() -> None:
     assert abs(share - counts(planned(runners[:REPLANNED]), runners[:REPLANNED])[PROMPT] / REPLANNED) < 0.02
 
 
-def test_a_mixed_set_grows_while_prompts_wait_and_goes_back_when_they_do_not() -> None:
+def test_a_mixed_set_grows_while_prompts_wait_and_shrinks_when_they_do_not() -> None:
     closed = fleet(6, queue_open=False)
     roles = planned(closed)
     assert counts(roles, closed) == {PROMPT: 4, TOKEN: 2}
