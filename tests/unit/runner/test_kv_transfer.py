@@ -15,6 +15,7 @@ from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Rece
 from weft.domain.request import (
     Ended,
     EndReason,
+    FinishReason,
     Freeze,
     Frozen,
     KvTarget,
@@ -387,6 +388,18 @@ def test_a_complete_that_cannot_be_ends_the_stream_and_the_sequence(complete: Kv
     assert [s for s in pair.sent if isinstance(s, Close)]
     assert [e.reason for e in pair.b.ended()] == [EndReason.KV_LOST]
     assert not [s for s in pair.sent if isinstance(s, KvAck)]
+    assert idle(pair)
+
+
+def test_kv_that_fills_the_smaller_context_of_the_token_runner_ends_the_answer_by_length() -> None:
+    pair = Pair()
+    pair.b.machine.pool.limits = replace(pair.b.machine.pool.limits, max_context_tokens=len(PROMPT) + 1)
+    begin(pair, PROMPT)
+    pair.finish(pair.b)
+    last = [one for message in pair.b.said for one in message.sequences][-1]
+    assert (last.position, last.tokens, last.finish) == (1, (), FinishReason.LENGTH)
+    assert pair.b.tokens() == pair.a.tokens() == expected(PROMPT, 1)
+    assert not [s for s in pair.sent if isinstance(s, Close)]
     assert idle(pair)
 
 

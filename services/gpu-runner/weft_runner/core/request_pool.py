@@ -598,16 +598,22 @@ class RequestPool:
             repeated = SequenceTokens(sequence.key, start.epoch, position, tokens, None, 0, complete.logprobs)
             self.produced.setdefault(sequence.owner.name, (sequence.owner, []))[1].append(repeated)
         self.urgent = True
+        if len(sequence.tokens) == sequence.max_len:  # the context beside its adapter is smaller than at its sender
+            end = SequenceTokens(sequence.key, sequence.start.epoch, sequence.n_emitted, (), FinishReason.LENGTH)
+            self.produced.setdefault(sequence.owner.name, (sequence.owner, []))[1].append(end)
+            self._remove(sequence)
+            return
         self._go_on(incoming)
 
     def _kv_fault(self, sequence: Sequence, complete: KvComplete) -> str:
-        n_tokens = len(sequence.tokens) + len(complete.tokens)
+        start, n_tokens = sequence.start, len(sequence.tokens) + len(complete.tokens)
         most = min(n_tokens - 1, sequence.base_len)
-        if not max(sequence.in_kv, 1) <= complete.in_kv <= most or n_tokens >= sequence.max_len:
+        too_many = n_tokens > sequence.max_len or n_tokens >= len(start.prompt) + start.max_tokens
+        if too_many or not max(sequence.in_kv, 1) <= complete.in_kv <= most:
             return f"request {sequence.key!r} of {n_tokens} tokens came with {complete.in_kv} in KV"
         if any(not 0 <= token < self.limits.vocab_size for token in complete.tokens):
             return f"request {sequence.key!r} came with a token outside the vocabulary"
-        wants_logprobs = sequence.start.sampling.top_logprobs is not None
+        wants_logprobs = start.sampling.top_logprobs is not None
         if wants_logprobs and len(complete.logprobs) != len(complete.tokens):
             return f"request {sequence.key!r} came without log probabilities"
         return ""
