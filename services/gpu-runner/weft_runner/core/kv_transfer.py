@@ -1,6 +1,6 @@
 """KV on its way between this runner and others of its pool (Splitwise, section 4.4): what is offered, sent and awaited.
 
-A sequence that another runner is to go on with is offered to it as soon as it is here. Once the other has accepted,
+A sequence that another runner is to take over is offered to it as soon as it is here. Once the other has accepted,
 which it does with pages that it has reserved, pages leave as they become full: beside the next chunk's computation, and
 those of the last chunk layer by layer with its step where the batch is large enough. `KvComplete` follows the last one,
 `KvAck` frees the pages here.
@@ -153,7 +153,7 @@ class KvTransfers:
     # ---- the sender's side
 
     def offer(self, sequence: Sequence, target: KvTarget, epoch: Epoch) -> None:
-        """That runner is to go on with it, under that epoch."""
+        """That runner is to take it over, under that epoch."""
         assert self.identity is not None, "a runner that exchanges no KV"
         peer = Peer(Kind.RUNNER, f"{target.runner.uuid}/{target.runner.incarnation}")
         one = self.outgoing[sequence.key] = OutgoingKv(sequence, peer, epoch)
@@ -251,7 +251,8 @@ class KvTransfers:
 
     def forget(self, key: str, *, acknowledged: bool = False) -> None:
         """Its sequence is over here, or runs: nothing of it is sent or received any more."""
-        if (outgoing := self.outgoing.pop(key, None)) is not None and not acknowledged:
+        outgoing = self.outgoing.pop(key, None)
+        if outgoing is not None and outgoing.accepted and not acknowledged:
             self.effects = [effect for effect in self.effects if not _sends(effect, outgoing)]
             self.drops.append(DropKv(outgoing.peer, key, outgoing.epoch))
         incoming = self.incoming.pop(key, None)

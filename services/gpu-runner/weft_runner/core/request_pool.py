@@ -12,20 +12,16 @@ from math import inf
 
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
-from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvOffer, KvRefuse
 from weft.domain.machine import Peer, Send
 from weft.domain.preemption import latest_arrival
 from weft.domain.request import (
     Ended,
     EndReason,
     FinishReason,
-    Freeze,
-    Frozen,
     NoCapacity,
     SequenceTokens,
     Start,
     Step,
-    TokenLogprob,
 )
 from weft.domain.runner import RunnerFigures, RunnerRole
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
@@ -42,9 +38,10 @@ from weft_runner.core.events import (
     SwapDone,
     SwapFailed,
 )
+from weft_runner.core.hand_over import HandOver
 from weft_runner.core.host_prefixes import HostPrefixes, check_host_prefixes
 from weft_runner.core.kv_swap import MOST_SWAPS, KvSwap, SwappedKv, check_swap
-from weft_runner.core.kv_transfer import IncomingKv, KvTransfers, OutgoingKv, check_kv_transfers
+from weft_runner.core.kv_transfer import check_kv_transfers
 from weft_runner.core.page_table import PageTable, check_page_table
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reservation import Reservations
@@ -75,7 +72,6 @@ class RequestPool:
         self.reservations = Reservations(self.pages, self.adapters.slots)
         self.swap = KvSwap(self.adapters.host, limits.swap_page_bytes)
         self.host_prefixes = HostPrefixes(self.pages.prefixes, self.adapters.host, self.swap)
-        self.kv = KvTransfers(limits.kv, limits.kv_claim_s, limits.kv_page_bytes)
         self.role, self.role_changes = RunnerRole.MIXED, RoleChanges()
         self.stuck = True  # no swap helps those that are paused: the supervisor names a victim
         self.epochs = HighestEpochs()
@@ -83,18 +79,20 @@ class RequestPool:
         self.draining = False
         self.urgent = False  # a report is due at once
         self.iterations = self.forwards = self.tokens = self.departures = 0
-        self.stalled_s = self._elapsed_to = 0.0  # of all sequences that were paused or swapped
+        self.stalled_s = self.now = 0.0  # of all sequences that were paused or swapped; the time of the event
         self.messages: list[Send] = []
         self.frozen: list[Send] = []  # after the tokens of the same event
         self.produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
         self._admissions = self._launches = 0
+        self.hand_over = HandOver(self)
+        self.kv = self.hand_over.kv
 
     def elapse(self, now: float) -> None:
         """Who is paused or swapped has stood still since the call before this one."""
         if self.reservations.paused or self.swap.by_key:
             stalled = len(self.reservations.paused) + self.swap.away
-            self.stalled_s += stalled * (now - self._elapsed_to)
-        self._elapsed_to = now
+            self.stalled_s += stalled * (now - self.now)
+        self.now = now
 
     # ---- messages
 
@@ -109,10 +107,10 @@ class RequestPool:
             return
         self.epochs.see(start.request_id, start.epoch)
         if held is not None:
-            self._remove(held)  # one owner a request: the highest epoch
+            self.remove(held)  # one owner a request: the highest epoch
         match self._start(start, owner, gateway, now):
             case SequenceTokens() as answer:
-                self.produced.setdefault(owner.name, (owner, []))[1].append(answer)
+                self.produce(owner, answer)
             case None:
                 pass
             case answer:
@@ -122,26 +120,8 @@ class RequestPool:
         """Cancel an epoch: its pages are free before the next step. Only the session that started it may."""
         sequence = self.sequences.get(request_id)
         if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
-            self._remove(sequence)
+            self.remove(sequence)
             self.epochs.see(request_id, epoch)
-
-    def freeze(self, freeze: Freeze, owner: Peer) -> None:
-        """That epoch ends here after what was computed so far, and its KV goes to another runner.
-
-        Where there is none to send it ends with KV_LOST: the other runner computes it.
-        """
-        sequence = self.sequences.get(freeze.request_id)
-        answer = Ended(freeze.request_id, freeze.epoch, EndReason.KV_LOST, "nothing of it is here to send")
-        if sequence is None or sequence.owner != owner or sequence.start.epoch != freeze.epoch:
-            self.messages.append(Send(owner, answer))
-            return
-        ready = sequence.phase in (*RUNNING, SequencePhase.PAUSED) and not sequence.in_flight
-        if not ready or not sequence.in_kv or self.limits.kv is None or sequence.key in self.kv.outgoing:
-            self._end(sequence, EndReason.KV_LOST, answer.detail)
-            return
-        self.frozen.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
-        self.kv.offer(sequence, freeze.to, freeze.next_epoch)
-        self._hand_over(sequence)
 
     def set_role(self, role: RunnerRole) -> None:
         """From the next batch on. Sequences that are here run to their ends."""
@@ -155,22 +135,22 @@ class RequestPool:
     def session_closed(self, owner: Peer) -> None:
         """Cancel what the session held."""
         for sequence in [s for s in self.sequences.values() if s.owner == owner]:
-            self._remove(sequence)
+            self.remove(sequence)
 
     def apply(self, change: DesiredChange) -> None:
         self.adapters.apply(change)
-        self._settle()
+        self.settle()
 
     def prefetch(self, digests: Iterable[str]) -> None:
         """Adapters that requests may name soon, the most probable first."""
         self.adapters.prefetch(digests)
-        self._settle()
+        self.settle()
 
     def drain(self, *, on: bool) -> None:
         """Give every sequence back; refuse new ones until drained is taken back."""
         self.draining = on
         for sequence in list(self.sequences.values()) if on else []:
-            self._end(sequence, EndReason.DRAINED, "the runner is draining")
+            self.end(sequence, EndReason.DRAINED, "the runner is draining")
 
     def on_adapter_event(self, event: AdapterEvent) -> None:
         """A result of the adapter pool. What can never be loaded, or failed, ends the sequences that wait for it."""
@@ -191,7 +171,7 @@ class RequestPool:
             case LoadFailed(digest, reason, detail, permanent):
                 adapters.on_load_failed(digest, detail, permanent=permanent)
                 self._end_all_of(digest, reason, detail)
-        self._settle()
+        self.settle()
         if fault or adapters.prefetcher.idle or not isinstance(event, Fetched):
             self.urgent = True
 
@@ -211,7 +191,7 @@ class RequestPool:
                 self.adapters.swap_out(swap.sequence.start.adapter)
         elif swap is not None:
             self._resume(swap)
-        self._settle()
+        self.settle()
 
     # ---- steps
 
@@ -229,7 +209,7 @@ class RequestPool:
             return self.scheduler.standing
         for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.extend(sequence)
-        self._settle()
+        self.settle()
         overrun = False
         for sequence in list(self._here(SequencePhase.DECODE)):
             if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
@@ -262,7 +242,7 @@ class RequestPool:
             sequence = sequences[key]
             sequence.in_flight = False
             if key in failures:
-                self._end(sequence, EndReason.INTERNAL, failures[key], forget=True)
+                self.end(sequence, EndReason.INTERNAL, failures[key], forget=True)
                 continue
             sequence.fed(n_tokens)
             self.tokens += n_tokens
@@ -355,13 +335,13 @@ class RequestPool:
         if start.kv_to is not None and self.limits.kv is not None:
             self.kv.offer(sequence, start.kv_to, start.epoch)
         if start.kv_from is not None:
-            self._await_kv(sequence, pages, there)
+            self.hand_over.await_kv(sequence, pages, there)
         elif self._read_from_host(sequence, pages):
             self.swap.by_key[sequence.key].adapter_there = there
         elif there:
             self._join(sequence)
         self.urgent |= not there  # with nothing else to run, no iteration would report this admission while it waits
-        self._settle()
+        self.settle()
 
     def _read_from_host(self, sequence: Sequence, pages: list[int]) -> bool:
         """It waits until the next pages of its text are copied in. False: they are not there, or computed sooner."""
@@ -389,14 +369,14 @@ class RequestPool:
 
     def _join(self, sequence: Sequence) -> None:
         self.scheduler.changed()
-        sequence.join(self._most_tokens(sequence))
+        sequence.join(self.most_tokens(sequence))
 
-    def _most_tokens(self, sequence: Sequence) -> int:
+    def most_tokens(self, sequence: Sequence) -> int:
         """In KV, beside its adapter."""
         beside = self.pages.n_adapter_pages(sequence.start.adapter)
         return (self.pages.total_pages - beside) * self.pages.page_tokens
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Pages or slots may have come free: first for paused sequences, then for adapters that sequences wait for."""
         self.reservations.serve_paused(self.sequences)
         self.adapters.page_debt = bool(self.reservations.paused)
@@ -412,8 +392,7 @@ class RequestPool:
                     self.swap.by_key[sequence.key].adapter_there = True
                     self._resume(self.swap.by_key[sequence.key])
                 elif sequence.phase is SequencePhase.RECEIVE:
-                    self.kv.incoming[sequence.key].adapter_there = True
-                    self._go_on(self.kv.incoming[sequence.key])
+                    self.hand_over.adapter_there(sequence)
         if self.pages.short:
             page_ms = self.scheduler.step_time.prefill_ms(self.limits.page_tokens)
             self.host_prefixes.save(page_ms, self.adapters.adapters.__contains__)
@@ -432,7 +411,7 @@ class RequestPool:
                     return
                 here = [s for s in self.sequences.values() if s.phase is not SequencePhase.SWAPPED]
                 self._give_back(latest_arrival(here or self.sequences.values(), _arrived))
-            self._settle()
+            self.settle()
 
     # ---- swap
 
@@ -514,7 +493,7 @@ class RequestPool:
         """It runs on, once both its KV and its adapter are there."""
         if swap.copied and swap.adapter_there:
             self.scheduler.changed()
-            swap.sequence.swapped_in(self._most_tokens(swap.sequence))
+            swap.sequence.swapped_in(self.most_tokens(swap.sequence))
             self.reuse.came_back(len(swap.cached) * self.pages.page_tokens)
             self.reuse.publish(swap.sequence)
             self._end_swap(swap.sequence)
@@ -524,150 +503,13 @@ class RequestPool:
         for behind in self.swap.forget(sequence.key):
             self._resume(behind)
 
-    # ---- between runners
-
-    def on_kv_message(self, peer: Peer, message: object, now: float) -> None:
-        """Of a runner that KV comes from, or goes to."""
-        match message:
-            case KvOffer(request_id, epoch):
-                self.kv.offered(peer, message, now, stale=self.epochs.is_stale(request_id, epoch))
-            case KvComplete(request_id, epoch):
-                if (incoming := self.kv.awaited(peer, request_id, epoch)) is not None:
-                    self._take_kv(peer, incoming, message)
-            case KvAccept():
-                if (accepted := self.kv.accepted(peer, message)) is not None:
-                    self._send_kv(accepted)
-            case KvAck(request_id, epoch):
-                if (outgoing := self.kv.acknowledged(peer, request_id, epoch)) is not None:
-                    self.kv.handed_over += 1
-                    self.kv.forget(request_id, acknowledged=True)
-                    self._remove(outgoing.sequence)
-            case KvRefuse():
-                if (refused := self.kv.refused(peer, message)) is not None:
-                    self._lose_kv(refused, f"the other runner refuses it: {message.reason}")
-            case _:
-                pass  # of a newer version
-        self._settle()
-
-    def on_kv_stream_closed(self, peer: Peer, reason: str) -> None:
-        outgoing, incoming = self.kv.closed(peer)
-        for one in outgoing:
-            self._lose_kv(one, f"the stream to the other runner is over: {reason}")
-        for other in incoming:
-            self._lose_incoming(other, f"the stream of the other runner is over: {reason}")
-
-    def expire_kv(self, now: float) -> None:
-        for one in self.kv.take_expired(now):
-            self._lose_kv(one, "the other runner did not take it in time")
-
-    def stream_kv(self, batch: Batch) -> None:
-        """Before that batch runs: of prompts that it completes, the KV leaves layer by layer if it is large enough."""
-        if batch.prompt_tokens < self.limits.layer_by_layer_tokens:
-            return
-        for key, _, n_tokens, samples in batch.rows[: batch.n_prefills]:
-            if samples and (outgoing := self.kv.outgoing.get(key)) is not None:
-                until = self.pages.pages_for(self.sequences[key].in_kv + n_tokens)
-                self.kv.send_pages(outgoing, self.pages.pages_of(key), until, layer_by_layer=True)
-
-    def _await_kv(self, sequence: Sequence, pages: list[int], there: bool) -> None:
-        """Another runner sends what is not here; each of these pages is written as a whole."""
-        source = sequence.start.kv_from
-        assert source is not None
-        first = sequence.in_kv // self.pages.page_tokens
-        awaited = tuple(pages[first : self.pages.pages_for(sequence.base_len)])
-        self.reservations.overwritten([*awaited])
-        sequence.await_kv()
-        self.kv.await_kv(IncomingKv(sequence, source, first, awaited, there))
-
-    def _take_kv(self, peer: Peer, incoming: IncomingKv, complete: KvComplete) -> None:
-        """Every page is here; the tokens that came with it are repeated to the gateway, whichever comes first."""
-        sequence, tokens = incoming.sequence, complete.tokens
-        if fault := self._kv_fault(sequence, complete):
-            self.kv.violated(peer, fault)
-            self.on_kv_stream_closed(peer, fault)
-            return
-        incoming.complete = True
-        self.kv.received += 1
-        position = sequence.n_emitted
-        sequence.take_kv(complete.in_kv, tokens)
-        self.pages.fill(sequence.key, complete.in_kv)
-        self.reservations.granted([*incoming.pages[self.pages.pages_for(complete.in_kv) - incoming.first_page :]])
-        self.kv.message(peer, KvAck(sequence.key, sequence.start.epoch))
-        if tokens:
-            start = sequence.start
-            repeated = SequenceTokens(sequence.key, start.epoch, position, tokens, None, 0, complete.logprobs)
-            self.produced.setdefault(sequence.owner.name, (sequence.owner, []))[1].append(repeated)
-        self.urgent = True
-        if len(sequence.tokens) == sequence.max_len:  # the context beside its adapter is smaller than at its sender
-            end = SequenceTokens(sequence.key, sequence.start.epoch, sequence.n_emitted, (), FinishReason.LENGTH)
-            self.produced.setdefault(sequence.owner.name, (sequence.owner, []))[1].append(end)
-            self._remove(sequence)
-            return
-        self._go_on(incoming)
-
-    def _kv_fault(self, sequence: Sequence, complete: KvComplete) -> str:
-        start, n_tokens = sequence.start, len(sequence.tokens) + len(complete.tokens)
-        most = min(n_tokens - 1, sequence.base_len)
-        too_many = n_tokens > sequence.max_len or n_tokens >= len(start.prompt) + start.max_tokens
-        if too_many or not max(sequence.in_kv, 1) <= complete.in_kv <= most:
-            return f"request {sequence.key!r} of {n_tokens} tokens came with {complete.in_kv} in KV"
-        if any(not 0 <= token < self.limits.vocab_size for token in complete.tokens):
-            return f"request {sequence.key!r} came with a token outside the vocabulary"
-        wants_logprobs = start.sampling.top_logprobs is not None
-        if wants_logprobs and len(complete.logprobs) != len(complete.tokens):
-            return f"request {sequence.key!r} came without log probabilities"
-        return ""
-
-    def _go_on(self, incoming: IncomingKv) -> None:
-        """It runs, once both its KV and its adapter are here."""
-        sequence = incoming.sequence
-        if incoming.complete and incoming.adapter_there:
-            self.scheduler.changed()
-            self.kv.forget(sequence.key)
-            sequence.go_on(self._most_tokens(sequence))
-            self.reuse.publish(sequence)
-
-    def _hand_over(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
-        """Nothing more is computed for it here."""
-        outgoing = self.kv.outgoing[sequence.key]
-        self.reservations.paused.pop(sequence.key, None)
-        sequence.send()
-        outgoing.logprobs = logprobs
-        self.scheduler.changed()
-        self.departures += 1
-        self.kv.computed(outgoing, self.pages.pages_for(sequence.in_kv), self._elapsed_to)
-        self._send_kv(outgoing)
-
-    def _send_kv(self, outgoing: OutgoingKv) -> None:
-        """What is complete of it, as far as the other runner has accepted; the last of it with what goes along."""
-        sequence = outgoing.sequence
-        if not outgoing.accepted:
-            return
-        pages = self.pages.pages_of(sequence.key)
-        if sequence.phase is not SequencePhase.SEND:
-            self.kv.send_pages(outgoing, pages, sequence.in_kv // self.pages.page_tokens)
-            return
-        self.kv.send_pages(outgoing, pages, self.pages.pages_for(sequence.in_kv))
-        tokens = tuple(sequence.tokens[sequence.base_len :]) if outgoing.epoch == sequence.start.epoch else ()
-        complete = KvComplete(sequence.key, outgoing.epoch, sequence.in_kv, tokens, outgoing.logprobs)
-        self.kv.message(outgoing.peer, complete)
-
-    def _lose_kv(self, outgoing: OutgoingKv, detail: str) -> None:
-        """The gateway ends the epoch on both runners, and it is computed again."""
-        self.kv.lost += 1
-        self._end(outgoing.sequence, EndReason.KV_LOST, detail, epoch=outgoing.epoch)
-
-    def _lose_incoming(self, incoming: IncomingKv, detail: str) -> None:
-        self.kv.lost += 1
-        self._end(incoming.sequence, EndReason.KV_LOST, detail)
-
     def _give_back(self, sequence: Sequence) -> None:
         """It cannot run here now: it is scheduled again, and computed once more."""
-        self._remove(sequence)
+        self.remove(sequence)
         answer = no_capacity(sequence.start, self.adapters.free_pages(), "pages")
         self.messages.append(Send(sequence.owner, answer))
 
-    def _remove(self, sequence: Sequence, *, forget: bool = False) -> None:
+    def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Pages and references back, at once; freed pages go to the longest paused sequence first."""
         self.scheduler.changed()
         self.departures += 1
@@ -685,7 +527,7 @@ class RequestPool:
             self.adapters.release_swapped(sequence.start.adapter)
         elif sequence.start.adapter:
             self.adapters.release(sequence.start.adapter, joined=joined)
-        self._settle()
+        self.settle()
         self.urgent = True
 
     def _has_joined(self, sequence: Sequence) -> bool:
@@ -700,13 +542,13 @@ class RequestPool:
         """Not those in host memory, which do not want it now."""
         for sequence in [s for s in self.sequences.values() if s.start.adapter == digest]:
             if sequence.phase is not SequencePhase.SWAPPED:
-                self._end(sequence, reason, detail)
+                self.end(sequence, reason, detail)
 
-    def _end(
+    def end(
         self, sequence: Sequence, reason: EndReason, detail: str, *, forget: bool = False, epoch: Epoch | None = None
     ) -> None:
         """`epoch`: the one that another runner was to have it under, where that is its next one."""
-        self._remove(sequence, forget=forget)
+        self.remove(sequence, forget=forget)
         of = epoch or sequence.start.epoch
         answer = Ended(sequence.key, of, reason, detail, sequence.n_emitted)
         self.messages.append(Send(sequence.owner, answer))
@@ -752,16 +594,18 @@ class RequestPool:
             if len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
-        owner = sequence.owner
+        produced = SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
+        self.produce(sequence.owner, produced)
+        if finish is not None:
+            self.remove(sequence)
+        elif start.kv_to is not None and self.limits.kv is not None:
+            self.hand_over.leave(sequence, logprobs)
+
+    def produce(self, owner: Peer, produced: SequenceTokens) -> None:
+        """For that session's next Step."""
         if (of_session := self.produced.get(owner.name)) is None:
             of_session = self.produced[owner.name] = owner, []
-        of_session[1].append(
-            SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
-        )
-        if finish is not None:
-            self._remove(sequence)
-        elif start.kv_to is not None and self.limits.kv is not None:
-            self._hand_over(sequence, logprobs)
+        of_session[1].append(produced)
 
     def paused(self) -> list[str]:
         """Keys of paused sequences, the longest paused first."""

@@ -63,7 +63,7 @@ class Runner:
             case Connected(peer, hello):
                 self._connect(peer, hello, effects)
             case Closed(peer, reason) if peer.kind is Kind.RUNNER:
-                self.pool.on_kv_stream_closed(peer, reason)
+                self.pool.hand_over.on_stream_closed(peer, reason)
             case Closed(peer):
                 self._close(peer)
             case Drain(on):
@@ -76,7 +76,7 @@ class Runner:
         self._take_effects(effects)
         kv = self.pool.kv
         if (kv.outgoing or kv.offers) and kv.next_deadline() <= now:
-            self.pool.expire_kv(now)
+            self.pool.hand_over.expire(now)
             self._take_effects(effects)
         if now >= self._retry_at:
             self._retry_at = now + RETRY_S
@@ -124,7 +124,7 @@ class Runner:
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
         if pool.kv.outgoing:
-            pool.stream_kv(batch)
+            pool.hand_over.stream(batch)
             effects.extend(pool.kv.take_effects())
         self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures)
         effects.append(self._step)
@@ -149,7 +149,7 @@ class Runner:
             case Stop(request_id, epoch):
                 self.pool.stop(request_id, epoch, peer)
             case Freeze():
-                self.pool.freeze(message, peer)
+                self.pool.hand_over.freeze(message, peer)
             case Registered():
                 self.reporter.register(message)
             case RunnerOrder(desired, drain, prefetch, role):
@@ -165,7 +165,7 @@ class Runner:
             case Resync():
                 self.reporter.resync()
             case _ if peer.kind is Kind.RUNNER:
-                self.pool.on_kv_message(peer, message, now)
+                self.pool.hand_over.on_message(peer, message, now)
             case _:
                 pass  # of a newer version
 

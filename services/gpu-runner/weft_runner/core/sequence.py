@@ -4,7 +4,7 @@
     PREFILL, DECODE, PAUSED --> SWAP_OUT --> SWAPPED --> SWAP_IN --> PREFILL, DECODE
     WAITING --its text's beginning is in host memory--> SWAP_IN
     WAITING --another runner sends its KV--> RECEIVE --KV and adapter are here--> PREFILL, DECODE
-    PREFILL, DECODE, PAUSED --another runner goes on with it--> SEND
+    PREFILL, DECODE, PAUSED --another runner takes it over--> SEND
 
 Where several batches are in flight at a time a running sequence is in one of them at most, and its phase stays until
 that batch is complete: only its end does not wait.
@@ -176,14 +176,14 @@ class Sequence:
         assert self.in_kv <= in_kv < len(self.tokens), (self.in_kv, in_kv, len(self.tokens))
         self.in_kv = in_kv
 
-    def go_on(self, most_tokens: int) -> None:
+    def received(self, most_tokens: int) -> None:
         """Its KV and its adapter are here. `most_tokens`: as `join`."""
         assert self.phase is SequencePhase.RECEIVE, self.phase
         self.phase = SequencePhase.DECODE if self.pending == 1 else SequencePhase.PREFILL
         self._limit(most_tokens)
 
     def send(self) -> None:
-        """Another runner goes on with it."""
+        """Another runner computes the tokens that follow."""
         assert self.phase in (*RUNNING, SequencePhase.PAUSED), self.phase
         assert not self.in_flight, self.key
         self.phase = SequencePhase.SEND

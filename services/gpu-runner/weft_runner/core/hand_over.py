@@ -1,0 +1,189 @@
+"""Sequences that are handed over between runners with their KV (Splitwise, section 4.4): both sides of it.
+
+A sequence is handed over after its prompt (`Start.kv_to`), or when its gateway freezes it for a migration. What is on
+its way, and to whom, is `KvTransfers`' account; here it meets the sequences, their pages and their phases.
+"""
+
+from typing import TYPE_CHECKING
+
+from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvOffer, KvRefuse
+from weft.domain.machine import Peer, Send
+from weft.domain.request import Ended, EndReason, FinishReason, Freeze, Frozen, SequenceTokens, TokenLogprob
+from weft_runner.core.batch import Batch
+from weft_runner.core.kv_transfer import IncomingKv, KvTransfers, OutgoingKv
+from weft_runner.core.sequence import RUNNING, Sequence, SequencePhase
+
+if TYPE_CHECKING:
+    from weft_runner.core.request_pool import RequestPool
+
+
+class HandOver:
+    """A part of the request pool: its sequences, pages and messages are the pool's."""
+
+    def __init__(self, pool: "RequestPool") -> None:
+        self._pool, self._limits = pool, pool.limits
+        self.kv = KvTransfers(pool.limits.kv, pool.limits.kv_claim_s, pool.limits.kv_page_bytes)
+
+    # ---- events
+
+    def freeze(self, freeze: Freeze, owner: Peer) -> None:
+        """That epoch ends here after what was computed so far, and its KV is offered to another runner.
+
+        Where there is none to send it ends with KV_LOST: the other runner computes it.
+        """
+        pool, kv = self._pool, self.kv
+        sequence = pool.sequences.get(freeze.request_id)
+        answer = Ended(freeze.request_id, freeze.epoch, EndReason.KV_LOST, "nothing of it is here to send")
+        if sequence is None or sequence.owner != owner or sequence.start.epoch != freeze.epoch:
+            pool.messages.append(Send(owner, answer))
+            return
+        ready = sequence.phase in (*RUNNING, SequencePhase.PAUSED) and not sequence.in_flight
+        if not ready or not sequence.in_kv or kv.identity is None or sequence.key in kv.outgoing:
+            pool.end(sequence, EndReason.KV_LOST, answer.detail)
+            return
+        pool.frozen.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
+        kv.offer(sequence, freeze.to, freeze.next_epoch)
+        self.leave(sequence)
+
+    def on_message(self, peer: Peer, message: object, now: float) -> None:
+        """Of a runner that KV comes from, or is sent to."""
+        pool, kv = self._pool, self.kv
+        match message:
+            case KvOffer(request_id, epoch):
+                kv.offered(peer, message, now, stale=pool.epochs.is_stale(request_id, epoch))
+            case KvComplete(request_id, epoch):
+                if (incoming := kv.awaited(peer, request_id, epoch)) is not None:
+                    self._take(peer, incoming, message)
+            case KvAccept():
+                if (accepted := kv.accepted(peer, message)) is not None:
+                    self._send(accepted)
+            case KvAck(request_id, epoch):
+                if (outgoing := kv.acknowledged(peer, request_id, epoch)) is not None:
+                    kv.handed_over += 1
+                    kv.forget(request_id, acknowledged=True)
+                    pool.remove(outgoing.sequence)
+            case KvRefuse():
+                if (refused := kv.refused(peer, message)) is not None:
+                    self._lose(refused, f"the other runner refuses it: {message.reason}")
+            case _:
+                pass  # of a newer version
+        pool.settle()
+
+    def on_stream_closed(self, peer: Peer, reason: str) -> None:
+        outgoing, incoming = self.kv.closed(peer)
+        for one in outgoing:
+            self._lose(one, f"the stream to the other runner is over: {reason}")
+        for other in incoming:
+            self.kv.lost += 1
+            detail = f"the stream of the other runner is over: {reason}"
+            self._pool.end(other.sequence, EndReason.KV_LOST, detail)
+
+    def expire(self, now: float) -> None:
+        """End the transfers whose time is over."""
+        for one in self.kv.take_expired(now):
+            self._lose(one, "the other runner did not take it in time")
+
+    # ---- the sender's side
+
+    def stream(self, batch: Batch) -> None:
+        """Before that batch runs: of prompts that it completes, the KV leaves layer by layer if it is large enough."""
+        if batch.prompt_tokens < self._limits.layer_by_layer_tokens:
+            return
+        pages = self._pool.pages
+        for key, _, n_tokens, samples in batch.rows[: batch.n_prefills]:
+            if samples and (outgoing := self.kv.outgoing.get(key)) is not None:
+                until = pages.pages_for(self._pool.sequences[key].in_kv + n_tokens)
+                self.kv.send_pages(outgoing, pages.pages_of(key), until, layer_by_layer=True)
+
+    def leave(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
+        """Nothing more is computed for it here. `logprobs`: of its first token, that is sent with its KV."""
+        pool, outgoing = self._pool, self.kv.outgoing[sequence.key]
+        pool.reservations.paused.pop(sequence.key, None)
+        sequence.send()
+        outgoing.logprobs = logprobs
+        pool.scheduler.changed()
+        pool.departures += 1
+        self.kv.computed(outgoing, pool.pages.pages_for(sequence.in_kv), pool.now)
+        self._send(outgoing)
+
+    def _send(self, outgoing: OutgoingKv) -> None:
+        """Its complete pages, once the other runner has accepted; behind the last ones the tokens of the epoch."""
+        sequence, pages = outgoing.sequence, self._pool.pages
+        if not outgoing.accepted:
+            return
+        held = pages.pages_of(sequence.key)
+        if sequence.phase is not SequencePhase.SEND:
+            self.kv.send_pages(outgoing, held, sequence.in_kv // pages.page_tokens)
+            return
+        self.kv.send_pages(outgoing, held, pages.pages_for(sequence.in_kv))
+        tokens = tuple(sequence.tokens[sequence.base_len :]) if outgoing.epoch == sequence.start.epoch else ()
+        complete = KvComplete(sequence.key, outgoing.epoch, sequence.in_kv, tokens, outgoing.logprobs)
+        self.kv.message(outgoing.peer, complete)
+
+    def _lose(self, outgoing: OutgoingKv, detail: str) -> None:
+        """The gateway ends the epoch on both runners, and it is computed again."""
+        self.kv.lost += 1
+        self._pool.end(outgoing.sequence, EndReason.KV_LOST, detail, epoch=outgoing.epoch)
+
+    # ---- the receiver's side
+
+    def await_kv(self, sequence: Sequence, pages: list[int], there: bool) -> None:
+        """Another runner sends what is not here; each of these pages is written as a whole. `there`: its adapter is."""
+        source, table = sequence.start.kv_from, self._pool.pages
+        assert source is not None
+        first = sequence.in_kv // table.page_tokens
+        awaited = tuple(pages[first : table.pages_for(sequence.base_len)])
+        self._pool.reservations.overwritten([*awaited])
+        sequence.await_kv()
+        self.kv.await_kv(IncomingKv(sequence, source, first, awaited, there))
+
+    def adapter_there(self, sequence: Sequence) -> None:
+        """The adapter of one that waits for KV is on the device."""
+        incoming = self.kv.incoming[sequence.key]
+        incoming.adapter_there = True
+        self._continue(incoming)
+
+    def _take(self, peer: Peer, incoming: IncomingKv, complete: KvComplete) -> None:
+        """Every page is here; the tokens that came with it are repeated to the gateway, whichever comes first."""
+        pool, sequence, tokens = self._pool, incoming.sequence, complete.tokens
+        if fault := self._fault_of(sequence, complete):
+            self.kv.violated(peer, fault)
+            self.on_stream_closed(peer, fault)
+            return
+        incoming.complete = True
+        self.kv.received += 1
+        key, epoch, position = sequence.key, sequence.start.epoch, sequence.n_emitted
+        sequence.take_kv(complete.in_kv, tokens)
+        pool.pages.fill(key, complete.in_kv)
+        pool.reservations.granted([*incoming.pages[pool.pages.pages_for(complete.in_kv) - incoming.first_page :]])
+        self.kv.message(peer, KvAck(key, epoch))
+        if tokens:
+            pool.produce(sequence.owner, SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs))
+        pool.urgent = True
+        if len(sequence.tokens) == sequence.max_len:  # the context beside its adapter is smaller than at its sender
+            pool.produce(sequence.owner, SequenceTokens(key, epoch, sequence.n_emitted, (), FinishReason.LENGTH))
+            pool.remove(sequence)
+            return
+        self._continue(incoming)
+
+    def _fault_of(self, sequence: Sequence, complete: KvComplete) -> str:
+        start, n_tokens = sequence.start, len(sequence.tokens) + len(complete.tokens)
+        most = min(n_tokens - 1, sequence.base_len)
+        too_many = n_tokens > sequence.max_len or n_tokens >= len(start.prompt) + start.max_tokens
+        if too_many or not max(sequence.in_kv, 1) <= complete.in_kv <= most:
+            return f"request {sequence.key!r} of {n_tokens} tokens came with {complete.in_kv} in KV"
+        if any(not 0 <= token < self._limits.vocab_size for token in complete.tokens):
+            return f"request {sequence.key!r} came with a token outside the vocabulary"
+        wants_logprobs = start.sampling.top_logprobs is not None
+        if wants_logprobs and len(complete.logprobs) != len(complete.tokens):
+            return f"request {sequence.key!r} came without log probabilities"
+        return ""
+
+    def _continue(self, incoming: IncomingKv) -> None:
+        """It runs, once both its KV and its adapter are here."""
+        sequence, pool = incoming.sequence, self._pool
+        if incoming.complete and incoming.adapter_there:
+            pool.scheduler.changed()
+            self.kv.forget(sequence.key)
+            sequence.received(pool.most_tokens(sequence))
+            pool.reuse.publish(sequence)
