@@ -31,7 +31,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.wire.tls import Tls
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load as load_library
-from weft_runner.errors import ExecutorLost, ExecutorUnavailable
+from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.hosts import connect
@@ -176,7 +176,7 @@ def listening(settings: RunnerSettings, tls: Tls | None) -> Iterator[tuple[str, 
     def wait() -> None:
         try:
             gather_ranks(settings, tls)(2, stop.is_set)
-        except Exception:  # noqa: BLE001 (it was stopped)
+        except StoppedAtStart:
             ended.set()
 
     thread = threading.Thread(target=wait)

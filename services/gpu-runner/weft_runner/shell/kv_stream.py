@@ -7,6 +7,7 @@ a lost connection, a deadline or a peer that breaks the contract; what it does n
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -61,7 +62,7 @@ class Job(Guard):
         return self.order.request_id, self.order.epoch
 
 
-class KvStream:
+class KvStream(ABC):
     """What both ends share. `_lock`: of the state that the engine's thread and the stream's own threads change."""
 
     _encodes: Direction[Any, Any]
@@ -115,9 +116,9 @@ class KvStream:
 
     # ---- its threads
 
+    @abstractmethod
     def _run(self) -> None:
         """Open, then read until the end."""
-        raise NotImplementedError
 
     def _live(self) -> None:
         self._guarded(self._run)
@@ -174,10 +175,7 @@ class KvStream:
         channel = self._channel
         assert channel is not None, "not open"
         while (item := self._next()) is not None:
-            if isinstance(item, Job):
-                self._send_pages(channel, item)
-            else:
-                channel.send_frame(item.SerializeToString())
+            self._write_item(channel, item)
         channel.send_goodbye(self._goodbye)
         channel.shutdown()
         if self._payload is not None:
@@ -192,8 +190,9 @@ class KvStream:
                 self._job = item
             return item
 
-    def _send_pages(self, channel: KvConnection, job: Job) -> None:
-        raise NotImplementedError
+    def _write_item(self, channel: KvConnection, item: Any) -> None:
+        """Raises KvConnectionClosed."""
+        channel.send_frame(item.SerializeToString())
 
     # ---- the end
 
@@ -219,9 +218,9 @@ class KvStream:
             self._payload.shutdown()
         log.info("stream of KV closed", extra=kv(peer=self.peer.name if self.peer else "", reason=reason))
 
+    @abstractmethod
     def _guards(self) -> list[Guard]:
         """What still reads or writes pages; the stream is over. Under the lock."""
-        raise NotImplementedError
 
 
 class KvSender(KvStream):
@@ -293,9 +292,12 @@ class KvSender(KvStream):
                     self._finished(key, "complete" if isinstance(message, KvAck) else "refused")
             self._posted(Received(self.peer, message))
 
-    def _send_pages(self, channel: KvConnection, job: Job) -> None:
-        for first_layer, layers in self._complete_layers(job):
-            if not self._send_layers(channel, job, first_layer, layers):
+    def _write_item(self, channel: KvConnection, item: Any) -> None:
+        if not isinstance(item, Job):
+            super()._write_item(channel, item)
+            return
+        for first_layer, layers in self._complete_layers(item):
+            if not self._send_layers(channel, item, first_layer, layers):
                 return
 
     def _complete_layers(self, job: Job) -> Iterator[tuple[int, int]]:

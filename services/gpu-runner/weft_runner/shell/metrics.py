@@ -27,7 +27,30 @@ _STATUS = {
     "adapters_resident": ("adapters_resident", "Adapters on the device"),
     "adapters_known": ("adapters_known", "Adapters known"),
 }
+_TOTALS = {  # counters by field
+    "swap_copy_s": ("swap_copy_seconds", "Time that copies of KV to host memory and back took"),
+    "stalled_s": (
+        "stalled_sequence_seconds", "Time for which sequences were paused or swapped for want of pages, summed"
+    ),
+    "prefix_host_tokens": ("prefix_reused_host_tokens", "Of the tokens reused those from host memory"),
+    "handed_over": ("handed_over", "Sequences that another runner has taken over with their KV"),
+    "received": ("received", "Sequences that came with their KV from another runner"),
+    "kv_lost": ("kv_lost", "Sequences whose KV did not get from one runner to the other"),
+    "role_changes": ("role_changes", "Changes of role after which a token of the new phase was computed"),
+    "role_change_iterations": ("role_change_iterations", "From these orders to that token, summed"),
+}  # fmt: skip
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
+
+
+class _Total:
+    """A counter that is fed with totals since start."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter, self._before = counter, 0.0
+
+    def set(self, total: float) -> None:
+        self._counter.inc(total - self._before)
+        self._before = total
 
 
 class KvMetrics:
@@ -88,37 +111,23 @@ class RunnerMetrics:
         )
         self._figures = {name: gauge(*of) for name, of in _FIGURES.items()}
         self._status = {name: gauge(*of) for name, of in _STATUS.items()}
-        self._reused = counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
-        self._reused_before = 0
         copied = "copied to host memory (out) and back (in)"
-        self._copied = {
-            "swap": counter("swapped_bytes", f"Bytes of KV of preempted sequences {copied}", "direction"),
-            "prefix": counter("prefix_swapped_bytes", f"Bytes of KV of earlier requests {copied}", "direction"),
+        swapped = counter("swapped_bytes", f"Bytes of KV of preempted sequences {copied}", "direction")
+        prefixes = counter("prefix_swapped_bytes", f"Bytes of KV of earlier requests {copied}", "direction")
+        self._totals = {
+            **{name: _Total(counter(*of)) for name, of in _TOTALS.items()},
+            **{f"swap_{way}_bytes": _Total(swapped.labels(way)) for way in ("out", "in")},
+            **{f"prefix_{way}_bytes": _Total(prefixes.labels(way)) for way in ("out", "in")},
         }
-        self._copied_before: dict[str, int] = {}
-        self._sums = {
-            "swap_copy_s": counter("swap_copy_seconds", "Time that copies of KV to host memory and back took"),
-            "stalled_s": counter(
-                "stalled_sequence_seconds", "Time for which sequences were paused or swapped for want of pages, summed"
-            ),
-            "prefix_host_tokens": counter("prefix_reused_host_tokens", "Of the tokens reused those from host memory"),
-            "handed_over": counter("handed_over", "Sequences that another runner has gone on with, from their KV"),
-            "received": counter("received", "Sequences that came with their KV from another runner"),
-            "kv_lost": counter("kv_lost", "Sequences whose KV did not get from one runner to the other"),
-            "role_changes": counter(
-                "role_changes", "Changes of role after which a token of the new phase was computed"
-            ),
-            "role_change_iterations": counter("role_change_iterations", "From these orders to that token, summed"),
-        }
-        self._sums_before = dict.fromkeys(self._sums, 0.0)
-        outcomes = "fetched; used by a request; dropped unused; failed"
-        self._prefetched = (
-            counter(
-                "prefetched_adapters", f"Adapters that a forecast brought to disk, by outcome: {outcomes}", "outcome"
-            ),
-            counter("prefetched_bytes", "Bytes on the device of those adapters", "outcome"),
+        self._reused = _Total(
+            counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
         )
-        self._prefetched_before: dict[str, tuple[int, int]] = {}
+        outcomes = "fetched; used by a request; dropped unused; failed"
+        self._prefetched_adapters = counter(
+            "prefetched_adapters", f"Adapters that a forecast brought to disk, by outcome: {outcomes}", "outcome"
+        )
+        self._prefetched_bytes = counter("prefetched_bytes", "Bytes on the device of those adapters", "outcome")
+        self._prefetched: dict[str, tuple[_Total, _Total]] = {}  # by outcome
         self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
         self.kv = KvMetrics(registry)
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
@@ -170,22 +179,16 @@ class RunnerMetrics:
             gauge.set(getattr(figures, name))
         for name, gauge in self._status.items():
             gauge.set(getattr(status, name))
-        self._reused.inc(figures.prefix_reused_tokens - self._reused_before)
-        self._reused_before = figures.prefix_reused_tokens
-        for kind, copied in self._copied.items():
-            for direction in ("out", "in"):
-                n_bytes: int = getattr(status, field := f"{kind}_{direction}_bytes")
-                copied.labels(direction).inc(n_bytes - self._copied_before.get(field, 0))
-                self._copied_before[field] = n_bytes
-        for name, metric in self._sums.items():
-            total = getattr(status, name)
-            metric.inc(total - self._sums_before[name])
-            self._sums_before[name] = total
-        for outcome, *counts in status.prefetched:
-            before = self._prefetched_before.get(outcome, (0, 0))
-            for metric, count, known in zip(self._prefetched, counts, before, strict=True):
-                metric.labels(outcome).inc(count - known)
-            self._prefetched_before[outcome] = counts[0], counts[1]
+        self._reused.set(figures.prefix_reused_tokens)
+        for name, total in self._totals.items():
+            total.set(getattr(status, name))
+        for outcome, adapters, n_bytes in status.prefetched:
+            if outcome not in self._prefetched:
+                counters = self._prefetched_adapters, self._prefetched_bytes
+                self._prefetched[outcome] = _Total(counters[0].labels(outcome)), _Total(counters[1].labels(outcome))
+            of_adapters, of_bytes = self._prefetched[outcome]
+            of_adapters.set(adapters)
+            of_bytes.set(n_bytes)
         for role in RunnerRole:
             self._role.labels(role.value).set(role is figures.role)
         self._vllm_running.labels(self._model).set(status.running)

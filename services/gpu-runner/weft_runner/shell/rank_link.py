@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.process import listen, split_address
 from weft.telemetry.probes import Probes
+from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect
 from weft_runner.parallel.process_group import RankMeeting
@@ -46,7 +47,7 @@ def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secur
         assert isinstance(made, ssl.SSLSocket)
         try:
             check_certificate(made, namespace, "a rank")
-        except Exception as error:
+        except PeerError as error:
             made.close()
             raise OSError(str(error)) from error
         return made
