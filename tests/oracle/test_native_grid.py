@@ -7,19 +7,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from harness.native_library import native_library
 from harness.random_models import FAMILIES, OracleModel, write_adapter, write_base
 from harness.ranks import base_of, load, settings_of, split, staged
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, ask, steps_of
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load as load_library
 from weft_runner.core.batch import BatchLimits
 from weft_runner.executors import make_executor
 from weft_runner.parallel.executor import MultiProcessExecutor
 
-try:
-    load_library()
-except NativeUnavailable as unavailable:
-    pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
+native_library()
 
 FLAGS: dict[str, Any] = {
     "executor": "cpu",

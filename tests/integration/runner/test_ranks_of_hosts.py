@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from harness.certificates import Authority, mount
+from harness.native_library import native_library
 from harness.ports import free_ports
 from harness.processes import started
 from harness.random_models import FAMILIES, OracleModel, write_adapter, write_base
@@ -29,8 +30,6 @@ from harness.small_runner import Depot
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, steps_of
 from harness.waiting import PATIENCE_S, wait_until
 from weft.wire.tls import Tls
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load as load_library
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -41,10 +40,7 @@ from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.rank_link import gather_ranks, group_of, secured
 
-try:
-    load_library()
-except NativeUnavailable as unavailable:
-    pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
+native_library()
 
 FLAGS: dict[str, Any] = {
     "executor": "cpu",

@@ -18,10 +18,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -33,10 +33,7 @@ from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import ModelWeights, load_weights
 
-try:
-    LEVELS = load().levels
-except NativeUnavailable as unavailable:
-    pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
+LEVELS = native_library().levels
 
 PAGES, SLOTS, MOST_ROWS = 256, 8, 64
 Made = TypeVar("Made", bound=Executor)

@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +19,14 @@ from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, HostTen
 from weft_runner.model.lora import Scales, adapter_pairs
 from weft_runner.parallel.commands import BuiltShard
 from weft_runner.parallel.shared_tensors import RecordedScales, share_tensors
-from weft_runner.parallel.worker_group import WorkerGroup
+
+
+class OtherRanks(Protocol):
+    """Each method as `worker_group.WorkerGroup`'s."""
+
+    def broadcast(self, *command: Any) -> None: ...
+    def request(self, *command: Any, file: int) -> None: ...
+    def replies(self) -> list[Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +46,7 @@ class ShardedAdapterStore(HostTensorStore):
     What is built and never put is forgotten when the next one is put.
     """
 
-    def __init__(self, own: AdapterStore, workers: WorkerGroup, whole: ModelSpec) -> None:
+    def __init__(self, own: AdapterStore, workers: OtherRanks, whole: ModelSpec) -> None:
         """`own`: rank 0's part."""
         self.own, self._workers, self._whole_spec = own, workers, whole
         self._numbers = itertools.count(1)
@@ -118,7 +126,7 @@ class PipelineAdapterStore(ShardedAdapterStore):
     Pages have the same numbers on all stages, so that it takes as many as the stage that needs most of them.
     """
 
-    def __init__(self, own: AdapterStore, workers: WorkerGroup, whole: ModelSpec, page_bytes: int) -> None:
+    def __init__(self, own: AdapterStore, workers: OtherRanks, whole: ModelSpec, page_bytes: int) -> None:
         """`page_bytes`: of a KV page on stage 0, in which adapters are counted."""
         super().__init__(own, workers, whole)
         self._kv_page_bytes = page_bytes

@@ -19,7 +19,7 @@ TENSORS = {
 
 
 @dataclass
-class EngineBundle:
+class BuiltAdapter:
     rank: int = 2
     site_rank: int = 4
     n_bytes: int = 100
@@ -37,10 +37,10 @@ class Own(HostTensorStore):
     def needs(self, tensors: Any, scales: Any) -> int:
         return 128
 
-    def build(self, tensors: Any, scales: Any, pages: Any) -> EngineBundle:
+    def build(self, tensors: Any, scales: Any, pages: Any) -> BuiltAdapter:
         if self.error:
             raise self.error
-        return EngineBundle()
+        return BuiltAdapter()
 
     def put(self, slot: int, adapter: Any) -> None:
         self.held[slot] = adapter
@@ -89,14 +89,14 @@ def workers() -> Followers:
 
 @pytest.fixture
 def store(own: Own, workers: Followers, small_config: dict[str, Any]) -> ShardedAdapterStore:
-    return ShardedAdapterStore(own, workers, parse_spec(small_config))  # type: ignore[arg-type]
+    return ShardedAdapterStore(own, workers, parse_spec(small_config))
 
 
 def test_all_build_it_before_any_has_it_in_a_slot(store, own, workers):
     adapter = store.build(TENSORS, Halves(), (5, 6))
     assert (adapter.rank, adapter.site_rank, adapter.n_bytes) == (2, 4, 100)
     store.put(3, adapter)
-    assert isinstance(own.held[3], EngineBundle)
+    assert isinstance(own.held[3], BuiltAdapter)
     store.clear(3)
     assert own.held == {}
     (build, _, scales, number, pages, allocations), *rest = workers.told

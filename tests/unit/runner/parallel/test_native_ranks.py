@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
-from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.ranks import FetchedSlots, SharedSlots
 from weft_runner.errors import ExecutorLost
@@ -34,10 +34,7 @@ from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import StepInput
 from weft_runner.model.weights import load_weights
 
-try:
-    LIBRARY = load()
-except NativeUnavailable as unavailable:
-    pytest.skip(f"the native library cannot be built here: {unavailable.reason}", allow_module_level=True)
+LIBRARY = native_library()
 
 PAGES, SLOT_BYTES, ANSWER = 64, 1 << 18, 3
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
