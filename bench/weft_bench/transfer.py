@@ -1,8 +1,9 @@
 """`weft bench transfer`: the runner's own streams of KV between two processes of this machine, by each carrier, from
-one process's pages to the other's. A transfer begins with the order to send and ends with the acknowledgement, a
-KvComplete and a KvAck included. `memcpy`: one thread copies as many bytes from page to page, in one process. All
-pages have been touched before, and every transfer uses others than the one before it. CPU seconds are those of both
-processes. gRPC: the same bytes in messages of a MiB, for comparison (ADR 0017).
+one process's pages to the other's. `2 ranks`: half of each page on each of two streams of this process, to a process of
+its own each, at the same time until both are acknowledged. A transfer begins with the order to send and ends with the
+acknowledgement, a KvComplete and a KvAck included. `memcpy`: one thread copies as many bytes from page to page, in one
+process. All pages have been touched before, and every transfer uses others than the one before it. CPU seconds are
+those of all processes. gRPC: the same bytes in messages of a MiB, for comparison (ADR 0017).
 
 `as computed`: a prompt in one step of the CPU executor, its KV sent layer by layer meanwhile. What is not hidden is the
 time from the end of the step to the acknowledgement; beside it what the step itself takes longer for the transfer.
@@ -12,6 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +25,7 @@ from weft_bench.cpu_engine import Sizes, Subject
 from weft_bench.cpu_models import base_model, cache_dir, files
 from weft_bench.cpu_shapes import SHAPES, prompts
 from weft_bench.lines import Line, Origin
-from weft_bench.transfer_ends import PAGE_TOKENS, Carrier, Geometry, NoLayers, SenderEnd, cpu_s, receiver
+from weft_bench.transfer_ends import PAGE_TOKENS, Carrier, Geometry, NoLayers, ReceiverEnd, SenderEnd, cpu_s, receiver
 from weft_kernels.plan import SegmentPlan
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.step import StepInput, StepRow
@@ -62,6 +64,9 @@ def figures(
         if carrier.shared_memory:
             yield origin.line(case, f"{carrier.name}, of memcpy", rate / memcpy, "x", target=SHARED_MEMORY_TARGET)
         yield origin.line(case, f"{carrier.name}, CPU", cpu, "s/GB")
+        rate, cpu = _carried(carrier, count, ranks=2)
+        yield origin.line(case, f"{carrier.name}, 2 ranks", rate / GIGA, "GB/s", baseline=memcpy / GIGA)
+        yield origin.line(case, f"{carrier.name}, 2 ranks, CPU", cpu, "s/GB")
     for folder in (None, tls) if tls else (None,):
         name = "gRPC messages, mutual TLS" if folder else "gRPC messages"
         rate, cpu = _by_grpc(folder, max(2, count // 10))
@@ -90,27 +95,35 @@ def _memcpy(count: int) -> float:
     return _bytes() / median(seconds)
 
 
-def _carried(carrier: Carrier, count: int) -> tuple[float, float]:
-    """Bytes a second at the median, and CPU seconds a GB."""
+def _carried(carrier: Carrier, count: int, ranks: int = 1) -> tuple[float, float]:
+    """Bytes a second at the median, and CPU seconds a GB. `ranks`: so many shards of each page, at the same time."""
     shape, n_pages = SHAPES[SHAPE], TOKENS // PAGE_TOKENS
-    geometry = Geometry(ROTATION * n_pages, shape.layers, page_bytes())
-    memory = LocalKvMemory(np.ones((geometry.pages, geometry.page_bytes), np.uint8), shape.layers, "")
+    geometry = Geometry(ROTATION * n_pages, shape.layers, page_bytes() // ranks)
     seconds: list[float] = []
-    with receiver(geometry, carrier) as other:
-        sender = SenderEnd(memory, NoLayers(), carrier, other.runner, other.address)
+    with ExitStack() as stack:
+        others = [stack.enter_context(receiver(geometry, carrier)) for _ in range(ranks)]
+        senders = [_sender(geometry, carrier, other) for other in others]
         used = 0.0
         for number in range(-ROTATION, count):  # the first ones bring everything into memory
             if number == 0:
-                used = -cpu_s() - other.cpu_s()
-            begin, name = number % ROTATION * n_pages, sender.offer()
+                used = -cpu_s() - sum(other.cpu_s() for other in others)
+            begin, names = number % ROTATION * n_pages, [sender.offer() for sender in senders]
             began = time.perf_counter()
-            sender.send(name, tuple(range(begin, begin + n_pages)))
-            sender.acknowledged()
+            for sender, name in zip(senders, names, strict=True):
+                sender.send(name, tuple(range(begin, begin + n_pages)))
+            for sender in senders:
+                sender.acknowledged()
             if number >= 0:
                 seconds.append(time.perf_counter() - began)
-        used += cpu_s() + other.cpu_s()
-        sender.close()
+        used += cpu_s() + sum(other.cpu_s() for other in others)
+        for sender in senders:
+            sender.close()
     return _bytes() / median(seconds), used / (count * _bytes() / GIGA)
+
+
+def _sender(geometry: Geometry, carrier: Carrier, other: ReceiverEnd) -> SenderEnd:
+    memory = LocalKvMemory(np.ones((geometry.pages, geometry.page_bytes), np.uint8), geometry.layers, "")
+    return SenderEnd(memory, NoLayers(), carrier, other.runner, other.address)
 
 
 def _by_grpc(tls: Path | None, count: int) -> tuple[float, float]:

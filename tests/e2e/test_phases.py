@@ -1,13 +1,12 @@
 """Prompts on one runner and the tokens after the first on another: every answer is the one of a single runner."""
 
 import asyncio
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import httpx2
 import pytest
 
+from harness.answers import choices_of
 from harness.crowd import SLOW, assert_undisturbed, crowd, finished
 from harness.quickstart import copy_manifests, sure_cases
 from harness.waiting import eventually
@@ -63,13 +62,13 @@ async def test_choices_likelihoods_penalties_and_shared_prompts_are_the_same_to_
         for number in range(12)
     ]  # fmt: skip
     for again in range(2):  # pages of earlier prompts are found on both runners
-        found = [await asyncio.gather(*[_choices(stack, body) for body in bodies]) for stack in (split, unified)]
+        found = [await asyncio.gather(*[choices_of(stack, body) for body in bodies]) for stack in (split, unified)]
         assert found[0] == found[1], again
     assert split.metric("runner", "weft_runner_prefix_reused_tokens_total") > 0
 
 
 async def test_an_answer_of_one_token_and_a_client_that_disconnects_leave_nothing_behind(split: Stack) -> None:
-    assert len(await _choices(split, {"model": MODELS[0], "prompt": LONG, "max_tokens": 1})) == 1
+    assert len(await choices_of(split, {"model": MODELS[0], "prompt": LONG, "max_tokens": 1})) == 1
     async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {split.key}"}) as client:
         body = {"model": MODELS[1], "prompt": LONG, "max_tokens": 400, "stream": True, "logit_bias": {"1": -100}}
         async with client.stream("POST", f"{split.url}/v1/completions", json=body, timeout=60) as answer:
@@ -92,7 +91,7 @@ async def test_a_burst_of_prompts_makes_a_token_runner_mixed_for_a_while_and_no_
         async with crowd(stack.url, cases, "beside") as made:
             await made.until(lambda: all(watched.text for watched in made.streams))
             prompts = [{"model": MODELS[0], "prompt": LONG[n % 60 :], "max_tokens": 1} for n in range(60)]
-            await asyncio.gather(*[_choices(stack, body) for body in prompts])
+            await asyncio.gather(*[choices_of(stack, body) for body in prompts])
         assert_undisturbed(list(made.streams))
         assert stack.metric("scheduler", "weft_scheduler_role_changes_total", role="mixed") >= 1
 
@@ -101,11 +100,3 @@ async def test_a_burst_of_prompts_makes_a_token_runner_mixed_for_a_while_and_no_
             return {r.figures.role for r in listed} == {RunnerRole.PROMPT, RunnerRole.TOKEN}
 
         await eventually(apart_again)
-
-
-async def _choices(stack: Stack, body: dict[str, Any]) -> list[Any]:
-    headers = {"authorization": f"Bearer {stack.key}"} if stack.key else {}
-    async with httpx2.AsyncClient(trust_env=False, headers=headers) as client:
-        answer = await client.post(f"{stack.url}/v1/completions", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
-    return sorted(json.loads(answer.text)["choices"], key=lambda choice: choice["index"])

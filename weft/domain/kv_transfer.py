@@ -26,9 +26,10 @@ class KvHello:
 
 @dataclass(frozen=True, slots=True)
 class KvReady:
-    """The receiver's answer to a hello."""
+    """The receiver's answer to a hello. `shard_addresses`: where its ranks from 1 on take their pages."""
 
     runner: RunnerId
+    shard_addresses: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

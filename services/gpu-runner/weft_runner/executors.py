@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from weft.domain.ids import RunnerId
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
@@ -45,7 +46,7 @@ COST = "fp32 in torch, one operator after the other: twice the bytes a token, an
 class ModelSource:
     """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load.
 
-    `gather`: where the ranks of a split model are on other hosts.
+    `gather`: where the ranks of a split model are on other hosts. `runner`: who it is, for others.
     """
 
     spec: ModelSpec
@@ -53,6 +54,7 @@ class ModelSource:
     threads: int
     stopping: Callable[[], bool] = lambda: False
     gather: GatherRanks | None = None
+    runner: RunnerId | None = None
 
 
 def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
@@ -99,7 +101,8 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
     if settings.executor == "cpu" and (why := _native_unavailable(settings, parts)):
         raise ExecutorUnavailable(f"--executor cpu: {why}")
     files = {name: path.absolute() for name, path in base.files.items()}
-    start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device}
+    start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device,
+             "runner": base.runner}  # fmt: skip
     own = partial(make_partition, settings, base)
     gather = base.gather if settings.ranks_listen else None
     ranks = launch_ranks(grid, start, own, base.stopping, patience_s=PATIENCE_S, gather=gather)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
@@ -42,14 +43,15 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     from weft_runner.shell.depot import DepotSource
     from weft_runner.shell.process import fetch_base
     from weft_runner.shell.rank_link import serve_rank
-    from weft_runner.worker.loop import serve
+    from weft_runner.worker.loop import OwnHost, serve
 
     def stopping() -> bool:
         return False  # SIGTERM ends the process as long as it has nothing to hold on to
 
     blobs = settings.data_dir / "blobs"
     source = DepotSource(settings.depot, blobs, settings.base_digest, stopping, tls=tls)
-    return serve_rank(settings, tls, fetch_base(source, settings.base_wait_s, stopping), serve)
+    own = OwnHost(settings, fetch_base(source, settings.base_wait_s, stopping))
+    return serve_rank(settings, tls, partial(serve, own=own))
 
 
 def _end(code: int) -> NoReturn:

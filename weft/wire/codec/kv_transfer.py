@@ -17,10 +17,12 @@ from weft.wire.codec.values import (
     number,
     runner_id,
     text,
+    texts,
 )
 from weft.wire.errors import PeerError
 from weft.wire.v1 import kv_transfer_pb2 as pb
 
+MAX_RANKS = 1 << 10  # of a runner
 MAX_LAYERS = 1 << 12
 MAX_BYTES = 1 << 40  # of one message's pages
 
@@ -58,10 +60,12 @@ def _hello(m: pb.KvHello) -> KvHello:
 
 def _fill_ready(ready: KvReady, m: pb.KvReady) -> None:
     fill_runner_id(ready.runner, m.runner)
+    m.shard_addresses.extend(ready.shard_addresses)
 
 
 def _ready(m: pb.KvReady) -> KvReady:
-    return KvReady(runner_id(m.runner))
+    number(len(m.shard_addresses), "the number of ranks", MAX_RANKS)
+    return KvReady(runner_id(m.runner), texts(m.shard_addresses, "the address of a rank"))
 
 
 def _of_epoch(request_id: str, of: Epoch, m: Any) -> None:

@@ -26,7 +26,7 @@ from weft.wire.v1 import common_pb2 as weft_dot_wire_dot_v1_dot_common__pb2
 from weft.wire.v1 import runner_pb2 as weft_dot_wire_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/wire/v1/kv_transfer.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\x1a\x19weft/wire/v1/runner.proto\"\xab\x01\n\x0cKvFromSender\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.weft.v1.KvHelloH\x00\x12!\n\x05offer\x18\x02 \x01(\x0b\x32\x10.weft.v1.KvOfferH\x00\x12!\n\x05pages\x18\x03 \x01(\x0b\x32\x10.weft.v1.KvPagesH\x00\x12\'\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\x13.weft.v1.KvCompleteH\x00\x42\t\n\x07message\"\xa7\x01\n\x0eKvFromReceiver\x12!\n\x05ready\x18\x01 \x01(\x0b\x32\x10.weft.v1.KvReadyH\x00\x12#\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x11.weft.v1.KvAcceptH\x00\x12#\n\x06refuse\x18\x03 \x01(\x0b\x32\x11.weft.v1.KvRefuseH\x00\x12\x1d\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x0e.weft.v1.KvAckH\x00\x42\t\n\x07message\"w\n\x07KvHello\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\t\x12\x11\n\tkv_layout\x18\x05 \x01(\t\",\n\x07KvReady\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\"T\n\x07KvOffer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\"Q\n\x08KvAccept\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfirst_page\x18\x03 \x01(\r\"M\n\x08KvRefuse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x93\x01\n\x07KvPages\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfirst_page\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\"\x8b\x01\n\nKvComplete\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\r\n\x05in_kv\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.weft.v1.SequenceLogprobs\":\n\x05KvAck\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epochb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/wire/v1/kv_transfer.proto\x12\x07weft.v1\x1a\x19weft/wire/v1/common.proto\x1a\x19weft/wire/v1/runner.proto\"\xab\x01\n\x0cKvFromSender\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.weft.v1.KvHelloH\x00\x12!\n\x05offer\x18\x02 \x01(\x0b\x32\x10.weft.v1.KvOfferH\x00\x12!\n\x05pages\x18\x03 \x01(\x0b\x32\x10.weft.v1.KvPagesH\x00\x12\'\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\x13.weft.v1.KvCompleteH\x00\x42\t\n\x07message\"\xa7\x01\n\x0eKvFromReceiver\x12!\n\x05ready\x18\x01 \x01(\x0b\x32\x10.weft.v1.KvReadyH\x00\x12#\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x11.weft.v1.KvAcceptH\x00\x12#\n\x06refuse\x18\x03 \x01(\x0b\x32\x11.weft.v1.KvRefuseH\x00\x12\x1d\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x0e.weft.v1.KvAckH\x00\x42\t\n\x07message\"w\n\x07KvHello\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\t\x12\x11\n\tkv_layout\x18\x05 \x01(\t\"E\n\x07KvReady\x12!\n\x06runner\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunnerId\x12\x17\n\x0fshard_addresses\x18\x02 \x03(\t\"T\n\x07KvOffer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\t\"Q\n\x08KvAccept\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfirst_page\x18\x03 \x01(\r\"M\n\x08KvRefuse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x93\x01\n\x07KvPages\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\x12\n\nfirst_page\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\"\x8b\x01\n\nKvComplete\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epoch\x12\r\n\x05in_kv\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.weft.v1.SequenceLogprobs\":\n\x05KvAck\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x0e.weft.v1.Epochb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,17 +40,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVHELLO']._serialized_start=441
   _globals['_KVHELLO']._serialized_end=560
   _globals['_KVREADY']._serialized_start=562
-  _globals['_KVREADY']._serialized_end=606
-  _globals['_KVOFFER']._serialized_start=608
-  _globals['_KVOFFER']._serialized_end=692
-  _globals['_KVACCEPT']._serialized_start=694
-  _globals['_KVACCEPT']._serialized_end=775
-  _globals['_KVREFUSE']._serialized_start=777
-  _globals['_KVREFUSE']._serialized_end=854
-  _globals['_KVPAGES']._serialized_start=857
-  _globals['_KVPAGES']._serialized_end=1004
-  _globals['_KVCOMPLETE']._serialized_start=1007
-  _globals['_KVCOMPLETE']._serialized_end=1146
-  _globals['_KVACK']._serialized_start=1148
-  _globals['_KVACK']._serialized_end=1206
+  _globals['_KVREADY']._serialized_end=631
+  _globals['_KVOFFER']._serialized_start=633
+  _globals['_KVOFFER']._serialized_end=717
+  _globals['_KVACCEPT']._serialized_start=719
+  _globals['_KVACCEPT']._serialized_end=800
+  _globals['_KVREFUSE']._serialized_start=802
+  _globals['_KVREFUSE']._serialized_end=879
+  _globals['_KVPAGES']._serialized_start=882
+  _globals['_KVPAGES']._serialized_end=1029
+  _globals['_KVCOMPLETE']._serialized_start=1032
+  _globals['_KVCOMPLETE']._serialized_end=1171
+  _globals['_KVACK']._serialized_start=1173
+  _globals['_KVACK']._serialized_end=1231
 # @@protoc_insertion_point(module_scope)

@@ -47,10 +47,12 @@ class KvHello(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., incarnation: _Optional[str] = ..., pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., kv_layout: _Optional[str] = ...) -> None: ...
 
 class KvReady(_message.Message):
-    __slots__ = ("runner",)
+    __slots__ = ("runner", "shard_addresses")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     runner: _common_pb2.RunnerId
-    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
+    shard_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KvOffer(_message.Message):
     __slots__ = ("request_id", "epoch", "adapter_digest")

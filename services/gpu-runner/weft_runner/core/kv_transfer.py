@@ -27,12 +27,16 @@ KvEffect = OpenKvStream | SendKv | ReceiveKv | DropKv | Send | Close
 
 @dataclass(frozen=True, slots=True)
 class KvIdentity:
-    """What a runner says of itself before it exchanges KV. Equal pools, bases and layouts can."""
+    """What a runner says of itself before it exchanges KV. Equal pools, bases and layouts can.
+
+    `shard_addresses`: where its ranks from 1 on take theirs (`kv_shards`).
+    """
 
     runner: RunnerId
     pool: str
     base_digest: str
     kv_layout: str
+    shard_addresses: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -118,11 +122,12 @@ class KvTransfers:
             self._streams[peer] = True
             self.effects += [self._offer(one) for one in self.outgoing.values() if one.peer == peer]
             return
-        if (fault := self._fault_of(hello)) is not None or not isinstance(hello, KvHello) or self.identity is None:
+        fault = hello_fault(self.identity, hello)
+        if fault is not None or not isinstance(hello, KvHello) or self.identity is None:
             self.effects.append(Close(peer, fault or "no KV is exchanged here"))
             return
         self._senders[peer] = hello.runner
-        self.effects.append(Send(peer, KvReady(self.identity.runner)))
+        self.effects.append(Send(peer, KvReady(self.identity.runner, self.identity.shard_addresses)))
 
     def closed(self, peer: Peer) -> tuple[list[OutgoingKv], list[IncomingKv]]:
         """A stream is over: the transfers that were on it."""
@@ -135,20 +140,6 @@ class KvTransfers:
     def violated(self, peer: Peer, reason: str) -> None:
         """That sender breaks the contract: its stream ends."""
         self.effects.append(Close(peer, reason))
-
-    def _fault_of(self, hello: object) -> str | None:
-        mine = self.identity
-        if mine is None or not isinstance(hello, KvHello):
-            return "no KV is exchanged here"
-        for what, theirs, ours in (
-            ("incarnation", hello.incarnation, mine.runner.incarnation),
-            ("pool", hello.pool, mine.pool),
-            ("base", hello.base_digest, mine.base_digest),
-            ("KV layout", hello.kv_layout, mine.kv_layout),
-        ):
-            if theirs != ours:
-                return f"{what} {theirs!r} is not {ours!r}"
-        return None
 
     # ---- the sender's side
 
@@ -261,6 +252,21 @@ class KvTransfers:
             self.effects = [e for e in self.effects if not (isinstance(e, ReceiveKv) and e.request_id == key)]
             self.drops.append(DropKv(incoming.peer, key, epoch))
             self.effects.append(Send(incoming.peer, KvRefuse(key, epoch, "nobody waits for it any more")))
+
+
+def hello_fault(mine: KvIdentity | None, hello: object) -> str | None:
+    """Why that sender's KV is not taken."""
+    if mine is None or not isinstance(hello, KvHello):
+        return "no KV is exchanged here"
+    for what, theirs, ours in (
+        ("incarnation", hello.incarnation, mine.runner.incarnation),
+        ("pool", hello.pool, mine.pool),
+        ("base", hello.base_digest, mine.base_digest),
+        ("KV layout", hello.kv_layout, mine.kv_layout),
+    ):
+        if theirs != ours:
+            return f"{what} {theirs!r} is not {ours!r}"
+    return None
 
 
 def _sends(effect: KvEffect, one: OutgoingKv) -> bool:

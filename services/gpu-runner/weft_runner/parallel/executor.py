@@ -28,7 +28,10 @@ class MultiProcessExecutor:
         self.spec, self.adapters = whole, adapters
         self.numerics_class, self.torch_threads = ranks.own.numerics_class, ranks.own.torch_threads
         self.page_bytes = ranks.own.page_bytes  # on rank 0
-        self.kv_memory = None
+        self.kv_memory = None  # pages are not copied to host memory and back
+        # Of rank 0, for streams to other runners; the other ranks have their own.
+        self.kv_shard, self.kv_addresses, self.others = ranks.own.kv_memory, ranks.kv_addresses, ranks.workers
+        self.kv_grid = f"{ranks.ranks.grid.stages}x{ranks.ranks.grid.tensor}"
         self.workers = ranks.workers.pids  # their processes
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:

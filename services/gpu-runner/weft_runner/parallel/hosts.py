@@ -1,8 +1,8 @@
 """The ranks of one runner on several hosts: how they find each other. Rank 0 listens, the others connect.
 
-Each of the others has two connections, as a child has (`parallel.worker_group`). A connection begins with a line of
-JSON, not pickled: which rank, which of the two, of which pool, base and version. Rank 0 answers it with a refusal by
-name, or with none. Tensors go over connections that Gloo (NCCL) makes, found through a store of rank 0.
+Each of the others has a connection for each channel of a child (`parallel.worker_group`). A connection begins with a
+line of JSON, not pickled: which rank, which channel, of which pool, base and version. Rank 0 answers it with a refusal
+by name, or with none. Tensors go over connections that Gloo (NCCL) makes, found through a store of rank 0.
 """
 
 import json
@@ -25,13 +25,13 @@ from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.parallel.ipc import ChannelLost
 from weft_runner.parallel.process_group import TensorGroup
 from weft_runner.parallel.tcp_channel import TcpChannel
-from weft_runner.parallel.worker_group import POLL_S, START_S, Worker
+from weft_runner.parallel.worker_group import POLL_S, START_S, RankChannels, Worker
 
 log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0
 RETRY_S = 0.5
 MAX_HELLO = 1 << 16
-CHANNELS = ("steps", "loads")
+CHANNELS = RankChannels._fields
 Secure = Callable[[socket.socket], socket.socket]  # mutual TLS around it; raises OSError where the peer may not
 
 
@@ -121,7 +121,7 @@ class RankListener:
         listener.settimeout(POLL_S)
 
     def gather(self, size: int, stopping: Callable[[], bool]) -> list[Worker]:
-        """Ranks 1 .. size - 1, each with both its connections. Raises ExecutorLost, StoppedAtStart."""
+        """Ranks 1 .. size - 1, each with all its connections. Raises ExecutorLost, StoppedAtStart."""
         found: dict[tuple[int, str], tuple[RankHello, TcpChannel]] = {}
         deadline = time.monotonic() + START_S
         with self._listener:
@@ -173,8 +173,8 @@ class RankListener:
 
     @staticmethod
     def _worker(rank: int, found: Mapping[tuple[int, str], tuple[RankHello, TcpChannel]]) -> Worker:
-        (hello, steps), (_, loads) = (found[rank, channel] for channel in CHANNELS)
-        return Worker(rank, RemoteProcess(hello.pid, loads), steps, loads)
+        hello, loads = found[rank, "loads"]
+        return Worker(rank, RemoteProcess(hello.pid, loads), RankChannels(*(found[rank, name][1] for name in CHANNELS)))
 
 
 # ---- another rank
@@ -182,14 +182,13 @@ class RankListener:
 
 def connect(
     address: tuple[str, int], rank: int, group: Mapping[str, str], secure: Secure, stopping: Callable[[], bool]
-) -> tuple[TcpChannel, TcpChannel]:
-    """Its two connections to rank 0, which may not listen yet. Raises ExecutorLost, StoppedAtStart."""
+) -> RankChannels:
+    """Its connections to rank 0, which may not listen yet. Raises ExecutorLost, StoppedAtStart."""
     deadline = time.monotonic() + START_S
     waiting = threading.Event()
     while True:
         try:
-            steps, loads = (_connect(address, rank, channel, group, secure) for channel in CHANNELS)
-            return steps, loads
+            return RankChannels(*(_connect(address, rank, channel, group, secure) for channel in CHANNELS))
         except (OSError, ChannelLost) as error:
             if stopping():
                 raise StoppedAtStart(f"rank {rank} was stopped before rank 0 listened") from error

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -147,6 +148,6 @@ class _DataUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if module.partition(".")[0] in ("weft", "weft_runner", "weft_kernels"):
             found = super().find_class(module, name)
-            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, RunnerError)):
+            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, (tuple, Enum, RunnerError))):
                 return found
         raise ChannelLost(f"a message with a {module}.{name}, which no rank sends")

@@ -1,8 +1,9 @@
 """Ranks 1 and up as child processes of the runner: started, sent commands, watched, ended.
 
-Each has two channels: `steps` for what happens in order, between and in steps, and `loads` for adapters, which are
-built beside steps. A worker ends when its runner's ends of them close, however the runner ended; a worker that
-ends, or stands still for too long, is the end of the runner (`ExecutorLost`): its requests go on elsewhere.
+Each has three channels: `steps` for what happens in order, between and in steps, `loads` for adapters, which are built
+beside steps, and `events` for what it reports unasked. A worker ends when its runner's ends of them close, however the
+runner ended; a worker that ends, or stands still for too long, is the end of the runner (`ExecutorLost`): its requests
+go on elsewhere.
 """
 
 import logging
@@ -11,9 +12,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
@@ -37,26 +38,41 @@ class RankProcess(Protocol):
     def kill(self) -> None: ...
 
 
+class RankChannels(NamedTuple):
+    """Of one rank; at rank 0, or at its own end."""
+
+    steps: RankChannel
+    loads: RankChannel
+    events: RankChannel
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
     """One of the other ranks: a child, or a process of another host."""
 
     rank: int
     process: RankProcess
-    steps: RankChannel
-    loads: RankChannel
+    channels: RankChannels
+
+    @property
+    def steps(self) -> RankChannel:
+        return self.channels.steps
+
+    @property
+    def loads(self) -> RankChannel:
+        return self.channels.loads
 
 
 def spawn_workers(size: int, shared: RankFiles) -> list[Worker]:
     """Ranks 1 .. size - 1, in sessions of their own: a terminal's Ctrl-C is the runner's business, which drains."""
     workers: list[Worker] = []
     for rank in range(1, size):
-        (steps, theirs), (loads, theirs_too) = socket.socketpair(), socket.socketpair()
-        with theirs, theirs_too:
-            files = theirs.fileno(), theirs_too.fileno(), *shared.all
+        with ExitStack() as theirs:
+            pairs = [socket.socketpair() for _ in RankChannels._fields]
+            files = *(theirs.enter_context(end).fileno() for _, end in pairs), *shared.all
             command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
-        workers.append(Worker(rank, process, Channel(steps.detach()), Channel(loads.detach())))
+        workers.append(Worker(rank, process, RankChannels(*(Channel(end.detach()) for end, _ in pairs))))
     return workers
 
 
@@ -87,9 +103,12 @@ class WorkerGroup:
         for worker in self._workers:
             self._with(worker, lambda w: w.loads.send({**settings, "rank": w.rank}))
 
-    def await_ready(self, stopping: Callable[[], bool]) -> None:
-        """Each has loaded its part. Raises what one was refused for, ExecutorLost, StoppedAtStart."""
-        self._await("ready", stopping)
+    def await_ready(self, stopping: Callable[[], bool]) -> tuple[str, ...]:
+        """Each has loaded its part; where each takes KV of other runners, "" nowhere.
+
+        Raises what one was refused for, ExecutorLost, StoppedAtStart.
+        """
+        return tuple(self._await("ready", stopping))
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` is called, from any thread, when a worker is lost, or has been: at once where it ended."""
@@ -111,6 +130,12 @@ class WorkerGroup:
         for worker in self._workers:
             self._with(worker, lambda w: w.loads.send(command, file))
 
+    def listen(self, on_event: Callable[[int, Any], None]) -> None:
+        """`on_event` is called with a rank and what it reports, from a thread for each."""
+        for worker in self._workers:
+            name, args = f"events-rank-{worker.rank}", (worker, on_event)
+            threading.Thread(target=self._take_events, args=args, name=name, daemon=True).start()
+
     def replies(self) -> list[Any]:
         """One reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
         replies = [self._with(worker, lambda w: w.loads.receive()) for worker in self._workers]
@@ -122,8 +147,8 @@ class WorkerGroup:
         """All have ended when this returns; a thread that waits for one of them is woken at once."""
         self._closing.set()
         for worker in self._workers:
-            worker.steps.close()
-            worker.loads.close()
+            for channel in worker.channels:
+                channel.close()
         for worker in self._workers:
             try:
                 worker.process.wait(END_S)
@@ -134,7 +159,9 @@ class WorkerGroup:
 
     # ---- inside
 
-    def _await(self, reply: str, stopping: Callable[[], bool]) -> None:
+    def _await(self, reply: str, stopping: Callable[[], bool]) -> list[Any]:
+        """What each sends with it."""
+        replies: list[Any] = []
         for worker in self._workers:
             left = START_S
             while not worker.loads.has_data(POLL_S):
@@ -144,13 +171,20 @@ class WorkerGroup:
                 if left <= 0:
                     raise self._lost(worker, f"it has not sent {reply!r} for {START_S:.0f} s")
             found = _unless_refused(worker, self._with(worker, lambda w: w.loads.receive()))
-            assert found == reply, found
+            assert found[0] == reply, found
+            replies.append(found[1])
+        return replies
 
     def _with(self, worker: Worker, act: Callable[[Worker], T]) -> T:
         try:
             return act(worker)
         except ChannelLost as error:
             raise self._lost(worker, str(error)) from error
+
+    def _take_events(self, worker: Worker, on_event: Callable[[int, Any], None]) -> None:
+        with suppress(ChannelLost):  # noticed by who waits for its end
+            while True:
+                on_event(worker.rank, worker.channels.events.receive())
 
     def _wait_for(self, worker: Worker) -> None:
         code = worker.process.wait()
@@ -187,6 +221,7 @@ class LaunchedRanks:
     ranks: TorchRanks
     workers: WorkerGroup
     ending: ExitStack
+    kv_addresses: tuple[str, ...] = ()  # where the others take KV of other runners, where they do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,5 +265,5 @@ def launch_ranks(
         workers.start({**settings, "grid": grid, "patience_s": patience_s, "store_port": found.store_port}, stopping)
         ranks.join()
         own = make_own(ranks)
-        workers.await_ready(stopping)
-        return LaunchedRanks(own, ranks, workers, ending.pop_all())
+        addresses = tuple(filter(None, workers.await_ready(stopping)))
+        return LaunchedRanks(own, ranks, workers, ending.pop_all(), addresses)

@@ -72,7 +72,7 @@ def build_engine(
     ranks_here = 1 if settings.ranks_listen else settings.tensor_parallel * settings.pipeline_parallel
     threads = max(1, (settings.threads or default_threads(spec)) // ranks_here)
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
-    executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather))
+    executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner))
     if wrap is not None:
         assert not isinstance(executor, MultiProcessExecutor), "its other ranks would go unwatched"
         executor = wrap(executor)
@@ -107,10 +107,13 @@ def _kv_identity(settings: RunnerSettings, executor: Executor, runner: RunnerId 
     """None where KV neither leaves this runner nor comes to it."""
     if runner is None or not settings.kv_listen:
         return None
-    if executor.kv_memory is None:
-        log.warning("the pages of this executor are in several processes: it exchanges no KV with other runners")
+    memory, addresses = executor.kv_memory, ()
+    if isinstance(executor, MultiProcessExecutor):
+        memory, addresses = executor.kv_shard, executor.kv_addresses
+    if memory is None:
         return None
-    return KvIdentity(runner, settings.pool, settings.base_digest, executor.kv_memory.layout)
+    layout = memory.layout + (f"/{executor.kv_grid}" if isinstance(executor, MultiProcessExecutor) else "")
+    return KvIdentity(runner, settings.pool, settings.base_digest, layout, addresses)
 
 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:

@@ -21,12 +21,14 @@ from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.executor import WrapExecutor
 from weft_runner.model.weights import Files
+from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
 from weft_runner.shell.engine_factory import EngineBundle, build_engine
 from weft_runner.shell.identity import read_identity
-from weft_runner.shell.kv_stream import KvEvent
+from weft_runner.shell.kv_ranks import ShardedKvStreams
+from weft_runner.shell.kv_stream import KvEvent, Post
 from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell, kv_address
 from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.rank_link import gather_ranks
@@ -135,7 +137,9 @@ class RunnerApp:
     def _exchange_kv(self, built: EngineBundle, metrics: RunnerMetrics) -> str:
         """With other runners, if it is to; the address where they send it. Raises AddressInUse."""
         settings, engine = self._settings, built.engine
-        memory = engine.executor.kv_memory
+        executor, layers = engine.executor, engine.layers
+        sharded = isinstance(executor, MultiProcessExecutor)
+        memory = executor.kv_shard if sharded else executor.kv_memory
         if built.limits.kv is None or memory is None:
             return ""
 
@@ -145,7 +149,11 @@ class RunnerApp:
             engine.post(event)
 
         place = KvPlace(settings.kv_listen, self._runner, settings.pool, settings.page_tokens, self._tls)
-        engine.exchange_kv(KvStreamShell(place, memory, engine.layers, post, metrics.kv))
+
+        def shell(post: Post) -> KvStreamShell:
+            return KvStreamShell(place, memory, layers, post, metrics.kv)
+
+        engine.exchange_kv(ShardedKvStreams(shell, executor.others, post) if sharded else shell(post))
         return kv_address(settings.kv_listen, settings.advertise)
 
     async def serve(self, probes: Probes) -> None:

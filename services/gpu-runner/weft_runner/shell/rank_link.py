@@ -18,7 +18,7 @@ from weft.wire.tls import Tls
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect
 from weft_runner.parallel.process_group import RankMeeting
 from weft_runner.parallel.tcp_channel import TcpChannel
-from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks
+from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks, RankChannels
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.kv_transfer import check_certificate
 
@@ -69,7 +69,7 @@ def gather_ranks(settings: RunnerSettings, tls: Tls | None) -> GatherRanks:
     return gather
 
 
-def serve_rank(settings: RunnerSettings, tls: Tls | None, files: Mapping[str, Any], serve: Callable[..., int]) -> int:
+def serve_rank(settings: RunnerSettings, tls: Tls | None, serve: Callable[[RankChannels, Any], int]) -> int:
     """Serve as `--rank` until rank 0 closes; then this process ends, and its pod starts it anew. Returns the exit code.
 
     Asked to stop (SIGTERM) it stays while rank 0 drains. Raises ExecutorLost, ExecutorUnavailable, StoppedAtStart.
@@ -81,14 +81,17 @@ def serve_rank(settings: RunnerSettings, tls: Tls | None, files: Mapping[str, An
     probes.start()
     try:
         secure = secured(settings, tls, server=False)
-        steps, loads = connect((host, port), settings.rank, group_of(settings), secure, stopping.is_set)
+        channels = connect((host, port), settings.rank, group_of(settings), secure, stopping.is_set)
+        loads = channels.loads
+        assert isinstance(loads, TcpChannel)
+        local_host = loads.local_host
         threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
 
         def meet(start: Mapping[str, Any]) -> RankMeeting:
             size = start["grid"].size
-            return HostsMeeting.of_another(host, start["store_port"], size, loads.local_host, start["patience_s"])
+            return HostsMeeting.of_another(host, start["store_port"], size, local_host, start["patience_s"])
 
-        return serve(steps, loads, meet, files)
+        return serve(channels, meet)
     finally:
         probes.close()
 

@@ -1,4 +1,4 @@
-"""`python -m weft_runner.worker STEPS LOADS MEETING SLOTS`: a rank of its runner's model. Started by it alone.
+"""`python -m weft_runner.worker STEPS LOADS EVENTS MEETING SLOTS`: a rank of its runner's model. Started by it alone.
 
 The numbers are inherited descriptors, see `parallel.worker_group`. A watch ends the process once the runner has closed
 its end, in whatever state everything is; it stands before anything is imported that takes time.
@@ -14,11 +14,11 @@ from weft_runner.parallel.ipc import Channel
 
 def main(argv: list[str]) -> None:
     """Never returns."""
-    steps, loads = (Channel(int(number)) for number in argv[:2])
-    threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
+    channels = [Channel(int(number)) for number in argv[:3]]
+    threading.Thread(target=_end_with, args=(channels[1],), name="watch", daemon=True).start()
     from weft_runner.worker.loop import serve_child  # torch is imported here
 
-    code = serve_child(steps, loads, [int(number) for number in argv[2:]])
+    code = serve_child(channels, [int(number) for number in argv[3:]])
     logging.shutdown()
     os._exit(code)  # other threads may be anywhere
 

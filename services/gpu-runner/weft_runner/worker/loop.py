@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from weft.telemetry.logs import configure
+from weft.wire.tls import load_tls
+from weft_runner.core.kv_shards import shard_runner
+from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.errors import RunnerError
 from weft_runner.executors import ModelSource, local_gpu, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
@@ -27,7 +30,10 @@ from weft_runner.parallel.ipc import ChannelLost, RankChannel
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
+from weft_runner.parallel.worker_group import RankChannels
 from weft_runner.settings import RunnerSettings
+from weft_runner.shell.kv_ranks import RankKv, rank_kv
+from weft_runner.shell.kv_transfer import KvPlace, kv_address
 
 log = logging.getLogger(__name__)
 Act = Callable[[], None]
@@ -36,51 +42,72 @@ Act = Callable[[], None]
 Meet = Callable[[Mapping[str, Any]], RankMeeting]  # by what START says
 
 
-def serve_child(steps: RankChannel, loads: RankChannel, files: Sequence[int]) -> int:
+class OwnHost(NamedTuple):
+    """What a rank has of its own where rank 0 is on another host: its flags, and the base there."""
+
+    settings: RunnerSettings
+    files: Files
+
+
+def serve_child(channels: Sequence[RankChannel], files: Sequence[int]) -> int:
     """`serve` on the host of rank 0, with its files."""
-    return serve(steps, loads, lambda _: RankFiles(files[0], files[1]))
+    return serve(RankChannels(*channels), lambda _: RankFiles(files[0], files[1]))
 
 
-def serve(steps: RankChannel, loads: RankChannel, meet: Meet, own_files: Files | None = None) -> int:
-    """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure.
-
-    `own_files`: the base on this host, where rank 0 is on another.
-    """
+def serve(channels: RankChannels, meet: Meet, own: OwnHost | None = None) -> int:
+    """Serve as the rank that START names, until the runner closes. Returns the exit code: 1 after a logged failure."""
     try:
-        rank = _start(loads, meet, own_files)
-        threading.Thread(target=rank.run_builds, args=(loads,), name="builder", daemon=True).start()
-        rank.run_steps(steps)
+        rank = _start(channels, meet, own)
+        threading.Thread(target=rank.run_builds, args=(channels.loads,), name="builder", daemon=True).start()
+        rank.run_steps(channels.steps)
     except ChannelLost:
         return 0
     except RunnerError as error:
         with suppress(ChannelLost):
-            loads.send(error)
+            channels.loads.send(error)
     except BaseException:
         log.exception("a rank of the model has failed")
     return 1
 
 
-def _start(loads: RankChannel, meet: Meet, own_files: Files | None) -> "WorkerLoop":
+def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLoop":
     """Raises what loading a part raises, ExecutorLost, ChannelLost.
 
     The watch in `worker.__main__` ends a load whose runner has gone.
     """
-    loads.send("hello")
+    loads = channels.loads
+    loads.send(("hello", None))
     start: dict[str, Any] = loads.receive()
     settings: RunnerSettings = start["settings"]
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     device = device_of(start["device"], local_gpu(settings, start["rank"]))
     ranks = TorchRanks(start["grid"], start["rank"], device, meet(start), start["patience_s"])
-    base = ModelSource(start["spec"], own_files or start["files"], start["threads"])
+    base = ModelSource(start["spec"], own.files if own else start["files"], start["threads"])
     ranks.join()
     executor = make_partition(settings, base, ranks)
-    loads.send("ready")
+    kv, address = _exchange_kv(start, own, executor, channels.events)
+    loads.send(("ready", address))
     if ranks.grid.stages > 1:
         work = StageWork(executor, PipelineChannel(ranks.stages, base.spec), early=device.type == "cpu")
     else:
         work = TensorWork(executor, ranks.tensor, device)
-    return WorkerLoop(executor, work, start["patience_s"])
+    return WorkerLoop(executor, work, start["patience_s"], kv)
+
+
+def _exchange_kv(
+    start: Mapping[str, Any], own: OwnHost | None, executor: Executor, events: RankChannel
+) -> tuple["RankKv | None", str]:
+    """With the ranks of this place in other runners, if rank 0 does; where they reach this one. Raises AddressInUse."""
+    runner, memory, rank = start["runner"], executor.kv_memory, start["rank"]
+    settings: RunnerSettings = own.settings if own else start["settings"]
+    if runner is None or not settings.kv_listen or memory is None:
+        return None, ""
+    identity = KvIdentity(shard_runner(runner, rank), settings.pool, settings.base_digest, memory.layout)
+    tls = load_tls(settings.tls_dir, "runner")
+    place = KvPlace(settings.kv_listen, identity.runner, settings.pool, start["settings"].page_tokens, tls)
+    kv = rank_kv(rank, identity, place, memory, events.send, child=own is None)
+    return kv, kv_address(f":{kv.port}", settings.advertise)
 
 
 class TensorWork:
@@ -130,8 +157,10 @@ class StageWork:
 class WorkerLoop:
     """What a worker does. `run_builds` is the builder's thread, all else the main one's."""
 
-    def __init__(self, executor: Executor, work: TensorWork | StageWork, patience_s: float) -> None:
-        self._executor, self._work, self._patience_s = executor, work, patience_s
+    def __init__(
+        self, executor: Executor, work: TensorWork | StageWork, patience_s: float, kv: RankKv | None = None
+    ) -> None:
+        self._executor, self._work, self._patience_s, self._kv = executor, work, patience_s, kv
         self._built: dict[int, DeviceAdapter] = {}
         self._step: StepInput | None = None
         self._allocations, self._allocated = 0, threading.Condition()
@@ -163,6 +192,9 @@ class WorkerLoop:
                 return partial(executor.clear_pages, pages)
             case "allocate_pages", pages:
                 return partial(self._allocate, pages)
+            case "kv", order:
+                assert self._kv is not None, "a rank that exchanges no KV"
+                return partial(self._kv.order, order)
             case _:
                 raise AssertionError(f"no command: {command}")
 

@@ -1,0 +1,286 @@
+"""KV of a runner of several ranks: each rank sends its pages to the rank of its place in the other runner.
+
+Rank 0's machine orders transfers as one of a single process does (`kv_transfer`). What it orders about pages goes to
+the other ranks as well, in the order of the steps: pages have the same numbers on all ranks. Each of these has streams
+of its own to its like, under the same contract: hello, offer, accept, pages, complete, ack. To the machine a transfer
+is complete once it is complete on every rank (`ShardedTransfers`), and a stream is over when a rank loses one on it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
+from weft_runner.core.events import DropKv, KvAction, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core.kv_transfer import MOST_OFFERS, KvIdentity, hello_fault
+
+Key = tuple[str, Epoch]
+KvEvent = Connected | Received | Closed
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOrder:
+    """Of rank 0 to the others: a SendKv, ReceiveKv, DropKv, or a KvComplete to be sent.
+
+    `addresses`: of the other runner's ranks from 1 on, where something is sent to them.
+    """
+
+    order: SendKv | ReceiveKv | DropKv | Send
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardComplete:
+    """To rank 0: all of this rank's pages have arrived."""
+
+    request_id: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLost:
+    """To rank 0: this rank's pages neither leave nor arrive any more."""
+
+    request_id: str
+    epoch: Epoch
+    reason: str
+
+
+ShardEffect = KvAction | Send | ShardComplete | ShardLost
+
+
+def shard_runner(runner: RunnerId, rank: int) -> RunnerId:
+    """As whom a rank speaks."""
+    return RunnerId(runner.uuid, f"{runner.incarnation}.{rank}")
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    peer: Peer
+    accepted: bool = False
+    waiting: list[SendKv | Send] = field(default_factory=list[SendKv | Send])
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """`peer`: the stream that it comes on; None: not offered yet."""
+
+    order: ReceiveKv
+    peer: Peer | None = None
+
+
+class KvShard:
+    """A rank's part in the transfers of its runner. What a call returns is to be done in that order.
+
+    An offer may be here before rank 0's order, and the order before the offer.
+    """
+
+    def __init__(self, rank: int, identity: KvIdentity) -> None:
+        """`identity`: of this rank, see `shard_runner`."""
+        self._rank, self._identity = rank, identity
+        self._streams: dict[Peer, bool] = {}  # to others; True: it has answered
+        self._outgoing: dict[Key, _Outgoing] = {}
+        self._incoming: dict[Key, _Incoming] = {}
+        self._offers: dict[Key, Peer] = {}  # without an order so far, the oldest first
+
+    def order(self, given: ShardOrder) -> list[ShardEffect]:
+        match given.order:
+            case SendKv(peer, request_id, epoch) as send:
+                return self._send(peer, (request_id, epoch), send, given.addresses)
+            case Send(peer, KvComplete(request_id, epoch) as complete):
+                bare = Send(peer, replace(complete, tokens=(), logprobs=()))
+                return self._send(peer, (request_id, epoch), bare, given.addresses)
+            case ReceiveKv(_, request_id, epoch) as receive:
+                key = request_id, epoch
+                self._incoming[key] = _Incoming(receive)
+                offered = self._offers.pop(key, None)
+                return [] if offered is None else self._accept(key, offered)
+            case DropKv(_, request_id, epoch):
+                return self._drop((request_id, epoch))
+            case _:
+                raise AssertionError(f"no order of rank 0: {given.order}")
+
+    def event(self, event: KvEvent) -> list[ShardEffect]:
+        match event:
+            case Connected(peer, hello):
+                return self._connected(peer, hello)
+            case Received(peer, message):
+                return self._received(peer, message)
+            case Closed(peer, reason):
+                return self._closed(peer, reason)
+
+    def _send(self, to: Peer, key: Key, what: SendKv | Send, addresses: tuple[str, ...]) -> list[ShardEffect]:
+        peer = Peer(Kind.RUNNER, f"{to.name}.{self._rank}")
+        effects: list[ShardEffect] = []
+        one = self._outgoing.get(key)
+        if one is None:
+            one = self._outgoing[key] = _Outgoing(peer)
+            if peer not in self._streams:
+                self._streams[peer] = False
+                effects.append(OpenKvStream(peer, addresses[self._rank - 1], self._hello(peer)))
+            elif self._streams[peer]:
+                effects.append(_offer(peer, key))
+        what = replace(what, peer=peer) if isinstance(what, SendKv) else what._replace(peer=peer)
+        if one.accepted:
+            effects.append(what)
+        else:
+            one.waiting.append(what)
+        return effects
+
+    def _hello(self, peer: Peer) -> KvHello:
+        mine, (_, incarnation) = self._identity, peer.name.split("/")
+        return KvHello(mine.runner, incarnation, mine.pool, mine.base_digest, mine.kv_layout)
+
+    def _drop(self, key: Key) -> list[ShardEffect]:
+        outgoing, incoming = self._outgoing.pop(key, None), self._incoming.pop(key, None)
+        peers = [one.peer for one in (outgoing, incoming) if one is not None and one.peer is not None]
+        return [DropKv(peer, *key) for peer in peers]
+
+    def _accept(self, key: Key, peer: Peer) -> list[ShardEffect]:
+        one = self._incoming[key]
+        if one.peer is not None or _runner(peer) != f"{_runner(one.order.peer)}.{self._rank}":
+            return [Send(peer, KvRefuse(*key, "it is awaited from another runner"))]
+        one.peer = peer
+        return [replace(one.order, peer=peer), Send(peer, KvAccept(*key, one.order.first_page))]
+
+    def _connected(self, peer: Peer, hello: object) -> list[ShardEffect]:
+        if peer in self._streams:
+            self._streams[peer] = True
+            return [_offer(peer, key) for key, one in self._outgoing.items() if one.peer == peer]
+        if (fault := hello_fault(self._identity, hello)) is not None:
+            return [Close(peer, fault)]
+        return [Send(peer, KvReady(self._identity.runner))]
+
+    def _received(self, peer: Peer, message: object) -> list[ShardEffect]:
+        match message:
+            case KvOffer(request_id, epoch):
+                key = request_id, epoch
+                if key in self._incoming:
+                    return self._accept(key, peer)
+                self._offers[key] = peer
+                return self._refuse_oldest() if len(self._offers) > MOST_OFFERS else []
+            case KvComplete(request_id, epoch):
+                self._incoming.pop((request_id, epoch), None)
+                return [Send(peer, KvAck(request_id, epoch)), ShardComplete(request_id, epoch)]
+            case KvAccept(request_id, epoch) if one := self._outgoing.get((request_id, epoch)):
+                one.accepted, waiting, one.waiting = True, one.waiting, []
+                return [*waiting]
+            case KvAck(request_id, epoch):
+                self._outgoing.pop((request_id, epoch), None)
+            case KvRefuse(request_id, epoch, reason) if self._outgoing.pop((request_id, epoch), None):
+                return [ShardLost(request_id, epoch, reason)]
+            case _:
+                pass  # of a transfer that was dropped meanwhile
+        return []
+
+    def _refuse_oldest(self) -> list[ShardEffect]:
+        key, peer = next(iter(self._offers.items()))
+        del self._offers[key]
+        return [Send(peer, KvRefuse(*key, "nobody waits for it"))]
+
+    def _closed(self, peer: Peer, reason: str) -> list[ShardEffect]:
+        self._streams.pop(peer, None)
+        self._offers = {key: of for key, of in self._offers.items() if of != peer}
+        lost = [key for of in (self._outgoing, self._incoming) for key, one in of.items() if one.peer == peer]
+        for key in lost:
+            self._outgoing.pop(key, None)
+            self._incoming.pop(key, None)
+        return [ShardLost(*key, reason) for key in lost]
+
+
+def _offer(peer: Peer, key: Key) -> Send:
+    return Send(peer, KvOffer(*key, ""))
+
+
+def _runner(incoming: Peer) -> str:
+    """Of a stream that came in, without the number of the stream."""
+    return incoming.name.rpartition("/")[0]
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """`missing`: ranks whose pages have not arrived. `complete`: rank 0's, which waits for them."""
+
+    peer: Peer
+    missing: int
+    complete: Received | None = None
+
+
+class ShardedTransfers:
+    """On rank 0: what its machine gets to see of the other ranks' parts. `others`: how many ranks these are."""
+
+    def __init__(self, others: int) -> None:
+        self._others = others
+        self._incoming: dict[Key, _Gathering] = {}
+        self._outgoing: dict[Key, Peer] = {}
+        self._addresses: dict[Peer, tuple[str, ...]] = {}  # of the other ranks of runners with a stream to them
+
+    def ordered(self, order: KvAction | Send) -> ShardOrder | None:
+        """What the other ranks have to be sent of an order of the machine."""
+        match order:
+            case SendKv(peer, request_id, epoch) | Send(peer, KvComplete(request_id, epoch)):
+                if (addresses := self._addresses.get(peer)) is None:
+                    return None  # the stream is over, or the other runner has not as many ranks as it said
+                self._outgoing[request_id, epoch] = peer
+                return ShardOrder(order, addresses)
+            case ReceiveKv(peer, request_id, epoch):
+                self._incoming[request_id, epoch] = _Gathering(peer, self._others)
+                return ShardOrder(order)
+            case DropKv(_, request_id, epoch):
+                self._forget([(request_id, epoch)])
+                return ShardOrder(order)
+            case Close(peer):
+                self._forget_peer(peer)
+            case _:
+                pass
+        return None
+
+    def event(self, event: KvEvent) -> KvEvent | None:
+        """Of rank 0's own streams -> what the machine gets of it now. Other layouts than its own it refuses itself."""
+        match event:
+            case Connected(peer, KvReady(_, addresses)) if len(addresses) == self._others:
+                self._addresses[peer] = tuple(addresses)
+            case Received(_, KvComplete(request_id, epoch)):
+                if (one := self._incoming.get((request_id, epoch))) is not None:
+                    one.complete = event
+                    return self._gathered((request_id, epoch))
+            case Received(_, KvAck(request_id, epoch) | KvRefuse(request_id, epoch)):
+                self._outgoing.pop((request_id, epoch), None)
+            case Closed(peer):
+                self._forget_peer(peer)
+            case _:
+                pass
+        return event
+
+    def shard_event(self, rank: int, event: ShardComplete | ShardLost) -> KvEvent | None:
+        """Of another rank -> what the machine gets. After a Closed, rank 0's own stream has to be closed too."""
+        key = event.request_id, event.epoch
+        one = self._incoming.get(key)
+        if isinstance(event, ShardComplete):
+            if one is None:
+                return None
+            one.missing -= 1
+            return self._gathered(key)
+        peer = one.peer if one is not None else self._outgoing.get(key)
+        if peer is None:
+            return None
+        self._forget_peer(peer)
+        return Closed(peer, f"rank {rank}: {event.reason}")
+
+    def _gathered(self, key: Key) -> Received | None:
+        one = self._incoming[key]
+        if one.missing or one.complete is None:
+            return None
+        del self._incoming[key]
+        return one.complete
+
+    def _forget_peer(self, peer: Peer) -> None:
+        self._addresses.pop(peer, None)
+        self._forget([key for key, one in self._incoming.items() if one.peer == peer])
+        self._forget([key for key, to in self._outgoing.items() if to == peer])
+
+    def _forget(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._incoming.pop(key, None)
+            self._outgoing.pop(key, None)

@@ -1,0 +1,236 @@
+"""KV of runners of three ranks: streams between equal ranks, one completion for all; a lost part loses the whole."""
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.kv_ends import EPOCH, PAGE_TOKENS, PAGES, POOL
+from harness.waiting import PATIENCE_S, wait_until
+from weft.domain.ids import RunnerId
+from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send
+from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
+from weft_runner.core.kv_shards import KvShard, ShardLost, ShardOrder, shard_runner
+from weft_runner.core.kv_transfer import MOST_OFFERS, KvIdentity
+from weft_runner.model.kv_memory import LocalKvMemory
+from weft_runner.model.layer_progress import CalledLayerCounter
+from weft_runner.shell.kv_figures import NO_FIGURES
+from weft_runner.shell.kv_ranks import RankKv, ShardedKvStreams
+from weft_runner.shell.kv_transfer import KvPlace, KvStreamShell
+
+SHAPES = ((4, 96), (3, 160), (5, 32))  # of each rank: layers, bytes of one in a page
+BASE = "sha256:" + "0" * 64
+
+
+class Ranks:
+    """A runner of three ranks in this process; the test is the machine of rank 0.
+
+    What rank 0 sends the others comes to them at once, unless `held` keeps it, as a long step would.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.runner = RunnerId(f"acme.{name}", f"{name}-1")
+        self.pages = [np.zeros((PAGES, layers * size), np.uint8) for layers, size in SHAPES]
+        self.events: queue.Queue[Any] = queue.Queue()
+        self.pids, self.held, self.hold = (0, 0), list[ShardOrder](), False
+        self._on_event: Callable[[int, Any], None] | None = None
+        self.streams = ShardedKvStreams(self._own, self, self.events.put)
+        self.others = [self._rank(rank) for rank in (1, 2)]
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(Kind.RUNNER, f"{self.runner.uuid}/{self.runner.incarnation}")
+
+    def listen(self, on_event: Callable[[int, Any], None]) -> None:
+        self._on_event = on_event
+
+    def broadcast(self, *command: Any) -> None:
+        _, order = command
+        self.held.append(order)
+        if not self.hold:
+            self.release()
+
+    def release(self) -> None:
+        self.hold, orders, self.held = False, self.held, []
+        for order in orders:
+            for rank in self.others:
+                rank.order(order)
+
+    def ready(self) -> KvReady:
+        return KvReady(self.runner, tuple(f"127.0.0.1:{rank.port}" for rank in self.others))
+
+    def next(self, of: type[Any]) -> Any:
+        event = self.events.get(timeout=PATIENCE_S)
+        assert isinstance(event, of), event
+        return event
+
+    def message(self, of: type[Any]) -> Any:
+        message = self.next(Received).message
+        assert isinstance(message, of), message
+        return message
+
+    def close(self) -> None:
+        self.streams.close()
+        for rank in self.others:
+            rank.close()
+
+    def _place(self, runner: RunnerId) -> KvPlace:
+        return KvPlace("127.0.0.1:0", runner, POOL, PAGE_TOKENS)
+
+    def _memory(self, rank: int) -> LocalKvMemory:
+        return LocalKvMemory(self.pages[rank], SHAPES[rank][0], f"rank {rank}")
+
+    def _own(self, post: Any) -> KvStreamShell:
+        self.own = KvStreamShell(self._place(self.runner), self._memory(0), CalledLayerCounter(), post, NO_FIGURES)
+        return self.own
+
+    def _rank(self, rank: int) -> RankKv:
+        on_event = self._on_event
+        assert on_event is not None
+        identity = KvIdentity(shard_runner(self.runner, rank), POOL, BASE, f"rank {rank}")
+        return RankKv(
+            rank, identity, self._place(identity.runner), self._memory(rank), lambda event: on_event(rank, event)
+        )
+
+
+class Pair:
+    """A sender and a receiver with an open stream between their ranks 0."""
+
+    def __init__(self) -> None:
+        self.sender, self.receiver = Ranks("sender"), Ranks("receiver")
+        hello = KvHello(self.sender.runner, self.receiver.runner.incarnation, POOL, BASE, "rank 0")
+        self.sender.streams.execute(OpenKvStream(self.receiver.peer, f"127.0.0.1:{self.receiver.own.port}", hello))
+        self.incoming: Peer = self.receiver.next(Connected).peer
+        self.receiver.streams.send(self.incoming, self.receiver.ready())
+        self.sender.next(Connected)
+        for seed, pages in enumerate(self.sender.pages):
+            pages[:] = np.random.default_rng(seed).integers(0, 256, pages.shape, dtype=np.uint8)
+
+    def accept(self, request_id: str, pages: tuple[int, ...]) -> None:
+        self.sender.streams.send(self.receiver.peer, KvOffer(request_id, EPOCH, ""))
+        self.receiver.message(KvOffer)
+        self.receiver.streams.execute(ReceiveKv(self.incoming, request_id, EPOCH, 0, pages))
+        self.receiver.streams.send(self.incoming, KvAccept(request_id, EPOCH, 0))
+        self.sender.message(KvAccept)
+
+    def send(self, request_id: str, pages: tuple[int, ...], first_page: int = 0) -> None:
+        self.sender.streams.execute(SendKv(self.receiver.peer, request_id, EPOCH, first_page, pages))
+
+    def complete(self, request_id: str, pages: int) -> None:
+        self.sender.streams.send(self.receiver.peer, KvComplete(request_id, EPOCH, pages * PAGE_TOKENS, (7,)))
+
+    def check(self, sent: tuple[int, ...], received: tuple[int, ...]) -> None:
+        for own, theirs in zip(self.sender.pages, self.receiver.pages, strict=True):
+            assert np.array_equal(own[list(sent)], theirs[list(received)])
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.sender.close()
+    made.receiver.close()
+
+
+def test_pages_of_every_rank_arrive_before_the_machine_gets_the_one_completion(pair: Pair) -> None:
+    pair.accept("r", (9, 4, 5))
+    pair.send("r", (1, 2))
+    pair.send("r", (3,), first_page=2)
+    pair.complete("r", 3)
+    complete = pair.receiver.message(KvComplete)
+    assert complete.tokens == (7,)
+    pair.check((1, 2, 3), (9, 4, 5))
+    pair.receiver.streams.send(pair.incoming, KvAck("r", EPOCH))
+    pair.sender.message(KvAck)
+    assert pair.receiver.events.empty()
+
+
+@pytest.mark.parametrize("late", ["sender", "receiver"])
+def test_the_completion_waits_for_ranks_whose_orders_are_late(pair: Pair, late: str) -> None:
+    end: Ranks = getattr(pair, late)
+    end.hold = True
+    pair.accept("r", (9, 4))
+    pair.send("r", (1, 2))
+    pair.complete("r", 2)
+    wait_until(lambda: bool((pair.receiver.pages[0][[9, 4]] == pair.sender.pages[0][[1, 2]]).all()), "rank 0's pages")
+    assert pair.receiver.events.empty()
+    end.release()
+    pair.receiver.message(KvComplete)
+    pair.check((1, 2), (9, 4))
+
+
+def test_a_sequence_whose_pages_are_all_there_completes_on_every_rank(pair: Pair) -> None:
+    pair.accept("r", ())
+    pair.complete("r", 0)
+    assert pair.receiver.message(KvComplete).in_kv == 0
+
+
+def test_a_rank_that_loses_its_part_ends_the_stream_at_both_machines(pair: Pair) -> None:
+    pair.accept("r", (9, 4))
+    pair.receiver.others[1].close()
+    pair.send("r", (1, 2))
+    closed = pair.sender.next(Closed)
+    assert closed.peer == pair.receiver.peer
+    assert closed.reason.startswith("rank 2: ")
+    assert pair.receiver.next(Closed).peer == pair.incoming
+
+
+def test_what_is_dropped_changes_no_page_of_any_rank_and_the_stream_goes_on(pair: Pair) -> None:
+    pair.accept("dropped", (9, 4))
+    pair.receiver.streams.execute(DropKv(pair.incoming, "dropped", EPOCH))
+    pair.send("dropped", (1, 2))
+    pair.sender.streams.execute(DropKv(pair.receiver.peer, "dropped", EPOCH))
+    pair.accept("r", (11,))
+    pair.send("r", (3,))
+    pair.complete("r", 1)
+    pair.receiver.message(KvComplete)
+    pair.check((3,), (11,))
+    assert not any(pages[[9, 4]].any() for pages in pair.receiver.pages)
+
+
+# ---- one rank, without streams
+
+HERE, THERE = RunnerId("acme.here", "h"), RunnerId("acme.there", "t")
+FROM, INCOMING = Peer(Kind.RUNNER, "acme.there/t/1"), Peer(Kind.RUNNER, "acme.there/t.1/8")
+
+
+@pytest.fixture
+def shard() -> KvShard:
+    return KvShard(1, KvIdentity(shard_runner(HERE, 1), POOL, BASE, "rank 1"))
+
+
+def test_a_part_from_another_runner_than_rank_0_awaits_it_from_is_refused(shard: KvShard) -> None:
+    shard.order(ShardOrder(ReceiveKv(FROM, "r", EPOCH, 0, (1,))))
+    other = Peer(Kind.RUNNER, "acme.else/t.1/3")
+    (refused,) = shard.event(Received(other, KvOffer("r", EPOCH, "")))
+    assert refused == Send(other, KvRefuse("r", EPOCH, "it is awaited from another runner"))
+    assert shard.event(Received(INCOMING, KvOffer("r", EPOCH, "")))[1] == Send(INCOMING, KvAccept("r", EPOCH, 0))
+
+
+def test_another_layout_is_refused_by_name(shard: KvShard) -> None:
+    (close,) = shard.event(Connected(INCOMING, KvHello(THERE, "h.1", POOL, BASE, "rank 2")))
+    assert getattr(close, "reason", "") == "KV layout 'rank 2' is not 'rank 1'"
+
+
+def test_offers_that_nobody_awaits_are_bounded(shard: KvShard) -> None:
+    for number in range(MOST_OFFERS):
+        assert shard.event(Received(INCOMING, KvOffer(f"r{number}", EPOCH, ""))) == []
+    assert shard.event(Received(INCOMING, KvOffer("one more", EPOCH, ""))) == [
+        Send(INCOMING, KvRefuse("r0", EPOCH, "nobody waits for it"))
+    ]
+
+
+def test_a_stream_that_ends_loses_the_parts_that_are_not_complete_and_is_opened_again_for_the_next(
+    shard: KvShard,
+) -> None:
+    peer, to = Peer(Kind.RUNNER, "acme.there/t.1"), Peer(Kind.RUNNER, "acme.there/t")
+    sends = [ShardOrder(SendKv(to, name, EPOCH, 0, (1,)), ("a:1", "a:2")) for name in ("r0", "r1", "r2")]
+    (opened,) = shard.order(sends[0])
+    assert opened == OpenKvStream(peer, "a:1", KvHello(shard_runner(HERE, 1), "t.1", POOL, BASE, "rank 1"))
+    assert shard.order(sends[1]) == []
+    assert len(shard.event(Connected(peer, KvReady(shard_runner(THERE, 1))))) == 2
+    assert shard.event(Closed(peer, "cut")) == [ShardLost("r0", EPOCH, "cut"), ShardLost("r1", EPOCH, "cut")]
+    assert isinstance(shard.order(sends[2])[0], OpenKvStream)
