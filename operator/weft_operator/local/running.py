@@ -9,11 +9,11 @@ from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
-from weft.process import lock_data_dir
+from weft.process import DataDirUnusable, lock_data_dir
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission, as_served
 from weft_operator.local.components import Options, choose_addresses
-from weft_operator.local.durable import open_store
+from weft_operator.local.durable import Durable, open_store
 from weft_operator.local.file_root import settle_file_root
 from weft_operator.local.own_log import CONTROLLER, logging_to
 from weft_operator.local.ports import PortSource, require_free
@@ -25,19 +25,25 @@ from weft_operator.resources import Object
 async def running(options: Options, objects: Iterable[Object], progress: Progress) -> AsyncGenerator[Stack]:
     """A stack with every component ready; stopped again, whatever happens, on the way out.
 
-    `objects` are applied before anything starts. Raises Invalid, DataDirInUse, DataDirUnusable, FileRootGone,
-    PortInUse, StoreDamaged, ComponentFailed: then nothing is left running.
+    `objects` are applied, and on disk, before anything starts. Raises Invalid, DataDirInUse, DataDirUnusable,
+    FileRootGone, PortInUse, StoreDamaged, ComponentFailed: then nothing is left running.
     """
     async with AsyncExitStack() as exits:
         exits.enter_context(lock_data_dir(options.data_dir, "`weft up`"))
         require_free(options.host, options.port, "--port")
-        store = open_store(options.data_dir / "objects.json", time.time, as_served)
+        path = options.data_dir / "objects.json"
+        store = open_store(path, time.time, as_served)
+        durable = Durable(store, path)
         admit = Admission(store)
         for obj in objects:
             store.apply(admit(obj, store.find))
         options = replace(options, file_root=settle_file_root(options.data_dir, options.file_root))
+        try:
+            durable.flush()
+        except OSError as error:
+            raise DataDirUnusable(f"{path} cannot be written: {error.strerror}") from error
         ports = PortSource(SystemRandom())
-        stack = Stack(options, choose_addresses(options, ports), store, ports)
+        stack = Stack(options, choose_addresses(options, ports), store, durable, ports)
         stack.listen(progress)
         exits.enter_context(logging_to(stack.open_log(CONTROLLER), options.log_level))
         work = stack.work = asyncio.create_task(stack.run(), name="stack")

@@ -36,9 +36,8 @@ Progress = Callable[[str, ProcessState], None]
 class Stack:
     """Everything of one data directory. Made by `running()`."""
 
-    def __init__(self, options: Options, addresses: Addresses, store: ObjectStore, ports: Ports):
-        self.options, self.addresses, self.store = options, addresses, store
-        self.durable = Durable(store, options.data_dir / "objects.json")
+    def __init__(self, options: Options, addresses: Addresses, store: ObjectStore, durable: Durable, ports: Ports):
+        self.options, self.addresses, self.store, self.durable = options, addresses, store, durable
         self.logs: dict[str, LogFile] = {}
         self._processes: dict[str, Process] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -102,6 +102,8 @@ def test_a_stack_serves_mends_itself_and_leaves_nothing_whichever_way_it_ends(tm
         assert {component["phase"] for component in found["components"].values()} == {"Ready"}
         assert found["gateway"] == f"http://127.0.0.1:{port}"
         assert (data / "stack.json").stat().st_mode & 0o077 == 0
+        stored = json.loads((data / "objects.json").read_text())["objects"]
+        assert {obj["metadata"]["name"] for obj in stored} == {"base", "upper"}, "-f is on disk before anything starts"
         a_killed_component_comes_back_on_its_port(data, stack)
         watches = pidfds(data)
         stack.kill()

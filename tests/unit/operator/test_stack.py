@@ -6,7 +6,7 @@ from random import Random
 
 from harness.waiting import soon
 from weft_operator.local.components import Options, choose_addresses
-from weft_operator.local.durable import open_store
+from weft_operator.local.durable import Durable, open_store
 from weft_operator.local.ports import PortSource
 from weft_operator.local.processes import ProcessState
 from weft_operator.local.stack import Stack
@@ -14,8 +14,9 @@ from weft_operator.local.stack import Stack
 
 async def test_a_stack_is_described_again_only_when_something_has_changed(tmp_path: Path) -> None:
     options, ports = Options(tmp_path), PortSource(Random(0))
-    store = open_store(tmp_path / "objects.json", lambda: 0.0, lambda obj: obj)
-    stack = Stack(options, choose_addresses(options, ports), store, ports)
+    store = open_store(tmp_path / "objects.json", lambda: 0.0)
+    durable = Durable(store, tmp_path / "objects.json")
+    stack = Stack(options, choose_addresses(options, ports), store, durable, ports)
     described = asyncio.Event()
     to_describe: list[bool] = []
 
