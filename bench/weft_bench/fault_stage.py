@@ -23,7 +23,7 @@ import yaml
 from weft.domain.runner import RunnerBook, RunnerRole
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.errors import StackFailed
-from weft_bench.fault_streams import Ask, Stream, Streams, Token
+from weft_bench.fault_streams import Ask, Stream, Streams, Token, recorded
 from weft_bench.links import Links
 from weft_bench.path import WORDS
 from weft_bench.process import Process
@@ -87,12 +87,7 @@ class Stage:
 
     async def record(self) -> None:
         """The answers of an undisturbed run. Raises StackFailed."""
-        asks = [*self._decode, *self.late, *self._cold, *self._long]
-        async with Streams(self.url, "quiet") as streams:
-            streams.start(asks)
-        if failed := [f"{stream.request_id}: {stream.error}" for stream in streams.all if stream.error]:
-            raise StackFailed("without any fault: " + "; ".join(failed))
-        self.answers = {stream.ask: stream.tokens for stream in streams.all}
+        self.answers = await recorded(self.url, [*self._decode, *self.late, *self._cold, *self._long])
 
     def expected(self, ask: Ask) -> list[Token]:
         """A cold adapter is a copy of one that has answered."""

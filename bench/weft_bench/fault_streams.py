@@ -152,3 +152,12 @@ class Streams:
                 stream.tokens += map(Token, found["tokens"], found["token_logprobs"])
                 stream.read_at.append(time.perf_counter())
         self._changed.set()
+
+
+async def recorded(url: str, asks: Iterable[Ask]) -> dict[Ask, list[Token]]:
+    """The answers of a gateway that nothing disturbs. Raises StackFailed."""
+    async with Streams(url, "first") as streams:
+        streams.start(asks)
+    if failed := [f"{stream.request_id}: {stream.error}" for stream in streams.all if stream.error]:
+        raise StackFailed("; ".join(failed))
+    return {stream.ask: stream.tokens for stream in streams.all}

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from weft.domain.runner import RunnerRole
 from weft_bench.cpu_context import Bar
-from weft_bench.errors import StackFailed
-from weft_bench.fault_streams import Ask, Difference, Stream, Streams, Token, difference
+from weft_bench.fault_streams import Ask, Difference, Stream, Streams, Token, difference, recorded
 from weft_bench.lines import Line, Origin
 from weft_bench.phases import CHAT_ANSWER, CHAT_PROMPT, live_model, two_runners
 from weft_bench.reports import runners
@@ -45,11 +44,13 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
     model, chance, rounds = live_model(1024), random.Random(seed), QUICK_ROUNDS if quick else ROUNDS
     asks = [_asks(chance, model.names) for _ in range(rounds)]
     with model.stack({"replicas": 1}, "weft_bench.thread_runner") as stack, bar("undisturbed answers", 1) as advanced:
-        expected = asyncio.run(_recorded(stack, [ask for chats, burst in asks for ask in (*chats, *burst)]))
+        expected = asyncio.run(recorded(stack.url, [ask for chats, burst in asks for ask in (*chats, *burst)]))
         advanced(1)
     with model.stack(two_runners("Split", minPrompt=0, minToken=0), "weft_bench.thread_runner") as stack:
         found = list[Round]()
-        asyncio.run(_recorded(stack, [_ask(chance, name, CHAT_PROMPT, 2) for name in model.names]))  # adapters in slots
+        asyncio.run(
+            recorded(stack.url, [_ask(chance, name, CHAT_PROMPT, 2) for name in model.names])
+        )  # adapters in slots
         with bar("roles that change", rounds) as advanced:
             for number, (chats, burst) in enumerate(asks):
                 found.append(asyncio.run(_round(stack, number, chats, burst)))
@@ -68,15 +69,6 @@ def _asks(chance: random.Random, models: Sequence[str]) -> tuple[list[Ask], list
 def _ask(chance: random.Random, model: str, prompt_tokens: int, max_tokens: int) -> Ask:
     prompt = " ".join(f"w{chance.randint(FIRST_WORD, LAST_WORD)}" for _ in range(prompt_tokens))
     return Ask(model, prompt, max_tokens, 0.0, chance.randrange(1 << 30))
-
-
-async def _recorded(stack: Stack, asks: Sequence[Ask]) -> dict[Ask, list[Token]]:
-    """Their answers. Raises StackFailed."""
-    async with Streams(stack.url, "first") as streams:
-        streams.start(asks)
-    if failed := [f"{stream.request_id}: {stream.error}" for stream in streams.all if stream.error]:
-        raise StackFailed("; ".join(failed))
-    return {stream.ask: stream.tokens for stream in streams.all}
 
 
 async def _round(stack: Stack, number: int, chats: Sequence[Ask], burst: Sequence[Ask]) -> Round:

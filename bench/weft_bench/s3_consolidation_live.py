@@ -27,7 +27,7 @@ import yaml
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.errors import StackFailed
 from weft_bench.fault_stage import MODELS
-from weft_bench.fault_streams import Ask, Difference, Stream, Streams, Token, difference
+from weft_bench.fault_streams import Ask, Difference, Stream, Streams, difference, recorded
 from weft_bench.lines import Line
 from weft_bench.path import WORDS
 from weft_bench.reports import books, listed
@@ -120,7 +120,7 @@ async def _watch(stack: Stack, asks: Sequence[Ask], requests: Sequence[tuple[flo
     """Undisturbed answers first, then the requests at their times while runners are watched."""
     async with grpc.aio.insecure_channel(stack.address("supervisor")) as channel:
         admin = AdminStub(channel)
-        expected = await _recorded(stack, asks)
+        expected = await recorded(stack.url, asks)
         best = {book.spec.good_sequences for book in books(await listed(admin))}
         if best != {BEST_BATCH}:
             raise StackFailed(f"the runners find a best batch of {sorted(best)}, not {BEST_BATCH}: the machine is busy")
@@ -136,15 +136,6 @@ async def _watch(stack: Stack, asks: Sequence[Ask], requests: Sequence[tuple[flo
             raise StackFailed(f"{stream.request_id}: {stream.error}")
         watched.wrong += difference(expected[stream.ask], stream.tokens)
     return watched
-
-
-async def _recorded(stack: Stack, asks: Sequence[Ask]) -> dict[Ask, list[Token]]:
-    """Their answers. Raises StackFailed."""
-    async with Streams(stack.url, "first") as streams:
-        streams.start(asks)
-    if failed := [f"{stream.request_id}: {stream.error}" for stream in streams.all if stream.error]:
-        raise StackFailed("; ".join(failed))
-    return {stream.ask: stream.tokens for stream in streams.all}
 
 
 async def _sample(admin: AdminStub, hour: Hour, began: float, span_s: float) -> None:
