@@ -92,7 +92,7 @@ def test_an_edited_source_that_is_bad_is_told_though_the_old_one_serves(serving:
     assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
-def test_other_roles_of_as_many_runners_are_told_with_the_reason() -> None:
+def test_other_roles_of_as_many_runners_are_announced_with_the_reason() -> None:
     pool = parse_pool(stored(pool_object(), {"phases": {"prompt": 2, "token": 1, "mixed": 0, "message": "before"}}))
     (event,) = announcements(pool, {"phases": {"prompt": 1, "token": 1, "mixed": 1, "message": "requests wait"}})
     assert (event.type, event.reason) == ("Normal", "RolesChanged")

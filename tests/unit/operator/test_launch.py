@@ -61,7 +61,7 @@ def test_a_runner_is_told_the_name_that_its_base_is_served_under():
     assert pool.model_name != str(pool.meta.ref)
 
 
-def test_a_runner_is_told_the_phase_of_its_group():
+def test_a_runner_is_started_with_the_phase_of_its_group():
     groups = [{"name": "a", "minRunners": 0, "maxRunners": 2, "phase": "Prompt"}, {"name": "b", "minRunners": 1}]
     pool = pool_of(groups=groups)
     named = [group_of(index, pool.groups) for index in range(4)]

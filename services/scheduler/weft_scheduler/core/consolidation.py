@@ -97,7 +97,7 @@ def _sequences(state: State, pool: Pool, uuid: str) -> Sequence[RunningSequence]
         request = state.requests.get(request_id)
         if request is None or request.phase is not Phase.RUNNING or request.runner != runner.id:
             return None
-        emitted = max(request.emitted_tokens, in_kv - request.prompt_tokens)
+        emitted = request.emitted_with(in_kv)
         found.append(
             RunningSequence(
                 request_id,

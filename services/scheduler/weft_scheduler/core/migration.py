@@ -43,8 +43,7 @@ def empty_victims(state: State, pool: Pool) -> None:
             request = state.requests.get(request_id)
             if request is None or request.placement is None or request.runner != source.id:
                 continue
-            emitted = max(request.emitted_tokens, in_kv - request.prompt_tokens)
-            lasts_s = request.expected_remaining(emitted) * source.spec.step_s(source.working_set)
+            lasts_s = request.expected_remaining(request.emitted_with(in_kv)) * source.spec.step_s(source.working_set)
             if (not source.spec.step_ms_best or lasts_s >= LEAST_S) and migrate_with_kv(
                 state, pool, request, in_kv, "scale_in"
             ):
@@ -66,7 +65,7 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
     known = source.confirmed and source.includes(request.id, request.epoch) and in_kv >= request.prompt_tokens
     if not known or not source.shape.kv_layout or request.migrations >= pool.declared.max_migrations // 2:
         return False
-    emitted = max(request.emitted_tokens, in_kv - request.prompt_tokens)
+    emitted = request.emitted_with(in_kv)
     target = _target(state, pool, request, source, emitted)
     rate = state.config.kv_bytes_per_s
     if target is None or target.spec is None or not transfer_is_cheaper(target.spec, in_kv, rate):

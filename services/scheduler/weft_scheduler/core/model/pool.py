@@ -134,15 +134,15 @@ class Pool:
             return None, now
         of_role = self.runners_of_roles()
         counts = RoleCounts(of_role[RunnerRole.PROMPT], of_role[RunnerRole.TOKEN], of_role[RunnerRole.MIXED])
-        last = self._published_roles
-        if (
-            last is not None
-            and sum(last[0][:3]) == sum(counts[:3])
-            and (last[0][:3] == counts[:3] or now < last[1] + least_s)
-        ):
-            return last[0], now if last[0][:3] == counts[:3] else last[1] + least_s
-        self._published_roles = counts._replace(why=self.roles.why), now
-        return self._published_roles[0], now
+        if self._published_roles is not None:
+            last, published_s = self._published_roles
+            if last[:3] == counts[:3]:
+                return last, now
+            if sum(last[:3]) == sum(counts[:3]) and now < published_s + least_s:
+                return last, published_s + least_s
+        counts = counts._replace(why=self.roles.why)
+        self._published_roles = counts, now
+        return counts, now
 
     def splits(self, request: Request) -> bool:
         """Whether its two phases may run on two runners."""

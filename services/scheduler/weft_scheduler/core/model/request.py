@@ -181,6 +181,10 @@ class Request:
             return reserved
         return max(reserved, self.forecast.use(emitted).peak_tokens(0.0))
 
+    def emitted_with(self, in_kv: int) -> int:
+        """Tokens of the answer that are emitted for sure, where its runner has reported so many tokens in KV."""
+        return max(self.emitted_tokens, in_kv - self.prompt_tokens)
+
     def expected_remaining(self, emitted: int) -> float:
         """Tokens of the answer still to come after so many."""
         return LengthDistribution(self.quantiles).expected_remaining(emitted, self.max_tokens)

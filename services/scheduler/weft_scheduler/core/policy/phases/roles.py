@@ -6,9 +6,7 @@ from typing import NamedTuple
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.policy.placement.splitwise import KvDomain
 
-PERIOD_S = (
-    60.0  # between two reviews of how many runners are for prompts: answers change by the hour, not by the minute
-)
+PERIOD_S = 60.0  # between two reviews of how many runners are for prompts: answers change by the hour
 REVIEW_S = 0.25  # between two reviews of the queue, while requests wait or runners are mixed
 GROW_S = 0.5  # between two runners that become mixed: by then the one before has taken its share of the queue
 SHRINK_S = 5.0  # nothing has waited for so long before a mixed runner goes back
