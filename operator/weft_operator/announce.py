@@ -3,7 +3,7 @@
 Steps on the way (reading, fetching, publishing) are no news, a cause that shows in several conditions is told once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from weft_operator.actions import Announce
@@ -45,10 +45,20 @@ def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]
 
 
 def _role_changes(before: Object | None, after: Object | None) -> Iterator[tuple[EventType, str, str]]:
-    """Where as many runners as before are in other roles: the scheduler reports that at most once a minute."""
-    roles = ("prompt", "token", "mixed")
-    if before is None or after is None or sum(before[role] for role in roles) != sum(after[role] for role in roles):
+    """Where as many runners as before are in other roles, or wanted in other groups."""
+    if before is None or after is None:
         return
-    if any(before[role] != after[role] for role in roles):
-        was, now = (", ".join(f"{of[role]} {role}" for role in roles) for of in (before, after))
-        yield "Normal", "RolesChanged", f"from {was} to {now}: {after['message']}"
+    if changed := _other_counts(before, after, ("prompt", "token", "mixed")):
+        yield "Normal", "RolesChanged", f"{changed}: {after['message']}"
+    groups = before.get("wanted"), after.get("wanted")
+    if groups[0] and groups[1] and (changed := _other_counts(groups[0], groups[1], ("prompt", "token", "any"))):
+        yield "Normal", "GroupsScaled", f"{changed}: what prompts and tokens demand"
+
+
+def _other_counts(before: Object, after: Object, names: Sequence[str]) -> str:
+    """From what to what, where the counts of as many runners differ; else nothing."""
+    counts = [[of[name] for name in names] for of in (before, after)]
+    if counts[0] == counts[1] or sum(counts[0]) != sum(counts[1]):
+        return ""
+    was, now = (", ".join(f"{count} {name}" for count, name in zip(of, names, strict=True)) for of in counts)
+    return f"from {was} to {now}"

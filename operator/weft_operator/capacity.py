@@ -2,7 +2,8 @@
 
 The scheduler says how many a pool could use and, where there are more, who should go first; the pool says how many it
 may have; its groups say where they are. Growing is done at once. Shrinking asks first: the scheduler names victims, and
-nothing new is placed on them.
+nothing new is placed on them. Where groups are for phases that are split the scheduler says how many of each phase, and
+names victims among them.
 
 - A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is told to go gives
   its streams back anyway.
@@ -11,8 +12,9 @@ nothing new is placed on them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from weft.domain.routes import GroupPhase, PhaseGroups
 from weft_operator.observe import Launch, PoolReport, RunnerProcess
 from weft_operator.resources import Group, Pool
 
@@ -83,6 +85,58 @@ def spread(count: int, groups: Sequence[Group]) -> dict[str, int]:
     return sizes
 
 
+def counts_apart(pool: Pool) -> bool:
+    """Whether the scheduler counts the runners of groups apart, by the phase that their hardware is for."""
+    apart = pool.phases == "split" and pool.autoscaling is not None
+    return apart and any(group.phase != "Any" for group in pool.groups)
+
+
+def counted_together(pool: Pool, group: str) -> set[str]:
+    """The other groups of a pool that the scheduler does not tell from this one."""
+    apart, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
+    return {name for name, phase in phases.items() if name != group and not (apart and phase != phases[group])}
+
+
+def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
+    """What the scheduler counts apart; nothing where it counts a pool's runners together."""
+    if not counts_apart(pool):
+        return ()
+    found: list[PhaseGroups] = []
+    for phase in GroupPhase:
+        of = [group for group in pool.groups if group.phase.lower() == phase.value]
+        most = 0 if any(group.max is None for group in of) else sum(group.max or 0 for group in of)
+        found += [PhaseGroups(phase, sum(group.min for group in of), most)] if of else []
+    return tuple(found)
+
+
+def sizes(
+    pool: Pool, wanted: int, report: PoolReport | None, bounds: Bounds, present: Mapping[str, int]
+) -> dict[str, int]:
+    """Runners of each group. Where groups are counted apart that is the scheduler's word.
+
+    Until it has answered each group keeps what it has (`present`), and every group gets one before one gets two.
+    """
+    groups = pool.groups
+    if not counts_apart(pool):
+        return spread(wanted, groups)
+    counts = report.wanted if report is not None and answers(report, bounds) else None
+    if counts is not None and sum(counts) == wanted:
+        found: dict[str, int] = {}
+        for phase, count in counts._asdict().items():
+            found |= spread(count, [group for group in groups if group.phase.lower() == phase])
+        return {group.name: found[group.name] for group in groups}
+    return spread(wanted, [replace(group, min=max(1, present.get(group.name, 0))) for group in groups])
+
+
+def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted: int) -> dict[str, int]:
+    """The sizes without growth beyond `wanted` in all: accelerators are scarce, and others have to leave first."""
+    found, excess = dict(sizes), sum(sizes.values()) - wanted
+    for name in reversed(found):
+        later = max(0, min(excess, found[name] - present.get(name, 0)))
+        found[name], excess = found[name] - later, excess - later
+    return found
+
+
 def leaving(
     present: Sequence[Runner],
     wanted: int,
@@ -95,8 +149,8 @@ def leaving(
     """Who of `present` goes so that `wanted` are left, the first one first; None: that is not known yet.
 
     `waited`: the scheduler has had its time to answer. The order: who serves nobody, then the scheduler's victims in
-    its order, then, for a number that people wrote, the last of those that are left. The scheduler knows of no groups:
-    for each victim that it has named `elsewhere`, in another group, one that it has not named may go here instead.
+    its order, then, for a number that people wrote, the last of those that are left. The scheduler does not tell groups
+    of one phase apart: for each victim that it has named `elsewhere`, in another one, one that it has not may go here.
     """
     surplus = len(present) - wanted
     if surplus <= 0:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from weft.domain.routes import PoolSpec
+from weft_operator.capacity import phase_groups
 from weft_operator.children import selector
 from weft_operator.conditions import adapter_conditions, merged, pool_conditions, ready_runners, timestamp
 from weft_operator.judge import AdapterFacts, PoolFacts
@@ -40,6 +41,7 @@ def pool_entry(facts: PoolFacts) -> PoolSpec | None:
         min_prompt=pool.min_prompt,
         min_token=pool.min_token,
         kv_across_classes=pool.kv_across_classes,
+        groups=phase_groups(pool),
         created_unix_s=int(pool.meta.created),
         min_runners=facts.bounds.min,
         max_runners=facts.bounds.max,
@@ -95,14 +97,15 @@ def _slo(facts: PoolFacts) -> dict[str, int] | None:
     return {"attainedPercent": attained, "ttftPercent": ttft, "tokenTimePercent": token_time}
 
 
-def _phases(facts: PoolFacts) -> dict[str, int | str] | None:
+def _phases(facts: PoolFacts) -> dict[str, Any] | None:
     """What the scheduler reports; what was stored while it has not reported, as after a restart."""
     if facts.pool.phases == "unified":
         return None
     if facts.report is None or facts.report.roles is None:
         return facts.pool.status.get("phases")
     prompt, token, mixed, why = facts.report.roles
-    return {"prompt": prompt, "token": token, "mixed": mixed, "message": why}
+    wanted = {"wanted": facts.report.wanted._asdict()} if facts.report.wanted is not None else {}
+    return {"prompt": prompt, "token": token, "mixed": mixed, "message": why, **wanted}
 
 
 def _last_scale(facts: PoolFacts, now: float) -> dict[str, Any] | None:

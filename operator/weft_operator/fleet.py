@@ -13,8 +13,8 @@ from weft_operator.actions import Action, ApplyChild, DeleteChild, EnsureRunner,
 from weft_operator.capacity import ANSWER_S, Bounds, Runner
 from weft_operator.children import GROUP_LABEL, children
 from weft_operator.intent import fulfils, intent_of
-from weft_operator.observe import Child, ChildKey, Launch, Observed, Pod, Refused
-from weft_operator.resources import Object, Pool, Ref
+from weft_operator.observe import Child, ChildKey, Launch, Observed, Pod, Refused, RunnerProcess
+from weft_operator.resources import Group, Object, Pool, Ref
 from weft_operator.site import Site
 
 SEEN_S = 5.0  # a mark that was accepted this long ago counts as seen
@@ -36,16 +36,35 @@ def plan_processes(
 ) -> list[Action]:
     """Runners as processes."""
     ref, present = pool.meta.ref, observed.runners.get(pool.meta.ref, {})
-    by_name = {runner.name or str(index): index for index, runner in capacity.staying(present).items()}
-    runners = [Runner(name, present[index].state == "Ready") for name, index in by_name.items()]
-    going = capacity.leaving(runners, wanted, observed.pool_reports.get(str(ref)), bounds, waited=waited)
+    kept, report = capacity.staying(present), observed.pool_reports.get(str(ref))
+    groups, lacking = {index: capacity.group_of(index, pool.groups) for index in kept}, list[Group]()
+    parts = [(wanted, [*kept])]
+    if capacity.counts_apart(pool):
+        groups = _groups_of_processes(pool, kept)
+        sizes = capacity.sizes(pool, wanted, report, bounds, Counter(group.name for group in groups.values()))
+        parts = [(sizes[group.name], [i for i in kept if groups[i] is group]) for group in pool.groups]
+        lacking = [group for group, (size, of) in zip(pool.groups, parts, strict=True) for _ in range(size - len(of))]
+    going: list[int] = []
+    for size, indexes in parts:
+        by_name = {kept[index].name or str(index): index for index in indexes}
+        runners = [Runner(name, kept[index].state == "Ready") for name, index in by_name.items()]
+        leaving = capacity.leaving(runners, size, report, bounds, waited=waited)
+        going += [by_name[runner.name] for runner in leaving or ()]
     if going:
-        return [RemoveRunner(ref, by_name[runner.name]) for runner in going]
+        return [RemoveRunner(ref, index) for index in going]
+    coming = iter(lacking)
 
     def launch(index: int) -> Launch:
-        return capacity.launch(pool, digest, capacity.group_of(index, pool.groups))
+        group = groups.get(index) or next(coming, None) or capacity.group_of(index, pool.groups)
+        return capacity.launch(pool, digest, group)
 
     return [EnsureRunner(ref, index, launch(index)) for index in capacity.to_start(launch, wanted, present)]
+
+
+def _groups_of_processes(pool: Pool, kept: Mapping[int, RunnerProcess]) -> dict[int, Group]:
+    """Each process is of the first group with the phase that it was started with; of the first one where none has."""
+    of_phase = {group.phase: group for group in reversed(pool.groups)}
+    return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in kept.items()}
 
 
 def plan_children(
@@ -53,12 +72,15 @@ def plan_children(
 ) -> list[Action]:
     """Runners as pods: marks on those that go, then everything that the pool owns and that is not as it should be."""
     ref, live = pool.meta.ref, observed.children.get(pool.meta.ref, {})
-    sizes, present = capacity.spread(wanted, pool.groups), _live_sizes(live)
+    present, report = _live_sizes(live), observed.pool_reports.get(str(ref))
+    sizes = capacity.sizes(pool, wanted, report, bounds, present)
     orders: list[Action] = []
     for group, size in sizes.items():
         if size < present.get(group, 0):
-            sizes[group], more = _shrink(ref, group, present[group], size, bounds, observed, now, waited=waited)
+            sizes[group], more = _shrink(pool, group, present[group], size, bounds, observed, now, waited=waited)
             orders += more
+    if capacity.counts_apart(pool):
+        sizes = capacity.one_for_one(sizes, present, wanted)
     wishes = children(pool, capacity.launch(pool, digest), site, sizes)
     own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
     free = [child for child in wishes if child.key in own or child.key not in live]
@@ -96,13 +118,16 @@ def deadlines(ref: Ref, observed: Observed) -> list[float]:
 
 
 def _shrink(
-    ref: Ref, group: str, present: int, size: int, bounds: Bounds, observed: Observed, now: float, *, waited: bool
+    pool: Pool, group: str, present: int, size: int, bounds: Bounds, observed: Observed, now: float, *, waited: bool
 ) -> tuple[int, list[Action]]:
     """The size that the group may have now, and what has to happen before it may have fewer."""
+    ref, together = pool.meta.ref, capacity.counted_together(pool, group)
     pods = {name: pod for name, pod in sorted(observed.pods.get(ref, {}).items()) if _stays(pod, group)}
     runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
     report = observed.pool_reports.get(str(ref))
-    others = {name for name, pod in observed.pods.get(ref, {}).items() if pod.group != group and pod.state == "Ready"}
+    others = {
+        name for name, pod in observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
+    }
     elsewhere = len(others.intersection(report.victims)) if report else 0
     going = capacity.leaving(runners, size, report, bounds, waited=waited, elsewhere=elsewhere)
     if going is None:

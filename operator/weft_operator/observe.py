@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from weft.domain.routes import PoolSpec, RoleCounts, SloAttainment
+from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.resolution import Resolution
 from weft_operator.resources import Adapter, Object, Pool, Ref, Tier, holds
 from weft_operator.retention import Retention
@@ -139,6 +139,7 @@ class PoolReport:
     load: PoolLoad = field(default=PoolLoad(), compare=False)
     slo: SloAttainment | None = None  # changes once a minute at most
     roles: RoleCounts | None = None  # of as many runners, too
+    wanted: PhaseCounts | None = None  # of `wanted_runners`, where groups are counted apart
 
 
 @dataclass(frozen=True, slots=True)

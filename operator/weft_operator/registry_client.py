@@ -170,6 +170,7 @@ def pool_report(status: PoolStatus) -> PoolReport:
         max_runners=status.max_runners,
         slo=status.slo,
         roles=status.roles,
+        wanted=status.wanted,
         load=PoolLoad(
             running=status.running,
             queued=status.queued,

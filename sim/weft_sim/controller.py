@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Closed, Connected, Peer, Received, Send
 from weft.domain.routes import AdapterStatus, PoolStatus, RegistryChange
+from weft.domain.runner import RunnerRole
 from weft_operator.actions import (
     Announce,
     EnsureRunner,
@@ -37,7 +38,7 @@ from weft_runner.core import events as rn
 from weft_runner.core.runner import Runner
 from weft_sim.clock import Rank
 from weft_sim.process import LawBroken, Process
-from weft_sim.shells import SCHEDULER, BaseShell
+from weft_sim.shells import SCHEDULER, BaseShell, RunnerShell
 
 if TYPE_CHECKING:
     from weft_sim.stack import World
@@ -270,13 +271,19 @@ class ControllerShell(BaseShell):
     def _start(self, name: str) -> None:
         if self._state(name) != "Starting":
             return  # it is not wanted any more
-        runner = self._world.runners.get(name)
+        runner, (pool, index) = self._world.runners.get(name), self._places[name]
+        template, launch = self._world.deployment.template, self.fleet.runners[pool][index].launch
+        assert template is not None
+        role = None if launch.phase == "Any" else RunnerRole(launch.phase.lower())
+        identity = RunnerId(f"{pool.namespace}.{name}", "")
+        spec = replace(template.spec, runner=identity, address=name, pool=str(pool), name=name, role=role)
+        if spec.kv_layout:
+            spec = replace(spec, kv_address=name)
+        plan = replace(template, spec=spec, host=f"host-{name}")
         if runner is None:
-            pool, template = self._places[name][0], self._world.deployment.template
-            assert template is not None
-            identity = RunnerId(f"{pool.namespace}.{name}", "")
-            spec = replace(template.spec, runner=identity, address=name, pool=str(pool), name=name)
-            runner = self._world.add_runner(replace(template, spec=spec, host=f"host-{name}"), cores=1)
+            runner = self._world.add_runner(plan, cores=1)
+        elif isinstance(runner.shell, RunnerShell):
+            runner.shell.plan = plan
         if not runner.up:
             runner.start()
 

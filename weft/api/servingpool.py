@@ -351,6 +351,17 @@ class SloStatus(ApiModel):
     """tokenTimeMs."""
 
 
+class WantedStatus(ApiModel):
+    """Wanted runners by the phase of their groups."""
+
+    prompt: Count
+    """Of groups for prompts."""
+    token: Count
+    """Of groups for the tokens after the first one."""
+    any: Count
+    """Of groups for any phase."""
+
+
 class PhasesStatus(ApiModel):
     """Runners by what they compute; written when there are more or fewer, else once a minute at most."""
 
@@ -362,6 +373,8 @@ class PhasesStatus(ApiModel):
     """Both."""
     message: Annotated[str, Field(max_length=1024)] = ""
     """Why they are so many."""
+    wanted: WantedStatus | None = None
+    """desiredReplicas by the phase of their groups, where an autoscaled pool has groups for a phase."""
 
 
 class ServingPoolStatus(ApiModel):

@@ -163,7 +163,8 @@ class RunnerGroup(ApiModel):
     """The most runners of this group; as many as the pool wants when unset."""
     phase: Literal["Any", "Prompt", "Token"] = "Any"
     """With phases.mode Split: what the group's hardware is for. Its runners are in that role wherever minPrompt and
-    minToken let them be. Any: the scheduler decides by what requests are like."""
+    minToken let them be, and an autoscaled pool counts groups of each phase apart: each grows with the demand of its
+    phase. Any: the scheduler decides by what requests are like."""
 
 
 def _within(requests: dict[str, int | str], limits: dict[str, int | str]) -> bool:

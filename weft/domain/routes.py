@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -46,6 +47,7 @@ class PoolSpec:
     min_prompt: int = 1  # runners of that role and no other, where there are enough
     min_token: int = 1
     kv_across_classes: bool = False  # KV may go to a runner of another numerics class
+    groups: tuple["PhaseGroups", ...] = ()  # split: counted apart; empty: runners are counted together
 
     @property
     def has_slo(self) -> bool:
@@ -81,6 +83,30 @@ class RegistryChange:
     version: int = 0
 
 
+class GroupPhase(Enum):
+    """What a runner group's hardware is for."""
+
+    PROMPT = "prompt"
+    TOKEN = "token"  # noqa: S105 (the tokens after the first one)
+    ANY = "any"
+
+
+class PhaseGroups(NamedTuple):
+    """The runner groups of a pool that are for one phase."""
+
+    phase: GroupPhase
+    min_runners: int = 0  # before any group gets more than its minimum
+    max_runners: int = 0  # 0: no bound
+
+
+class PhaseCounts(NamedTuple):
+    """Runners for prompts, for the tokens after them, for any of both."""
+
+    prompt: int = 0
+    token: int = 0
+    any: int = 0
+
+
 class SloAttainment(NamedTuple):
     """Percent of the requests finished in about the last five minutes that met the pool's objectives."""
 
@@ -114,6 +140,8 @@ class PoolStatus:
     demand_runners: int = 0  # what running and waiting requests would fill, whatever the bounds
     slo: SloAttainment | None = None  # None: no objectives, or no request yet
     roles: RoleCounts | None = None  # None: phases are not split
+    wanted: PhaseCounts | None = None  # `wanted_runners` by the phase of their groups; None: not counted apart
+    demand: PhaseCounts | None = None  # `demand_runners` by what they would compute; None: phases are not split
 
 
 @dataclass(frozen=True, slots=True)

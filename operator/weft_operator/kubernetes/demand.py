@@ -54,4 +54,5 @@ class DemandWatch:
                 running=status.running,
                 total_pages=status.total_pages,
                 reserved_pages=status.reserved_pages,
+                phases=status.demand,
             )

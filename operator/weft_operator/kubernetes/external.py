@@ -2,7 +2,8 @@
 
 Every metric is of a pool, in the pool's namespace, with the label `pool`. The one to scale on is
 `weft_pool_demand_runners` with the target `AverageValue: 1`: the sum over the selected pools is then the number of
-runners that running and waiting requests would fill. Values come from the scheduler; they are not kept here.
+runners that running and waiting requests would fill. Of pools that split phases the same is there for each phase.
+Values come from the scheduler; they are not kept here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from weft.domain.routes import PhaseCounts
 from weft_operator.kubernetes.selectors import parse_selector
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
@@ -26,10 +28,13 @@ class Demand:
     running: int = 0
     total_pages: int = 0
     reserved_pages: int = 0
+    phases: PhaseCounts | None = None  # of `demand_runners`; None: phases are not split
 
 
-METRICS: Mapping[str, Callable[[Demand], float]] = {
+METRICS: Mapping[str, Callable[[Demand], float | None]] = {  # None: the pool has no such value
     "weft_pool_demand_runners": lambda pool: pool.demand_runners,
+    "weft_pool_prompt_demand_runners": lambda pool: pool.phases.prompt if pool.phases else None,
+    "weft_pool_token_demand_runners": lambda pool: pool.phases.token if pool.phases else None,
     "weft_pool_queued_requests": lambda pool: pool.queued,
     "weft_pool_running_requests": lambda pool: pool.running,
     "weft_pool_reserved_pages_ratio": lambda pool: pool.reserved_pages / pool.total_pages if pool.total_pages else 0.0,
@@ -73,9 +78,9 @@ def values(
     selected, of = parse_selector(selector), METRICS[metric]
     timestamp = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     items = [
-        {"metricName": metric, "metricLabels": labels, "timestamp": timestamp, "value": quantity(of(demand))}
+        {"metricName": metric, "metricLabels": labels, "timestamp": timestamp, "value": quantity(value)}
         for labels, demand in _labelled(namespace, pools)
-        if selected(labels)
+        if selected(labels) and (value := of(demand)) is not None
     ]
     return {"kind": "ExternalMetricValueList", "apiVersion": API_VERSION, "metadata": {}, "items": items}
 

@@ -100,6 +100,16 @@ def test_other_roles_of_as_many_runners_are_announced_with_the_reason() -> None:
     assert announcements(pool, {"phases": {"prompt": 2, "token": 2, "mixed": 0, "message": "one more runner"}}) == []
 
 
+def test_runners_that_are_wanted_in_another_group_are_announced() -> None:
+    counts = {"prompt": 2, "token": 1, "mixed": 0, "message": ""}
+    before = counts | {"wanted": {"prompt": 2, "token": 1, "any": 0}}
+    pool = parse_pool(stored(pool_object(), {"phases": before}))
+    (event,) = announcements(pool, {"phases": counts | {"wanted": {"prompt": 1, "token": 2, "any": 0}}})
+    assert (event.type, event.reason) == ("Normal", "GroupsScaled")
+    assert event.message.startswith("from 2 prompt, 1 token, 0 any to 1 prompt, 2 token, 0 any")
+    assert announcements(pool, {"phases": counts | {"wanted": {"prompt": 2, "token": 2, "any": 0}}}) == []
+
+
 def test_a_change_of_scale_is_told_with_its_reason(serving: World) -> None:
     serving.announced.clear()
     serving.apply(pool_object(replicas=3))

@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.unit.operator.cluster import ClusterWorld
 from tests.unit.operator.planning import BASE, adapter_object, adapter_ref, digest, failed, pool_object, pool_ref
+from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, RoleCounts
 from weft_operator.actions import ApplyChild, DeleteChild, MarkPod, PublishAdapter, PublishPool, SetStatus
 from weft_operator.capacity import ANSWER_S
 from weft_operator.children import child_name
@@ -12,6 +13,8 @@ from weft_operator.observe import REFUSED_S, ChildKey, Pod, PoolReport
 from weft_operator.plan import UNLOAD_GRACE_S, wake_at
 from weft_operator.resources import FINALIZER
 
+PHASES = ("Prompt", "Token")
+UNIFIED = {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
 DEPLOYMENT = ChildKey("Deployment", "default", "base-runners")
 
 
@@ -229,6 +232,37 @@ def test_an_autoscaled_pool_shrinks_though_the_scheduler_names_victims_of_anothe
     cluster.demand[pool_ref()] = 1
     cluster.at_rest()
     assert cluster.sizes(pool_ref()) == {"fast": 1, "cheap": 0, "rest": 0}
+
+
+def test_groups_for_a_phase_are_as_large_as_the_scheduler_wants_and_give_before_they_take(
+    cluster: ClusterWorld,
+) -> None:
+    ref = pool_ref()
+    kinds = [
+        group | {"phase": phase} for group, phase in zip(groups(("p", 0, None), ("t", 0, None)), PHASES, strict=True)
+    ]
+    cluster.scheduler_speaks = False
+    started(cluster, scaled(2, 4, runnerGroups=kinds, phases={**UNIFIED, "mode": "Split"}))
+    assert cluster.observed.pools[ref].groups == (PhaseGroups(GroupPhase.PROMPT), PhaseGroups(GroupPhase.TOKEN))
+    assert cluster.sizes(ref) == {"p": 1, "t": 1}, "before the scheduler has answered each has one"
+
+    def wanted(prompt: int, token: int, *victims: str) -> dict[str, int]:
+        report = PoolReport(
+            4, prompt + token, victims, 4, roles=RoleCounts(prompt, token, 0), wanted=PhaseCounts(prompt, token)
+        )
+        cluster.observed.pool_reports[str(ref)] = report
+        cluster.at_rest()
+        return cluster.sizes(ref)
+
+    assert wanted(3, 1) == {"p": 3, "t": 1}
+    assert cluster.status(ref)["phases"]["wanted"] == {"prompt": 3, "token": 1, "any": 0}
+    assert wanted(1, 3) == {"p": 3, "t": 1}, "none goes that was not named, and there is no room for more"
+    victim = next(name for name, pod in sorted(cluster.observed.pods[ref].items()) if pod.group == "p")
+    assert wanted(1, 3, victim) == {"p": 2, "t": 2}
+    assert victim not in cluster.observed.pods[ref]
+    del cluster.observed.pool_reports[str(ref)]
+    cluster.at_rest()
+    assert cluster.sizes(ref) == {"p": 2, "t": 2}, "while the scheduler is away nothing moves"
 
 
 def test_a_group_that_is_no_longer_named_goes(cluster: ClusterWorld) -> None:

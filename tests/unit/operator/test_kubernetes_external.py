@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain.routes import PhaseCounts
 from weft_operator.kubernetes.external import METRICS, Demand, UnknownMetric, api_resources, quantity, values
 from weft_operator.kubernetes.front_proxy import FrontProxy, NoFrontProxy, read_front_proxy, refuse
 from weft_operator.kubernetes.selectors import BadSelector, parse_selector
 
 POOLS = [
     ("ml/base", Demand(demand_runners=3, queued=7, running=9, total_pages=1000, reserved_pages=437)),
-    ("ml/other", Demand(demand_runners=1)),
+    ("ml/other", Demand(demand_runners=1, phases=PhaseCounts(1, 0))),
     ("prod/base", Demand(demand_runners=8)),
 ]
 PROXY = FrontProxy("pem", frozenset({"front-proxy-client"}), ("X-Remote-User",))
@@ -36,6 +37,11 @@ def test_the_metrics_of_a_pool_in_its_namespace() -> None:
     assert answered("weft_pool_running_requests", "pool in (base)") == {"base": "9"}
     assert answered("weft_pool_reserved_pages_ratio", "pool=base") == {"base": "437m"}
     assert answered("weft_pool_demand_runners", namespace="nowhere") == {}
+
+
+def test_the_demand_of_each_phase_is_that_of_pools_that_split_them() -> None:
+    assert answered("weft_pool_prompt_demand_runners") == {"other": "1"}
+    assert answered("weft_pool_token_demand_runners") == {"other": "0"}
 
 
 def test_a_pool_without_pages_has_none_reserved() -> None:

@@ -8,8 +8,8 @@ import pytest
 from harness.scheduler_driver import POOL, Driver, sequence
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Send
-from weft.domain.request import Assign, FailReason, RunnerGone, Started, Submit
-from weft.domain.routes import PoolStatus
+from weft.domain.request import Assign, FailReason, Reject, RejectReason, RunnerGone, Started, Submit
+from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, PoolStatus
 from weft.domain.runner import OrderedRunner, RunnerRole
 from weft_scheduler.core.effects import Effect, KvHandOff
 from weft_scheduler.core.model.request import Placement
@@ -79,6 +79,66 @@ def test_prompts_beyond_half_a_second_of_a_runner_wait_in_the_pool(split: Driver
     assert not picked(split.submit("late", prompt_tokens=200, max_tokens=20), Assign)
     effects = split.runner("a", *(split.view(f"r{n}") for n in range(3)), free=60, pending_prompt_tokens=450)
     assert [assign.request_id for assign in picked(effects, Assign)] == ["late"]
+
+
+@pytest.mark.parametrize("token_memory", [True, False])
+def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(
+    driver: Driver, picked: Pick, token_memory: bool
+) -> None:
+    """1,000 tokens of prompts a second: 400 wait behind the half second that a prompt runner has already."""
+    objective = {"slo_ttft_s": 1.0, "slo_reject": True}
+    driver.start(phases="split", min_runners=2, max_runners=2, **objective)
+    driver.runner("a", **KV)
+    driver.runner("b", **KV)
+    driver.pool().autoscaler.throughput.measure(1_000_000, 10.0)  # of token runners: far from the bottleneck, or not
+    for number in range(3):
+        driver.place(f"r{number}", prompt_tokens=200, max_tokens=20)
+    if not token_memory:
+        driver.runner("b", *(driver.view(f"r{number}") for number in range(3)), free=1)
+    rejected = [picked(driver.submit(f"w{n}", prompt_tokens=200, max_tokens=20), Reject) for n in range(3)]
+    if token_memory:
+        assert [bool(reject) for reject in rejected] == [False, False, True]
+        (reject,) = rejected[2]
+        assert (reject.reason, reject.retry_after_ms) == (RejectReason.SLO_UNATTAINABLE, 1000)
+        assert driver.pool().retry_after_ms(driver.request("w1"), driver.now) == 1000
+    else:
+        assert not any(rejected), "they wait for memory, by what all runners compute"
+
+
+def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Driver) -> None:
+    driver.start(phases="split", min_runners=5, max_runners=5)
+    for uuid in "abcde":
+        driver.runner(uuid, name=uuid, **KV)
+    roles = {uuid: driver.pool().roles.base[uuid] for uuid in "abcde"}
+    more = RunnerRole.PROMPT if [*roles.values()].count(RunnerRole.PROMPT) == 3 else RunnerRole.TOKEN
+    least = {"min_prompt": 2, "min_token": 2}
+    driver.registry(phases="split", min_runners=4, max_runners=4, **least)
+    driver.wait(70.0)
+    assert [roles[uuid] for uuid in driver.pool().autoscaler.victims] == [more]
+    driver.registry(phases="split", min_runners=2, max_runners=2)
+    driver.wait(70.0)
+    assert {roles[uuid] for uuid in set("abcde") - {*driver.pool().autoscaler.victims}} == {
+        RunnerRole.PROMPT,
+        RunnerRole.TOKEN,
+    }
+
+
+def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver, picked: Pick) -> None:
+    groups = (PhaseGroups(GroupPhase.PROMPT), PhaseGroups(GroupPhase.TOKEN))
+    driver.start(phases="split", min_runners=4, max_runners=4, groups=groups)
+    roles = dict(zip("abcd", (RunnerRole.PROMPT,) * 3 + (RunnerRole.TOKEN,), strict=True))
+    for uuid, role in roles.items():
+        driver.runner(uuid, name=uuid, **KV | {"made_for": role})
+    assert [driver.record(uuid).role for uuid in "abcd"] == [*roles.values()]
+    (status,) = picked(driver.wait(1.0), PoolStatus)[-1:]
+    assert status.wanted == PhaseCounts(2, 2), "nothing is known yet of what requests are like"
+    assert status.demand == PhaseCounts(0, 0)
+    assert status.victims == ("c",), "one whose place a token runner takes, the newest"
+    driver.lost("c")
+    (status,) = picked(driver.wait(1.0), PoolStatus)[-1:]
+    assert (status.wanted, status.victims) == (PhaseCounts(2, 2), ())
+    driver.runner("e", name="e", **KV | {"made_for": RunnerRole.TOKEN})
+    assert driver.pool().autoscaler.victims == []
 
 
 def test_a_failure_of_either_ends_both(split: Driver, picked: Pick) -> None:

@@ -3,7 +3,17 @@
 from typing import Any
 
 from weft.domain.adapter import AdapterSpec, Tier
-from weft.domain.routes import AdapterStatus, PoolSpec, PoolStatus, RegistryChange, RoleCounts, SloAttainment
+from weft.domain.routes import (
+    AdapterStatus,
+    GroupPhase,
+    PhaseCounts,
+    PhaseGroups,
+    PoolSpec,
+    PoolStatus,
+    RegistryChange,
+    RoleCounts,
+    SloAttainment,
+)
 from weft.wire.codec.cluster import TIER, TIERS
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.values import (
@@ -12,6 +22,7 @@ from weft.wire.codec.values import (
     MAX_RANK,
     MAX_TOKENS,
     MAX_WAITED_MS,
+    inverted,
     named,
     number,
     same_named,
@@ -24,9 +35,16 @@ from weft.wire.v1 import scheduler_pb2 as pb
 MAX_RUNNERS = 1 << 20
 MAX_SECONDS = 1 << 31
 MAX_TENANTS, MAX_WEIGHT = 256, 1000  # as the schema's
+PHASE = {
+    GroupPhase.ANY: pb.PhaseGroups.ANY,
+    GroupPhase.PROMPT: pb.PhaseGroups.PROMPT,
+    GroupPhase.TOKEN: pb.PhaseGroups.TOKEN,
+}
+PHASES = inverted(PHASE)
 # fields that the message names otherwise
 OTHERWISE = (
     "name", "idle_s", "drain_s", "aging_s", "consolidation_s", "slo_ttft_s", "slo_token_time_s", "tenant_weights",
+    "groups",
 )  # fmt: skip
 
 
@@ -45,6 +63,7 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
             slo_ttft_ms=round(1000 * pool.slo_ttft_s),
             slo_token_time_ms=round(1000 * pool.slo_token_time_s),
             tenant_weights=dict(pool.tenant_weights),
+            groups=[pb.PhaseGroups(**group._asdict() | {"phase": PHASE[group.phase]}) for group in pool.groups],
             **same,
         )
     for adapter in change.adapters:
@@ -99,7 +118,15 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         min_prompt=_least(m, "min_prompt", name),
         min_token=_least(m, "min_token", name),
         kv_across_classes=m.kv_across_classes,
+        groups=tuple([_groups(groups, name) for groups in m.groups]),
     )
+
+
+def _groups(m: pb.PhaseGroups, pool: str) -> PhaseGroups:
+    if m.phase not in PHASES:
+        raise PeerError(f"pool {pool}: groups of phase {m.phase}")
+    runners = [number(count, f"pool {pool}: groups' runners", MAX_RUNNERS) for count in (m.min_runners, m.max_runners)]
+    return PhaseGroups(PHASES[m.phase], *runners)
 
 
 def _least(m: pb.PoolDesired, field: str, name: str) -> int:
@@ -137,11 +164,15 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
 
 
 def _fill_pool_status(status: PoolStatus, m: Any) -> None:
-    m.MergeFrom(type(m)(**same_named(status, "slo", "roles")))
+    m.MergeFrom(type(m)(**same_named(status, "slo", "roles", "wanted", "demand")))
     if status.slo is not None:
         m.slo.attained, m.slo.ttft, m.slo.token_time = status.slo
     if status.roles is not None:
         m.roles.CopyFrom(pb.RoleCounts(**status.roles._asdict()))
+    if status.wanted is not None:
+        m.wanted.CopyFrom(pb.PhaseCounts(**status.wanted._asdict()))
+    if status.demand is not None:
+        m.demand.CopyFrom(pb.PhaseCounts(**status.demand._asdict()))
 
 
 def _fill_adapter_status(status: AdapterStatus, m: Any) -> None:
@@ -162,7 +193,13 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
         demand_runners=m.demand_runners,
         slo=_attainment(m.slo) if m.HasField("slo") else None,
         roles=_role_counts(m.roles) if m.HasField("roles") else None,
+        wanted=_phase_counts(m.wanted) if m.HasField("wanted") else None,
+        demand=_phase_counts(m.demand) if m.HasField("demand") else None,
     )
+
+
+def _phase_counts(m: pb.PhaseCounts) -> PhaseCounts:
+    return PhaseCounts(*[number(count, "a number of runners", MAX_RUNNERS) for count in (m.prompt, m.token, m.any)])
 
 
 def _role_counts(m: pb.RoleCounts) -> RoleCounts:

@@ -35,7 +35,7 @@ def consolidate(state: State, pool: Pool) -> None:
 
     Until the next period new requests are packed, unless more runners are to come.
     """
-    wanted, present = demand(state, pool), pool.autoscaler.capacity.runners
+    wanted, present = sum(demand(state, pool)), pool.autoscaler.capacity.runners
     grows = present < min(wanted, pool.declared.max_runners or wanted)
     pool.pack(_releases(pool) and wanted > 0 and not grows)
     expect(state, pool)

@@ -22,7 +22,7 @@ from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Placement, Request
 from weft_scheduler.core.model.runner import RunnerAccount
-from weft_scheduler.core.policy.autoscaling.throughput import bounded_retry_ms, retry_after_ms
+from weft_scheduler.core.policy.autoscaling.throughput import bounded_retry_ms
 from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, hand_off, reject, stop
 from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
@@ -93,6 +93,7 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     request.limit_preemptions(state.config.max_preemptions)
     if newcomer:
         pool.roles.work.observe(request.prompt_tokens, request.median_tokens)
+        pool.prompt_arrivals.count(state.now, request.prompt_tokens)
     if submit.runner is not None and request.epoch != NEVER:
         _adopt(state, pool, request, Placement(submit.runner, submit.token_runner))
     elif gateway.complete:
@@ -176,7 +177,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
     if request.phase is not Phase.WAITING:
         return
     if not request.admitted_before and pool.full_for(pool.queue.tenant_of(request)):
-        after_ms = retry_after_ms(len(pool.queue), pool.departures.per_s(state.now))
+        after_ms = pool.retry_after_ms(request, state.now)
         message = f"{len(pool.queue) - 1} requests wait for {pool.name}"
         reject(state, request, RejectReason.QUEUE_FULL, message, after_ms)
         return

@@ -20,6 +20,7 @@ from weft.domain.runner import (
     Resync,
     RunnerOrder,
     RunnerReport,
+    RunnerRole,
     SchedulerHello,
     SupervisorHello,
 )
@@ -130,7 +131,7 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         state.timers.clear(Timer(TimerKind.RUNNER_UNREPORTED, runner_id.uuid))
         if runner.confirm(peer.name):  # from here on it can be placed on
             pool.confirm(runner)
-    if measured and loaded and 0 < interval_s < MAX_INTERVAL_S:
+    if measured and loaded and runner.role is not RunnerRole.PROMPT and 0 < interval_s < MAX_INTERVAL_S:
         pool.autoscaler.throughput.measure(max(0, runner.figures.tokens - before.tokens), interval_s)
     for request_id in acknowledged:
         acknowledge(state, state.requests[request_id])

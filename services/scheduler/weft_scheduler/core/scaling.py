@@ -5,9 +5,11 @@ A victim is *cordoned*: nothing new is placed on it, what runs there runs on.
 
 from collections.abc import Iterable, Iterator
 
+from weft.domain.routes import PhaseCounts
+from weft.domain.runner import RunnerRole
 from weft_scheduler.core.model.pool import Pool
-from weft_scheduler.core.policy.autoscaling.autoscaler import VictimCandidate
 from weft_scheduler.core.policy.autoscaling.demand import ReplicaBounds
+from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
@@ -18,35 +20,38 @@ def scale(state: State, pool: Pool, *, at_once: bool = False) -> None:
     Nothing shrinks while a request waits, and one that waits longer than a moment gets every runner that is there. Nor
     is a runner released before this process knows the cluster.
     """
-    autoscaler, spec = pool.autoscaler, pool.spec
-    victims = 0
+    autoscaler, spec, phases, going = pool.autoscaler, pool.spec, pool.phase_bounds(), PhaseCounts()
     if spec is not None:
         deadline = autoscaler.recommend(
-            pool.load(),
+            pool.load(state.now),
             ReplicaBounds(spec.min_runners, spec.max_runners or None),
             state.now,
             window_s=spec.idle_s or state.config.give_back_s,
             work_s=state.config.work_s,
             keep=not state.settled or (len(pool.queue) > 0 and not at_once),
+            phases=phases,
         )
         if deadline is not None:
             state.timers.set(Timer(TimerKind.SCALE_DOWN, pool.name), deadline)
-        victims = autoscaler.surplus()
-    present = [candidate.uuid for candidate in _candidates(pool, autoscaler.victims)]
-    for uuid in autoscaler.select_victims(victims, present, lambda: _candidates(pool, pool.runners)):
+        going = autoscaler.surplus(phases.groups)
+    for uuid in autoscaler.select_victims(going, lambda uuids: _candidates(pool, uuids)):
         runner = state.runners.get(uuid)
         if runner is not None and runner.cordon(uuid in autoscaler.victims):
             state.update_runner(runner)
 
 
-def demand(state: State, pool: Pool) -> int:
+def demand(state: State, pool: Pool) -> PhaseCounts:
     """What the pool's requests would fill, whatever its bounds."""
-    return pool.autoscaler.demand(pool.load(), state.config.work_s)
+    return pool.autoscaler.demand(pool.load(state.now), state.config.work_s)
 
 
-def _candidates(pool: Pool, uuids: Iterable[str]) -> Iterator[VictimCandidate]:
-    """Those of these runners that count: one that drains is on its way already."""
-    for uuid in uuids:
+def _candidates(pool: Pool, uuids: Iterable[str] | None) -> Iterator[VictimCandidate]:
+    """Those of these runners, or of all, that count: one that drains is on its way already."""
+    groups = pool.phase_bounds().groups
+    for uuid in pool.runners if uuids is None else uuids:
         runner = pool.runners.get(uuid)
-        if runner is not None and runner.contribution is not None:
-            yield VictimCandidate(runner.working_set, -runner.arrival, uuid)
+        if runner is None or runner.spec is None or runner.contribution is None:
+            continue
+        group = runner.spec.role.value if groups and runner.spec.role not in (None, RunnerRole.MIXED) else "any"
+        role = pool.roles.base.get(uuid, RunnerRole.MIXED)
+        yield VictimCandidate(runner.working_set, -runner.arrival, uuid, role, group)

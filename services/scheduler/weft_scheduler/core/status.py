@@ -91,9 +91,11 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         max_runners=spec.max_runners if state.settled else 0,
         total_pages=capacity.total_pages,
         reserved_pages=capacity.reserved_pages,
-        demand_runners=demand(state, pool),
+        demand_runners=sum(needed := demand(state, pool)),
         slo=attainment,
         roles=roles,
+        wanted=pool.autoscaler.wanted if spec.split and spec.groups else None,
+        demand=needed if spec.split else None,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain.routes import PhaseCounts
 from weft_scheduler.core.policy.autoscaling.demand import (
     MAX_RUNNERS,
     PoolLoad,
@@ -39,18 +40,26 @@ CASES: dict[str, tuple[dict[str, int], int, int]] = {
 }
 
 
+def fills(load: PoolLoad, unit: RunnerCapacity | None) -> int:
+    return sum(demand_runners(load, unit, WORK_S))
+
+
+def asks_for(load: PoolLoad, unit: RunnerCapacity | None) -> int:
+    return sum(desired_runners(load, unit, WORK_S, PhaseCounts()))
+
+
 @pytest.mark.parametrize("tokens_per_s", [5e-324, 1e-12])
 def test_runners_that_compute_next_to_nothing_ask_for_a_number_that_can_be_sent(tokens_per_s: float) -> None:
     load = PoolLoad(running=1, queued=1, queued_tokens=2**40)
-    asked = desired_runners(load, RunnerCapacity(4, 1600, 2, tokens_per_s), WORK_S)
-    assert asked == demand_runners(load, RunnerCapacity(4, 1600, 2, tokens_per_s), WORK_S) == MAX_RUNNERS
+    asked = asks_for(load, RunnerCapacity(4, 1600, 2, tokens_per_s))
+    assert asked == fills(load, RunnerCapacity(4, 1600, 2, tokens_per_s)) == MAX_RUNNERS
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_asks_for(name: str) -> None:
-    load, fills, asks = CASES[name]
-    assert demand_runners(PoolLoad(**load), UNIT, WORK_S) == fills
-    assert desired_runners(PoolLoad(**load), UNIT, WORK_S) == asks
+    load, filled, asked = CASES[name]
+    assert fills(PoolLoad(**load), UNIT) == filled
+    assert asks_for(PoolLoad(**load), UNIT) == asked
 
 
 def test_prompts_that_wait_are_computed_within_the_objective() -> None:
@@ -58,21 +67,47 @@ def test_prompts_that_wait_are_computed_within_the_objective() -> None:
         {"running": 4, "queued": 1, "queued_prompt_tokens": 6000},
         replace(UNIT, prefill_tokens_per_s=1000.0),
     )
-    assert desired_runners(PoolLoad(**waiting), unit, WORK_S) == 2
-    assert desired_runners(PoolLoad(**waiting, ttft_s=2.0), unit, WORK_S) == 1 + 3
-    assert desired_runners(PoolLoad(**waiting, ttft_s=2.0), UNIT, WORK_S) == 2, "prefill was not measured"
+    assert asks_for(PoolLoad(**waiting), unit) == 2
+    assert asks_for(PoolLoad(**waiting, ttft_s=2.0), unit) == 1 + 3
+    assert asks_for(PoolLoad(**waiting, ttft_s=2.0), UNIT) == 2, "prefill was not measured"
+
+
+SPLIT = replace(UNIT, prefill_tokens_per_s=1000.0)
+ONE_EACH = PhaseCounts(1, 1)
+
+# the load of a pool that splits phases -> what it would fill, what is asked for
+SPLIT_CASES: dict[str, tuple[dict[str, float], tuple[int, int], tuple[int, int]]] = {
+    "nobody": ({"prompt_tokens_per_s": 500.0}, (0, 0), (0, 0)),
+    "one of each": ({"running": 1}, (0, 1), (1, 1)),
+    "prompts that come": ({"running": 2, "prompt_tokens_per_s": 2500.0}, (3, 1), (3, 1)),
+    "prompts that wait": ({"running": 2, "queued": 1, "queued_prompt_tokens": 90_000}, (3, 1), (3, 1)),
+    "prompts that wait, in time": ({"queued": 1, "queued_prompt_tokens": 6000, "ttft_s": 2.0}, (3, 1), (3, 1)),
+    "streams": ({"running": 9, "prompt_tokens_per_s": 100.0}, (1, 3), (1, 3)),
+    "pages": ({"running": 1, "reserved_tokens": 4000, "prompt_tokens_per_s": 10.0}, (1, 3), (1, 3)),
+    "no room to spare where tokens fill theirs": ({"running": 8, "prompt_tokens_per_s": 600.0}, (1, 2), (1, 3)),
+    "nor where prompts do": ({"running": 6, "prompt_tokens_per_s": 2000.0}, (2, 2), (2, 2)),
+    "more of the fuller side": ({"running": 7, "prompt_tokens_per_s": 1990.0}, (2, 2), (3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT_CASES)
+def test_phases_that_are_split_are_counted_apart(name: str) -> None:
+    fields, filled, asked = SPLIT_CASES[name]
+    load = PoolLoad(split=True, **fields)  # type: ignore[arg-type]
+    assert demand_runners(load, SPLIT, WORK_S) == PhaseCounts(*filled)
+    assert desired_runners(load, SPLIT, WORK_S, ONE_EACH) == PhaseCounts(*asked)
 
 
 def test_before_any_runner_has_told_what_it_holds_one_is_asked_for() -> None:
     crowd = PoolLoad(queued=1000, queued_tokens=10**9, queued_adapters=50)
-    assert desired_runners(crowd, None, WORK_S) == demand_runners(crowd, None, WORK_S) == 1
-    assert desired_runners(PoolLoad(), None, WORK_S) == 0
+    assert asks_for(crowd, None) == fills(crowd, None) == 1
+    assert asks_for(PoolLoad(), None) == 0
 
 
 def test_work_says_nothing_before_a_busy_runner_was_measured() -> None:
     long = PoolLoad(queued=1, queued_tokens=1500)
-    assert desired_runners(long, RunnerCapacity(4, 1600, 2), WORK_S) == 2
-    assert desired_runners(long, RunnerCapacity(4, 1600, 2, 10.0), WORK_S) == 5
+    assert asks_for(long, RunnerCapacity(4, 1600, 2)) == 2
+    assert asks_for(long, RunnerCapacity(4, 1600, 2, 10.0)) == 5
 
 
 FIELDS = ("running", "queued", "reserved_tokens", "queued_tokens", "busy_slots", "queued_adapters")
@@ -86,15 +121,15 @@ UNITS = st.builds(RunnerCapacity, *[st.integers(1, 64)] * 3, st.sampled_from([0.
 def test_more_load_never_asks_for_fewer(load: PoolLoad, unit: RunnerCapacity | None, grown: str, by: int) -> None:
     fields = {name: getattr(load, name) for name in FIELDS}
     more = PoolLoad(**(fields | {grown: fields[grown] + by}))
-    assert desired_runners(more, unit, WORK_S) >= desired_runners(load, unit, WORK_S)
-    assert demand_runners(more, unit, WORK_S) >= demand_runners(load, unit, WORK_S)
+    assert asks_for(more, unit) >= asks_for(load, unit)
+    assert fills(more, unit) >= fills(load, unit)
 
 
 @given(LOADS, UNITS)
 def test_what_is_asked_for_covers_what_is_filled_and_nobody_asks_for_nothing(load: PoolLoad, unit: Any) -> None:
-    asked = desired_runners(load, unit, WORK_S)
+    asked = asks_for(load, unit)
     if load.running or load.queued:
-        assert asked >= max(1, demand_runners(load, unit, WORK_S))
+        assert asked >= max(1, fills(load, unit))
     else:
         assert asked == 0
 

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from weft.domain.ids import BASE
-from weft.domain.routes import PoolRoute, PoolSpec, RoleCounts, Route
+from weft.domain.routes import PhaseCounts, PoolRoute, PoolSpec, RoleCounts, Route
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.model.runner import PROMPT_QUEUE_S, RunnerAccount
 from weft_scheduler.core.policy import placement, queue, reservation
-from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution, PhaseBounds
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
-from weft_scheduler.core.policy.autoscaling.throughput import DepartureRate
+from weft_scheduler.core.policy.autoscaling.throughput import Rate, bounded_retry_ms, retry_after_ms
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
 from weft_scheduler.core.policy.phases.roles import RolePlan
 from weft_scheduler.core.policy.placement.policy import PlacementPolicy, RunnerLoad
@@ -63,7 +63,8 @@ class Pool:
         self.queued_tokens = self.queued_work = self.queued_prompt_tokens = 0
         self.running = 0  # requests on runners
         self.running_of: Counter[str] = Counter()  # by tenant
-        self.departures = DepartureRate()
+        self.departures = Rate()  # of requests
+        self.prompt_arrivals = Rate()  # of their tokens
         self.service_level = _service_level(DEFAULTS)
         self.margin = Margin()  # of pooled admission
         self.recheck_feasible = False  # a queued request may have become infeasible
@@ -89,6 +90,11 @@ class Pool:
     def work_per_s(self) -> float:
         """Tokens that its runners compute in a second, of prompts and answers; 0.0: nothing was measured yet."""
         return self.autoscaler.throughput.per_s() * sum(self.accepting.values())
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Tokens of prompts that the runners that compute prompts now compute in a second, as measured at start."""
+        return self.autoscaler.capacity.sum.prefill_tokens_per_s
 
     @property
     def declared(self) -> PoolSpec:
@@ -152,7 +158,15 @@ class Pool:
         rank = self.adapters.rank(request.adapter)
         return can_split(self.accepting, rank, request.context_tokens, spec.kv_across_classes)
 
-    def load(self) -> PoolLoad:
+    def phase_bounds(self) -> PhaseBounds:
+        """What bounds its runners of each phase; nothing where phases are not split."""
+        spec = self.declared
+        if not spec.split:
+            return PhaseBounds()
+        least = PhaseCounts(max(1, spec.min_prompt), max(1, spec.min_token))
+        return PhaseBounds(spec.groups, least, self.roles.prompt_share)
+
+    def load(self, now: float) -> PoolLoad:
         """The pool as the autoscaler sees it."""
         waiting = self.queued_by_adapter
         return PoolLoad(
@@ -163,6 +177,8 @@ class Pool:
             busy_slots=self.autoscaler.capacity.sum.busy_slots,
             queued_prompt_tokens=self.queued_prompt_tokens,
             ttft_s=self.declared.slo_ttft_s,
+            split=self.declared.split,
+            prompt_tokens_per_s=self.prompt_arrivals.per_s(now),
             queued_adapters=len(waiting) - sum(a in waiting for a in (BASE, *self.adapters.pinned)) if waiting else 0,
         )
 
@@ -313,19 +329,32 @@ class Pool:
         """In how many seconds a waiting request gets its first token, by estimate; 0: nothing was measured yet.
 
         Ahead of it is what its tenant has before it, at the tenant's share of what runners compute; never more than
-        all that waits. Counting ends beyond `limit_s`.
+        all that waits. Counting ends beyond `limit_s`. Where it waits for a prompt runner alone that is prompts, and
+        what such a runner has before any of them.
         """
-        per_s = self.work_per_s
+        prompts = self._waits_for_prompts(request)
+        per_s = self.prompt_tokens_per_s if prompts else self.work_per_s
         if not per_s:
             return 0.0
         tenant, counters = self.queue.tenant_of(request), self.queue.counters
         share = counters.weight(tenant) / counters.waiting_weight
-        ahead = request.queued_work
+        ahead = request.prompt_tokens if prompts else request.queued_work
         for other in self.queue.of_tenant(tenant):
             if other is request or ahead > limit_s * per_s * share:
                 break
-            ahead += other.queued_work
-        return min(ahead / share, self.queued_work) / per_s
+            ahead += other.prompt_tokens if prompts else other.queued_work
+        waiting = self.queued_prompt_tokens if prompts else self.queued_work
+        return min(ahead / share, waiting) / per_s + PROMPT_QUEUE_S * prompts
+
+    def retry_after_ms(self, request: Request, now: float) -> int:
+        """When a rejected client should come again: half of what waits will have left the queue."""
+        if self._waits_for_prompts(request) and self.prompt_tokens_per_s:
+            return bounded_retry_ms(self.queued_prompt_tokens / 2 / self.prompt_tokens_per_s)
+        return retry_after_ms(len(self.queue), self.departures.per_s(now))
+
+    def _waits_for_prompts(self, request: Request) -> bool:
+        """Whether a token runner has room for a request that waits, so that its first token waits for prompts alone."""
+        return self.splits(request) and self.placement.free_tokens() >= request.footprint_tokens
 
     def stop_awaiting_class(self, request: Request) -> None:
         """A queued request has waited long enough for its numerics class; it keeps its place by age."""

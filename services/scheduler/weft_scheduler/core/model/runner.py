@@ -199,18 +199,18 @@ class RunnerAccount:
         if spec is None or self.version is None or self.figures.draining:
             return None
         protected = min(len(pinned), max(0, spec.max_adapters - 1))
-        reserved = spec.total_pages - self.free_pages
-        serves = self.confirmed and self.serving
-        return Contribution(
-            self.good_sequences,
-            spec.total_pages * spec.page_tokens,
-            reserved * spec.page_tokens,
-            spec.max_adapters - protected,
-            len(self.busy_adapters(pinned)) - protected,
-            spec.total_pages * serves,
-            reserved * serves,
-            int(spec.prefill_tokens_per_s),
+        slots, busy = spec.max_adapters - protected, len(self.busy_adapters(pinned)) - protected
+        total, reserved, page_tokens = spec.total_pages, spec.total_pages - self.free_pages, spec.page_tokens
+        for_prompts, for_tokens = self.role is not RunnerRole.TOKEN, self.role is not RunnerRole.PROMPT
+        held = (
+            (self.good_sequences, total * page_tokens, reserved * page_tokens, slots, busy)
+            if for_tokens
+            else (0, 0, 0, 0, 0)
         )
+        pages = (total, reserved) if self.confirmed and self.serving else (0, 0)
+        prefill_tokens_per_s = int(spec.prefill_tokens_per_s) * for_prompts
+        groups = spec.role is RunnerRole.PROMPT, spec.role is RunnerRole.TOKEN
+        return Contribution(*held, *pages, prefill_tokens_per_s, for_prompts, for_tokens, *groups)
 
     def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
         """Ready, or held back by nothing but adapters that failed to load: those must not take a runner away."""

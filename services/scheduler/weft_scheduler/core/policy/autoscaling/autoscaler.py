@@ -1,9 +1,11 @@
 """A pool's number of runners and its scale-down victims; `README.md` in this folder has the rules."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from heapq import nsmallest
+from operator import add, sub
 from typing import NamedTuple
 
+from weft.domain.routes import PhaseCounts, PhaseGroups
 from weft_scheduler.core.policy.autoscaling.demand import (
     PoolLoad,
     ReplicaBounds,
@@ -12,6 +14,7 @@ from weft_scheduler.core.policy.autoscaling.demand import (
     demand_runners,
     desired_runners,
 )
+from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, choose, divide, surplus
 from weft_scheduler.core.policy.autoscaling.throughput import TokenThroughput
 
 
@@ -25,15 +28,19 @@ class Contribution(NamedTuple):
     busy_slots: int = 0
     total_pages: int = 0
     reserved_pages: int = 0
-    prefill_tokens_per_s: int = 0  # as measured at its start
+    prefill_tokens_per_s: int = 0  # as measured at its start, of one that computes prompts
+    for_prompts: int = 0  # 1: it computes prompts, now
+    for_tokens: int = 0
+    of_prompt_group: int = 0  # 1: its hardware is for prompts
+    of_token_group: int = 0
 
 
-class VictimCandidate(NamedTuple):
-    """A runner that could be released; the smallest first: idle, then the least loaded, then the newest."""
+class PhaseBounds(NamedTuple):
+    """What bounds the runners of each phase, where phases are split. `prompt_share`: of the work of a request."""
 
-    working_set: int
-    minus_arrival: int
-    uuid: str
+    groups: tuple[PhaseGroups, ...] = ()
+    least: PhaseCounts = PhaseCounts()
+    prompt_share: float = 0.0
 
 
 class PoolCapacity:
@@ -49,25 +56,20 @@ class PoolCapacity:
             return
         self.runners += (after is not None) - (before is not None)
         minus, plus = before or Contribution(), after or Contribution()
-        total = self.sum
-        self.sum = Contribution(
-            total[0] + plus[0] - minus[0],
-            total[1] + plus[1] - minus[1],
-            total[2] + plus[2] - minus[2],
-            total[3] + plus[3] - minus[3],
-            total[4] + plus[4] - minus[4],
-            total[5] + plus[5] - minus[5],
-            total[6] + plus[6] - minus[6],
-            total[7] + plus[7] - minus[7],
-        )
+        self.sum = Contribution(*map(sub, map(add, self.sum, plus), minus))
 
     def mean(self, tokens_per_s: float) -> RunnerCapacity | None:
-        """The mean runner; None while there is none."""
-        if not self.runners:
+        """The mean runner of each phase; None while there is none."""
+        n, total = self.sum.for_tokens, self.sum
+        if not n or not total.for_prompts:
             return None
-        n, total = self.runners, self.sum
-        prefill = total.prefill_tokens_per_s / n
+        prefill = total.prefill_tokens_per_s / total.for_prompts
         return RunnerCapacity(total.sequences / n, total.kv_tokens / n, total.slots / n, tokens_per_s, prefill)
+
+    def of_groups(self, groups: Sequence[PhaseGroups]) -> PhaseCounts:
+        """Its runners by the phase of their groups; together where groups are not counted apart."""
+        prompt, token = (self.sum.of_prompt_group, self.sum.of_token_group) if groups else (0, 0)
+        return PhaseCounts(prompt, token, self.runners - prompt - token)
 
 
 class Autoscaler:
@@ -76,45 +78,72 @@ class Autoscaler:
     def __init__(self) -> None:
         self.capacity = PoolCapacity()
         self.throughput = TokenThroughput()
-        self.wanted_runners = 0
+        self.wanted = PhaseCounts()  # by the phase of their groups
         self.victims: list[str] = []  # uuids, the first to go first
-        self._stabilization = ScaleDownStabilization()
+        self._phases = PhaseCounts()  # of the wanted ones, by what they would compute
+        self._stabilizations = tuple(ScaleDownStabilization() for _ in self.wanted)
         self._mean: RunnerCapacity | None = None  # the last known while there is no runner
 
-    def recommend(
-        self, load: PoolLoad, bounds: ReplicaBounds, now: float, *, window_s: float, work_s: float, keep: bool
-    ) -> float | None:
-        """Update `wanted_runners`; `keep`: none is released for now. Returns when fewer may be wanted."""
-        self._mean = self.capacity.mean(self.throughput.per_s()) or self._mean
-        desired = desired_runners(load, self._mean, work_s)
-        if keep:
-            desired = max(desired, self.wanted_runners, self.capacity.runners)
-        stabilized = self._stabilization.recommend(bounds.clamp(desired), now, window_s)
-        self.wanted_runners = bounds.clamp(stabilized)
-        return self._stabilization.next_deadline(window_s)
+    @property
+    def wanted_runners(self) -> int:
+        """Of all groups."""
+        return sum(self.wanted)
 
-    def demand(self, load: PoolLoad, work_s: float) -> int:
+    def recommend(
+        self,
+        load: PoolLoad,
+        bounds: ReplicaBounds,
+        now: float,
+        *,
+        window_s: float,
+        work_s: float,
+        keep: bool,
+        phases: PhaseBounds,
+    ) -> float | None:
+        """Update `wanted`; `keep`: none is released for now. Returns when fewer may be wanted."""
+        self._mean = self.capacity.mean(self.throughput.per_s()) or self._mean
+        desired = desired_runners(load, self._mean, work_s, phases.least)
+        counts = self._of_groups(bounds.clamp(sum(desired)), desired, phases)
+        if keep:
+            present = self.capacity.of_groups(phases.groups)
+            counts = PhaseCounts(*map(max, counts, self.wanted, present))
+        counts = PhaseCounts(
+            *[one.recommend(count, now, window_s) for one, count in zip(self._stabilizations, counts, strict=True)]
+        )
+        total = bounds.clamp(sum(counts))
+        self.wanted = counts if total == sum(counts) else self._of_groups(total, counts, phases)
+        self._phases = divide(total, desired, phases.prompt_share, self._phases)
+        return min(
+            (at for one in self._stabilizations if (at := one.next_deadline(window_s)) is not None), default=None
+        )
+
+    def _of_groups(self, total: int, demand: PhaseCounts, phases: PhaseBounds) -> PhaseCounts:
+        demand = PhaseCounts(*map(max, demand, phases.least))
+        return allocate(total, divide(total, demand, phases.prompt_share, self._phases), phases.groups)
+
+    def demand(self, load: PoolLoad, work_s: float) -> PhaseCounts:
         """What the pool's requests would fill, whatever its bounds."""
         return demand_runners(load, self._mean, work_s)
 
-    def surplus(self) -> int:
-        """How many runners there are beyond those wanted."""
-        return max(0, self.capacity.runners - self.wanted_runners)
+    def surplus(self, groups: Sequence[PhaseGroups]) -> PhaseCounts:
+        """How many runners of each group should go."""
+        return surplus(self.capacity.of_groups(groups), self.wanted)
 
     def select_victims(
-        self, count: int, present: Sequence[str], candidates: Callable[[], Iterable[VictimCandidate]]
+        self, going: PhaseCounts, candidates: Callable[[Iterable[str] | None], Iterable[VictimCandidate]]
     ) -> list[str]:
-        """Let `count` runners be victims; `present`: those of now that still can be. Returns whose role changes.
+        """Let so many of each group be victims. `candidates`: those of these runners that can be; None: of all.
+
+        Returns whose state changes.
 
         Victims stay victims while so many have to go (their loads fall, those of others change: the choice must not
         follow), and the last one chosen is the first to be kept. All runners are compared (1.1 ms for 1,000) only where
         more have to go than before, at most once for each publication of statuses.
         """
-        victims = [*present[:count]]
-        if len(victims) < count:
-            kept = {*victims}
-            others = nsmallest(count - len(kept), (c for c in candidates() if c.uuid not in kept))
-            victims += [candidate.uuid for candidate in others]
+        kept = [*candidates(self.victims)]
+        enough = Counter(candidate.group for candidate in kept)
+        more = any(count > enough[phase] for phase, count in going._asdict().items())
+        victims = choose(candidates(None) if more else kept, [c.uuid for c in kept], going, self._phases)
         changed = sorted({*self.victims} ^ {*victims})
         self.victims = victims
         return changed

@@ -4,6 +4,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from weft.domain.routes import PhaseCounts
+
 SPARE_RUNNERS = 0.5  # kept beyond the load: a runner is lightly loaded below half
 ROUNDING = 1e-9
 MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing wants no more
@@ -11,7 +13,7 @@ MAX_RUNNERS = 1_000_000  # a pool whose runners compute next to nothing wants no
 
 @dataclass(frozen=True, slots=True)
 class RunnerCapacity:
-    """What one runner of the pool holds; of sequences as many as it runs well (its best batch).
+    """What one runner of the pool holds, where phases are split one for tokens; of sequences its best batch.
 
     `tokens_per_s`: what it computes when loaded, `prefill_tokens_per_s`: of prompts alone; 0: not measured yet.
     """
@@ -27,7 +29,7 @@ class RunnerCapacity:
 class PoolLoad:
     """What a pool has to do. `queued_tokens`: what queued requests have to compute and hold, by prediction.
 
-    `ttft_s`: within it their prompts should be computed; 0: no objective.
+    `ttft_s`: within it their prompts should be computed; 0: no objective. `prompt_tokens_per_s`: that arrive.
     """
 
     running: int = 0
@@ -38,6 +40,8 @@ class PoolLoad:
     queued_adapters: int = 0  # different ones that queued requests need
     queued_prompt_tokens: int = 0
     ttft_s: float = 0.0
+    split: bool = False  # prompts and the tokens after them are counted apart
+    prompt_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,43 @@ class ReplicaBounds:
         return runners if self.maximum is None else min(runners, max(self.maximum, self.minimum))
 
 
-def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> int:
-    """What running and queued requests would fill, whatever the bounds. `capacity` None: no runner ever reported."""
-    return _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s)))
+def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> PhaseCounts:
+    """What running and queued requests would fill, whatever the bounds. `capacity` None: no runner ever reported.
+
+    For any phase, or for each apart where they are split.
+    """
+    filled = _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s)))
+    return PhaseCounts(_ceil(_prompts(load, capacity, work_s)), filled) if load.split else PhaseCounts(any=filled)
 
 
-def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> int:
-    """The same with a lightly loaded runner to spare; 0 where nothing runs or waits."""
+def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float, least: PhaseCounts) -> PhaseCounts:
+    """The same with a lightly loaded runner to spare, and `least` of a phase; none where nothing runs or waits."""
     if not load.running and not load.queued:
-        return 0
+        return PhaseCounts()
     spare = SPARE_RUNNERS if capacity is not None else 0.0
-    return max(1, _ceil(max(_filled(load, capacity) + spare, _pressure(load, capacity, work_s))))
+    filled, pressure = _filled(load, capacity), _pressure(load, capacity, work_s)
+    if not load.split:
+        return PhaseCounts(any=max(1, _ceil(max(filled + spare, pressure))))
+    prompt = max(least.prompt, _ceil(_prompts(load, capacity, work_s)))
+    token, coming = max(least.token, _ceil(max(filled, pressure))), _coming(load, capacity)
+    if prompt + token - coming - filled < spare:  # the fuller side
+        prompt, token = (prompt + 1, token) if coming * token > filled * prompt else (prompt, token + 1)
+    return PhaseCounts(prompt, token)
+
+
+def _coming(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
+    """Runners that compute the prompts that come."""
+    if capacity is None or not capacity.prefill_tokens_per_s:
+        return 1.0 if load.running or load.queued else 0.0
+    return load.prompt_tokens_per_s / capacity.prefill_tokens_per_s if load.running or load.queued else 0.0
+
+
+def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
+    """And those that wait, in time."""
+    if capacity is None or not capacity.prefill_tokens_per_s:
+        return _coming(load, capacity)
+    in_time = capacity.prefill_tokens_per_s * (load.ttft_s or work_s)
+    return _coming(load, capacity) + load.queued_prompt_tokens / in_time
 
 
 def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
@@ -78,8 +108,9 @@ def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) ->
     if capacity is None or not load.queued:
         return 0.0
     slots = (load.busy_slots + load.queued_adapters) / capacity.slots if load.queued_adapters else 0.0
-    work = load.queued_tokens / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
-    in_time = capacity.prefill_tokens_per_s * load.ttft_s
+    queued_tokens = load.queued_tokens - load.queued_prompt_tokens * load.split
+    work = queued_tokens / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
+    in_time = capacity.prefill_tokens_per_s * load.ttft_s * (not load.split)
     prompts = load.queued_prompt_tokens / in_time if in_time else 0.0
     return max(slots, load.running / capacity.sequences + max(work, prompts))
 

@@ -1,29 +1,29 @@
-"""Exponentially decayed rates: how many requests leave per second, how many tokens a loaded runner computes."""
+"""Exponentially decayed rates: of requests that leave, of prompt tokens that come, of what a loaded runner computes."""
 
 import math
 
-DEPARTURE_TAU_S = 30.0  # memory of the rate; long against a request, short against a day's swing
+RATE_TAU_S = 30.0  # memory of the rate; long against a request, short against a day's swing
 THROUGHPUT_TAU_S = 60.0  # memory in seconds of loaded runners
 MIN_EVIDENCE_S = 1.0  # less than this of loaded runners proves nothing
 MIN_RETRY_MS, MAX_RETRY_MS, UNKNOWN_RETRY_MS = 1_000, 60_000, 5_000
 
 
-class DepartureRate:
-    """Departures per second over about the last 30 s."""
+class Rate:
+    """What is counted, a second, over about the last 30 s."""
 
     def __init__(self) -> None:
         self._weight = 0.0
         self._at = 0.0
 
-    def count(self, now: float) -> None:
-        self._weight = self._decayed(now) + 1.0
+    def count(self, now: float, by: float = 1.0) -> None:
+        self._weight = self._decayed(now) + by
         self._at = now
 
     def per_s(self, now: float) -> float:
-        return self._decayed(now) / DEPARTURE_TAU_S
+        return self._decayed(now) / RATE_TAU_S
 
     def _decayed(self, now: float) -> float:
-        return self._weight * math.exp(-max(0.0, now - self._at) / DEPARTURE_TAU_S)
+        return self._weight * math.exp(-max(0.0, now - self._at) / RATE_TAU_S)
 
 
 class TokenThroughput:

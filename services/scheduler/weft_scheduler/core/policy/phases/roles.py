@@ -60,6 +60,7 @@ class RolePlan:
         self.base: dict[str, RunnerRole] = {}
         self.mixed: dict[str, None] = {}  # in the order in which they became so
         self.work = ExpectedWork()
+        self.prompt_share = 0.5  # of the runners' time that requests take, that of prompts, as last planned
         self.suspended_until = 0.0
         self._lost = self._suspensions = 0
         self._planned_s = float("-inf")
@@ -99,6 +100,7 @@ class RolePlan:
             return
         if self._planned_s < 0:
             self._planned_s = now
+        self.prompt_share = self._prompt_share(runners)
         for members, least in _domains(runners, bounds):
             if len(members) > REPLANNED and self._has_both(members):
                 self._join(members)
@@ -114,7 +116,7 @@ class RolePlan:
         if now < self.suspended_until:
             return
         if now >= self._planned_s + PERIOD_S:
-            self._planned_s = now
+            self._planned_s, self.prompt_share = now, self._prompt_share(runners)
             for members, least in _domains(runners, bounds):
                 self._plan_domain(members, least)
         if waiting:

@@ -1,0 +1,102 @@
+"""Runners of a pool over groups whose hardware is for one phase: how many of each, and who goes."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from weft.domain.routes import PhaseCounts, PhaseGroups
+from weft.domain.runner import RunnerRole
+
+MARGIN = 0.75  # of a runner, as of the roles: what is spare changes its group for no less
+PHASES = ("prompt", "token")
+
+
+class VictimCandidate(NamedTuple):
+    """A runner that could be released; the smallest first: idle, then the least loaded, then the newest."""
+
+    working_set: int
+    minus_arrival: int
+    uuid: str
+    role: RunnerRole = RunnerRole.MIXED  # without load
+    group: str = "any"  # the phase of its group
+
+
+def divide(total: int, demand: PhaseCounts, prompt_share: float, before: PhaseCounts) -> PhaseCounts:
+    """`total` runners by phase: what each demands, and of those to spare the share that prompts have of the work.
+
+    Where fewer than demanded may be had both sum to more. `before`: the last answer, kept within a margin.
+    """
+    spare = max(0, total - demand.prompt - demand.token)
+    prompt = demand.prompt + spare * prompt_share
+    kept = before.prompt + before.token == total and abs(prompt - before.prompt) <= MARGIN
+    prompts = before.prompt if kept else round(prompt)
+    return PhaseCounts(prompts, max(demand.token, total - prompts))
+
+
+def allocate(total: int, wanted: PhaseCounts, groups: Sequence[PhaseGroups]) -> PhaseCounts:
+    """`total` runners by groups: each group's minimum, then of each phase what it wants, then of groups for any.
+
+    The phase that has the smaller part of what it wants comes first: both get a runner before one gets two. Where a
+    phase's own groups have no room those for any have; without any room the last group grows: a sum is never smaller.
+    """
+    if not groups:
+        return PhaseCounts(any=total)
+    most = {group.phase.value: group.max_runners or total for group in groups}
+    counts, wishes = Counter[str](), wanted._asdict()
+    for group in groups:
+        counts[group.phase.value] = min(group.min_runners, total - counts.total())
+    for _ in range(total - counts.total()):
+        short = [phase for phase in PHASES if counts[phase] < min(wishes[phase], most.get(phase, 0))]
+        if short:
+            counts[min(short, key=lambda phase: counts[phase] / wishes[phase])] += 1
+        else:
+            room = (phase for phase in ("any", *PHASES) if counts[phase] < most.get(phase, 0))
+            counts[next(room, groups[-1].phase.value)] += 1
+    return PhaseCounts(counts["prompt"], counts["token"], counts["any"])
+
+
+def surplus(present: PhaseCounts, wanted: PhaseCounts) -> PhaseCounts:
+    """How many go of each group: as many as are too many in all, and one more where another group lacks that one.
+
+    So a phase gives its runners to the other one by one, each after the last has come.
+    """
+    beyond = [max(0, n - most) for n, most in zip(present, wanted, strict=True)]
+    over = sum(present) - sum(wanted)
+    left = over + 1 if over >= 0 else 0
+    taken = list[int]()
+    for number in beyond:
+        taken.append(min(number, left - sum(taken)))
+    return PhaseCounts(*taken)
+
+
+def choose(
+    candidates: Iterable[VictimCandidate], kept: Sequence[str], going: PhaseCounts, phases: PhaseCounts
+) -> list[str]:
+    """The victims, the first to go first: `kept` ones that still may be, then the least of each group.
+
+    Where there is a choice none whose role would have fewer left than `phases` wants of it; never the last one of a
+    role while another one can go.
+    """
+    everyone = sorted(candidates)
+    by_uuid = {candidate.uuid: candidate for candidate in everyone}
+    left, roles = going._asdict(), Counter(candidate.role for candidate in everyone)
+    victims = dict[str, None]()
+
+    def take(candidate: VictimCandidate) -> None:
+        victims[candidate.uuid] = None
+        left[candidate.group] -= 1
+        roles[candidate.role] -= 1
+
+    for uuid in kept:
+        if (candidate := by_uuid.get(uuid)) is not None and left[candidate.group]:
+            take(candidate)
+    wanted = {RunnerRole.PROMPT: phases.prompt, RunnerRole.TOKEN: phases.token, RunnerRole.MIXED: 0}
+    for least in (wanted, dict.fromkeys(wanted, 1), dict.fromkeys(wanted, 0)):
+        for candidate in everyone:
+            if (
+                left[candidate.group]
+                and candidate.uuid not in victims
+                and roles[candidate.role] > least[candidate.role]
+            ):
+                take(candidate)
+    return [*victims]
