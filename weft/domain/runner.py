@@ -45,6 +45,7 @@ class RunnerSpec:
     kv_address: str = ""  # where it takes KV of other runners; "": nowhere
     kv_layout: str = ""  # what a page of KV holds: runners with equal ones can exchange KV
     role: RunnerRole | None = None  # that its hardware is for; None: any
+    kv_bytes_per_s: float = 0.0  # of KV to another runner, as it measured without a network; 0: not measured
 
     @property
     def good_sequences(self) -> int:

@@ -12,7 +12,7 @@ from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.shell.kv_profile import LENGTHS, layer_by_layer_tokens, threshold
+from weft_runner.shell.kv_profile import LENGTHS, measure_kv, threshold
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,7 @@ def test_what_a_runner_measures_is_one_of_the_lengths_and_leaves_its_pages_empty
         total_pages=16, page_tokens=16, max_sequences=4, max_adapters=1, max_context_tokens=256, vocab_size=203,
         eos=frozenset(), batch=BatchLimits(1, 128, 100.0), starvation=16, host_bytes=0,
     )  # fmt: skip
-    assert layer_by_layer_tokens(executor, executor.kv_memory, limits) in {32, 64, 128, inf}
+    found = measure_kv(executor, executor.kv_memory, limits)
+    assert found.layer_by_layer_tokens in {32, 64, 128, inf}
+    assert 1e5 < found.bytes_per_s < 1e12
     assert not np.concatenate(executor.kv_memory.window().incoming(range(16), 0, spec.layers)).any()

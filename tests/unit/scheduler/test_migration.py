@@ -21,13 +21,12 @@ def computing(driver: Driver, uuid: str, **in_kv: int) -> list[Effect]:
     return driver.reports(reported._replace(report=reported.report._replace(progress=[*in_kv.values()])))
 
 
-@pytest.fixture
-def victim(driver: Driver) -> Driver:
-    """Runner a computes r1 and should go; b computes r2 and r3."""
+def loaded(driver: Driver, **kv_bytes_per_s: float) -> Driver:
+    """Runner a computes r1 and will be the first to go; b computes r2 and r3."""
     driver.start(min_runners=2, max_runners=2)
-    driver.runner("a", **KV)
+    driver.runner("a", **KV, kv_bytes_per_s=kv_bytes_per_s.get("a", 0.0))
     driver.place("r1", prompt_tokens=64)
-    driver.runner("b", **KV)
+    driver.runner("b", **KV, kv_bytes_per_s=kv_bytes_per_s.get("b", 0.0))
     for name in ("r2", "r3"):
         if driver.place(name).runner.uuid == "a":
             driver.failed(name, FailReason.RUNNER_ERROR)
@@ -36,6 +35,11 @@ def victim(driver: Driver) -> Driver:
     computing(driver, "b", r2=20, r3=20)
     computing(driver, "a", r1=70)
     return driver
+
+
+@pytest.fixture
+def victim(driver: Driver) -> Driver:
+    return loaded(driver)
 
 
 def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver, picked: Pick) -> None:
@@ -69,6 +73,15 @@ def test_where_no_runner_takes_it_it_runs_on(victim: Driver, picked: Pick) -> No
     effects = victim.wait(2.0)
     assert not picked(effects, Assign)
     assert not picked(effects, Preempt)
+
+
+@pytest.mark.parametrize(("rates", "moves"), [({}, True), ({"a": 1e9}, True), ({"a": 1e5}, False), ({"b": 1e5}, False)])
+def test_the_rate_of_the_slower_runner_decides(
+    driver: Driver, picked: Pick, rates: dict[str, float], moves: bool
+) -> None:
+    """80 KiB take 0.8 s at 100 kB a second, computing 70 tokens 0.07 s."""
+    loaded(driver, **rates).registry(min_runners=1, max_runners=1)
+    assert bool(picked(driver.wait(1.0), Assign)) is moves
 
 
 def test_a_move_that_fails_is_computed_again(victim: Driver, picked: Pick) -> None:

@@ -85,7 +85,7 @@ def fill_spec(spec: RunnerSpec, m: spb.RunnerHello) -> None:
     m.max_adapters, m.max_rank, m.max_context_tokens = spec.max_adapters, spec.max_rank, spec.max_context_tokens
     m.name, m.best_batch, m.step_ms_1, m.step_ms_best = spec.name, spec.best_batch, spec.step_ms_1, spec.step_ms_best
     m.prefill_tokens_per_s, m.page_bytes = spec.prefill_tokens_per_s, spec.page_bytes
-    m.kv_address, m.kv_layout = spec.kv_address, spec.kv_layout
+    m.kv_address, m.kv_layout, m.kv_bytes_per_s = spec.kv_address, spec.kv_layout, spec.kv_bytes_per_s
     if spec.role is not None:
         m.role = ROLE[spec.role]
 
@@ -115,6 +115,7 @@ def read_spec(m: spb.RunnerHello) -> RunnerSpec:
         kv_address=text(m.kv_address, who + "kv_address"),
         kv_layout=text(m.kv_layout, who + "kv_layout"),
         role=ROLES.get(m.role),
+        kv_bytes_per_s=m.kv_bytes_per_s,
     )
     if spec.max_context_tokens > spec.total_pages * spec.page_tokens:
         raise PeerError(f"{who}max_context_tokens {spec.max_context_tokens} are more than its pages hold")

@@ -46,6 +46,7 @@ class Profile:
     """What is reported. `decode` in order of rows; those that there was no time for are missing at the end.
 
     `layer_by_layer_tokens`: prompts of so many tokens or more are over earlier where KV is sent as it is computed.
+    `kv_bytes_per_s`: of KV to another runner, its network aside; 0: not measured.
     """
 
     decode: tuple[DecodeTime, ...]
@@ -54,6 +55,7 @@ class Profile:
     best_batch: int
     step_ms_best: float
     layer_by_layer_tokens: float = inf
+    kv_bytes_per_s: float = 0.0
 
     @property
     def step_ms_1(self) -> float:

@@ -30,7 +30,7 @@ from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
-from weft_runner.shell.kv_profile import layer_by_layer_tokens
+from weft_runner.shell.kv_profile import measure_kv
 from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,8 @@ def _kv_identity(settings: RunnerSettings, executor: Executor, runner: RunnerId 
 def _profile(executor: Executor, limits: PoolLimits) -> Profile:
     profile = measure_profile(executor, limits)
     if limits.kv is not None and (memory := executor.kv_memory) is not None:
-        profile = replace(profile, layer_by_layer_tokens=layer_by_layer_tokens(executor, memory, limits))
+        found = measure_kv(executor, memory, limits)
+        profile = replace(profile, layer_by_layer_tokens=found.layer_by_layer_tokens, kv_bytes_per_s=found.bytes_per_s)
     log.info(
         "profiled",
         extra=kv(
@@ -128,6 +129,7 @@ def _profile(executor: Executor, limits: PoolLimits) -> Profile:
             step_ms_best=profile.step_ms_best,
             prefill_tokens_per_s=round(profile.prefill_tokens_per_s),
             layer_by_layer_tokens=profile.layer_by_layer_tokens,
+            kv_bytes_per_s=round(profile.kv_bytes_per_s),
         ),
     )
     return profile

@@ -1,4 +1,4 @@
-"""From how many prompt tokens on KV leaves earlier if it is sent layer by layer: measured, not assumed.
+"""How fast KV leaves, and from how many prompt tokens on it is sent layer by layer: measured, not assumed.
 
 Sent as it is computed, a prompt's KV takes cores, locks and small writes from the step that computes it; sent after
 that, its transfer is there to be waited for (Splitwise, section 4.2, figure 14). Prompts of some lengths are computed
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from math import inf
+from typing import NamedTuple
 
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.kv_transfer import KvAck, KvComplete, KvHello, KvReady
@@ -35,15 +36,23 @@ RECEIVER = RunnerId("profile", "1")
 EPOCH = Epoch(1, 1)
 
 
-def layer_by_layer_tokens(
-    executor: Executor, memory: KvMemory, limits: PoolLimits, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """The shortest measured prompt from which on sending as computed is over first; inf: none is. Clears its pages.
+class KvProfile(NamedTuple):
+    """`layer_by_layer_tokens`: the shortest measured prompt from which on sending as computed is over first."""
 
-    Executors whose steps are launched complete them as a whole: nothing of a layer is known before, and it is inf.
+    layer_by_layer_tokens: float = inf  # inf: none is
+    bytes_per_s: float = 0.0  # of the longest measured prompt's KV to another thread; 0: not measured
+
+
+def measure_kv(
+    executor: Executor, memory: KvMemory, limits: PoolLimits, clock: Callable[[], float] = time.perf_counter
+) -> KvProfile:
+    """Clears its pages.
+
+    Executors whose steps are launched complete them as a whole: nothing of a layer is known before, and nothing is
+    measured.
     """
     if isinstance(executor, AsyncExecutor | Pipelined):
-        return inf
+        return KvProfile()
     both_ways = _BothWays(executor, memory)
     most = min(limits.batch.max_batch_tokens, limits.max_context_tokens)
     faster: list[tuple[int, bool]] = []
@@ -60,10 +69,12 @@ def layer_by_layer_tokens(
             ]
             faster.append((tokens, times[1] < times[0]))
             expected_s = 2.0 * (clock() - began)
+        pages = range(-(-faster[-1][0] // limits.page_tokens)) if faster else range(1)
+        transfer_s = min(both_ways.transfer_s(tuple(pages)) for _ in range(REPEATS))
     finally:
         both_ways.close()
         executor.clear_pages(list(range(-(-most // limits.page_tokens))))
-    return threshold(faster)
+    return KvProfile(threshold(faster), len(pages) * memory.page_bytes / transfer_s)
 
 
 def threshold(faster: list[tuple[int, bool]]) -> float:
@@ -115,11 +126,22 @@ class _BothWays:
             self._executor.run(step, layer_done=self._layer_done)
         if not layer_by_layer:
             self._sender.send_pages(order, self._memory.fence(), 0)
+        self._complete(tokens)
+        return time.perf_counter() - began
+
+    def transfer_s(self, pages: tuple[int, ...]) -> float:
+        """From the order until the receiver has the KV of these pages. Raises KvConnectionClosed."""
+        began = time.perf_counter()
+        self._sender.send_pages(SendKv(self._peer, "r", EPOCH, 0, pages, False), self._memory.fence(), 0)
+        self._complete(len(pages))
+        return time.perf_counter() - began
+
+    def _complete(self, tokens: int) -> None:
+        """End a transfer, and wait for its acknowledgement."""
         self._sender.send(KvComplete("r", EPOCH, tokens))
         event = self._events.get(timeout=STALL_S)
         if not isinstance(event, Received):
             raise KvConnectionClosed(event.reason if isinstance(event, Closed) else str(event))
-        return time.perf_counter() - began
 
     def close(self) -> None:
         self._sender.close("measured")

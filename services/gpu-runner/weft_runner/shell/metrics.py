@@ -137,6 +137,7 @@ class RunnerMetrics:
         self._layer_by_layer = gauge(
             "kv_layer_by_layer_tokens", "Prompt tokens from which on KV is sent as it is computed; +Inf: never"
         )
+        self._kv_rate = gauge("profiled_kv_bytes_per_second", "KV to another runner, as measured at start; 0: not")
         self._prefill = gauge("profiled_prefill_tokens_per_second", "Prompt tokens, as measured at start")
         self._role = Gauge("weft_runner_role", "1: the role that it has now", ("role",), registry=registry)
         labels = ("model_name",)
@@ -153,6 +154,7 @@ class RunnerMetrics:
         """What the runner measured of itself."""
         self._best_batch.set(profile.best_batch)
         self._layer_by_layer.set(profile.layer_by_layer_tokens)
+        self._kv_rate.set(profile.kv_bytes_per_s)
         self._prefill.set(profile.prefill_tokens_per_s)
         for time in profile.decode:
             self._step.labels(str(time.rows)).set(time.ms / 1e3)

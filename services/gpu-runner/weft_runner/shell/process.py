@@ -240,5 +240,6 @@ class RunnerApp:
             page_bytes=limits.page_bytes,
             kv_address=self._kv_address,
             kv_layout=limits.kv.kv_layout if limits.kv else "",
+            kv_bytes_per_s=profile.kv_bytes_per_s if profile else 0.0,
             role=None if settings.role == "any" else RunnerRole(settings.role),
         )

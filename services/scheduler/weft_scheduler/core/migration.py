@@ -67,8 +67,10 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
         return False
     emitted = request.emitted_with(in_kv)
     target = _target(state, pool, request, source, emitted)
-    rate = state.config.kv_bytes_per_s
-    if target is None or target.spec is None or not transfer_is_cheaper(target.spec, in_kv, rate):
+    if target is None or target.spec is None or source.spec is None:
+        return False
+    rates = [spec.kv_bytes_per_s or state.config.kv_bytes_per_s for spec in (source.spec, target.spec)]
+    if not transfer_is_cheaper(target.spec, in_kv, min(rates)):
         return False
     request.emitted(emitted)
     request.migrated()

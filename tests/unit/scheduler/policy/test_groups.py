@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups
 from weft.domain.runner import RunnerRole
-from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, choose, divide, surplus
+from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, divide, select_victims, surplus
 
 PROMPT, TOKEN, ANY = GroupPhase
 BOTH = (PhaseGroups(PROMPT), PhaseGroups(TOKEN))
@@ -111,7 +111,7 @@ CANDIDATES = st.lists(
 def test_victims_are_of_their_groups_and_leave_no_role_empty_where_another_can_go(
     candidates: list[VictimCandidate], kept: list[str], going: PhaseCounts, phases: PhaseCounts
 ) -> None:
-    victims = choose(candidates, kept, going, phases)
+    victims = select_victims(candidates, kept, going, phases)
     by_uuid = {candidate.uuid: candidate for candidate in candidates}
     present, gone = Counter(c.group for c in candidates), Counter(by_uuid[uuid].group for uuid in victims)
     assert len({*victims}) == len(victims)
@@ -133,6 +133,6 @@ def test_the_role_that_has_more_than_it_wants_gives_first_and_the_least_loaded_o
         VictimCandidate(1, -2, "light prompt", prompt),
         VictimCandidate(3, -3, "token", token),
     ]
-    assert choose(fleet, [], PhaseCounts(any=1), PhaseCounts(1, 2)) == ["light prompt"]
-    assert choose(fleet, [], PhaseCounts(any=2), PhaseCounts(1, 1)) == ["idle token", "light prompt"]
-    assert choose(fleet, ["token"], PhaseCounts(any=2), PhaseCounts(1, 1)) == ["token", "light prompt"]
+    assert select_victims(fleet, [], PhaseCounts(any=1), PhaseCounts(1, 2)) == ["light prompt"]
+    assert select_victims(fleet, [], PhaseCounts(any=2), PhaseCounts(1, 1)) == ["idle token", "light prompt"]
+    assert select_victims(fleet, ["token"], PhaseCounts(any=2), PhaseCounts(1, 1)) == ["token", "light prompt"]

@@ -17,7 +17,7 @@ from weft_scheduler.core.model.runner import PROMPT_QUEUE_S, RunnerAccount
 from weft_scheduler.core.policy import placement, queue, reservation
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution, PhaseBounds
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
-from weft_scheduler.core.policy.autoscaling.throughput import Rate, bounded_retry_ms, retry_after_ms
+from weft_scheduler.core.policy.autoscaling.throughput import DecayedRate, bounded_retry_ms, retry_after_ms
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
 from weft_scheduler.core.policy.phases.roles import RolePlan
 from weft_scheduler.core.policy.placement.policy import PlacementPolicy, RunnerLoad
@@ -63,8 +63,8 @@ class Pool:
         self.queued_tokens = self.queued_work = self.queued_prompt_tokens = 0
         self.running = 0  # requests on runners
         self.running_of: Counter[str] = Counter()  # by tenant
-        self.departures = Rate()  # of requests
-        self.prompt_arrivals = Rate()  # of their tokens
+        self.departures = DecayedRate()  # of requests
+        self.prompt_arrivals = DecayedRate()  # of their tokens
         self.service_level = _service_level(DEFAULTS)
         self.margin = Margin()  # of pooled admission
         self.recheck_feasible = False  # a queued request may have become infeasible

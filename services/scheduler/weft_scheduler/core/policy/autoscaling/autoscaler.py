@@ -14,7 +14,7 @@ from weft_scheduler.core.policy.autoscaling.demand import (
     demand_runners,
     desired_runners,
 )
-from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, choose, divide, surplus
+from weft_scheduler.core.policy.autoscaling.groups import VictimCandidate, allocate, divide, select_victims, surplus
 from weft_scheduler.core.policy.autoscaling.throughput import TokenThroughput
 
 
@@ -143,7 +143,7 @@ class Autoscaler:
         kept = [*candidates(self.victims)]
         enough = Counter(candidate.group for candidate in kept)
         more = any(count > enough[phase] for phase, count in going._asdict().items())
-        victims = choose(candidates(None) if more else kept, [c.uuid for c in kept], going, self._phases)
+        victims = select_victims(candidates(None) if more else kept, [c.uuid for c in kept], going, self._phases)
         changed = sorted({*self.victims} ^ {*victims})
         self.victims = victims
         return changed

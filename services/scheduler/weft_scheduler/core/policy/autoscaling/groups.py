@@ -42,16 +42,16 @@ def allocate(total: int, wanted: PhaseCounts, groups: Sequence[PhaseGroups]) -> 
     if not groups:
         return PhaseCounts(any=total)
     most = {group.phase.value: group.max_runners or total for group in groups}
-    counts, wishes = Counter[str](), wanted._asdict()
+    counts, wanted_of = Counter[str](), wanted._asdict()
     for group in groups:
         counts[group.phase.value] = min(group.min_runners, total - counts.total())
     for _ in range(total - counts.total()):
-        short = [phase for phase in PHASES if counts[phase] < min(wishes[phase], most.get(phase, 0))]
+        short = [phase for phase in PHASES if counts[phase] < min(wanted_of[phase], most.get(phase, 0))]
         if short:
-            counts[min(short, key=lambda phase: counts[phase] / wishes[phase])] += 1
+            counts[min(short, key=lambda phase: counts[phase] / wanted_of[phase])] += 1
         else:
-            room = (phase for phase in ("any", *PHASES) if counts[phase] < most.get(phase, 0))
-            counts[next(room, groups[-1].phase.value)] += 1
+            growable = (phase for phase in ("any", *PHASES) if counts[phase] < most.get(phase, 0))
+            counts[next(growable, groups[-1].phase.value)] += 1
     return PhaseCounts(counts["prompt"], counts["token"], counts["any"])
 
 
@@ -69,7 +69,7 @@ def surplus(present: PhaseCounts, wanted: PhaseCounts) -> PhaseCounts:
     return PhaseCounts(*taken)
 
 
-def choose(
+def select_victims(
     candidates: Iterable[VictimCandidate], kept: Sequence[str], going: PhaseCounts, phases: PhaseCounts
 ) -> list[str]:
     """The victims, the first to go first: `kept` ones that still may be, then the least of each group.

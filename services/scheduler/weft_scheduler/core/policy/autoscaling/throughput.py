@@ -8,7 +8,7 @@ MIN_EVIDENCE_S = 1.0  # less than this of loaded runners proves nothing
 MIN_RETRY_MS, MAX_RETRY_MS, UNKNOWN_RETRY_MS = 1_000, 60_000, 5_000
 
 
-class Rate:
+class DecayedRate:
     """What is counted, a second, over about the last 30 s."""
 
     def __init__(self) -> None:
