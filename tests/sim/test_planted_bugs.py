@@ -169,7 +169,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     double_token: (OTHER_TEXT, 11),
     leaked_page: ("pages|have no end", 2),
     starved_request: ("has been passed", 2),
-    two_owners: ("two owners", 4),
+    two_owners: ("two owners|have no end", 4),
     wrong_adapter: (OTHER_TEXT, 2),
     epoch_twice: ("epoch", 0),
     shared_across_adapters: (OTHER_TEXT, 1),
