@@ -1,7 +1,9 @@
 """`weft bench fidelity`: the simulator's times beside those of the live CPU engine, for the same requests.
 
 For each model: the engine alone is timed (what steps take), a live stack is measured with single requests and at
-saturation (what each process's events cost here), and both go into `weft_sim`. Then requests arrive at 25, 50 and 80 %
+saturation (what each process's events cost here), and both go into `weft_sim`. `m135 Unified` and `m135 Split` have two
+runners of one thread each; their steps are also timed beside the same in another process, since the two share the
+machine's memory. Then requests arrive at 25, 50 and 80 %
 of the saturating load (Poisson, each for the next adapter) and go through the stack several times; the simulator is
 given the same requests at the same times. Nothing is fitted to the loads that are compared. `value` is simulated,
 `baseline` live (median of the runs); `off by` is how far their ratio is from 1, `live spread` how far the runs are
@@ -12,29 +14,34 @@ import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
+from weft.domain.machine import Kind
 from weft_bench.cpu_context import Bar, adapter_pages
-from weft_bench.cpu_engine import Sizes, pages_of
+from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, pages_of
 from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import RANK, SHAPES, prompts
 from weft_bench.fidelity_costs import Model, calibrated
-from weft_bench.fidelity_engine import measure
+from weft_bench.fidelity_engine import EngineCosts, measure, measure_beside
 from weft_bench.fidelity_live import Bodies, Live, LiveRun
 from weft_bench.lines import Line, Origin
 from weft_bench.path import WORDS
 from weft_bench.path_shape import NAMESPACE, write_manifests
 from weft_bench.roofline import Shape, lora_bytes
 from weft_bench.sse import Streamed
-from weft_bench.stack import Stack, quickstart
+from weft_bench.stack import UP, Stack, quickstart
+from weft_sim.executor_model import StepTimes
+from weft_sim.hosts import Costs
 from weft_sim.report import Served, quantile
 from weft_sim.simulate import PoolDescription
 from weft_sim.traces import poisson
 
-MODELS = ("quickstart", "m135")
+MODELS = ("quickstart", "m135", "m135 Unified", "m135 Split")
 LOADS = (25, 50, 80)
 QUICKSTART_SHAPE = Shape(hidden=128, layers=4, heads=4, kv_heads=2, inner=384, vocab=106)
 STREAMS = 16  # that saturate
@@ -42,7 +49,7 @@ SOME_STREAMS = 4
 ADAPTERS = 8
 READY_S = 180.0
 DISTURBED = 0.05  # of the machine, by other people's processes: such a run is made again, as often as there are runs
-TARGETS = {50: 0.10, 90: 0.15}  # percentile -> how far the ratio may be from 1
+TARGETS = {50: 0.05, 90: 0.10}  # percentile -> how far the ratio may be from 1
 SIZES = Sizes(rows=16, slots=ADAPTERS, context_tokens=256, batch_tokens=512, prefills=1, token_time_ms=100)
 
 
@@ -57,6 +64,17 @@ class Amounts:
 
 
 QUICK = Amounts(2, 4.0, 8, 4)
+THREAD_RUNNERS = ("weft_bench.runner_up", "weft_bench.thread_runner", "--")  # of one thread each
+EACH, WOKEN, SENT = ", each sequence", ": woken", " sent"
+BESIDE, THREADS = "step beside another's, of alone", "threads of a step"
+OTHER_COSTS = {
+    "runner: lock from thread to thread": "switch",
+    "supervisor: transaction": "commit",
+    "supervisor: outcome": "outcome",
+    "client: request": "client_request",
+    "client: token": "client_token",
+    "client: woken": "client_wake",
+}
 
 
 @dataclass(frozen=True)
@@ -72,14 +90,45 @@ class Case:
     pool: PoolDescription
     bodies: Callable[[random.Random, int], Bodies]
 
+    @contextmanager
+    def stack(self) -> Generator[Stack]:
+        """The stack, once its models are served."""
+        up = THREAD_RUNNERS if self.pool.runners > 1 else UP
+        with TemporaryDirectory(prefix="weft-bench-") as data, Stack(self.manifests, Path(data), up=up) as stack:
+            stack.wait_for_models(timeout_s=READY_S)
+            yield stack
+
+    def engine(self, seed: int) -> EngineCosts:
+        """What steps take."""
+        of = measure_beside if self.pool.runners > 1 else measure
+        return of(self.files, self.adapters, self.sizes, self.vocab, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What is measured. `known`: lines that are there, whose cells are not measured again; after `deadline` (on the
+    monotonic clock) none begins.
+    """
+
+    amounts: Amounts
+    seed: int
+    known: Sequence[Line] = ()
+    deadline: float = inf
+
+    def missing(self, case: str) -> bool:
+        """Is nothing known of it, and is there time for it?"""
+        return monotonic() < self.deadline and all(line.case != case for line in self.known)
+
 
 def figures(
-    origin: Origin, names: Sequence[str], loads: Sequence[int], amounts: Amounts, seed: int, folder: Path, bar: Bar
+    origin: Origin, names: Sequence[str], loads: Sequence[int], wanted: Measurement, folder: Path, bar: Bar
 ) -> Iterator[Line]:
-    """All lines of these models and loads. Raises BenchFailed."""
+    """All lines of these models and loads: one cell calibrates, one each is a load. Raises BenchFailed."""
     for name in names:
-        with case_of(name, folder) as case:
-            yield from _figures(origin, case, loads, amounts, seed, bar)
+        cells = [f"{name}, {load} %" for load in loads]
+        if wanted.missing(f"{name}, cost") or any(map(wanted.missing, cells)):
+            with case_of(name, folder) as case:
+                yield from _figures(origin, case, loads, wanted, bar)
 
 
 @contextmanager
@@ -89,7 +138,8 @@ def case_of(name: str, folder: Path) -> Generator[Case]:
         if name == "quickstart":
             yield _quickstart()
         else:
-            yield _random(name, folder, Path(scratch))
+            shape, _, mode = name.partition(" ")
+            yield _random(shape, mode, folder, Path(scratch))
 
 
 def _quickstart() -> Case:
@@ -111,12 +161,18 @@ def _quickstart() -> Case:
     )
 
 
-def _random(name: str, folder: Path, scratch: Path) -> Case:
+def _random(name: str, mode: str, folder: Path, scratch: Path) -> Case:
+    """`mode`: of two runners; empty: one runner of all cores."""
     shape = SHAPES[name]
     base = base_model(folder, name, shape)
     adapters = [adapter(folder, name, shape, number, RANK) for number in range(ADAPTERS)]
-    sizes = replace(SIZES, adapter_pages=adapter_pages(shape, ADAPTERS * lora_bytes(shape, RANK), ADAPTERS))
-    manifests = write_manifests(scratch / "manifests", base, adapters, shape, sizes)
+    sizes = replace(
+        SIZES,
+        adapter_pages=adapter_pages(shape, ADAPTERS * lora_bytes(shape, RANK), ADAPTERS),
+        threads=1 if mode else 0,
+    )
+    spec = {"replicas": 2, "phases": {"mode": mode}} if mode else {}
+    manifests = write_manifests(scratch / "manifests", base, adapters, shape, sizes, spec)
 
     def bodies(rng: random.Random, count: int) -> Bodies:
         found = list[tuple[int, dict[str, Any]]]()
@@ -128,7 +184,11 @@ def _random(name: str, folder: Path, scratch: Path) -> Case:
         return found
 
     pool = _pool(PoolDescription(total_pages=pages_of(sizes), max_sequences=sizes.rows, adapters=ADAPTERS))
-    return Case(name, manifests, files(base), adapters, sizes, shape.vocab, pool, bodies)
+    made = Case(name, manifests, files(base), adapters, sizes, shape.vocab, pool, bodies)
+    if not mode:
+        return made
+    two = replace(pool, runners=2, phases=mode.lower(), page_kib=PAGE_TOKENS * 4 * shape.layers * shape.kv / 1024)
+    return replace(made, name=f"{name} {mode}", pool=two)
 
 
 def _pool(sized: PoolDescription) -> PoolDescription:
@@ -138,45 +198,57 @@ def _pool(sized: PoolDescription) -> PoolDescription:
     return replace(sized, cores=cpu_quota(), one_host=True, slots=ADAPTERS, token_time_ms=SIZES.token_time_ms)
 
 
-def _figures(origin: Origin, case: Case, loads: Sequence[int], amounts: Amounts, seed: int, bar: Bar) -> Iterator[Line]:
-    rng = random.Random(seed)
-    with bar(f"{case.name}: steps of the engine alone", 1) as advanced:
-        engine = measure(case.files, case.adapters, case.sizes, case.vocab, seed)
-        advanced(1)
-    pool = replace(case.pool, threads=engine.threads)
-    origin = replace(origin, versions=f"{origin.versions}, {engine.executor}, seed {seed}")
-    with TemporaryDirectory(prefix="weft-bench-") as data, Stack(case.manifests, Path(data)) as stack:
-        stack.wait_for_models(timeout_s=READY_S)
+def _figures(
+    origin: Origin, case: Case, loads: Sequence[int], wanted: Measurement, bar: Bar
+) -> Iterator[Line]:  # fmt: skip
+    rng, amounts, engine = random.Random(wanted.seed), wanted.amounts, None
+    if wanted.missing(f"{case.name}, cost"):
+        with bar(f"{case.name}: steps of the engine alone", 1) as advanced:
+            engine = case.engine(wanted.seed)
+            advanced(1)
+        origin = replace(origin, versions=f"{origin.versions}, {engine.executor}, seed {wanted.seed}")
+    with case.stack() as stack:
         live = Live(stack)
-        model, saturated = calibrate(case, live, Model(pool, engine), amounts, rng, bar)
-        yield origin.line(f"{case.name}, saturated", "requests", saturated.rate, "1/s")
-        yield origin.line(f"{case.name}, saturated", "busy cores", saturated.cores, "cores")
-        yield from _cost_lines(origin, f"{case.name}, cost", model)
+        if engine is not None:
+            pool = replace(case.pool, threads=engine.threads)
+            model, saturated = calibrate(case, live, Model(pool, engine), amounts, rng, bar)
+            rate = saturated.rate
+            yield origin.line(f"{case.name}, saturated", "busy cores", saturated.cores, "cores")
+            yield from calibration_lines(origin, case.name, model, rate)
+        else:
+            model, rate = calibration_of(case, wanted.known)
+            live.closed(case.bodies(rng, 6 * STREAMS), STREAMS)  # every adapter in its slot, every path warm
         for load in loads:
-            arrivals = random.Random(f"{seed}/{load}")
-            rate = saturated.rate * load / 100
-            count = max(STREAMS, round(rate * amounts.seconds))
-            at_s = [one.at_s for one in poisson(rate, count, [(1, 1)], iter([0] * count), arrivals)]
-            with bar(f"{case.name}: {load} %", amounts.runs) as advanced:
-                found = list[LiveRun]()
-                left = amounts.runs  # that may be disturbed
-                while len(found) < amounts.runs:
-                    run = live.open(case.bodies(rng, count), at_s)
-                    if run.others > DISTURBED and left:
-                        left -= 1
-                        continue
-                    found.append(run)
-                    advanced(1)
-            simulated = [model.replay(run.trace()).served for run in found]
-            others = max(run.others for run in found)
-            yield origin.line(f"{case.name}, {load} %", "of the machine, by others, at most", others, "share")
-            yield from compared(
-                origin,
-                f"{case.name}, {load} %",
-                [[seen(answer) for answer in run.answers] for run in found],
-                simulated,
-            )
+            if wanted.missing(f"{case.name}, {load} %"):
+                yield from _at_load(origin, case, live, model, load, rate, wanted, bar)
         live.cpu.close()
+
+
+def _at_load(
+    origin: Origin, case: Case, live: Live, model: Model, load: int, saturated: float, wanted: Measurement, bar: Bar
+) -> Iterator[Line]:
+    arrivals, amounts = random.Random(f"{wanted.seed}/{load}"), wanted.amounts
+    rate = saturated * load / 100
+    count = max(STREAMS, round(rate * amounts.seconds))
+    at_s = [one.at_s for one in poisson(rate, count, [(1, 1)], iter([0] * count), arrivals)]
+    with bar(f"{case.name}: {load} %", amounts.runs) as advanced:
+        found = list[LiveRun]()
+        left = amounts.runs  # that may be disturbed
+        while len(found) < amounts.runs:
+            run = live.open(case.bodies(arrivals, count), at_s)
+            if run.others > DISTURBED and left:
+                left -= 1
+                continue
+            found.append(run)
+            advanced(1)
+    name = f"{case.name}, {load} %"
+    yield origin.line(name, "of the machine, by others, at most", max(run.others for run in found), "share")
+    replays = [model.replay(run.trace()) for run in found]
+    yield from compared(
+        origin, name, [[seen(answer) for answer in run.answers] for run in found], [one.served for one in replays]
+    )
+    gaps_ms = [[1e3 * gap for one in run.answers for gap in one.gaps()] for run in found]
+    yield from beside(origin, name, "TBT", gaps_ms, [[1e3 * gap for gap in one.gaps_s] for one in replays])
 
 
 def calibrate(
@@ -200,27 +272,57 @@ def calibrate(
     return model, saturated
 
 
-def _cost_lines(origin: Origin, case: str, model: Model) -> Iterator[Line]:
-    """What the simulator was told of this machine: `weft_sim.hosts.MEASURED` is such a table."""
-    costs = model.costs
+def calibration_lines(origin: Origin, name: str, model: Model, rate: float) -> Iterator[Line]:
+    """What `calibration_of` reads. `rate`: requests a second that saturate the stack."""
+    yield origin.line(f"{name}, saturated", "requests", rate, "1/s")
+    yield origin.line(f"{name}, saturated", BESIDE, model.engine.beside, "x")
+    yield origin.line(f"{name}, saturated", THREADS, model.engine.threads, "")
+    for event, seconds in cost_values(model).items():
+        yield origin.line(f"{name}, cost", event, seconds * 1e6, "us")
+
+
+def cost_values(model: Model) -> dict[str, float]:
+    """Seconds of what the simulator takes from this machine, by name: `weft_sim.hosts.MEASURED` is such a table."""
+    costs, times = model.costs, model.engine.times
     found = {f"{kind.value}: {event}": seconds for (kind, event), seconds in costs.events.items()}
-    found |= {f"{kind.value}: {event}, each sequence": seconds for (kind, event), seconds in costs.per_item.items()}
-    found |= {f"{kind.value}: woken": seconds for kind, seconds in costs.wake.items()}
-    found |= {f"runner: {message} sent": seconds for message, seconds in costs.sends.items()}
-    found |= {
-        "runner: lock from thread to thread": costs.switch,
-        "supervisor: transaction": costs.commit,
-        "supervisor: outcome": costs.outcome,
-        "client: request": costs.client_request,
-        "client: token": costs.client_token,
-        "client: woken": costs.client_wake,
-        "a message on its way": model.delay_s,
-    }
-    for name, seconds in found.items():
-        yield origin.line(case, name, seconds * 1e6, "us")
-    for tokens, ms in model.engine.times.curve:
-        yield origin.line(case, f"step of {tokens:g} tokens", ms * 1e3, "us")
-    yield origin.line(case, "adapter in a step", model.engine.times.adapter_ms * 1e3, "us")
+    found |= {f"{kind.value}: {event}{EACH}": seconds for (kind, event), seconds in costs.per_item.items()}
+    found |= {f"{kind.value}{WOKEN}": seconds for kind, seconds in costs.wake.items()}
+    found |= {f"runner: {message}{SENT}": seconds for message, seconds in costs.sends.items()}
+    found |= {name: getattr(costs, field) for name, field in OTHER_COSTS.items()}
+    found |= {"a message on its way": model.delay_s}
+    found |= {f"step of {tokens:g} tokens": ms / 1e3 for tokens, ms in times.curve}
+    return found | {"adapter in a step": times.adapter_ms / 1e3, "key in a step": times.key_ms / 1e3}
+
+
+def calibration_of(case: Case, lines: Sequence[Line]) -> tuple[Model, float]:
+    """What an earlier run has calibrated, by its lines: the model, and the requests a second that saturate it."""
+    saturated = {line.metric: line.value or 0.0 for line in lines if line.case == f"{case.name}, saturated"}
+    values = {line.metric: (line.value or 0.0) / 1e6 for line in lines if line.case == f"{case.name}, cost"}
+    events, per_item = dict[tuple[Kind, str], float](), dict[tuple[Kind, str], float]()
+    wake, sends, curve = dict[Kind, float](), dict[str, float](), list[tuple[float, float]]()
+    for name, seconds in values.items():
+        of, _, event = name.partition(": ")
+        if name in OTHER_COSTS:
+            continue
+        if name.startswith("step of "):
+            curve.append((float(name.split()[2]), seconds * 1e3))
+        elif name.endswith(WOKEN):
+            wake[Kind(of.removesuffix(WOKEN))] = seconds
+        elif name.endswith(SENT):
+            sends[event.removesuffix(SENT)] = seconds
+        elif name.endswith(EACH):
+            per_item[Kind(of), event.removesuffix(EACH)] = seconds
+        elif event:
+            events[Kind(of), event] = seconds
+    others = {field: values[name] for name, field in OTHER_COSTS.items()}
+    times = StepTimes(
+        0.0, 0.0, 0.0, values["key in a step"] * 1e3, values["adapter in a step"] * 1e3, tuple(sorted(curve))
+    )
+    threads = round(saturated[THREADS])
+    engine = EngineCosts(times, 0.0, 0.0, 0.0, threads, "", saturated[BESIDE])
+    costs = Costs(events, per_item, wake=wake, sends=sends, **others)
+    model = Model(replace(case.pool, threads=threads), engine, costs, values["a message on its way"])
+    return model, saturated["requests"]
 
 
 def seen(answer: Streamed) -> Served:
@@ -239,17 +341,19 @@ def compared(
         "end to end": lambda one: one.e2e_ms,
     }
     for name, value in values.items():
-        for percent, most in TARGETS.items():
-            lived, replayed = (
-                [_quantile([found for one in run if (found := value(one)) is not None], percent) for run in runs]
-                for runs in (live, simulated)
-            )
-            ms, live_ms = median(replayed), median(lived)
-            yield origin.line(case, f"{name} p{percent}", ms, "ms", baseline=live_ms)
-            spread = (max(lived) - min(lived)) / live_ms
-            yield origin.line(case, f"{name} p{percent}, live spread", spread, "share")
-            yield origin.line(case, f"{name} p{percent}, off by", abs(ms / live_ms - 1), "share", target=f"<= {most:g}")
+        lived, replayed = (
+            [[found for one in run if (found := value(one)) is not None] for run in runs] for runs in (live, simulated)
+        )
+        yield from beside(origin, case, name, lived, replayed)
 
 
-def _quantile(values: Sequence[float], percent: int) -> float:
-    return quantile(values, percent / 100)
+def beside(
+    origin: Origin, case: str, name: str, live_ms: Sequence[Sequence[float]], simulated_ms: Sequence[Sequence[float]]
+) -> Iterator[Line]:
+    """Of one time, by runs."""
+    for percent, most in TARGETS.items():
+        lived, replayed = ([quantile(values, percent / 100) for values in runs] for runs in (live_ms, simulated_ms))
+        ms, live = median(replayed), median(lived)
+        yield origin.line(case, f"{name} p{percent}", ms, "ms", baseline=live)
+        yield origin.line(case, f"{name} p{percent}, live spread", (max(lived) - min(lived)) / live, "share")
+        yield origin.line(case, f"{name} p{percent}, off by", abs(ms / live - 1), "share", target=f"<= {most:g}")

@@ -33,11 +33,13 @@ BESIDE = ("supervisor", "depot", "controller")  # whose work follows reports and
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What happened in a simulated run. `memory`: seconds of runners in steps (`busy`), in copies of KV to host memory
+    """What happened in a simulated run. `starts`: sequences that began at a runner, twice where phases are apart.
+    `memory`: seconds of runners in steps (`busy`), in copies of KV to host memory
     and back (`copy`), and of sequences that stood still for want of pages (`stalled`).
     """
 
     reports: int = 0
+    starts: int = 0
     commits: int = 0
     woken: Mapping[str, int] = field(default_factory=dict[str, int])
     model_s: float = 0.0
@@ -71,7 +73,9 @@ class Model:
         lead_s = WARM_GAP_S * (len(warm) + 3)
         trace = [*warm, *(replace(arrival, at_s=lead_s + arrival.at_s) for arrival in arrivals)]
         deployment = deployment_of(self.pool)
-        runners = tuple(replace(plan, times=self.engine.times) for plan in deployment.runners)
+        runners = tuple(
+            replace(plan, times=self.engine.times, beside=self.engine.beside) for plan in deployment.runners
+        )
         deployment = replace(deployment, runners=runners, costs=self.costs, delay_s=self.delay_s)
         counter = _Counter(WARM_S + lead_s - WARM_GAP_S)
         result = simulate(self.pool, trace, deployment=deployment, attach=counter.attach, awaited=awaited, tbt=True)
@@ -96,7 +100,7 @@ class _Counter:
         self._events.clear()
 
     def _note(self, process: Process, event: object, _: float) -> None:
-        if process.kind is Kind.SUPERVISOR and isinstance(event, Received):
+        if process.kind in (Kind.SUPERVISOR, Kind.RUNNER) and isinstance(event, Received):
             self._events[type(event.message).__name__] += 1
 
     def _now(self) -> Counted:
@@ -111,7 +115,8 @@ class _Counter:
         }
         cpu["host"] = world.supervisor.host.busy_s
         return Counted(
-            self._events["ReceivedReport"], supervisor.commits, {**woken, CLIENT: world.client.woken},
+            self._events["ReceivedReport"], self._events["Start"], supervisor.commits,
+            {**woken, CLIENT: world.client.woken},
             sum(shell.model_s for shell in shells), cpu,
             {
                 "busy": sum(shell.busy_s for shell in shells),
@@ -127,7 +132,9 @@ class _Counter:
             {name: seconds - then.get(name, 0.0) for name, seconds in of.items()}
             for of, then in ((now.cpu, before.cpu), (now.memory, before.memory))
         )
-        return Counted(now.reports, now.commits - before.commits, woken, now.model_s - before.model_s, cpu, memory)
+        return Counted(
+            now.reports, now.starts, now.commits - before.commits, woken, now.model_s - before.model_s, cpu, memory
+        )
 
 
 def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence[LiveRun]) -> Model:
@@ -172,6 +179,7 @@ def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counte
     requests = [len(run.answers) for run in runs]
     tokens, steps = [run.tokens for run in runs], [run.steps for run in runs]
     reports, commits = [each.reports for each in counted], [each.commits for each in counted]
+    starts = [max(each.starts, 1) for each in counted]
 
     def woken(name: str) -> list[int]:
         return [each.woken.get(name, 0) for each in counted]
@@ -189,9 +197,9 @@ def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counte
     submit, cluster, scheduler_wake = solve(["scheduler"], requests, reports, woken("scheduler"))
     outcome, report, commit, supervisor_wake = solve(BESIDE, requests, reports, commits, woken("supervisor"))
     predict, predictor_wake = solve(["predictor"], requests, woken("predictor"))
-    start, send = solve([RUNNER], requests, steps)
+    start, send = solve([RUNNER], starts, steps)
     client, client_token, client_wake = solve([CLIENT], requests, tokens, woken(CLIENT))
-    extra_request, extra_step, extra_row = _extra(engine, runs, counted, steps, tokens)
+    extra_start, extra_step, extra_row = _extra(engine, runs, counted, steps, tokens)
     learn = predict * later("predictor")
     return Costs(
         events={
@@ -203,7 +211,7 @@ def _costs(engine: EngineCosts, single: LiveRun, runs: Sequence[LiveRun], counte
             (Kind.SCHEDULER, "ClusterReport"): cluster,
             (Kind.SUPERVISOR, "ReceivedReport"): report,
             (Kind.PREDICTOR, "PredictItem"): predict - learn,
-            (Kind.RUNNER, "Start"): start + engine.prefill_s + extra_request,
+            (Kind.RUNNER, "Start"): start + engine.prefill_s + extra_start,
             (Kind.RUNNER, "StepDone"): engine.step_s + extra_step,
         },
         per_item={
@@ -229,17 +237,17 @@ def _extra(
     engine: EngineCosts, runs: Sequence[LiveRun], counted: Sequence[Counted], steps: Sequence[float],
     tokens: Sequence[int],
 ) -> tuple[float, float, float]:  # fmt: skip
-    """What a request, a step and a row of it cost the engine's thread beside other threads, more than alone.
+    """What a sequence, a step and a row of it cost the engine's thread beside other threads, more than alone.
 
     Known where the model computes on that thread: with more of them they count what they wait for each other.
     """
     if engine.threads > 1:
         return 0.0, 0.0, 0.0
-    requests = [len(run.answers) for run in runs]
+    starts = [each.starts for each in counted]
     alone = [
-        each.model_s + engine.step_s * steps[i] + engine.row_s * tokens[i] + engine.prefill_s * requests[i]
+        each.model_s + engine.step_s * steps[i] + engine.row_s * tokens[i] + engine.prefill_s * starts[i]
         for i, each in enumerate(counted)
     ]
     more = [max(run.cpu[ENGINE] - used, LEAST_S) for run, used in zip(runs, alone, strict=True)]
-    request, step, row = least_errors(list(zip(requests, steps, tokens, strict=True)), more, rounds=1)
-    return request, step, row
+    start, step, row = least_errors(list(zip(starts, steps, tokens, strict=True)), more, rounds=1)
+    return start, step, row

@@ -8,8 +8,11 @@ import random
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,22 @@ class EngineCosts:
     prefill_s: float
     threads: int
     executor: str
+    beside: float = 1.0  # times as long a step takes beside the same in another process
+
+
+def measure_beside(
+    files: Mapping[str, Path], adapters: Sequence[Path], sizes: Sizes, vocab: int, seed: int
+) -> EngineCosts:
+    """The engine alone, then with the same in another process. Raises EngineRefused, WrongAdapter."""
+    alone = measure(files, adapters, sizes, vocab, seed)
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        running = other.submit(measure, files, adapters, sizes, vocab, seed)
+        together = measure(files, adapters, sizes, vocab, seed)
+        running.result()
+    ratios = [
+        long / short for (_, long), (_, short) in zip(together.times.curve, alone.times.curve, strict=False) if short
+    ]
+    return replace(alone, beside=max(1.0, median(ratios)))
 
 
 def measure(files: Mapping[str, Path], adapters: Sequence[Path], sizes: Sizes, vocab: int, seed: int) -> EngineCosts:

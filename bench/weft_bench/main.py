@@ -231,9 +231,13 @@ def control(
 @app.command()
 def fidelity(
     part: Annotated[str, typer.Option(help="Of live, silicon, vllm, adapters; separated by commas.")] = "live",
-    models_: Annotated[str, typer.Option("--of", help="Of quickstart, m135; separated by commas.")] = "quickstart,m135",
+    models_: Annotated[
+        str, typer.Option("--of", help="Of live: of quickstart, m135, 'm135 Unified', 'm135 Split' (two runners).")
+    ] = "quickstart,m135,m135 Unified,m135 Split",
     loads: Annotated[str, typer.Option(help="Percent of the saturating load: of 25, 50, 80.")] = "25,50,80",
     runs: Annotated[int, typer.Option(min=1, help="Live runs of each load.")] = 5,
+    again: Annotated[bool, typer.Option("--again", help="Also live cells that are there.")] = False,
+    minutes: Annotated[float, typer.Option(help="After so many no live cell begins: the next run goes on.")] = 1e6,
     quick: Annotated[bool, typer.Option("--quick", help="Two short runs: shows that it works, not how well.")] = False,
     seed: Annotated[int, typer.Option(help="Of arrivals, prompts and lengths.")] = 0,
     fit: Annotated[
@@ -247,7 +251,8 @@ def fidelity(
 ) -> None:
     """Simulated beside measured. live: the simulator beside the live CPU engine, at 25, 50 and 80 % of saturation.
 
-    live starts stacks of its own, one for each model; about ten minutes on an otherwise idle machine, `--quick` three.
+    live starts stacks of its own, one for each model; two minutes to calibrate and one for each load, on an otherwise
+    idle machine. A cell that is there is not measured again.
     The others need --data and no quiet machine. silicon: performance models beside published points of H100 and H200,
     fitted on others; two minutes. vllm: requests through real vLLM and through the engine simulation; ten seconds.
     adapters: hours of real vLLM with 8 to 384 adapters, simulated; about 20 minutes of a core.
@@ -266,7 +271,11 @@ def fidelity(
             origin("scipy"), [name for name in parts if name != "live"], data, fit, every, jobs, progress
         )
         if "live" in parts:
-            live = bench.figures(origin("tokenizers"), names, shares, amounts, seed, models or cache_dir(), progress)
+            raw, of = docs / "raw" / "fidelity.jsonl", origin("tokenizers")
+            there = newest(read(raw)) if raw.exists() and not again else []
+            known = [line for line in there if line.machine == of.machine]
+            wanted = bench.Measurement(amounts, seed, known, time.monotonic() + 60 * minutes)
+            live = bench.figures(of, names, shares, wanted, models or cache_dir(), progress)
             lines = chain(live, lines)
         keep("fidelity", fidelity_parts.ABOUT, lines, docs)
 

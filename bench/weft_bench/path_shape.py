@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -71,12 +71,22 @@ def work(rng: random.Random, shape: Shape, streams: int) -> Work:
     return Work(tuple(numbers), tuple(map(tuple, made)))
 
 
-def write_manifests(folder: Path, base: Path, adapters: Sequence[Path], shape: Shape, sizes: Sizes) -> Path:
-    """A pool with this base, and its adapters. Files of the same file system are not copied."""
+def write_manifests(
+    folder: Path,
+    base: Path,
+    adapters: Sequence[Path],
+    shape: Shape,
+    sizes: Sizes,
+    spec: Mapping[str, Any] | None = None,
+) -> Path:
+    """A pool with this base, and its adapters. `spec`: what its specification has besides.
+
+    Files of the same file system are not copied.
+    """
     for source, target in ((base, folder / "model"), *((path, folder / path.name) for path in adapters)):
         shutil.copytree(source, target, copy_function=_linked)
     (folder / "model" / "tokenizer.json").write_text(tokenizer(shape.vocab), encoding="utf-8")
-    objects = [_pool(sizes), *(_adapter(path.name) for path in adapters)]
+    objects = [_pool(sizes, spec or {}), *(_adapter(path.name) for path in adapters)]
     (folder / "bench.yaml").write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     return folder
 
@@ -148,7 +158,7 @@ def _sizes(shape: Shape, streams: int) -> Sizes:
     )  # fmt: skip
 
 
-def _pool(sizes: Sizes) -> dict[str, Any]:
+def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool",
         "metadata": {"name": MODEL, "namespace": NAMESPACE},
@@ -159,8 +169,10 @@ def _pool(sizes: Sizes) -> dict[str, Any]:
             "kvCache": {"pageTokens": PAGE_TOKENS, "pages": pages_of(sizes)},
             "scheduler": {
                 "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxPrefills": sizes.prefills,
+                "maxQueue": 100_000,
             },
             "slo": {"tokenTimeMs": sizes.token_time_ms},
+            **spec,
         },
     }  # fmt: skip
 

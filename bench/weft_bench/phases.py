@@ -18,8 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from weft_bench.cpu_context import Bar, adapter_pages
 from weft_bench.cpu_engine import Sizes
 from weft_bench.cpu_models import adapter, base_model, cache_dir
@@ -70,15 +68,8 @@ class LiveModel:
         """A stack of these; `pool` changes the spec of the pool, `runner` is the runners' module with its arguments."""
         with TemporaryDirectory(prefix="weft-bench-") as scratch:
             manifests = write_manifests(
-                Path(scratch) / "manifests", self.base, self.adapters, SHAPES[SHAPE], self.sizes
+                Path(scratch) / "manifests", self.base, self.adapters, SHAPES[SHAPE], self.sizes, pool
             )
-            path = manifests / "bench.yaml"
-            objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-            for one in objects:
-                if one["kind"] == "ServingPool":
-                    one["spec"] |= pool
-                    one["spec"]["scheduler"]["maxQueue"] = 100_000
-            path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
             up = ("weft_bench.runner_up", *runner, "--")
             with Stack(manifests, Path(scratch) / "data", environment=PATIENT, up=up) as stack:
                 stack.wait_for_models()
