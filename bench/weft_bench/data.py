@@ -6,9 +6,13 @@ Sets under Apache, MIT or CC BY licences may live in `bench/data/`; others are n
 import csv
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from weft_bench.errors import BadData
+
+Value = TypeVar("Value")
 
 
 def find(name: str, directory: Path | None) -> Path | None:
@@ -24,3 +28,18 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
             yield from csv.DictReader(text)
         else:
             yield from (json.loads(line) for line in text if line.strip())
+
+
+def table(path: Path, columns: Collection[str]) -> list[dict[str, Any]]:
+    """Rows of a file that has these columns. Raises BadData."""
+    found = list(rows(path))
+    if lacking := [name for name in columns if not found or name not in found[0]]:
+        raise BadData(f"{path} lacks {', '.join(lacking)}")
+    return found
+
+
+def known(of: Mapping[str, Value], name: str, what: str) -> Value:
+    """The entry of this name. Raises BadData with those that there are."""
+    if name not in of:
+        raise BadData(f"{what} {name!r} is unknown; there are: {', '.join(of)}")
+    return of[name]

@@ -9,6 +9,7 @@ BenchFailed
 |- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
 |- NotReady       no process can have the GPU, or there is none (gpu_supervise.py)
 |- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
+|- BadData        a data set lacks a column, or names what is not known (data.py)
 |- BadTable       a table of answers that cannot be read, or a model that no table can end (trace_executor.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
 """
@@ -16,6 +17,10 @@ BenchFailed
 
 class BenchFailed(RuntimeError):
     """The message says what happened and, where it can be known, what to do."""
+
+
+class BadData(BenchFailed):
+    """A data set that cannot be used; the message names the column or the value, and what is known."""
 
 
 class StackFailed(BenchFailed):

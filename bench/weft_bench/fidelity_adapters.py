@@ -13,12 +13,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.stats import gamma, norm
 
 from weft_bench.cpu_context import Bar
-from weft_bench.data import find, rows
+from weft_bench.data import find, known, table
 from weft_bench.fidelity_points import Array
 from weft_bench.lines import Line, Origin
 from weft_sim.performance.accelerator import accelerator
@@ -30,25 +32,36 @@ from weft_sim.performance.roofline import AdapterCosts, Efficiency, Roofline
 
 RUNS, PROBES = "bsc_multilora_runs.csv.gz", "bsc_engine_points.csv.gz"
 MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B", "qwen-2.5-7b-instruct": "Qwen/Qwen2.5-7B"}
+RUN_COLUMNS: Sequence[str] = (
+    "model", "family", "status", "suspect", "adapters", "slots", "max_rank", "ranks", "rate_counts", "rates_req_s",
+    "offered_req_s", "req_s", "completed", "in_tokens", "out_tokens", "running_mean", "waiting_mean", "kv_use_mean",
+    "kv_tokens", "itl_mean_ms", "tpot_mean_ms", "twin_finished",
+)  # fmt: skip
+PROBE_COLUMNS: Sequence[str] = (
+    "kind", "model", "status", "slots", "max_rank", "adapters", "completed", "duration_s", "in_tokens", "out_tokens",
+    "itl_p50_ms", "running_busy", "load_ms",
+)  # fmt: skip
 FAMILIES = {"varied_1h": 1, "planner_1h": 16}  # of which every so many runs are simulated
 DEVICE = "H100-64G"
 BATCH_TOKENS, MAX_SEQUENCES = 2_048, 2_048
 MAX_WAITING = 25_000  # there the client ran out of sockets
 HORIZON_S = 3_600.0
-# ShareGPT's first turns. Shapes of gamma laws: what a sequence holds on average, by the KV in use, is half an answer
-# longer than its prompt, so answers vary little (0.56 of their mean); prompts as in the published length tables.
+# ShareGPT's first turns, whose lengths are not published with the runs: gamma laws with the runs' means. Shape of
+# answers and correlation are those of the runs of Llama-3.1-8B: the number of rows that 8 slots have (a slot is held by
+# the longest answer in it), and the KV in use, by which a row holds 350 tokens on average.
 PROMPT_TOKENS, PROMPT_SHAPE, LONGEST_PROMPT = 224.0, 1.2, 1_024
-ANSWER_TOKENS, ANSWER_SHAPE, LONGEST_ANSWER = 192.0, 3.2, 1_500
+ANSWER_TOKENS, ANSWER_SHAPE, LONGEST_ANSWER = 196.0, 1.25, 1_500
+CORRELATION = -0.35  # of the normal variables behind both lengths
 WITHIN, TARGET = 0.05, 0.85
 
 BASE = {
     "weights_bandwidth": 0.03, "kv_bandwidth": 0.2, "layer_us": 0.5, "step_us": 0.5, "row_us": 0.7, "prompt_us": 1.0,
     "prompt_token_us": 1.0,
 }  # fmt: skip
-PROMPT_TOKEN_US = 20.0
+PROMPT_TOKEN_US = 5.0
 ADAPTERS = {
-    "present_us": 50.0, "slot_us": 1.0, "slot_row_us": 0.002, "slot_prompt_us": 0.005, "adapter_us": 5.0,
-    "adapter_bandwidth": 0.2,
+    "present_us": 50.0, "slot_us": 1.0, "slot_row_us": 0.002, "slot_prompt_us": 0.005, "prompt_us": 0.3,
+    "adapter_us": 5.0, "adapter_bandwidth": 0.2, "passed_us": 0.5,
 }  # fmt: skip
 ADAPTER_SPREAD = 1.0
 SCALE = 0.05
@@ -71,6 +84,7 @@ class Sample:
     decode_rows: float
     context: float
     adapters: float
+    passed_over: float
     seconds: float
     weight: float
 
@@ -118,8 +132,23 @@ class AdapterRun:
         prompts = per_s * seconds
         return Sample(
             self.model, slots, int(self.row["max_rank"]), prompts, prompts * prompt, prompts * prompt * prompt / 2,
-            running, running * (prompt + answer / 2), min(slots, used, running), seconds, 1.0,
+            running, running * (prompt + answer / 2), min(slots, used, running), self.passed_over, seconds, 1.0,
         )  # fmt: skip
+
+    @property
+    def passed_over(self) -> float:
+        """Waiting requests that find no slot, in an iteration."""
+        waiting = self.number("waiting_mean")
+        return waiting if waiting > 5 and self.number("slots") < self.number("adapters") else 0.0
+
+    @property
+    def steady(self) -> bool:
+        """Do its mean iterations say what an iteration costs? Not where adapters come and go with most requests, nor
+        where memory, not slots, makes most of them wait."""
+        if self.number("running_mean") <= 0:
+            return False
+        queues_for_slots = self.number("waiting_mean") > 1_000 and self.number("kv_use_mean") < 0.9
+        return queues_for_slots or self.number("slots") >= self.number("adapters")
 
     def arrivals(self, seed: int) -> Iterator[EngineRequest]:
         """As many as the rates give on average, at random times, for adapters by their rates."""
@@ -128,8 +157,10 @@ class AdapterRun:
         count = round(total * HORIZON_S)
         times = np.sort(rng.random(count)) * HORIZON_S
         owners = rng.choice(len(self.rates), count, p=np.array(self.rates) / total)
-        prompts = rng.gamma(PROMPT_SHAPE, PROMPT_TOKENS / PROMPT_SHAPE, count).clip(4, LONGEST_PROMPT)
-        answers = rng.gamma(ANSWER_SHAPE, ANSWER_TOKENS / ANSWER_SHAPE, count).clip(2, LONGEST_ANSWER)
+        first, second = rng.standard_normal((2, count))
+        second = CORRELATION * first + (1 - CORRELATION**2) ** 0.5 * second
+        prompts = gamma.ppf(norm.cdf(first), PROMPT_SHAPE, scale=PROMPT_TOKENS / PROMPT_SHAPE).clip(4, LONGEST_PROMPT)
+        answers = gamma.ppf(norm.cdf(second), ANSWER_SHAPE, scale=ANSWER_TOKENS / ANSWER_SHAPE).clip(2, LONGEST_ANSWER)
         for at_s, prompt, answer, owner in zip(times.tolist(), prompts, answers, owners.tolist(), strict=True):
             yield EngineRequest(at_s, int(prompt), int(answer), owner)
 
@@ -141,9 +172,9 @@ class Constants:
     base: Efficiency
     costs: Mapping[str, float]
 
-    def model(self, name: str, slots: object, max_rank: object) -> Roofline:
+    def model(self, name: str, slots: Any, max_rank: Any) -> Roofline:
         """With these slots: numbers, or arrays of them."""
-        costs = AdapterCosts(slots, max_rank, **self.costs)  # type: ignore[arg-type]
+        costs = AdapterCosts(slots, max_rank, **self.costs)
         return Roofline(accelerator(DEVICE), shape(name), self.base, adapters=costs)
 
 
@@ -176,38 +207,52 @@ def finished(run: AdapterRun, constants: Constants, seed: int = 0) -> Outcome:
 def runs(data: Path) -> list[AdapterRun]:
     """The hour-long runs that finished and whose log is its own."""
     path = find(RUNS, data)
-    known = rows(path) if path else ()
-    usable = (row for row in known if row["family"] in FAMILIES and row["status"] == "ok" and row["suspect"] != "1")
-    return [AdapterRun(row) for row in usable]
+    every = table(path, RUN_COLUMNS) if path else ()
+    usable = (row for row in every if row["family"] in FAMILIES and row["status"] == "ok" and row["suspect"] != "1")
+    return [AdapterRun(row) for row in usable if known(MODELS, row["model"], "model")]
 
 
 def probes(data: Path) -> list[Sample]:
     """Engine probes: decode steps with and without adapters, prompts without."""
     path = find(PROBES, data)
-    known = rows(path) if path else ()
-    usable = (row for row in known if row["status"] == "ok" and float(row["completed"] or 0) >= FEWEST_REQUESTS)
+    every = table(path, PROBE_COLUMNS) if path else ()
+    usable = (row for row in every if row["status"] == "ok" and float(row["completed"] or 0) >= FEWEST_REQUESTS)
     return [_probe(row) for row in usable if row["kind"] in PROBE_KINDS]
 
 
 def _probe(row: Mapping[str, str]) -> Sample:
-    prompt, answer, requests = (float(row[name]) for name in ("in_len", "out_len", "completed"))
+    requests = float(row["completed"])
+    prompt, answer = (float(row[name]) / requests for name in ("in_tokens", "out_tokens"))  # not the words asked for
     if row["kind"] == "base_prefill":
         prompts = BATCH_TOKENS / prompt
         seconds = float(row["duration_s"]) * prompts / requests
         tokens = prompts * prompt
-        return Sample(row["model"], 0, 0, prompts, tokens, tokens * prompt / 2, 0, 0, 0, seconds, PROBE_WEIGHT)
+        return Sample(row["model"], 0, 0, prompts, tokens, tokens * prompt / 2, 0, 0, 0, 0, seconds, PROBE_WEIGHT)
     running, slots = float(row["running_busy"]), int(row["slots"] or 0)
     adapters = float(row["adapters"] or 0)
     used = adapters * (1 - (1 - 1 / adapters) ** running) if adapters > 1 else adapters
     seconds, context = float(row["itl_p50_ms"]) / 1e3, running * (prompt + answer / 2)
     return Sample(
-        row["model"], slots, int(row["max_rank"] or 0), 0, 0, 0, running, context, used, seconds, PROBE_WEIGHT
+        row["model"], slots, int(row["max_rank"] or 0), 0, 0, 0, running, context, used, 0, seconds, PROBE_WEIGHT
     )
 
 
-def fit(samples: Sequence[Sample], start: Constants | None = None) -> Constants:
-    """The likeliest constants near those of the start."""
-    start = start or Constants(replace(efficiency("vllm"), prompt_token_us=PROMPT_TOKEN_US), ADAPTERS)
+def load_us(data: Path) -> dict[str, float]:
+    """By model: of an adapter from host memory to a slot, of all ranks the median."""
+    path, found = find(PROBES, data), defaultdict[str, list[float]](list)
+    for row in table(path, PROBE_COLUMNS) if path else ():
+        if row["kind"] == "load_ms":
+            found[row["model"]].append(1e3 * float(row["load_ms"]))
+    return {model: float(np.median(times)) for model, times in found.items()}
+
+
+def beginning(load_us: float) -> Constants:
+    """Where fits begin."""
+    return Constants(replace(efficiency("vllm"), prompt_token_us=PROMPT_TOKEN_US), {**ADAPTERS, "load_us": load_us})
+
+
+def fit(samples: Sequence[Sample], start: Constants) -> Constants:
+    """The likeliest constants near those of the start; what a load takes stays."""
     spreads = np.array([*BASE.values(), *(ADAPTER_SPREAD for _ in ADAPTERS)])
     groups = defaultdict[str, list[Sample]](list)
     for sample in samples:
@@ -219,7 +264,7 @@ def fit(samples: Sequence[Sample], start: Constants | None = None) -> Constants:
         factors = np.exp(shifts * spreads).tolist()
         base = {name: getattr(start.base, name) * factor for name, factor in zip(BASE, factors, strict=False)}
         costs = {n: start.costs[n] * factor for n, factor in zip(ADAPTERS, factors[len(BASE) :], strict=True)}
-        return Constants(replace(start.base, **base), costs)
+        return Constants(replace(start.base, **base), {**start.costs, **costs})
 
     def residuals(shifts: Array) -> Array:
         predicted = np.concatenate([_seconds(constants(shifts), name, group) for name, group in groups.items()])
@@ -236,9 +281,11 @@ def toml(constants: Constants, command: str, fitted_on: int) -> str:
 
 
 def _seconds(constants: Constants, model: str, group: Sequence[Sample]) -> Array:
-    names = ("prompts", "prompt_tokens", "pairs", "decode_rows", "context", "adapters", "slots", "max_rank")
-    *amounts, slots, ranks = (np.array([getattr(one, name) for one in group], float) for name in names)
-    return constants.model(model, slots, ranks).seconds_of(*amounts)
+    names = ("prompts", "prompt_tokens", "pairs", "decode_rows", "context", "adapters")
+    slots, ranks, passed_over, *amounts = (
+        np.array([getattr(one, name) for one in group], float) for name in ("slots", "max_rank", "passed_over", *names)
+    )
+    return constants.model(model, slots, ranks).seconds_of(*amounts, passed_over=passed_over)
 
 
 @dataclass(frozen=True)
@@ -304,12 +351,12 @@ def iterations(
 ) -> Iterator[Line]:
     """Mean iterations of all runs, not simulated: what the terms miss, and what fits of a model on itself reach."""
     for model in MODELS:
-        running = [run.sample() for run in known if run.model == model and run.number("running_mean") > 0]
+        running = [run.sample() for run in known if run.model == model and run.steady]
         probes_of = [one for one in probed if one.model == model]
         for how, constants in (
             ("fitted on the other model", other[model]),
             ("with probes of its own", own[model]),
-            ("fitted on its own runs", fit([*running, *probes_of])),
+            ("fitted on its own runs", fit([*running, *probes_of], own[model])),
         ):
             for what, samples in (("runs", running), ("probes of the base", [one for one in probes_of if one.base])):
                 case = f"adapters, iterations of {what}, {how}, {model}"
@@ -323,10 +370,11 @@ def iterations(
 def figures(origin: Origin, data: Path, constants_file: Path | None, every: int, jobs: int, bar: Bar) -> Iterator[Line]:
     """All lines, of both families, of every so many runs of FAMILIES; writes the shipped costs of adapters, of both
     models, if there is a file for them."""
-    known, probed = runs(data), probes(data)
+    known, probed, loads = runs(data), probes(data), load_us(data)
     if constants_file:
-        running = [run.sample() for run in known if run.number("running_mean") > 0]
-        constants_file.write_text(toml(fit([*running, *probed]), origin.command, len(running)), encoding="utf-8")
+        steady = [run.sample() for run in known if run.steady]
+        fitted = fit([*steady, *probed], beginning(float(np.mean([*loads.values()]))))
+        constants_file.write_text(toml(fitted, origin.command, len(steady)), encoding="utf-8")
     chosen = [
         run
         for family, step in FAMILIES.items()
@@ -334,9 +382,11 @@ def figures(origin: Origin, data: Path, constants_file: Path | None, every: int,
     ]
     other, own = dict[str, Constants](), dict[str, Constants]()
     for model in MODELS:
-        running = [run.sample() for run in known if run.model != model and run.number("running_mean") > 0]
-        other[model] = fit([*running, *(one for one in probed if one.model != model)])
-        own[model] = fit([one for one in probed if one.model == model], other[model])
+        (another,) = (one for one in MODELS if one != model)
+        steady = [run.sample() for run in known if run.model == another and run.steady]
+        other[model] = fit([*steady, *(one for one in probed if one.model == another)], beginning(loads[another]))
+        start = replace(other[model], costs={**other[model].costs, "load_us": loads[model]})
+        own[model] = fit([one for one in probed if one.model == model], start)
     yield from iterations(origin, known, probed, other, own)
     for how, constants in (("fitted on the other model", other), ("with probes of its own", own)):
         with bar(f"adapters, {how}", len(chosen)) as advanced, ProcessPoolExecutor(jobs) as pool:

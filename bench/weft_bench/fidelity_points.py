@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft_bench.data import known
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import architecture
 from weft_sim.performance.engine import EngineLimits, EngineSimulation, PromptBatching, serve
@@ -33,6 +34,10 @@ ARCHITECTURES = {
     "Llama-3.1-70B": "meta-llama/Llama-3.1-70B",
 }
 BATCHING = {"vllm": PromptBatching.CHUNKED, "trtllm": PromptBatching.WHOLE, "sglang": PromptBatching.PROMPTS_FIRST}
+COLUMNS: Sequence[str] = (
+    "id", "mode", "backend", "backend_version", "model_path", "system", "precision", "gemm_quant_mode", "tp_size",
+    "batch_size", "isl", "osl", "silicon_ttft_ms", "silicon_tpot_ms",
+)  # fmt: skip
 BATCH_TOKENS = 8192  # of all three engines, on devices of 80 GB and more
 MAX_SEQUENCES = 1024
 SEED = 0
@@ -101,13 +106,14 @@ def points(rows: Iterable[Mapping[str, str]]) -> list[Point]:
 
 
 def _point(row: Mapping[str, str]) -> Point:
+    known(BATCHING, row["backend"], "backend")
     clients = int(float(row["batch_size"]))
     return Point(
         name=row["id"],
         backend=row["backend"],
         version=row["backend_version"],
-        model=ARCHITECTURES[row["model_path"].split("/")[-1]],
-        hardware=HARDWARE[row["system"]],
+        model=known(ARCHITECTURES, row["model_path"].split("/")[-1], "model"),
+        hardware=known(HARDWARE, row["system"], "system"),
         dtype="fp8" if "fp8" in row["precision"] + row["gemm_quant_mode"] else "bf16",
         tensor_parallel=int(float(row["tp_size"])),
         clients=clients,

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from weft_bench.cpu_context import Bar
-from weft_bench.data import find, rows
+from weft_bench.data import find, table
 from weft_bench.fidelity_fit import Fitted, fit, ratios, toml
-from weft_bench.fidelity_points import Array, Point, play, points
+from weft_bench.fidelity_points import COLUMNS, Array, Point, play, points
 from weft_bench.lines import Line, Origin
 from weft_sim.performance.accelerator import accelerator
 from weft_sim.performance.architecture import architecture
@@ -66,7 +66,7 @@ def figures(origin: Origin, data: Path, constants: Path | None, bar: Bar) -> Ite
     path = find(FILE, data)
     if path is None:
         return
-    known = points(rows(path))
+    known = points(table(path, COLUMNS))
     usable = believable(known)
     folds = [("model", one.model) for one in known] + [("hardware", one.hardware) for one in known]
     folds = list(dict.fromkeys(folds))

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from weft_bench.cpu_context import Bar
-from weft_bench.data import rows
+from weft_bench.data import table
 from weft_bench.fidelity_fit import PRIORS
 from weft_bench.fidelity_points import Array
 from weft_bench.lines import Line, Origin
@@ -37,6 +37,14 @@ MODELS = {
 }
 RECORDED_KV = {("rtx4090", "llama31_8b"): 41_408.0}
 REPLICAS = {"qwen3_30b_a3b": 2}  # data parallel, requests in turn
+COLUMNS: Sequence[str] = (
+    "queued_s",
+    "first_token_s",
+    "last_token_s",
+    "input_toks",
+    "output_toks",
+    "shared_prefix_toks",
+)
 BATCH_TOKENS = 2_048
 PAGE = 16
 TARGET = 0.05
@@ -106,7 +114,7 @@ def runs(data: Path) -> list[VllmRun]:
     for path in sorted(data.glob(FILES)):
         name = NAME.match(path.name)
         if name and name["device"] in DEVICES and name["model"] in MODELS:
-            requests = sorted(rows(path), key=lambda row: float(row["queued_s"]))
+            requests = sorted(table(path, COLUMNS), key=lambda row: float(row["queued_s"]))
             found.append(VllmRun(name["device"], name["model"], int(name["ranks"] or 1), requests))
     return sorted(found, key=lambda run: not run.dense)
 

@@ -2,12 +2,14 @@
 
 One iteration after the other, at the step model's seconds. Iterations in which nothing begins, ends or arrives are
 jumped over: their time is their number times that of the middle one, exact where time is linear in the context.
-Requests are admitted first come, first served; one whose adapter finds no slot is passed by those that need none. KV is
+Requests are admitted first come, first served; one whose adapter finds no slot is passed by those that need none. An
+adapter that nobody uses any more keeps its slot until another one needs it, the least recently admitted first. KV is
 counted in tokens, half a page a sequence being waste. Where the next tokens find no memory, the youngest sequence is
 preempted, waits at the front, and is computed again.
 """
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,6 +61,9 @@ class EngineSimulation:
     _decoding: dict[int, EngineRequest] = field(default_factory=dict[int, EngineRequest])  # oldest first
     _ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # heap: iteration, key of _decoding
     _users: dict[int, int] = field(default_factory=dict[int, int])  # running requests by adapter
+    _in_slots: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])  # least recently admitted first
+    _loads: int = 0  # adapters that came to a slot for this iteration
+    _passed_over: int = 0  # waiting requests whose adapters found none
     _iteration: int = 0
     _key: int = 0
     _context: int = 0  # tokens of the decode rows
@@ -120,6 +125,7 @@ class EngineSimulation:
         """Prompts of this iteration, with how many of their tokens; new ones among them if `admits`."""
         found = list[tuple[EngineRequest, int]]()
         whole = self.limits.batching is PromptBatching.WHOLE
+        self._loads = self._passed_over = 0
         for request in self._prompts:
             size = min(request.to_compute - request.computed, budget)
             if size > 0:
@@ -129,6 +135,7 @@ class EngineSimulation:
         while admits and budget > 0 and self.running < self.limits.max_sequences:
             slots = self.limits.slots
             request = self.waiting.head(slots is None or len(self._users) < slots)
+            self._passed_over = self.waiting.ahead_of(request)
             if request is None:
                 break
             cached = min(request.cached_tokens, request.to_compute - 1)
@@ -152,8 +159,19 @@ class EngineSimulation:
         request.held = request.prompt_tokens + request.output_tokens if self.limits.reserve else cached
         self._held += request.held
         if request.adapter is not None:
+            self._bring(request.adapter)
             self._users[request.adapter] = self._users.get(request.adapter, 0) + 1
             self.waiting.resident(request.adapter)
+
+    def _bring(self, adapter: int) -> None:
+        """To a slot, unless it is in one."""
+        if adapter in self._in_slots:
+            self._in_slots.move_to_end(adapter)
+            return
+        if len(self._in_slots) == self.limits.slots:
+            del self._in_slots[next(other for other in self._in_slots if other not in self._users)]
+        self._in_slots[adapter] = None
+        self._loads += 1
 
     def _hold(self, request: EngineRequest, size: int) -> None:
         if not self.limits.reserve:
@@ -176,7 +194,7 @@ class EngineSimulation:
         tokens = sum(size for _, size in chunks)
         pairs = sum(size * request.computed + size * (size + 1) // 2 for request, size in chunks)
         context = self._context + rows if rows else 0
-        self._spend(StepShape(len(chunks), tokens, pairs, rows, context, len(self._users)), 1)
+        self._spend(self._shape(len(chunks), tokens, pairs, rows, context), 1)
         ended = self._after(1) if rows else []
         for request, size in chunks:
             request.computed += size
@@ -211,13 +229,16 @@ class EngineSimulation:
         if not self.limits.reserve:
             count = min(count, max(1, int((self.limits.kv_tokens - self.kv_used) // rows)))
         if count > 1 and next_arrival_s < inf:
-            one = self.model.seconds(StepShape(0, 0, 0, rows, self._context + rows, len(self._users)))
+            one = self.model.seconds(self._shape(0, 0, 0, rows, self._context + rows))
             count = max(1, min(count, ceil((next_arrival_s - self.now) / one)))
         if rows % 2 and count > 1 and count % 2 == 0:
             count -= 1  # so that the middle has a whole number of tokens
         middle = self._context + rows * (count + 1) // 2
-        self._spend(StepShape(0, 0, 0, rows, middle, len(self._users)), count)
+        self._spend(self._shape(0, 0, 0, rows, middle), count)
         return self._after(count)
+
+    def _shape(self, prompts: int, tokens: int, pairs: int, rows: int, context: int) -> StepShape:
+        return StepShape(prompts, tokens, pairs, rows, context, len(self._users), self._loads, self._passed_over)
 
     def _spend(self, shape: StepShape, count: int) -> None:
         seconds = self.model.seconds(shape)

@@ -1,6 +1,7 @@
 """Requests that wait, first come, first served, among those whose adapter may run."""
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -15,19 +16,19 @@ class AdapterFifo:
     _heads: list[tuple[int, int | None]] = field(default_factory=list)  # of every adapter; stale ones among them
     _open: list[tuple[int, int | None]] = field(default_factory=list)  # of those that need no slot
     _resident: set[int | None] = field(default_factory=lambda: {None})
+    _orders: list[int] = field(default_factory=list[int])  # of all, ascending
     _last: int = 0
     _first: int = 0
-    _length: int = 0
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._orders)
 
     def append(self, request: EngineRequest) -> None:
         """Behind all."""
         queue = self._by_adapter.setdefault(request.adapter, deque())
         self._last += 1
         queue.append((self._last, request))
-        self._length += 1
+        self._orders.append(self._last)
         if len(queue) == 1:
             self._announce(request.adapter)
 
@@ -35,7 +36,7 @@ class AdapterFifo:
         """Before all: it had begun."""
         self._first -= 1
         self._by_adapter.setdefault(request.adapter, deque()).appendleft((self._first, request))
-        self._length += 1
+        self._orders.insert(0, self._first)
         self._announce(request.adapter)
 
     def head(self, any_adapter: bool) -> EngineRequest | None:
@@ -49,12 +50,18 @@ class AdapterFifo:
             heapq.heappop(heap)
         return None
 
+    def ahead_of(self, request: EngineRequest | None) -> int:
+        """Requests before what `head` returned; all of them before None."""
+        if request is None:
+            return len(self._orders)
+        return bisect_left(self._orders, self._by_adapter[request.adapter][0][0])
+
     def remove(self, request: EngineRequest) -> None:
         """Take what `head` returned."""
         queue = self._by_adapter[request.adapter]
-        _, first = queue.popleft()
+        order, first = queue.popleft()
         assert first is request
-        self._length -= 1
+        del self._orders[bisect_left(self._orders, order)]
         if queue:
             self._announce(request.adapter)
 

@@ -55,17 +55,22 @@ class AdapterCosts:
     """What adapters of low rank add to a layer, when `slots` of `max_rank` are reserved, in microseconds.
 
     Grids run over all slots, whether one is in use or not, and over the tokens of the batch; those of prompts outside
-    of captured graphs. Each adapter of the batch is read (`adapter_bandwidth`: share of the device's).
+    of captured graphs. Each adapter of the batch is read (`adapter_bandwidth`: share of the device's). The step stands
+    still while an adapter comes from host memory to a slot, and while the scheduler passes over waiting requests whose
+    adapters find none. `slots` and `max_rank` may be arrays, as amounts of steps may.
     """
 
-    slots: int
-    max_rank: int
+    slots: Any
+    max_rank: Any
     present_us: float  # of a batch with any adapter
     slot_us: float  # each slot
     slot_row_us: float  # each slot and decode row
     slot_prompt_us: float  # each slot and prompt token
+    prompt_us: float  # each prompt token of a batch with any adapter
     adapter_us: float  # each adapter of the batch
     adapter_bandwidth: float
+    load_us: float  # each adapter that is brought to a slot
+    passed_us: float  # each waiting request that is passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +97,17 @@ class Roofline:
                 step.decode_rows,
                 step.context_tokens,
                 step.adapters,
+                step.loads,
+                step.passed_over,
             )
         )
 
     def seconds_of(
-        self, prompts: Any, prompt_tokens: Any, prompt_pairs: Any, rows: Any, context: Any, adapters: Any = 0
-    ) -> Any:
+        self, prompts: Any, prompt_tokens: Any, prompt_pairs: Any, rows: Any, context: Any, adapters: Any = 0,
+        loads: Any = 0, passed_over: Any = 0,
+    ) -> Any:  # fmt: skip
         """Seconds of iterations with these amounts, numbers or arrays; none of them may be without tokens."""
-        a, e = self.architecture, self.efficiency
+        a, e, c = self.architecture, self.efficiency, self.adapters
         tokens = prompt_tokens + rows
         layer = (
             self.products(tokens)
@@ -110,7 +118,10 @@ class Roofline:
         )
         head = self.product(prompts + rows, a.vocab / self.tensor_parallel, a.hidden, "bf16")
         fixed = (e.step_us + e.row_us * rows + e.prompt_us * prompts + e.prompt_token_us * prompt_tokens) * US
-        return a.layers * (layer + self.lora(prompt_tokens, rows, adapters)) + head + fixed
+        if c is None:
+            return a.layers * layer + head + fixed
+        still = (c.load_us * loads + c.passed_us * passed_over) * US
+        return a.layers * (layer + self.lora(c, prompt_tokens, rows, adapters)) + head + fixed + still
 
     def products(self, tokens: Any) -> Any:
         """The matrices of one layer on one rank: q, k, v together; o; gate and up together; down."""
@@ -158,13 +169,10 @@ class Roofline:
         n_bytes = 2 * tokens * self.architecture.hidden * 2 * (ranks - 1) / ranks
         return 2 * (e.reduce_us * US + n_bytes / (self.accelerator.link_bytes_per_s * e.reduce_bandwidth))
 
-    def lora(self, prompt_tokens: Any, rows: Any, adapters: Any) -> Any:
+    def lora(self, c: AdapterCosts, prompt_tokens: Any, rows: Any, adapters: Any) -> Any:
         """What the adapters of a step add to one layer."""
-        c = self.adapters
-        if c is None:
-            return 0.0
         n_bytes = adapters * c.max_rank * 2 * self.architecture.lora_width / self.tensor_parallel
         grids = c.slots * (c.slot_us + c.slot_row_us * rows + c.slot_prompt_us * prompt_tokens)
         present = adapters / (adapters + 1e-9)
-        added = present * (c.present_us + grids) + c.adapter_us * adapters
+        added = present * (c.present_us + grids + c.prompt_us * prompt_tokens) + c.adapter_us * adapters
         return added * US + n_bytes / (self.accelerator.bytes_per_s * c.adapter_bandwidth)

@@ -9,7 +9,8 @@ class StepShape:
     """The batch of one iteration, in amounts that decide its time.
 
     `prompt_tokens` are computed in this iteration, `prompt_pairs` is the sum over them of the tokens that each attends
-    to, `context_tokens` the sum over decode rows of the tokens that each attends to, `adapters` the distinct adapters.
+    to, `context_tokens` the sum over decode rows of the tokens that each attends to, `adapters` the distinct adapters,
+    `loads` those of them that are brought to a slot first, `passed_over` the waiting requests that find none.
     """
 
     prompts: int = 0
@@ -18,6 +19,8 @@ class StepShape:
     decode_rows: int = 0
     context_tokens: int = 0
     adapters: int = 0
+    loads: int = 0
+    passed_over: int = 0
 
 
 class PerformanceModel(Protocol):

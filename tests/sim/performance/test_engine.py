@@ -94,6 +94,23 @@ def test_an_adapter_without_a_slot_is_passed_by_those_that_have_one() -> None:
     assert first < same < (requests[0].last_s or 0) < other
 
 
+def test_an_adapter_is_loaded_again_once_another_one_has_had_its_slot() -> None:
+    seen = list[StepShape]()
+    engine = EngineSimulation(Linear(), replace(LIMITS, slots=1), lambda step, *_: seen.append(step))
+    serve(engine, [EngineRequest(float(at_s), 10, 2, adapter) for at_s, adapter in enumerate((0, 0, 1, 0))])
+    assert [step.loads for step in seen if step.prompts] == [1, 0, 1, 1]
+
+
+def test_requests_without_a_slot_are_passed_over_in_every_iteration() -> None:
+    seen = list[StepShape]()
+    engine = EngineSimulation(Linear(), replace(LIMITS, slots=1), lambda step, *_: seen.append(step))
+    first, second, third = (EngineRequest(0.0, 10, 3, adapter) for adapter in (0, 1, 1))
+    served = serve(engine, [first, second, third, EngineRequest(0.0, 10, 2, 0)])
+    assert [step.passed_over for step in seen][:2] == [2, 2]
+    assert seen[-1].passed_over == 0
+    assert served[-1].adapter == 1
+
+
 @pytest.mark.parametrize(("batching", "rows"), [(PromptBatching.PROMPTS_FIRST, 0), (PromptBatching.CHUNKED, 1)])
 def test_prompts_first_stop_decode_rows_and_chunked_ones_do_not(batching: PromptBatching, rows: int) -> None:
     seen = list[StepShape]()

@@ -14,9 +14,19 @@ from weft_sim.performance.roofline import AdapterCosts, Roofline
 from weft_sim.performance.step import StepShape
 
 COSTS = AdapterCosts(
-    16, 16, present_us=90, slot_us=1, slot_row_us=0.002, slot_prompt_us=0.008, adapter_us=9, adapter_bandwidth=0.3
+    16, 16, present_us=90, slot_us=1, slot_row_us=0.002, slot_prompt_us=0.008, prompt_us=1, adapter_us=9,
+    adapter_bandwidth=0.3, load_us=7_000, passed_us=0.5,
+)  # fmt: skip
+AMOUNTS = (
+    "prompts",
+    "prompt_tokens",
+    "prompt_pairs",
+    "decode_rows",
+    "context_tokens",
+    "adapters",
+    "loads",
+    "passed_over",
 )
-AMOUNTS = ("prompts", "prompt_tokens", "prompt_pairs", "decode_rows", "context_tokens", "adapters")
 MODELS = st.builds(
     Roofline,
     st.sampled_from(list(ACCELERATORS.values())),
@@ -49,7 +59,7 @@ def test_a_step_without_tokens_takes_no_time(model: Roofline) -> None:
 
 def test_arrays_cost_what_their_numbers_do() -> None:
     model = Roofline(accelerator("H100"), architecture("Qwen/Qwen3-32B"), efficiency("vllm"), 2, adapters=COSTS)
-    steps = [StepShape(1, 100, 5_050, 7, 900, 3), StepShape(0, 0, 0, 64, 64_000, 0), StepShape(2, 8_000, 10**7)]
+    steps = [StepShape(1, 100, 5_050, 7, 900, 3, 1, 500), StepShape(0, 0, 0, 64, 64_000, 0), StepShape(2, 8_000, 10**7)]
     table = np.array([[getattr(step, name) for name in AMOUNTS] for step in steps], float)
     assert model.seconds_of(*table.T) == pytest.approx([model.seconds(step) for step in steps], rel=1e-9)
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from weft_bench.fidelity_adapters import ADAPTERS, AdapterRun, Constants, Outcome, Predicted, Sample, finished, fit
+from weft_bench.fidelity_adapters import AdapterRun, Constants, Outcome, Predicted, Sample, beginning, finished, fit
 from weft_bench.lines import Origin
-from weft_sim.performance.models import efficiency
 
 MODEL = "llama-3.1-8b-instruct"
-CONSTANTS = Constants(replace(efficiency("vllm"), prompt_token_us=20.0), ADAPTERS)
+CONSTANTS = beginning(load_us=5_000.0)
 ROW = {
     "model": MODEL, "family": "varied_1h", "adapters": "6", "slots": "4", "max_rank": "16", "ranks": "8 16",
     "rate_counts": "0.05x4 0.2x2", "rates_req_s": "0.05 0.2", "offered_req_s": "0.6", "req_s": "0.6",
@@ -41,18 +40,25 @@ def test_a_mean_iteration_has_the_adapters_that_run() -> None:
     assert run(waiting_mean="50", running_mean="90").sample().adapters == 4  # nor than slots
 
 
+def test_requests_are_passed_over_where_they_wait_for_a_slot() -> None:
+    assert run(waiting_mean="5000").sample().passed_over == 5_000
+    assert run(waiting_mean="5000", slots="6").sample().passed_over == 0
+    assert [run(slots=slots).steady for slots in ("4", "6")] == [False, True]
+
+
 def test_a_fit_finds_the_constants_that_made_its_samples() -> None:
     true = Constants(
-        replace(CONSTANTS.base, row_us=CONSTANTS.base.row_us * 0.5), {**ADAPTERS, "adapter_us": 10.0, "slot_us": 2.0}
+        replace(CONSTANTS.base, row_us=CONSTANTS.base.row_us * 0.5),
+        {**CONSTANTS.costs, "adapter_us": 10.0, "slot_us": 2.0},
     )
 
     def sample(slots: int, adapters: float, rows: float) -> Sample:
         amounts = (0.1, 20.0, 2_000.0, rows, rows * 250, adapters)
         seconds = true.model(MODEL, slots, 16).seconds_of(*amounts)
-        return Sample(MODEL, slots, 16, *amounts, seconds, 1.0)
+        return Sample(MODEL, slots, 16, *amounts, 0.0, seconds, 1.0)
 
     samples = [sample(slots, min(slots, rows) / 2, rows) for slots in (0, 8, 64, 256) for rows in (1, 16, 128, 512)]
-    found = fit(samples)
+    found = fit(samples, CONSTANTS)
     for one in samples:
         amounts = (one.prompts, one.prompt_tokens, one.pairs, one.decode_rows, one.context, one.adapters)
         assert found.model(MODEL, one.slots, 16).seconds_of(*amounts) == pytest.approx(one.seconds, rel=0.03)

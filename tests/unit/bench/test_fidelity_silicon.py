@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from weft_bench.data import rows
+from weft_bench.data import rows, table
+from weft_bench.errors import BadData
 from weft_bench.fidelity_fit import PRIORS, fit, toml
-from weft_bench.fidelity_points import Point, Protocol, limits, play, points
+from weft_bench.fidelity_points import COLUMNS, Point, Protocol, limits, play, points
 from weft_bench.fidelity_silicon import FILE, believable
 from weft_sim.performance.models import efficiency
 from weft_sim.performance.roofline import Efficiency
@@ -33,6 +34,16 @@ def test_points_without_a_number_of_clients_are_not_fitted_on() -> None:
     impossible = replace(POINT, version="2", clients=512, tpot_s=0.001)
     unknown = replace(POINT, name="x_4000x1000_c_tp2", version="3")
     assert believable([POINT, impossible, unknown]) == [POINT]
+
+
+def test_a_data_set_without_a_column_or_with_an_unknown_model_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("id,mode,backend\na,agg,vllm\n")
+    with pytest.raises(BadData, match="lacks backend_version, model_path"):
+        table(path, COLUMNS)
+    row = dict.fromkeys(COLUMNS, "1") | {"mode": "agg", "backend": "vllm", "model_path": "org/other"}
+    with pytest.raises(BadData, match="model 'other' is unknown; there are: Qwen3-32B"):
+        points([row])
 
 
 @pytest.mark.skipif(not DATA, reason="no data sets")
