@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from weft.domain.routes import RegistryChange
+from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.shells import RunnerShell
 from weft_sim.simulate import PoolDescription, deployment_of, simulate
@@ -38,3 +39,49 @@ def test_a_scale_in_moves_answers_with_their_kv(phases: str, left: int) -> None:
     expected = len(arrivals) if phases == "split" else 0  # by hand-overs
     assert sum(machine.pool.kv.received for machine in machines) >= expected + 2
     assert all(machine.pool.kv.lost == 0 for machine in machines)
+
+
+@pytest.mark.parametrize(("gib_per_s", "least_s", "most_s"), [(1.0, 0.0, 2.0), (1e-4, 10.0, 20.0)])
+def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
+    gib_per_s: float, least_s: float, most_s: float
+) -> None:
+    """Eight runners, of which three are needed: those that run answers are idle within a second, or at their ends."""
+    pool = PoolDescription(
+        runners=8, adapters=4, adapter_mib=0.1, page_kib=16.0, phases="split", cpu=False, best_batch=16, min_token=2,
+        prefill_tokens_per_s=2000.0, max_sequences=64, total_pages=8192,
+    )  # fmt: skip
+    deployment = deployment_of(pool)
+    plans = [
+        replace(plan, spec=replace(plan.spec, kv_bytes_per_s=gib_per_s * (1 << 30))) for plan in deployment.runners
+    ]
+    deployment = replace(deployment, runners=tuple(plans))
+    (declared,) = deployment.pools
+    fewer = RegistryChange(False, (replace(declared, min_runners=3, max_runners=3),))
+    named, idle, answers = list[float](), dict[str, float](), list[int]()
+
+    def attach(world: World) -> None:
+        registry = world.processes["registry"]
+        world.clock.after(40.0, Rank.ARRIVAL, registry.post, fewer)
+
+        def look() -> None:
+            machine = world.scheduler.machine
+            assert isinstance(machine, Scheduler)
+            found = machine.state.pools[declared.name]
+            working = {uuid: found.runners[uuid].working_set for uuid in found.autoscaler.victims}
+            if working and not named:
+                named.append(world.clock.now)
+                answers.append(sum(working.values()))
+            for uuid in working:
+                if not working[uuid]:
+                    idle.setdefault(uuid, world.clock.now)
+            if len(idle) < 5:
+                world.clock.after(0.1, Rank.WORK, look)
+
+        world.clock.after(39.0, Rank.WORK, look)
+
+    arrivals = [TraceArrival(0.5 * number, 800, 600) for number in range(76)]
+    figures = simulate(pool, arrivals, check=True, deployment=deployment, attach=attach).figures
+    assert len(figures.served) == len(arrivals)
+    last_s = max(idle.values()) - named[0]
+    print(f"{answers[0]} answers, the last runner is idle after {last_s:.1f} s")
+    assert least_s <= last_s <= most_s

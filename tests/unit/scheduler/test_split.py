@@ -8,7 +8,7 @@ import pytest
 from harness.scheduler_driver import POOL, Driver, sequence
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.machine import Send
-from weft.domain.request import Assign, FailReason, Reject, RejectReason, RunnerGone, Started, Submit
+from weft.domain.request import Assign, Cancel, FailReason, Preempt, Reject, RejectReason, RunnerGone, Started, Submit
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, PoolStatus
 from weft.domain.runner import OrderedRunner, RunnerRole
 from weft_scheduler.core.effects import Effect, KvHandOff
@@ -148,6 +148,36 @@ def test_a_failure_of_either_ends_both(split: Driver, picked: Pick) -> None:
     assert split.record("a").role is RunnerRole.MIXED, "the only one that is left does both"
     (again,) = picked(split.failed("r", FailReason.SESSION_LOST) + split.wait(4), Assign)
     assert (again.runner.uuid, again.token_runner) == ("a", None)
+
+
+@pytest.mark.parametrize("handed_off", [False, True])
+def test_a_request_that_is_cancelled_leaves_both_runners(split: Driver, handed_off: bool) -> None:
+    split.place("r", prompt_tokens=64)
+    started(split, "r", handed_off=handed_off)
+    split.gateway_sends(Cancel("r"))
+    for uuid in "ab":
+        assert (split.record(uuid).owned, split.record(uuid).unacked, split.record(uuid).pending_prompt_tokens) == (
+            set(), {}, 0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("runner", "reserved"), [("a", 40), ("b", 80)])
+def test_a_victim_of_either_runner_leaves_both_and_the_token_runners_reservation_counts(
+    split: Driver, picked: Pick, runner: str, reserved: int
+) -> None:
+    split.place("r", prompt_tokens=64, p90_tokens=40)
+    (preempt,) = picked(split.preempt(runner, "r", 80), Preempt)
+    assert preempt.request_id == "r"
+    (again,) = picked(split.failed("r", FailReason.PREEMPTED), Assign)
+    assert again.token_runner is not None, "it is split again"
+    assert again.reservation_tokens == reserved
+
+
+def test_after_the_hand_over_the_prompt_runner_has_no_victim_of_it(split: Driver, picked: Pick) -> None:
+    split.place("r", prompt_tokens=64)
+    started(split, "r", handed_off=True)
+    assert not picked(split.preempt("a", "r", 80), Preempt)
+    assert picked(split.preempt("b", "r", 80), Preempt)
 
 
 def test_whose_kv_was_lost_runs_on_one_runner_from_then_on(split: Driver, picked: Pick) -> None:

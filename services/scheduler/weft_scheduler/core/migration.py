@@ -19,6 +19,7 @@ from weft_scheduler.core.timers import Timer, TimerKind
 
 ROUND_S = 0.25  # between two rounds
 MIGRATIONS = 4  # of a source in a round: their KV shares its network
+MAX_KV_MIGRATIONS = 8  # of a request: a stream that pauses for the system's own reasons does so rarely
 LEAST_S = 1.0  # a sequence that is expected to end sooner ends where it is
 
 
@@ -63,7 +64,7 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
     if placement is None or placement.token is not None or request.phase is not Phase.RUNNING or source is None:
         return False
     known = source.confirmed and source.includes(request.id, request.epoch) and in_kv >= request.prompt_tokens
-    if not known or not source.shape.kv_layout or request.migrations >= pool.declared.max_migrations // 2:
+    if not known or not source.shape.kv_layout or request.kv_migrations >= MAX_KV_MIGRATIONS:
         return False
     emitted = request.emitted_with(in_kv)
     target = _target(state, pool, request, source, emitted)
@@ -73,7 +74,7 @@ def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reas
     if not transfer_is_cheaper(target.spec, in_kv, min(rates)):
         return False
     request.emitted(emitted)
-    request.migrated()
+    request.migrated_with_kv()
     migrate(state, pool, request, target)
     state.emit(KvMigration(request.id, pool.name, target.id, reason))
     return True

@@ -76,6 +76,7 @@ class Request:
     quantiles: tuple[tuple[float, int], ...] = ()  # of its answer: (level, tokens)
     migrations: int = 0
     consolidations: int = 0  # migrations that consolidation ordered: they count for no failure
+    kv_migrations: int = 0  # those that took the KV along: neither do they
     reserved_until: int = 0
     by_page: bool = False  # it reserves nothing ahead
     forecast: UseForecast | None = None  # of its memory, where admission is pooled
@@ -328,6 +329,10 @@ class Request:
     def migrated(self) -> None:
         """One more of its bounded migrations."""
         self.migrations += 1
+
+    def migrated_with_kv(self) -> None:
+        """One more of its bounded migrations with its KV."""
+        self.kv_migrations += 1
 
     def consolidated(self) -> None:
         """One more of its bounded migrations by consolidation."""
