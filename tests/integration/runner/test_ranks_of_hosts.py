@@ -30,8 +30,10 @@ from harness.small_runner import Depot
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, steps_of
 from harness.waiting import PATIENCE_S, wait_until
 from weft.wire.tls import Tls
+from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
+from weft_runner.model.step import StepInput, StepRow
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.hosts import connect
 from weft_runner.parallel.ipc import ChannelLost
@@ -257,6 +259,19 @@ def test_a_message_that_is_not_data_is_not_unpickled(message: object) -> None:
     one.send(message)
     with pytest.raises(ChannelLost, match="which no rank sends"):
         other.receive()
+    for end in (one, other):
+        end.close()
+
+
+def test_a_step_that_ran_here_before_is_sent_without_its_arrays() -> None:
+    """As the profile of a runner sends it, step by step the same one."""
+    one, other = (TcpChannel(end) for end in tcp_pair())
+    step = StepInput([1, 2], (StepRow(0, 2, 0, (3,), samples=True),), SegmentPlan(2, ()))
+    arrays = step.arrays
+    one.send(("run", step))
+    name, received = other.receive()
+    assert (name, received) == ("run", step)
+    assert received.arrays.pages.tolist() == arrays.pages.tolist()
     for end in (one, other):
         end.close()
 

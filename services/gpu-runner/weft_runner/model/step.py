@@ -56,6 +56,10 @@ class StepInput:
     plan: SegmentPlan
     _arrays: StepArrays | None = field(default=None, init=False, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[type["StepInput"], tuple[object, ...]]:
+        """Sent to another rank without its arrays, which that one makes anew."""
+        return StepInput, (self.tokens, self.rows, self.plan)
+
     def advance(self, tokens: Sequence[int], positions: list[int]) -> None:
         """The next iteration of the same decode rows: one token each, at these positions."""
         self.tokens = tokens
