@@ -1,8 +1,9 @@
 """What a pool owns in a cluster, as complete intents for server-side apply.
 
-A Deployment for each runner group; for the whole pool a headless Service (runners by name), a PodDisruptionBudget (a
-drained node takes one runner at a time) and a ServiceAccount without rights and without a token. All carry the pool as
-their owner: with it they go.
+A Deployment for each runner group, or, where a runner has several pods, a StatefulSet for each runner: its pods have
+stable names, come at once and go at once. For the whole pool a headless Service (runners by name), a
+PodDisruptionBudget (a drained node takes one runner at a time) and a ServiceAccount without rights and without a token.
+All carry the pool as their owner: with it they go.
 """
 
 import hashlib
@@ -20,27 +21,59 @@ Json = dict[str, Any]
 
 MANAGER = "weft-operator"  # the field manager, and who the labels say manages it
 POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
+RUNNER_LABEL, INDEX_LABEL = "serving.weft.dev/runner", "serving.weft.dev/runner-index"
+RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods has of its own
 COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "runner"
 NAME_MAX = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
-SHARED = "runners"
+SHARED, RANKS = "runners", "ranks"
 
 
 def children(pool: Pool, launch: Launch, site: Site, sizes: Mapping[str, int]) -> list[Child]:
     """Everything that the pool owns. `sizes`: runners of each group, by its name."""
     meta = pool.meta
     shared = child_name(meta.ref.name, SHARED)
-    deployments = [_deployment(pool, group, launch, site, sizes[group.name]) for group in pool.groups]
+    if pool.pods_per_runner > 1:
+        own = [_child(meta, "v1", "Service", child_name(meta.ref.name, RANKS), {}, {"spec": _ranks_service(meta.ref)})]
+    else:
+        own = [_deployment(pool, group, launch, site, sizes[group.name]) for group in pool.groups]
     return [
         _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
         _child(meta, "v1", "Service", shared, {}, {"spec": _service(meta.ref)}),
         _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(meta.ref)}),
-        *deployments,
+        *own,
     ]
 
 
+def runner_children(pool: Pool, group: Group, launch: Launch, site: Site, index: int) -> list[Child]:
+    """What runner `index` of a group has of its own, where it has several pods."""
+    meta, ref = pool.meta, pool.meta.ref
+    name = child_name(ref.name, f"{group.name}-{index}")
+    selecting = {**_selecting(ref), GROUP_LABEL: group.name, RUNNER_LABEL: name}
+    own = {GROUP_LABEL: group.name, RUNNER_LABEL: name, INDEX_LABEL: str(index)}
+    service = child_name(ref.name, RANKS)
+    template = pod_template(
+        group, replace(launch, phase=group.phase), site, labels={**_labels(ref), **own},
+        account=child_name(ref.name, SHARED), drain_s=pool.drain_s, leader=f"{name}-0.{service}.{ref.namespace}.svc",
+    )  # fmt: skip
+    spec = {
+        "serviceName": service,
+        "replicas": pool.pods_per_runner,
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},  # one pod alone is no runner: the whole set is replaced
+        "revisionHistoryLimit": 2,
+        "selector": {"matchLabels": selecting},
+        "template": template,
+    }
+    children = [_child(meta, "apps/v1", "StatefulSet", name, own, {"spec": spec})]
+    if site.network_policies:  # without others it would cut the pods off
+        policy = {"spec": _ranks_policy(selecting)}
+        children.append(_child(meta, "networking.k8s.io/v1", "NetworkPolicy", name, own, policy))
+    return children
+
+
 def child_names(pool: Pool) -> set[str]:
-    """Of everything that the pool owns."""
-    return {child_name(pool.meta.ref.name, part) for part in (SHARED, *(group.name for group in pool.groups))}
+    """Of everything that the pool owns, but for what runners of several pods have of their own (RUNNER_KINDS)."""
+    return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
 
 
 def child_name(pool: str, part: str) -> str:
@@ -89,6 +122,22 @@ def _service(pool: Ref) -> Json:
         "clusterIP": "None",
         "selector": _selecting(pool),
         "ports": [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports],
+    }
+
+
+def _ranks_service(pool: Ref) -> Json:
+    """Names for pods: ranks look for the first one before it is ready."""
+    return {"clusterIP": "None", "selector": _selecting(pool), "publishNotReadyAddresses": True}
+
+
+def _ranks_policy(selecting: Mapping[str, str]) -> Json:
+    """Pods of one runner reach each other at any port, which is where tensors go; beside what runners may anyway."""
+    peers = [{"podSelector": {"matchLabels": dict(selecting)}}]
+    return {
+        "podSelector": {"matchLabels": dict(selecting)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": peers}],
+        "egress": [{"to": peers}],
     }
 
 

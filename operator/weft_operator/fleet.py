@@ -5,15 +5,27 @@ what the pool owns: the cluster's own controllers do the rest. Either way the sc
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from weft_operator import capacity
 from weft_operator.actions import Action, ApplyChild, DeleteChild, EnsureRunner, MarkPod, RemoveRunner, ScaleChild
 from weft_operator.capacity import ANSWER_S, Bounds, Runner
-from weft_operator.children import GROUP_LABEL, children
+from weft_operator.children import GROUP_LABEL, INDEX_LABEL, RUNNER_KINDS, children, runner_children
 from weft_operator.intent import fulfils, intent_of
-from weft_operator.observe import Child, ChildKey, Launch, Observed, Pod, Refused, RunnerProcess
+from weft_operator.observe import (
+    Child,
+    ChildKey,
+    Launch,
+    Observed,
+    Pod,
+    PoolReport,
+    Refused,
+    RunnerProcess,
+    RunnerState,
+    runner_pods,
+)
 from weft_operator.resources import Group, Object, Pool, Ref
 from weft_operator.site import Site
 
@@ -72,17 +84,21 @@ def plan_children(
 ) -> list[Action]:
     """Runners as pods: marks on those that go, then everything that the pool owns and that is not as it should be."""
     ref, live = pool.meta.ref, observed.children.get(pool.meta.ref, {})
+    own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
     present, report = _live_sizes(live), observed.pool_reports.get(str(ref))
     sizes = capacity.sizes(pool, wanted, report, bounds, present)
-    orders: list[Action] = []
-    for group, size in sizes.items():
-        if size < present.get(group, 0):
-            sizes[group], more = _shrink(pool, group, present[group], size, bounds, observed, now, waited=waited)
-            orders += more
-    if capacity.counts_apart(pool):
-        sizes = capacity.one_for_one(sizes, present, wanted)
-    wishes = children(pool, capacity.launch(pool, digest), site, sizes)
-    own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
+    launch, orders, kept = capacity.launch(pool, digest), list[Action](), set[ChildKey]()
+    if pool.pods_per_runner > 1:
+        sets, kept = _plan_sets(pool, launch, sizes, bounds, observed, site, own, waited=waited)
+        wishes = children(pool, launch, site, sizes) + sets
+    else:
+        for group, size in sizes.items():
+            if size < present.get(group, 0):
+                sizes[group], more = _shrink(pool, group, present[group], size, bounds, observed, now, waited=waited)
+                orders += more
+        if capacity.counts_apart(pool):
+            sizes = capacity.one_for_one(sizes, present, wanted)
+        wishes = children(pool, launch, site, sizes)
     free = [child for child in wishes if child.key in own or child.key not in live]
     refused = observed.refused.get(ref, {})
     free = [child for child in free if not _is_refused(child, refused.get(child.key), now)]
@@ -94,7 +110,9 @@ def plan_children(
         if size < _replicas(own[key])
     ]
     # What a pool of the same name has left behind goes; in its place ours comes once it is gone.
-    return orders + _deletions(ref, live, keep={child.key for child in wishes if child.key in own} | sizes_left.keys())
+    return orders + _deletions(
+        ref, live, keep={child.key for child in wishes if child.key in own} | kept | sizes_left.keys()
+    )
 
 
 def plan_no_runners(ref: Ref, observed: Observed) -> list[Action]:
@@ -146,6 +164,77 @@ def _shrink(
         if observed.marks.get(pods[name].uid, (None, now))[0] != cost
     ]
     return (present, orders) if unseen else (left, [])
+
+
+def _plan_sets(
+    pool: Pool, launch: Launch, sizes: Mapping[str, int], bounds: Bounds, observed: Observed, site: Site,
+    own: Mapping[ChildKey, Object], *, waited: bool,
+) -> tuple[list[Child], set[ChildKey]]:  # fmt: skip
+    """Runners of several pods: what those that should be there own, and what is kept as it is. Anything else goes.
+
+    A runner whose launch is another one goes as a whole, one at a time; then another one comes. Runners of groups that
+    the pool no longer names go one for each that is ready in a group that it names.
+    """
+    sets = {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
+    report = observed.pool_reports.get(str(pool.meta.ref))
+    pods = [pod for pod in runner_pods(observed.pods.get(pool.meta.ref, {}).values()) if pod.runner]
+    states: dict[str, RunnerState] = {pod.runner: pod.state for pod in pods}
+    ready = {key.name: _group(obj) for key, obj in sorted(sets.items()) if states.get(key.name) == "Ready"}
+    retired = [name for name, group in ready.items() if group not in sizes]
+    room = max(0, sum(sizes.values()) - 1 - (len(ready) - len(retired)))
+    kept, wishes = _of_runners(retired[:room], own), list[Child]()
+    for group in pool.groups:
+        live = {_index(obj): obj for obj in sets.values() if _group(obj) == group.name}
+        parts = {index: runner_children(pool, group, launch, site, index) for index in live}
+        present = {index: _as_process(obj, parts[index][0], launch, states) for index, obj in live.items()}
+        together = capacity.counted_together(pool, group.name)
+        others = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
+        gone, new = _changes(present, launch, sizes[group.name], report, bounds, others, waited=waited)
+        for index in sorted(capacity.staying(present).keys() - gone):
+            if present[index].launch == launch:
+                wishes += parts[index]
+            else:
+                kept |= _of_runners([live[index]["metadata"]["name"]], own)
+        wishes += [part for index in new for part in runner_children(pool, group, launch, site, index)]
+    # While pods end, they reach each other.
+    return wishes, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
+
+
+def _changes(
+    present: Mapping[int, RunnerProcess], launch: Launch, size: int, report: PoolReport | None, bounds: Bounds,
+    others: set[str], *, waited: bool,
+) -> tuple[set[int], list[int]]:  # fmt: skip
+    """Of a group's runners of several pods: which go now, and which come. `others`: of groups counted together."""
+    names = {runner.name: index for index, runner in capacity.staying(present).items()}
+    runners = [Runner(name, present[index].state == "Ready") for name, index in names.items()]
+    elsewhere = len(others.intersection(report.victims)) if report else 0
+    going = capacity.leaving(runners, size, report, bounds, waited=waited, elsewhere=elsewhere)
+    if going is None or going:
+        return {names[runner.name] for runner in going or ()}, []
+    started = capacity.to_start(lambda _: launch, size, present)
+    return {index for index in started if index in present}, [index for index in started if index not in present]
+
+
+def _as_process(live: Object, wish: Child, launch: Launch, states: Mapping[str, RunnerState]) -> RunnerProcess:
+    """A runner of several pods as one: of another launch if it was made by another wish."""
+    name = live["metadata"]["name"]
+    state: RunnerState = states.get(name, "Starting")
+    if _is_deleting(live):
+        state = "Leaving"
+    elif state == "Leaving":
+        state = "Starting"  # its pods are replaced
+    same = intent_of(live) == intent_of(wish.manifest)
+    return RunnerProcess(launch if same else replace(launch, base_digest=""), state, name=f"{name}-0")
+
+
+def _index(obj: Object) -> int:
+    """Of a runner of several pods in its group."""
+    return int((obj["metadata"].get("labels") or {}).get(INDEX_LABEL, 0))
+
+
+def _of_runners(names: Sequence[str], own: Mapping[ChildKey, Object]) -> set[ChildKey]:
+    """What these runners of several pods own."""
+    return {key for key in own if key.kind in RUNNER_KINDS and key.name in names}
 
 
 def _retiring(pool: Pool, own: Mapping[ChildKey, Object], wanted: int, observed: Observed) -> dict[ChildKey, int]:
@@ -208,10 +297,12 @@ def revision(live: Object) -> str:
 
 
 def _live_sizes(live: Mapping[ChildKey, Object]) -> dict[str, int]:
-    """Replicas of each group's Deployment, by group."""
-    return {
-        _group(obj): _replicas(obj) for key, obj in live.items() if key.kind == "Deployment" and not _is_deleting(obj)
-    }
+    """Runners of each group: replicas of its Deployment, and StatefulSets."""
+    sizes = Counter[str]()
+    for key, obj in live.items():
+        if key.kind in ("Deployment", "StatefulSet") and not _is_deleting(obj):
+            sizes[_group(obj)] += _replicas(obj) if key.kind == "Deployment" else 1
+    return sizes
 
 
 def _group(obj: Object) -> str:

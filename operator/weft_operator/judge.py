@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weft_operator.capacity import Bounds
-from weft_operator.children import child_names
-from weft_operator.observe import AdapterReport, Desired, Observed, Pod, PoolReport, RunnerProcess
+from weft_operator.children import RUNNER_KINDS, child_names
+from weft_operator.observe import AdapterReport, Desired, Observed, Pod, PoolReport, RunnerProcess, runner_pods
 from weft_operator.resolution import Good, Request, Resolution, remembered
 from weft_operator.resources import Adapter, Pool, Ref, holds
 
@@ -260,7 +260,7 @@ def _may_hold(claimant: Pool | Adapter, desired: Desired) -> bool:
 
 
 def _runners(ref: Ref, observed: Observed) -> tuple[RunnerProcess | Pod, ...]:
-    both = (*observed.runners.get(ref, {}).values(), *observed.pods.get(ref, {}).values())
+    both = (*observed.runners.get(ref, {}).values(), *runner_pods(observed.pods.get(ref, {}).values()))
     return tuple(runner for runner in both if runner.state != "Leaving")
 
 
@@ -268,7 +268,9 @@ def _hindrance(pool: Pool, observed: Observed, now: float) -> Refusal | None:
     """What the API server did not take: of us a child, of the Deployments' own controller their pods."""
     ref, names = pool.meta.ref, child_names(pool)
     for key, refused in sorted(observed.refused.get(ref, {}).items()):
-        if key.name in names and now < refused.again_at:  # then it is tried again, unless it is wished no more
+        if (
+            key.name in names or key.kind in RUNNER_KINDS
+        ) and now < refused.again_at:  # then it is tried again, unless it is wished no more
             return Refusal(refused.reason, refused.message)
     for key, obj in sorted(observed.children.get(ref, {}).items()):
         for condition in (obj.get("status") or {}).get("conditions") or ():

@@ -5,7 +5,7 @@ the shells have seen: the depot's answers, runner processes, what the scheduler 
 plain memory with one owner; every change says which objects have to be planned again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -51,7 +51,10 @@ class RunnerProcess:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A runner that is a pod. `cost` is its pod-deletion-cost as it was read; None: it has none."""
+    """A runner that is a pod, or one of a runner's pods: `runner` is the StatefulSet that they have in common.
+
+    `cost` is its pod-deletion-cost as it was read; None: it has none.
+    """
 
     name: str
     uid: str
@@ -59,6 +62,26 @@ class Pod:
     state: RunnerState
     message: str = ""  # why it does not run, for people
     cost: int | None = None
+    runner: str = ""
+
+
+def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
+    """A pod for each runner: of several its first one, in the state of all of them together."""
+    found, several = list[Pod](), dict[str, list[Pod]]()
+    for pod in pods:
+        if pod.runner:
+            several.setdefault(pod.runner, []).append(pod)
+        else:
+            found.append(pod)
+    return found + [_together(runner, of) for runner, of in several.items()]
+
+
+def _together(runner: str, pods: list[Pod]) -> Pod:
+    """Ready or leaving with the last of them; why one does not run is why the runner does not."""
+    by_state = {pod.state: pod for pod in sorted(pods, key=lambda pod: pod.name, reverse=True)}
+    stuck = by_state.get("CrashLoop") or by_state.get("Unschedulable")
+    state = stuck.state if stuck else pods[0].state if len(by_state) == 1 else "Starting"
+    return Pod(f"{runner}-0", pods[0].uid, pods[0].group, state, stuck.message if stuck else "", runner=runner)
 
 
 @dataclass(frozen=True, slots=True, order=True)

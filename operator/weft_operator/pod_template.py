@@ -13,16 +13,19 @@ from weft_operator.site import Site
 
 Json = dict[str, Any]
 
-GRPC_PORT, PROBES_PORT, KV_PORT = 7400, 7401, 7402
+GRPC_PORT, PROBES_PORT, KV_PORT = 7400, 7401, 7402  # KV: of the first process of a pod, those after it follow
+RANKS_PORT = 7470
+PORTS = {"grpc": GRPC_PORT, "probes": PROBES_PORT, "kv": KV_PORT}
 DATA, TLS = "/var/lib/weft", "/etc/weft/tls"
 SHM_SIZE = "1Gi"
 AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
 
 def pod_template(
-    group: Group, launch: Launch, site: Site, *, labels: Mapping[str, str], account: str, drain_s: float
-) -> Json:
-    """The PodTemplateSpec of a group's Deployment."""
+    group: Group, launch: Launch, site: Site, *, labels: Mapping[str, str], account: str, drain_s: float,
+    leader: str = "",
+) -> Json:  # fmt: skip
+    """The PodTemplateSpec of a group's Deployment, or of a runner's StatefulSet: `leader` is its first pod's name."""
     template = group.template
     metadata = {
         "labels": {**site.pod_labels, **(template.get("labels") or {}), **labels},
@@ -37,11 +40,15 @@ def pod_template(
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
-    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, launch, site, labels)}}
+    return {
+        "metadata": _given(metadata),
+        "spec": {**shared, **_pod(template, arguments(launch, site, leader), site, labels)},
+    }
 
 
-def arguments(launch: Launch, site: Site) -> list[str]:
-    """The flags of `python -m weft_runner` in a pod. `$(POD_IP)` and `$(POD_NAME)` are filled in by the kubelet."""
+def arguments(launch: Launch, site: Site, leader: str = "") -> list[str]:
+    """The flags of `python -m weft_runner` in a pod. `$(POD_IP)` and the like are filled in by the kubelet."""
+    ranks = {"rank": "$(POD_INDEX)", "ranks-listen": f"$(POD_IP):{RANKS_PORT}", "leader": f"{leader}:{RANKS_PORT}"}
     flags = {
         "listen": f"0.0.0.0:{GRPC_PORT}",
         "advertise": f"$(POD_IP):{GRPC_PORT}",
@@ -52,6 +59,7 @@ def arguments(launch: Launch, site: Site) -> list[str]:
         "depot": site.depot,
         "data-dir": DATA,
         **launch_flags(launch),
+        **(ranks if leader else {}),
         "tls-dir": TLS if site.tls_secret else "",
         "executor": site.executor,
         "log-level": site.log_level,
@@ -80,13 +88,13 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
     }
 
 
-def _pod(template: Object, launch: Launch, site: Site, labels: Mapping[str, str]) -> Json:
+def _pod(template: Object, args: list[str], site: Site, labels: Mapping[str, str]) -> Json:
     chosen = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
     return _given(
         {
             "securityContext": dict(site.security_contexts.pod),
             "imagePullSecrets": [{"name": name} for name in site.image_pull_secrets],
-            "containers": [_container(template, launch, site)],
+            "containers": [_container(template, args, site)],
             "volumes": _volumes(site),
             **{name: template.get(name) for name in chosen},
             "topologySpreadConstraints": [
@@ -97,16 +105,16 @@ def _pod(template: Object, launch: Launch, site: Site, labels: Mapping[str, str]
     )
 
 
-def _container(template: Object, launch: Launch, site: Site) -> Json:
+def _container(template: Object, args: list[str], site: Site) -> Json:
     return _given(
         {
             "name": "runner",
             "image": template.get("image") or site.image,
             "imagePullPolicy": site.image_pull_policy,
             "command": list(site.command),
-            "args": arguments(launch, site),
-            "env": _env(template, site),
-            "ports": [_port("grpc", GRPC_PORT), _port("probes", PROBES_PORT), _port("kv", KV_PORT)],
+            "args": args,
+            "env": _env(template, site, ranks="--leader" in args),
+            "ports": [_port(name, port) for name, port in PORTS.items()],
             "resources": _given(template.get("resources") or site.resources),
             "securityContext": dict(site.security_contexts.container),
             "volumeMounts": _mounts(site),
@@ -118,11 +126,13 @@ def _container(template: Object, launch: Launch, site: Site) -> Json:
     )
 
 
-def _env(template: Object, site: Site) -> list[Json]:
+def _env(template: Object, site: Site, *, ranks: bool) -> list[Json]:
     """Later ones win; the operator's own cannot be replaced."""
-    own = [
+    index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    own: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        *([{"name": "POD_INDEX", "valueFrom": index}] if ranks else []),
     ]
     return _by_name("name", ({"name": "HOME", "value": "/tmp"},), site.env, template.get("env") or (), own)  # noqa: S108 (of the pod)
 

@@ -119,6 +119,7 @@ class Pool:
     token_time_ms: int
     tensor_parallel: int
     pipeline_parallel: int
+    pods_per_runner: int
     max_queue: int
     max_moves: int
     placement: str
@@ -209,6 +210,7 @@ def parse_pool(obj: Object) -> Pool:
         token_time_ms=slo.token_time_ms if slo else TOKEN_TIME_MS,
         tensor_parallel=parallelism["tensor"],
         pipeline_parallel=parallelism["pipeline"],
+        pods_per_runner=parallelism["podsPerRunner"],
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         placement=scheduler["placement"],

@@ -50,6 +50,7 @@ class Site:
     security_contexts: SecurityContexts = field(default_factory=SecurityContexts)
     pod_labels: Mapping[str, str] = field(default_factory=dict[str, str])
     pod_annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    network_policies: bool = False  # pods may call only whom a policy names
     executor: str = ""  # "": the runner's own choice
     log_level: str = "INFO"
     log_format: str = "json"

@@ -82,6 +82,10 @@ class World:
         pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "runner", "image": "runner"}]}}
         specs: dict[str, Object] = {
             "Deployment": {"spec": {"replicas": 0, "selector": {"matchLabels": {"app": name}}, "template": pod}},
+            "StatefulSet": {
+                "spec": {"replicas": 0, "serviceName": "x", "selector": {"matchLabels": {"app": name}}, "template": pod}
+            },
+            "NetworkPolicy": {"spec": {"podSelector": {"matchLabels": {"app": name}}}},
             "Service": {"spec": {"clusterIP": "None", "selector": {"app": name}}},
             "PodDisruptionBudget": {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": name}}}},
             "ServiceAccount": {},

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.cluster.api import is_so
+from harness.cluster.errors import Refused
 from harness.cluster.fake_kubelet import FakeKubelet
 from harness.operator.stage import OURS, Stage, until
 
@@ -91,6 +92,42 @@ def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None
     written = [write for write in stage.writes(mark) if "deployments/ base-old" in write]
     assert written[0] == "patch deployments/ base-old 200", "first fewer"
     assert "delete deployments/ base-old 200" in written
+
+
+GRID = {"tensor": 2, "podsPerRunner": 2}
+
+
+def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: Stage) -> None:
+    with_pool(stage, replicas=2, parallelism=GRID)
+    stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
+    sets, pods = stage.names("statefulset"), stage.names("pod")
+    assert stage.names("networkpolicy") == sets
+    assert pods == {f"{name}-{index}" for name in sets for index in (0, 1)}
+    uids = {stage.get("statefulset", name)["metadata"]["uid"] for name in sets}
+    victim = sorted(pods)[0]
+    uid = stage.get("pod", victim)["metadata"]["uid"]
+    mark = stage.control_plane.mark()
+    stage.kubectl("delete", "pod", victim)
+    stage.wait_until("pod", victim, lambda pod: pod["metadata"]["uid"] != uid, "comes again under its name")
+    stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
+    assert not [write for write in stage.writes(mark) if "statefulsets" in write], "a pod is Kubernetes' own business"
+    stage.apply_pool(replicas=2, parallelism=GRID, kvCache={"pages": 2048})
+
+    def replaced() -> bool:
+        listed = stage.control_plane.get("statefulsets", namespace=stage.namespace)["items"]
+        found = {item["metadata"]["uid"] for item in listed}
+        return len(found) == 2 and not uids & found
+
+    until(replaced, "both runners are others")
+    stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
+    stage.apply_pool(replicas=1, parallelism=GRID, kvCache={"pages": 2048})
+    until(lambda: len(stage.names("statefulset")) == len(stage.names("networkpolicy")) == 1, "one runner is left")
+    until(lambda: len(stage.names("pod")) == 2, "and its pods")
+
+
+def test_another_number_of_pods_than_one_or_one_for_each_process_is_refused(stage: Stage) -> None:
+    with pytest.raises(Refused, match="all processes of a runner are in one pod"):
+        stage.apply_pool(parallelism={"tensor": 4, "podsPerRunner": 2})
 
 
 def test_bad_adapters_have_their_reasons_and_a_good_one_beside_them_is_untouched(stage: Stage) -> None:

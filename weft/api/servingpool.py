@@ -66,7 +66,7 @@ MAX_RANKS = 64  # of a runner
 
 
 class Parallelism(ApiModel):
-    """Over how many processes of one pod a runner splits the model, tensor times pipeline; on GPUs each has one."""
+    """Over how many processes a runner splits the model, tensor times pipeline; on GPUs each has one."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -75,12 +75,21 @@ class Parallelism(ApiModel):
             "self.tensor * self.pipeline <= 64",
             lambda parallelism: parallelism.tensor * parallelism.pipeline <= MAX_RANKS,
         ),
+        Rule(
+            "podsPerRunner",
+            "all processes of a runner are in one pod (1), or each has a pod: tensor times pipeline",
+            "self.podsPerRunner == 1 || self.podsPerRunner == self.tensor * self.pipeline",
+            lambda parallelism: parallelism.pods_per_runner in (1, parallelism.tensor * parallelism.pipeline),
+        ),
     )
 
     tensor: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """Each layer in so many parts: heads, inner features and the vocabulary have to divide. Faster steps."""
     pipeline: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """The layers in so many stages, with as many batches in flight. For models that do not fit otherwise."""
+    pods_per_runner: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Pods of one runner, started and lost as one: 1, or one for each process, so that it may span nodes. Tensors go
+    between them unencrypted. A change replaces all runners at once."""
 
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
@@ -302,7 +311,7 @@ class ServingPoolSpec(ApiModel):
     kv_cache: KVCache = KVCache()
     """Key-value memory of one runner."""
     parallelism: Parallelism = Parallelism()
-    """How one runner splits the model; as many GPUs have to be in the template's resources."""
+    """How one runner splits the model; the template's resources have a GPU for each process of a pod."""
     phases: Phases = Phases()
     """Whether prompts and the tokens after them are computed by runners of their own."""
     scheduler: SchedulingSpec = SchedulingSpec()

@@ -20,6 +20,9 @@
 {{- range .Values.imagePullSecrets -}}
 {{- $_ := set $site "imagePullSecrets" (append $site.imagePullSecrets .name) -}}
 {{- end -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- $_ := set $site "networkPolicies" true -}}
+{{- end -}}
 {{- with $runner.command -}}
 {{- $_ := set $site "command" . -}}
 {{- end -}}

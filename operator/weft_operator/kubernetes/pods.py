@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.domain.text import sanitize
-from weft_operator.children import GROUP_LABEL, POOL_LABEL
+from weft_operator.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
 from weft_operator.kubernetes.kube import DELETION_COST
 from weft_operator.observe import Pod, RunnerState
 from weft_operator.resources import Object, Ref
@@ -43,6 +43,7 @@ def observed_pod(obj: Object) -> Pod:
         name=metadata["name"],
         uid=metadata["uid"],
         group=(metadata.get("labels") or {}).get(GROUP_LABEL, ""),
+        runner=(metadata.get("labels") or {}).get(RUNNER_LABEL, ""),
         state=state,
         message=message,
         cost=_cost((metadata.get("annotations") or {}).get(DELETION_COST)),

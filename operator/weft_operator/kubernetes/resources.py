@@ -38,6 +38,8 @@ class Resource:
 ADAPTERS = Resource("serving.weft.dev", "v1alpha1", "loraadapters", "LoRAAdapter")
 POOLS = Resource("serving.weft.dev", "v1alpha1", "servingpools", "ServingPool")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
+NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 SERVICES = Resource("", "v1", "services", "Service")
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
@@ -47,7 +49,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 OWN = (ADAPTERS, POOLS)
-CHILDREN = (DEPLOYMENTS, SERVICES, BUDGETS, ACCOUNTS)
+CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, BUDGETS, ACCOUNTS, NETWORK_POLICIES)
 BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*OWN, *CHILDREN, PODS)}
 
 

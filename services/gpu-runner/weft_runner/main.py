@@ -40,18 +40,17 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> i
 
 def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     """One of the other ranks of a runner of several hosts. Raises RunnerError, CannotStart."""
+    from weft_runner.parallel.worker_group import RankChannels
     from weft_runner.shell.depot import DepotSource
     from weft_runner.shell.process import fetch_base
     from weft_runner.shell.rank_link import serve_rank
-    from weft_runner.worker.loop import OwnHost, serve
+    from weft_runner.worker.loop import Meet, OwnHost, serve
 
-    def stopping() -> bool:
-        return False  # SIGTERM ends the process as long as it has nothing to hold on to
+    def prepare(stopping: Callable[[], bool]) -> Callable[[RankChannels, Meet], int]:
+        source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stopping, tls=tls)
+        return partial(serve, own=OwnHost(settings, fetch_base(source, settings.base_wait_s, stopping)))
 
-    blobs = settings.data_dir / "blobs"
-    source = DepotSource(settings.depot, blobs, settings.base_digest, stopping, tls=tls)
-    own = OwnHost(settings, fetch_base(source, settings.base_wait_s, stopping))
-    return serve_rank(settings, tls, partial(serve, own=own))
+    return serve_rank(settings, tls, prepare)
 
 
 def _end(code: int) -> NoReturn:

@@ -83,11 +83,13 @@ class RunnerSettings:
         metavar="N",
     )
     ranks_listen: str = _flag(
-        "where the runner's other ranks connect to, from a host each (unset: children of this process)", "",
+        "where rank 0 takes the runner's other ranks, a host each (unset: they are children of this process)", "",
         metavar="H:P", address=True,
     )  # fmt: skip
     rank: int = _number("which rank of a runner of several hosts this process is", 0, 0, MAX_RANKS - 1, metavar="N")
-    leader: str = _flag("--ranks-listen of rank 0, for the others", "", metavar="H:P", address=True)
+    leader: str = _flag(
+        "--ranks-listen of rank 0, for the others (rank 0 itself ignores it)", "", metavar="H:P", address=True
+    )
     dtype: str = _flag(
         "numbers of the cuda and cpu executors; int8: of the base's weights only, on cpu",
         "bf16",
@@ -194,13 +196,12 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs"
     if (ranks := values.tensor_parallel * values.pipeline_parallel) > MAX_RANKS:
         yield f"--tensor-parallel times --pipeline-parallel is {ranks}, above {MAX_RANKS} processes of a runner"
-    if values.rank >= max(ranks, 1) or bool(values.rank) != bool(values.leader):
-        yield (
-            f"--rank {values.rank} with --leader {values.leader!r}: ranks 1 to {ranks - 1} name rank 0's address, and "
-            "rank 0 names none"
-        )
-    if values.ranks_listen and (ranks == 1 or values.rank):
-        yield "--ranks-listen is for rank 0 of a runner of several ranks"
+    if values.rank >= max(ranks, 1) or (values.rank and not values.leader):
+        yield f"--rank {values.rank} with --leader {values.leader!r}: ranks 1 to {ranks - 1} name rank 0's address"
+    if (values.ranks_listen or values.leader) and ranks == 1:
+        yield "--ranks-listen and --leader are for a runner of several ranks"
+    if values.leader and not values.rank and not values.ranks_listen:
+        yield "--leader without --ranks-listen is for ranks from 1 on: say which by --rank"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):
         yield (
             f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "

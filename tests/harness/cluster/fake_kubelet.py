@@ -33,6 +33,7 @@ from weft_bench.played_runners import PlayedRunner, spec_of
 SELECTOR = "app.kubernetes.io/component=runner"
 NODE_LEASE_S = 10.0
 NODE = "fake-node"
+POD_INDEX = "apps.kubernetes.io/pod-index"
 
 
 @dataclass
@@ -186,8 +187,9 @@ class FakeKubelet:
             self._crashed[name] = pod
             await self._status(name, _crashed(pod, address))
             return
-        spec = spec_of(pod, address)
-        self.runners[name] = Played(spec, asyncio.create_task(self._play(spec)))
+        if pod["metadata"]["labels"].get(POD_INDEX, "0") == "0":  # the others of a runner of several pods are ranks
+            spec = spec_of(pod, address)
+            self.runners[name] = Played(spec, asyncio.create_task(self._play(spec)))
         await self._status(name, _running(pod, address))
 
     async def _start_again(self, beginning: str) -> None:

@@ -36,7 +36,8 @@ LEASE_S = 120.0
 PROBE_S = 10.0  # asked again after that
 ASK_S = 0.1  # between questions: answers cost whoever is asked
 OURS = ("loraadapters", "servingpools")
-CHILDREN, PODS = "deployments,services,serviceaccounts,poddisruptionbudgets", "replicasets,pods"
+CHILDREN = "deployments,statefulsets,services,serviceaccounts,poddisruptionbudgets,networkpolicies"
+PODS = "replicasets,pods"
 LOG_CHARS = 6000
 
 # What the operator may do. In the release's namespace: its Lease.
@@ -47,7 +48,7 @@ OWN_RULES: Rules = (
 POOL_RULES: Rules = (
     {
         "apiGroups": ["apps"],
-        "resources": ["deployments"],
+        "resources": ["deployments", "statefulsets"],
         "verbs": ["get", "list", "watch", "create", "patch", "delete"],
     },
     {
@@ -58,6 +59,11 @@ POOL_RULES: Rules = (
     {
         "apiGroups": ["policy"],
         "resources": ["poddisruptionbudgets"],
+        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+    },
+    {
+        "apiGroups": ["networking.k8s.io"],
+        "resources": ["networkpolicies"],
         "verbs": ["get", "list", "watch", "create", "patch", "delete"],
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
@@ -219,9 +225,8 @@ class Stage:
         """Start a replica of the operator, with rights of its own if they are given; wait until it is ready."""
         access = by or self.access
         site = self.folder / "site.yaml"
-        site.write_text(
-            json.dumps({"image": "weft-runner:test", "supervisor": self.supervisor, "depot": "http://depot"})
-        )
+        told = {"image": "weft-runner:test", "supervisor": self.supervisor, "depot": "http://depot"}
+        site.write_text(json.dumps(told | {"networkPolicies": True}))
         (probes,) = free_addresses(1)
         settings: dict[str, object] = {
             "namespace": self.namespace,

@@ -42,7 +42,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "model": {"uri": "file:models/tiny"},
             "lora": {"maxRank": 64},
             "kvCache": {"pageTokens": 16, "pages": 1024},
-            "parallelism": {"tensor": 1, "pipeline": 1},
+            "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
             "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
             "scheduler": {
                 "placement": "punica", "queue": "fcfs", "agingSeconds": 600,
@@ -246,7 +246,7 @@ TEMPLATES = st.fixed_dictionaries(
             "runnerGroups": st.just([{"name": "a", "maxRunners": 3}, {"name": "b", "template": {}}]),
             "replicas": st.integers(0, 1024),
             "lora": st.fixed_dictionaries({}, optional={"maxAdapters": st.integers(1, 256)}),
-            "parallelism": st.sampled_from([{"tensor": 4}, {"pipeline": 64}, {"tensor": 4, "pipeline": 2}]),
+            "parallelism": st.sampled_from([{"tensor": 4}, {"pipeline": 64}, {"tensor": 2, "podsPerRunner": 2}]),
             "drainSeconds": st.integers(1, 3600),
             "allowedNamespaces": st.just({"from": "List", "names": ["a", "b"]}),
         },
@@ -263,6 +263,13 @@ def test_a_runner_has_at_most_64_processes() -> None:
     assert ServingPool.model_validate(pool(parallelism={"tensor": 8, "pipeline": 8}))
     value = pool(parallelism={"tensor": 8, "pipeline": 9})
     assert wrong(value, "spec.parallelism.pipeline") == "a runner has tensor times pipeline processes: at most 64"
+
+
+@pytest.mark.parametrize("pods", [1, 4])
+def test_a_runner_is_one_pod_or_has_one_for_each_process(pods: int) -> None:
+    assert ServingPool.model_validate(pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": pods}))
+    value = pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": pods + 1})
+    assert wrong(value, "spec.parallelism.podsPerRunner").startswith("all processes of a runner are in one pod (1)")
 
 
 @given(QUANTITIES, QUANTITIES)

@@ -1,4 +1,4 @@
-"""A modelled cluster for the planner: an API server that defaults, and the controllers that follow Deployments.
+"""A modelled cluster for the planner: an API server that defaults, controllers that follow what it has.
 
 What is modelled: server-side apply by one manager (defaults, quantities as the server writes them, empty values
 dropped, versions and generations), deletion by uid, garbage collection by owner, pods that follow replicas and
@@ -13,7 +13,7 @@ from typing import Any
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
 from weft_operator.actions import Action, AddFinalizer, ApplyChild, DeleteChild, MarkPod, ScaleChild
-from weft_operator.children import GROUP_LABEL, POOL_LABEL
+from weft_operator.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
 from weft_operator.errors import ChildRefused
 from weft_operator.intent import QUANTITIES
 from weft_operator.local.objects import ObjectStore
@@ -29,6 +29,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ModelPod:
+    """`deployment`: or StatefulSet."""
+
     pool: Ref
     deployment: ChildKey
     group: str
@@ -114,6 +116,8 @@ class ModelCluster:
         for key, obj in self.objects.items():
             if key.kind == "Deployment":
                 self._follow_deployment(key, obj)
+            elif key.kind == "StatefulSet":
+                self._follow_set(key, obj)
 
     def _follow_deployment(self, key: ChildKey, obj: Json) -> None:
         mine = [pod for pod in self.pods.values() if pod.deployment == key]
@@ -131,6 +135,16 @@ class ModelCluster:
             group = labels[GROUP_LABEL]
             self.pods[name] = ModelPod(pool, key, group, name, self.unique("pod"), copy.deepcopy(template), False)
 
+    def _follow_set(self, key: ChildKey, obj: Json) -> None:
+        """All at once; updateStrategy OnDelete."""
+        for index in range(obj["spec"]["replicas"]):
+            if (name := f"{key.name}-{index}") not in self.pods:
+                labels = obj["metadata"]["labels"]
+                pool, template = Ref("ServingPool", key.namespace, labels[POOL_LABEL]), obj["spec"]["template"]
+                self.pods[name] = ModelPod(
+                    pool, key, labels[GROUP_LABEL], name, self.unique("pod"), copy.deepcopy(template), False
+                )
+
     def seen_by(self, observed: Observed) -> None:
         """What watches tell."""
         observed.children, observed.pods = {}, {}
@@ -139,7 +153,10 @@ class ModelCluster:
             observed.children.setdefault(pool, {})[key] = obj
         for pod in self.pods.values():
             state = "Ready" if pod.ready else "Starting"
-            observed.pods.setdefault(pod.pool, {})[pod.name] = Pod(pod.name, pod.uid, pod.group, state, cost=pod.cost)
+            observed.pods.setdefault(pod.pool, {})[pod.name] = Pod(
+                pod.name, pod.uid, pod.group, state, cost=pod.cost,
+                runner=pod.template["metadata"]["labels"].get(RUNNER_LABEL, ""),
+            )  # fmt: skip
 
 
 def owner_of(obj: Json) -> str:
@@ -150,8 +167,8 @@ def served(manifest: Json) -> Json:
     """A manifest as the API server stores it."""
     obj = _canonical(copy.deepcopy(manifest), quantity=False)
     obj["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [{"manager": "weft-operator"}]}
-    if obj["kind"] == "Deployment":
-        obj["spec"] |= {"progressDeadlineSeconds": 600}
+    if obj["kind"] in ("Deployment", "StatefulSet"):
+        obj["spec"] |= {"progressDeadlineSeconds": 600} if obj["kind"] == "Deployment" else {"minReadySeconds": 0}
         pod = obj["spec"]["template"]["spec"]
         pod |= {"restartPolicy": "Always", "dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
         pod["serviceAccount"] = pod["serviceAccountName"]

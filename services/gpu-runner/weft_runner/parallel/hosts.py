@@ -160,6 +160,7 @@ class RankListener:
             log.warning("rank %d from %s was refused: %s", hello.rank, peer, refused)
             channel.close()
             return
+        channel.set_patience(None)
         before = found.pop((hello.rank, hello.channel), None)
         if before is not None:
             before[1].close()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -182,9 +182,11 @@ class WorkerGroup:
             raise self._lost(worker, str(error)) from error
 
     def _take_events(self, worker: Worker, on_event: Callable[[int, Any], None]) -> None:
-        with suppress(ChannelLost):  # noticed by who waits for its end
+        try:
             while True:
                 on_event(worker.rank, worker.channels.events.receive())
+        except ChannelLost as error:
+            self._lost(worker, str(error))
 
     def _wait_for(self, worker: Worker) -> None:
         code = worker.process.wait()

@@ -69,10 +69,15 @@ def gather_ranks(settings: RunnerSettings, tls: Tls | None) -> GatherRanks:
     return gather
 
 
-def serve_rank(settings: RunnerSettings, tls: Tls | None, serve: Callable[[RankChannels, Any], int]) -> int:
+def serve_rank(
+    settings: RunnerSettings,
+    tls: Tls | None,
+    prepare: Callable[[Callable[[], bool]], Callable[[RankChannels, Any], int]],
+) -> int:
     """Serve as `--rank` until rank 0 closes; then this process ends, and its pod starts it anew. Returns the exit code.
 
-    Asked to stop (SIGTERM) it stays while rank 0 drains. Raises ExecutorLost, ExecutorUnavailable, StoppedAtStart.
+    `prepare`: fetches what it serves with, and asks meanwhile whether to stop. Asked to stop (SIGTERM) a rank stays
+    while rank 0 drains. Raises what `prepare` raises, ExecutorLost, ExecutorUnavailable, StoppedAtStart.
     """
     host, port = split_address(settings.leader)
     stopping = threading.Event()
@@ -80,6 +85,7 @@ def serve_rank(settings: RunnerSettings, tls: Tls | None, serve: Callable[[RankC
     probes = Probes(settings.probes, lambda: None, stall_s=math.inf)  # it ends by itself with rank 0
     probes.start()
     try:
+        serve = prepare(stopping.is_set)
         secure = secured(settings, tls, server=False)
         channels = connect((host, port), settings.rank, group_of(settings), secure, stopping.is_set)
         loads = channels.loads

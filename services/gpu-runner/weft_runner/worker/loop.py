@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from weft.telemetry.logs import configure
+from weft.telemetry.logs import configure, kv
 from weft.wire.tls import load_tls
 from weft_runner.core.kv_shards import shard_runner
 from weft_runner.core.kv_transfer import KvIdentity
@@ -60,7 +60,8 @@ def serve(channels: RankChannels, meet: Meet, own: OwnHost | None = None) -> int
         rank = _start(channels, meet, own)
         threading.Thread(target=rank.run_builds, args=(channels.loads,), name="builder", daemon=True).start()
         rank.run_steps(channels.steps)
-    except ChannelLost:
+    except ChannelLost as error:
+        log.info("rank 0 is gone", extra=kv(reason=error))
         return 0
     except RunnerError as error:
         with suppress(ChannelLost):
@@ -86,13 +87,13 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
     base = ModelSource(start["spec"], own.files if own else start["files"], start["threads"])
     ranks.join()
     executor = make_partition(settings, base, ranks)
-    kv, address = _exchange_kv(start, own, executor, channels.events)
+    shard, address = _exchange_kv(start, own, executor, channels.events)
     loads.send(("ready", address))
     if ranks.grid.stages > 1:
         work = StageWork(executor, PipelineChannel(ranks.stages, base.spec), early=device.type == "cpu")
     else:
         work = TensorWork(executor, ranks.tensor, device)
-    return WorkerLoop(executor, work, start["patience_s"], kv)
+    return WorkerLoop(executor, work, start["patience_s"], shard)
 
 
 def _exchange_kv(
@@ -106,8 +107,8 @@ def _exchange_kv(
     identity = KvIdentity(shard_runner(runner, rank), settings.pool, settings.base_digest, memory.layout)
     tls = load_tls(settings.tls_dir, "runner")
     place = KvPlace(settings.kv_listen, identity.runner, settings.pool, start["settings"].page_tokens, tls)
-    kv = rank_kv(rank, identity, place, memory, events.send, child=own is None)
-    return kv, kv_address(f":{kv.port}", settings.advertise)
+    made = rank_kv(rank, identity, place, memory, events.send, child=own is None)
+    return made, kv_address(f":{made.port}", settings.advertise)
 
 
 class TensorWork:
@@ -158,9 +159,9 @@ class WorkerLoop:
     """What a worker does. `run_builds` is the builder's thread, all else the main one's."""
 
     def __init__(
-        self, executor: Executor, work: TensorWork | StageWork, patience_s: float, kv: RankKv | None = None
+        self, executor: Executor, work: TensorWork | StageWork, patience_s: float, shard: RankKv | None = None
     ) -> None:
-        self._executor, self._work, self._patience_s, self._kv = executor, work, patience_s, kv
+        self._executor, self._work, self._patience_s, self._shard = executor, work, patience_s, shard
         self._built: dict[int, DeviceAdapter] = {}
         self._step: StepInput | None = None
         self._allocations, self._allocated = 0, threading.Condition()
@@ -193,8 +194,8 @@ class WorkerLoop:
             case "allocate_pages", pages:
                 return partial(self._allocate, pages)
             case "kv", order:
-                assert self._kv is not None, "a rank that exchanges no KV"
-                return partial(self._kv.order, order)
+                assert self._shard is not None, "a rank that exchanges no KV"
+                return partial(self._shard.order, order)
             case _:
                 raise AssertionError(f"no command: {command}")
 
@@ -231,7 +232,8 @@ class WorkerLoop:
                 except RunnerError as error:
                     reply = error
                 loads.send(reply)
-        except ChannelLost:
+        except ChannelLost as error:
+            log.info("rank 0 is gone", extra=kv(reason=error))
             os._exit(0)
         except BaseException:
             log.exception("the builder of a rank has failed")

@@ -1,0 +1,172 @@
+"""Runners of several pods: a StatefulSet each, started, replaced and counted as one."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.cluster import SITE, ClusterWorld
+from tests.unit.operator.planning import pool_object, pool_ref
+from weft_operator.actions import DeleteChild
+from weft_operator.children import INDEX_LABEL, RUNNER_LABEL
+from weft_operator.observe import ChildKey, Pod, PoolReport, runner_pods
+from weft_operator.plan import Policy
+from weft_runner.settings import parse_settings
+
+GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}
+
+
+@pytest.fixture
+def pool(cluster: ClusterWorld) -> ClusterWorld:
+    """Two runners of four pods, in a site with network policies."""
+    cluster.policy = Policy(site=replace(SITE, network_policies=True))
+    cluster.apply(pool_object(replicas=2, parallelism=GRID))
+    cluster.at_rest()
+    return cluster
+
+
+def sets(cluster: ClusterWorld) -> dict[str, dict[str, Any]]:
+    """Manifests of StatefulSets by the runner's index."""
+    found = [obj for key, obj in cluster.cluster.objects.items() if key.kind == "StatefulSet"]
+    return {obj["metadata"]["labels"][INDEX_LABEL]: obj for obj in found}
+
+
+def uids(cluster: ClusterWorld) -> dict[str, str]:
+    return {index: obj["metadata"]["uid"] for index, obj in sets(cluster).items()}
+
+
+def kinds(cluster: ClusterWorld) -> list[str]:
+    return sorted(key.kind for key in cluster.cluster.objects)
+
+
+def test_a_runner_is_a_set_of_pods_and_is_counted_once(pool: ClusterWorld) -> None:
+    assert kinds(pool) == [
+        *["NetworkPolicy"] * 2, "PodDisruptionBudget", *["Service"] * 2, "ServiceAccount", *["StatefulSet"] * 2,
+    ]  # fmt: skip
+    assert len(pool.cluster.pods) == 8
+    status = pool.status(pool_ref())
+    assert (status["desiredReplicas"], status["replicas"], status["readyReplicas"]) == (2, 2, 2)
+    assert pool.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+    requests = pool.cluster.requests
+    after = pool.restarted()
+    assert isinstance(after, ClusterWorld)
+    after.policy = pool.policy
+    after.at_rest()
+    assert after.cluster.requests == requests
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_the_pods_of_a_set_have_one_command_whose_rank_is_the_pods_index(pool: ClusterWorld, index: int) -> None:
+    runner = sets(pool)["0"]
+    (container,) = runner["spec"]["template"]["spec"]["containers"]
+    filled = {"POD_IP": "10.0.0.7", "POD_NAME": "x", "POD_INDEX": str(index)}
+    assert filled.keys() <= {one["name"] for one in container["env"]}
+    words = list(container["args"])
+    for name, value in filled.items():
+        words = [word.replace(f"$({name})", value) for word in words]
+    settings = parse_settings(words)
+    assert (settings.rank, settings.tensor_parallel, settings.pipeline_parallel) == (index, 2, 2)
+    name, service = runner["metadata"]["name"], runner["spec"]["serviceName"]
+    assert settings.leader == f"{name}-0.{service}.default.svc:7470"
+    assert settings.ranks_listen == "10.0.0.7:7470"
+    (ranks,) = [obj for key, obj in pool.cluster.objects.items() if (key.kind, key.name) == ("Service", service)]
+    assert ranks["spec"]["publishNotReadyAddresses"], "ranks look for the first one before it is ready"
+
+
+def test_the_policy_of_a_runner_lets_its_own_pods_in_and_those_of_no_other(pool: ClusterWorld) -> None:
+    for index, runner in sets(pool).items():
+        policy = pool.cluster.objects[ChildKey("NetworkPolicy", "default", runner["metadata"]["name"])]["spec"]
+        chosen = policy["podSelector"]["matchLabels"]
+        assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": chosen}}]}]
+        assert policy["egress"] == [{"to": [{"podSelector": {"matchLabels": chosen}}]}]
+        for other, obj in sets(pool).items():
+            labels = obj["spec"]["template"]["metadata"]["labels"]
+            assert (chosen.items() <= labels.items()) == (index == other)
+
+
+def test_without_network_policies_of_the_site_a_runner_has_none(cluster: ClusterWorld) -> None:
+    cluster.apply(pool_object(parallelism=GRID))
+    cluster.at_rest()
+    assert "NetworkPolicy" not in kinds(cluster)
+
+
+def test_another_launch_replaces_whole_runners_one_after_the_other(pool: ClusterWorld) -> None:
+    before = uids(pool)
+    pool.apply(pool_object(replicas=2, parallelism=GRID, kvCache={"pageTokens": 16, "pages": 2048}))
+    seen = {tuple(sorted(uids(pool).values()))}
+    for _ in range(40):
+        pool.step()
+        seen.add(tuple(sorted(uids(pool).values())))
+        assert len(pool.ready_names(pool_ref())) >= 4, "a runner serves throughout"
+    after = uids(pool)
+    assert after.keys() == before.keys()
+    assert not set(after.values()) & set(before.values())
+    assert any(set(some) & set(before.values()) and set(some) & set(after.values()) for some in seen), "one at a time"
+    assert all("2048" in obj["spec"]["template"]["spec"]["containers"][0]["args"] for obj in sets(pool).values())
+
+
+def test_the_schedulers_victim_goes_with_all_its_pods_and_its_policy_after_them(pool: ClusterWorld) -> None:
+    victim, stays = (sets(pool)[index]["metadata"]["name"] for index in ("0", "1"))
+    pool.scheduler_speaks = False
+    pool.apply(pool_object(replicas=1, parallelism=GRID))
+    pool.step()
+    assert len(sets(pool)) == 2, "the scheduler was not asked yet"
+    pool.observed.pool_reports[str(pool_ref())] = PoolReport(2, 1, (f"{victim}-0",), 1)
+    pool.step()
+    assert [obj["metadata"]["name"] for obj in sets(pool).values()] == [stays]
+    pool.at_rest()
+    assert {key.name for key in pool.cluster.objects if key.kind == "NetworkPolicy"} == {stays}
+
+
+def test_the_policy_of_a_runner_that_ends_stays_while_it_has_pods(pool: ClusterWorld) -> None:
+    ref, name = pool_ref(), sets(pool)["1"]["metadata"]["name"]
+    pool.scheduler_speaks = False
+    pool.apply(pool_object(replicas=1, parallelism=GRID))
+    pool.step()
+    pool.observed.pool_reports[str(ref)] = PoolReport(2, 1, (f"{name}-0",), 1)
+    del pool.observed.children[ref][ChildKey("StatefulSet", "default", name)]
+    pods = pool.observed.pods[ref]
+    ending = {n: replace(pod, state="Leaving") for n, pod in pods.items() if pod.runner == name}
+    pool.observed.pods[ref] = pods | ending
+    assert not any(isinstance(order, DeleteChild) for order in pool.plan())
+    pool.observed.pods[ref] = {n: pod for n, pod in pods.items() if n not in ending}
+    (gone,) = [order for order in pool.plan() if isinstance(order, DeleteChild)]
+    assert (gone.kind, gone.name) == ("NetworkPolicy", name)
+
+
+def test_runners_of_a_group_that_is_no_longer_named_go_as_others_become_ready(pool: ClusterWorld) -> None:
+    pool.apply(pool_object(replicas=2, parallelism=GRID, runnerGroups=[{"name": "new", "minRunners": 0}]))
+    fewest = 8
+    for _ in range(40):
+        pool.step()
+        fewest = min(fewest, len(pool.ready_names(pool_ref())))
+    assert fewest >= 4, "a runner at a time"
+    labels = [obj["metadata"]["labels"]["serving.weft.dev/group"] for obj in sets(pool).values()]
+    assert labels == ["new", "new"]
+
+
+@pytest.mark.parametrize(
+    ("states", "together"),
+    [
+        (("Ready", "Ready"), "Ready"),
+        (("Ready", "Starting"), "Starting"),
+        (("Starting", "Ready"), "Starting"),
+        (("Ready", "Leaving"), "Starting"),
+        (("Leaving", "Leaving"), "Leaving"),
+        (("Starting", "CrashLoop"), "CrashLoop"),
+        (("Unschedulable", "Starting"), "Unschedulable"),
+    ],
+)
+def test_the_pods_of_a_runner_are_one_in_the_state_of_all(states: tuple[Any, Any], together: str) -> None:
+    alone = Pod("a", "u", "g", "Ready")
+    pods = [Pod(f"r-{i}", f"u{i}", "g", state, f"why {i}", runner="r") for i, state in enumerate(states)]
+    found = runner_pods([*pods, alone])
+    assert [(pod.name, pod.state) for pod in found] == [("a", "Ready"), ("r-0", together)]
+    if together in states and together in ("CrashLoop", "Unschedulable"):
+        assert found[1].message == f"why {states.index(together)}"
+
+
+def test_a_pods_label_says_whose_it_is(pool: ClusterWorld) -> None:
+    for obj in sets(pool).values():
+        assert obj["spec"]["template"]["metadata"]["labels"][RUNNER_LABEL] == obj["metadata"]["name"]
+        assert obj["spec"]["selector"]["matchLabels"].items() <= obj["spec"]["template"]["metadata"]["labels"].items()
