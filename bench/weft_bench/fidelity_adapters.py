@@ -3,8 +3,10 @@
 Published runs (BSC) of Llama-3.1-8B and Qwen2.5-7B on one GPU of 64 GB: each is simulated for its hour with its own
 adapters, rates, slots and recorded KV memory, and finished requests are compared. Constants are those of the *other*
 model, fitted on its engine probes and on the mean time between tokens of its runs. "with probes of its own": fitted
-again from there on the model's own engine probes. No run of a model is fitted on to predict it. `baseline`: the share
-of the authors' digital twin on the same runs. Of `planner_1h` one run in 16 is simulated; `--every 3`: a third of all.
+again from there on the model's own engine probes; the time of a load is of these, too. Lengths are not published with
+the runs: their spread and correlation were chosen on Llama's, and so were the terms, with results of both models in
+view; nothing else of a model's runs is used to predict it. `baseline`: the share of the authors' digital twin on the
+same runs. Of `planner_1h` one run in 16 is simulated; `--every 3`: a third of all.
 """
 
 from collections import defaultdict

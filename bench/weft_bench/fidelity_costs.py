@@ -138,17 +138,20 @@ class _Counter:
 
 
 def calibrated(model: Model, single: LiveRun, answers: LiveRun, others: Sequence[LiveRun]) -> Model:
-    """The model with costs that explain what the processes used in these runs, and with the latencies of a quiet stack.
+    """The model with costs that explain what the processes used in these runs, and with the latencies of the stack.
 
-    `single`: requests for one token, `answers`: whole ones, each alone. What the time to a first token and the time per
-    token are more there than the CPU seconds on their way is the time until messages and threads are noticed.
+    `single`: requests for one token, `answers`: whole ones, each alone; `others`: some streams, then many. What the
+    time to a first token and the time per token are more than the CPU seconds on their way is the time until messages
+    and threads are noticed: the mean of a quiet stack and of one with some streams, since busy cores notice later.
     """
     model, runs = replace(model, costs=_first_guess(model.engine)), [single, answers, *others]
     delay_s = switch_s = 0.0
     for _ in range(ROUNDS):
         replays = [model.replay(run.trace()) for run in runs]
-        delay_s = max(0.0, delay_s + (ttft_s(single) - _ttft_s(replays[0])) / HOPS)
-        switch_s = max(0.0, switch_s + (token_s(answers) - _token_s(replays[1])) / SWITCHES)
+        first = [ttft_s(run) - _ttft_s(replay) for run, replay in zip(runs, replays, strict=True)]
+        between = [token_s(run) - _token_s(replay) for run, replay in zip(runs[1:], replays[1:], strict=True)]
+        delay_s = max(0.0, delay_s + (first[0] + first[2]) / 2 / HOPS)
+        switch_s = max(0.0, switch_s + (between[0] + between[1]) / 2 / SWITCHES)
         costs = _costs(model.engine, single, runs, [replay.counted for replay in replays])
         model = replace(model, costs=replace(costs, switch=switch_s), delay_s=delay_s)
     return model
