@@ -338,6 +338,8 @@ class Predicted:
             best = int(np.argmax([self.outcomes[i].finished for i in group]))
             kept.append(done[best] / max(done))
         yield origin.line(case, "loads with several numbers of slots", len(kept), "")
+        if not kept:
+            return
         yield origin.line(
             case, "finished at the slots simulated best, of the best, mean", float(np.mean(kept)), "share"
         )

@@ -90,3 +90,8 @@ def test_the_best_number_of_slots_is_judged_by_what_was_measured() -> None:
     outcomes = [Outcome(count, 1.0, 0.02, 0) for count in (800, 900, 1_200)]
     lines = {line.metric: line.value for line in Predicted(runs, outcomes).cliffs(Origin("", "", ""), "a")}
     assert lines["finished at the slots simulated best, of the best, mean"] == pytest.approx(0.95)
+
+
+def test_without_several_numbers_of_slots_nothing_is_said_of_the_best() -> None:
+    (line,) = Predicted([run()], [Outcome(900, 1.0, 0.02, 0)]).cliffs(Origin("", "", ""), "a")
+    assert (line.metric, line.value) == ("loads with several numbers of slots", 0)
