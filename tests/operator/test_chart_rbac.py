@@ -233,7 +233,7 @@ async def reads_front_proxy(world: World) -> None:
     await world.api.get(CONFIGMAPS, SYSTEM, "extension-apiserver-authentication")
 
 
-CHILD_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "ServiceAccount")
+CHILD_KINDS = ("Deployment", "StatefulSet", "Service", "PodDisruptionBudget", "ServiceAccount", "NetworkPolicy")
 
 
 def uses() -> dict[Right, Use]:
@@ -373,7 +373,7 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
         forbidden = [
             ("", "secrets", "get"), ("", "secrets", "list"), ("", "pods", "create"), ("", "pods", "delete"),
             ("", "pods/exec", "create"), ("", "nodes", "list"), ("", "namespaces", "list"),
-            ("apps", "deployments", "update"), ("apps", "statefulsets", "patch"),
+            ("apps", "deployments", "update"), ("apps", "statefulsets", "update"),
             ("rbac.authorization.k8s.io", "roles", "create"),
             ("serving.weft.dev", "servingpools", "delete"), ("serving.weft.dev", "loraadapters", "create"),
             ("apiextensions.k8s.io", "customresourcedefinitions", "list"),
@@ -382,6 +382,7 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
         for group, resource, verb in forbidden:
             for namespace in (installed.pools, installed.release):
                 assert not allowed(Right(POOLS, group, resource, verb), namespace), f"{verb} {resource}"
+        assert not allowed(Right(RELEASE, "apps", "statefulsets", "patch"), installed.release), "those of the chart"
         assert not allowed(Right(RELEASE, "coordination.k8s.io", "leases", "update"), installed.release, "another")
         assert allowed(Right(SYSTEM, "", "configmaps", "get"), SYSTEM, "extension-apiserver-authentication")
 
