@@ -11,7 +11,7 @@ def pool_object(namespace: str, name: str, spec: RunnerSpec, **more: Any) -> dic
         "model": {"name": "base", "uri": "file:base"},
         "lora": {"maxAdapters": spec.max_adapters, "maxRank": spec.max_rank},
         "kvCache": {"pageTokens": spec.page_tokens, "pages": spec.total_pages},
-        "parallelism": {"tensor": 1, "pipeline": 1},
+        "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
         "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
             "placement": "punica", "queue": "fcfs", "agingSeconds": 600, "reservation": "calibrated",
