@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.crowd import assert_undisturbed, finished
-from harness.installation import Installation
+from harness.crowd import SLOW, Crowd, assert_undisturbed, emitted, finished, load
+from harness.installation import NAMESPACE, Installation
 from harness.quickstart import sure_cases
 from harness.waiting import eventually
 from weft.domain.runner import RunnerRole
@@ -16,11 +16,12 @@ MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher
 
 @pytest.fixture(scope="module")
 def split(installation: Installation) -> Iterator[Installation]:
-    """Two runners that change from mixed to prompt and token where they are: no pod is replaced for it."""
-    installation.patch_pool({"replicas": 2})
+    """Two slow runners that change from mixed to prompt and token where they are: no pod is replaced for it."""
+    env = [{"name": name, "value": value} for name, value in SLOW.items()]
+    installation.patch_pool({"replicas": 2, "template": {"env": env}})
     asyncio.run(installation.until_runners(2, max_sequences=32))
     yield installation
-    installation.patch_pool({"replicas": 1, "phases": None})
+    installation.patch_pool({"replicas": 1, "phases": None, "template": None})
     asyncio.run(installation.until_runners(1, max_sequences=32))
 
 
@@ -43,3 +44,36 @@ async def test_runners_take_roles_without_a_restart_and_every_text_is_right(spli
     await until_roles(split, RunnerRole.MIXED, RunnerRole.MIXED)
     assert_undisturbed(await finished(split.url, cases[:8], "mixed again"))
     assert split.names("runner") == before
+
+
+async def test_streams_of_a_deleted_token_runner_move_with_their_kv(split: Installation) -> None:
+    cases = sure_cases(MODELS, 20, seed=20)
+
+    def moved() -> float:
+        return split.metric("scheduler", "weft_scheduler_kv_migrations_total")
+
+    before = await asyncio.to_thread(moved)
+    await asyncio.to_thread(split.patch_pool, {"phases": {"mode": "Split"}})
+    async with load(split.url, cases, "deleted", width=12) as made:
+        while await asyncio.to_thread(moved) == before:
+            await until_roles(split, RunnerRole.PROMPT, RunnerRole.TOKEN)
+            pod = await token_runner_in_decode(split, made)
+            await asyncio.to_thread(split.plane.kubectl, "delete", "pod", pod, "-n", NAMESPACE, "--wait=true")
+            await split.until_runners(2, max_sequences=32)
+    assert_undisturbed(made.streams)
+
+
+async def token_runner_in_decode(split: Installation, made: Crowd) -> str:
+    """The pod of the token runner, once several of its streams have most of their tokens before them."""
+    found = ""
+
+    async def there() -> bool:
+        nonlocal found
+        for runner in await split.runners():
+            early = [n for watched, n in emitted(runner, made) if 0 < n < 0.6 * len(watched.case.expect)]
+            if runner.figures.role is RunnerRole.TOKEN and len(early) >= 4:
+                found = runner.spec.name
+        return bool(found)
+
+    await eventually(there)
+    return found
