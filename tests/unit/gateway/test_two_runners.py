@@ -128,6 +128,7 @@ def test_a_migration_with_kv_freezes_first_and_starts_on_the_runner_that_receive
     one = stream()
     run(one, assign(1, PROMPT), step(1, 0, "ab"))
     effects = run(one, moving(2, TOKEN))
+    assert (one.migrations, one.counted_migrations) == (1, 0)
     assert sent(effects, Freeze, Start, Stop) == [Freeze("r", E1, E2, KvTarget(TOKEN, "kv"))]
     assert text_of(run(one, step(1, 2, "c"))) == "c", "the epoch before speaks until it is frozen"
     (start,) = to(run(one, Frozen("r", E1, 3)), TOKEN, Start)

@@ -15,9 +15,9 @@ Pick = Callable[..., list[Any]]
 KV = {"kv_address": "tcp:1", "kv_layout": "m", "page_bytes": 1 << 14, "prefill_tokens_per_s": 1000.0}
 
 
-def computing(driver: Driver, uuid: str, **in_kv: int) -> list[Effect]:
+def computing(driver: Driver, uuid: str, *, draining: bool = False, **in_kv: int) -> list[Effect]:
     """A report of these requests, with so many tokens in KV."""
-    reported = driver.report_of(uuid, *(driver.view(r) for r in in_kv), free=80)
+    reported = driver.report_of(uuid, *(driver.view(r) for r in in_kv), free=80, draining=draining)
     return driver.reports(reported._replace(report=reported.report._replace(progress=[*in_kv.values()])))
 
 
@@ -57,6 +57,30 @@ def test_what_runs_on_a_runner_that_should_go_moves_with_its_kv(victim: Driver, 
     victim.gateway_sends(Started("r1", assign.epoch, handed_off=True))
     victim.runner("a")
     assert victim.record("a").working_set == 0
+
+
+def test_a_runner_that_drains_unannounced_is_emptied_at_once_though_requests_wait(victim: Driver, picked: Pick) -> None:
+    victim.submit("waits", prompt_tokens=1400, max_tokens=16)
+    assert victim.request("waits").phase.value == "waiting"
+    effects = computing(victim, "a", draining=True, r1=70)
+    (assign,) = picked([*effects, *victim.wait(0.01)], Assign)
+    assert (assign.request_id, assign.runner.uuid, assign.kv_address) == ("r1", "b", "tcp:1")
+    assert victim.request("r1").migrations == 0, "it is the system's own doing"
+
+
+def test_a_runner_that_serves_again_keeps_what_runs_there(victim: Driver, picked: Pick) -> None:
+    computing(victim, "a", draining=True, r1=10)
+    computing(victim, "a", r1=70)
+    assert not picked(victim.wait(2.0), Assign)
+
+
+def test_a_preempted_request_takes_its_kv_along_where_that_is_cheaper(victim: Driver, picked: Pick) -> None:
+    effects = victim.preempt("a", "r1", 32)
+    (assign,) = picked(effects, Assign)
+    assert (assign.runner.uuid, assign.kv_address, assign.reservation_tokens) == ("b", "tcp:1", 26)
+    assert [e.reason for e in picked(effects, KvMigration)] == ["preemption"]
+    assert not picked(effects, Preempt)
+    assert victim.request("r1").preemptions == 1
 
 
 def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver, picked: Pick) -> None:

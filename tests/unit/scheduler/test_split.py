@@ -12,7 +12,7 @@ from weft.domain.request import Assign, Cancel, FailReason, Preempt, Reject, Rej
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, PoolStatus
 from weft.domain.runner import OrderedRunner, RunnerRole
 from weft_scheduler.core.effects import Effect, KvHandOff
-from weft_scheduler.core.model.request import Placement
+from weft_scheduler.core.model.request import Phase, Placement
 
 Pick = Callable[..., list[Any]]
 KV = {"kv_address": "tcp:1", "kv_layout": "m135", "prefill_tokens_per_s": 1000.0}
@@ -286,3 +286,15 @@ def test_a_runner_that_did_not_fail_is_not_avoided(split: Driver) -> None:
         assert split.request(f"r{number}").placement == Placement(assign.token_runner.runner)
         split.outcome(f"r{number}")
         split.runner("a", incarnation=f"i{number + 2}", **KV)
+
+
+def test_a_prompt_runner_lost_after_the_hand_over_and_before_its_message_wastes_no_work(
+    split: Driver, picked: Pick
+) -> None:
+    split.place("r", prompt_tokens=64)
+    started(split, "r")
+    split.lost("a")
+    started(split, "r", handed_off=True)
+    assert split.request("r").phase is Phase.RUNNING
+    assert not picked(split.wait(split.state.config.assign_s + 1.0), Assign)
+    assert split.request("r").placement == Placement(RunnerId("b", "i1"))

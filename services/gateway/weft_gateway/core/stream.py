@@ -146,7 +146,7 @@ class RequestStream:
         self.freezing: Assign | None = None  # the epoch before, while its runner is to stop and send its KV
         self.highest = NEVER
         self.assignments = 0
-        self.counted_migrations = 0  # epochs that ended by anything but the system's own doing
+        self.counted_migrations = 0  # epochs that failed: not those that the system ended, or moved with their KV
         self.preemptions = 0  # epochs that the system ended, without those that the runner never began
         self.start_tokens = 0  # emitted when the present epoch began
         self.available = available  # a scheduler and a ready runner are there
@@ -258,7 +258,7 @@ class RequestStream:
             return []
         before, self.highest, self.assignments = self.running, assign.epoch, self.assignments + 1
         self._class_before = self.numerics_class
-        self.counted_migrations += before is not None
+        self.counted_migrations += before is not None and not assign.kv_address
         if before and assign.kv_address and not self.freezing and self.receiver is None:
             self.running, self.freezing = assign, before
             target = KvTarget(assign.runner, assign.kv_address)

@@ -231,6 +231,8 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
     assert capacity.sum == (Contribution(*map(sum, zip(*contributions, strict=True)))), pool.name
     cordoned = {r.id.uuid for r in runners if r.cordoned}
     assert cordoned == {*pool.autoscaler.victims} & pool.runners.keys(), (pool.name, cordoned)
+    assert [*pool.ending] == [uuid for uuid in pool.ending if pool.runners[uuid].figures.draining], pool.name
+    assert len(pool.ending) == sum(r.figures.draining for r in runners), pool.name
     for counted, shapes in (
         (pool.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
         (pool.accepting, [(r.role, r.shape) for r in runners if r.contribution is not None and not r.cordoned]),

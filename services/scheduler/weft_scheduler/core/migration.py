@@ -1,8 +1,9 @@
-"""Migrations that take the KV along: off runners that should go, and for consolidation.
+"""Migrations that take the KV along: off runners that should go or end, for consolidation, for those preempted.
 
 A move is one Assign of a higher epoch with `kv_address`: its gateway freezes the sequence, the source sends its KV to
-the target under the target's reservation, and the stream goes on there. Whatever fails of it becomes a recomputation.
-So a runner that should go is emptied in order: it takes nothing new, what it runs moves, it is idle when it is removed.
+the target under the target's reservation, and the stream continues there. Whatever fails of it becomes a
+recomputation. So a runner that should go is emptied in order: it takes nothing new, what it runs moves, it is idle when
+it is removed. One that ends without having been named before (SIGTERM) says so in its report, and is emptied at once.
 """
 
 from weft.domain.runner import RunnerRole
@@ -23,36 +24,38 @@ MAX_KV_MIGRATIONS = 8  # of a request: a stream that pauses for the system's own
 LEAST_S = 1.0  # a sequence that is expected to end sooner ends where it is
 
 
-def expect(state: State, pool: Pool) -> None:
-    """Let runners that should go be emptied, where anything runs on them."""
-    if any(_movable(pool, uuid) for uuid in pool.autoscaler.victims):
-        state.timers.set_earlier(Timer(TimerKind.MIGRATION, pool.name), state.now + ROUND_S)
+def expect(state: State, pool: Pool, after_s: float = ROUND_S) -> None:
+    """Let runners that should go, or that end, be emptied, where anything runs on them."""
+    if (pool.ending or pool.autoscaler.victims) and _sources(pool):
+        state.timers.set_earlier(Timer(TimerKind.MIGRATION, pool.name), state.now + after_s)
 
 
-def empty_victims(state: State, pool: Pool) -> None:
-    """One round of moves off the runners that should go; others follow while any runs there."""
-    if len(pool.queue):  # what is free is theirs
+def empty_runners(state: State, pool: Pool) -> None:
+    """One round of moves; others follow while any runs there. A runner that ends has seconds: it waits for nobody."""
+    queued, again = len(pool.queue) > 0, False  # what is free is theirs, before a victim's
+    for source in _sources(pool):
+        ends = source.figures.draining
+        moved = (ends or not queued) and _empty(state, pool, source)
+        again |= moved or ends or queued
+    if again:
         expect(state, pool)
-        return
-    ordered = False
-    for uuid in [*pool.autoscaler.victims]:
-        source = pool.runners.get(uuid)
-        if source is None or source.spec is None:
+
+
+def _empty(state: State, pool: Pool, source: RunnerAccount) -> bool:
+    """Whether any was ordered off it."""
+    assert source.spec is not None
+    ends, migrations = source.figures.draining, 0
+    for request_id, in_kv in [*source.in_kv()]:
+        request = state.requests.get(request_id)
+        if request is None or request.placement is None or request.runner != source.id:
             continue
-        migrations = 0
-        for request_id, in_kv in [*source.in_kv()]:
-            request = state.requests.get(request_id)
-            if request is None or request.placement is None or request.runner != source.id:
-                continue
-            lasts_s = request.expected_remaining(request.emitted_with(in_kv)) * source.spec.step_s(source.working_set)
-            if (not source.spec.step_ms_best or lasts_s >= LEAST_S) and migrate_with_kv(
-                state, pool, request, in_kv, "scale_in"
-            ):
-                migrations, ordered = migrations + 1, True
-            if migrations == MIGRATIONS:
-                break
-    if ordered:
-        expect(state, pool)
+        lasts_s = request.expected_remaining(request.emitted_with(in_kv)) * source.spec.step_s(source.working_set)
+        if source.spec.step_ms_best and lasts_s < LEAST_S and not ends:
+            continue
+        migrations += migrate_with_kv(state, pool, request, in_kv, "drain" if ends else "scale_in")
+        if migrations == MIGRATIONS and not ends:
+            break
+    return migrations > 0
 
 
 def migrate_with_kv(state: State, pool: Pool, request: Request, in_kv: int, reason: str) -> bool:
@@ -106,6 +109,9 @@ def _target(state: State, pool: Pool, request: Request, source: RunnerAccount, e
     return target if same and target.shape.kv_layout else None
 
 
-def _movable(pool: Pool, uuid: str) -> bool:
-    source = pool.runners.get(uuid)
-    return source is not None and bool(source.owned) and bool(source.shape.kv_layout) and len(pool.runners) > 1
+def _sources(pool: Pool) -> list[RunnerAccount]:
+    """Runners whose sequences should leave, with KV to send."""
+    if len(pool.runners) < 2:
+        return []
+    leaving = (pool.runners.get(uuid) for uuid in {**pool.ending, **dict.fromkeys(pool.autoscaler.victims)})
+    return [one for one in leaving if one is not None and one.owned and one.shape.kv_layout]

@@ -122,6 +122,9 @@ def hand_off(state: State, request: Request) -> None:
     if prompt is None:
         return
     runner, same = state.runner(prompt), True
+    if runner is None and request.phase is Phase.STOPPING and state.runner(request.runner) is not None:
+        request.keep()  # it was stopped for the loss of a runner that it did not need any more
+        state.timers.clear(Timer(TimerKind.ASSIGN_TIMEOUT, request.id))
     if runner is not None:
         same = runner.shape.numerics_class == request.assigned_class
         runner.disown(request.id)
@@ -145,6 +148,11 @@ def stop(state: State, request: Request) -> None:
 def preempt(state: State, request: Request) -> None:
     """Order it off its runner. It is counted here, not with the gateway's answer, which may never come."""
     request.preempted(state.config.max_preemptions)
+    order_off(state, request)
+
+
+def order_off(state: State, request: Request) -> None:
+    """Its runner stops it, and its gateway says so."""
     stop(state, request)
     state.send_to_gateway(request.gateway, Preempt(request.id, request.epoch))
 

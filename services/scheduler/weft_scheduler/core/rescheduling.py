@@ -13,13 +13,14 @@ from weft.domain.ids import RunnerId
 from weft.domain.request import Failed, FailReason, RejectReason, RunnerGone
 from weft.domain.runner import PreemptDecision
 from weft_scheduler.core.effects import KvHandOff, Requeued, Stale
+from weft_scheduler.core.migration import migrate_with_kv
 from weft_scheduler.core.model.gateway import Avoidance, GatewayStream
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.phases import on_kv_lost
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
-from weft_scheduler.core.request_lifecycle import enqueue, preempt, reject, release, stop
+from weft_scheduler.core.request_lifecycle import enqueue, order_off, reject, release, stop
 from weft_scheduler.core.scheduling import infeasible_reason
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
@@ -74,7 +75,7 @@ def on_assign_timeout(state: State, request: Request) -> None:
 
 
 def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
-    """The supervisor's victim leaves; its next reservation is the one of the decision."""
+    """The supervisor's victim leaves, with its KV where that is cheaper; its next reservation is the decision's."""
     request = state.requests.get(decision.request_id)
     running = request is not None and request.phase in (Phase.ASSIGNED, Phase.RUNNING)
     placement = request.placement if request is not None and request.epoch == decision.epoch else None
@@ -83,8 +84,12 @@ def on_preempt_decision(state: State, decision: PreemptDecision) -> None:
         return
     if decision.runner == placement.last:  # a prompt runner reserves the first token alone
         request.reserve_again(decision.reservation_tokens)
-    state.pool(request.pool).overran(request)
-    preempt(state, request)
+    pool, source = state.pool(request.pool), state.runner(decision.runner)
+    pool.overran(request)
+    request.preempted(state.config.max_preemptions)
+    in_kv = dict(source.in_kv()).get(request.id, 0) if source is not None else 0
+    if not migrate_with_kv(state, pool, request, in_kv, "preemption"):
+        order_off(state, request)
 
 
 def stop_requests_of(state: State, runner: RunnerAccount) -> None:

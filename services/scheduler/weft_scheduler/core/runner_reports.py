@@ -24,6 +24,7 @@ from weft.domain.runner import (
     SchedulerHello,
     SupervisorHello,
 )
+from weft_scheduler.core import migration
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
@@ -141,6 +142,9 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
         pool.set_errors(runner, errors)
         _mark_statuses(state, pool, errors)
     _update_readiness(state, pool, runner)
+    if runner.figures.draining is not before.draining:
+        pool.drains(runner)
+        migration.expect(state, pool, 0.0)
     if report.full:  # what it has counts: an order may have been lost between its supervisor and it
         runner.sent_role(None)
         version = pool.adapters.version

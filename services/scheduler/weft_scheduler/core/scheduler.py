@@ -137,7 +137,7 @@ class Scheduler:
             case TimerKind.ROLES if timer.name in state.pools:
                 phases.review(state, state.pools[timer.name])
             case TimerKind.MIGRATION if timer.name in state.pools:
-                migration.empty_victims(state, state.pools[timer.name])
+                migration.empty_runners(state, state.pools[timer.name])
             case TimerKind.PREFETCH if timer.name in state.pools:
                 prefetch.order_fetches(state, state.pools[timer.name])
             case TimerKind.FIRST_ROUTES:

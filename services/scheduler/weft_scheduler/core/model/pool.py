@@ -76,6 +76,7 @@ class Pool:
         self.ready_versions: Counter[int] = Counter()  # desired version -> Ready runners
         self.ready_runners = 0
         self.max_context_tokens = 0  # of the Ready runners; the last known while there are none
+        self.ending: dict[str, None] = {}  # an ordered set of runners that drain
         self.load_failures: dict[str, dict[str, str]] = {}  # adapter -> uuid -> why its load failed there
         self.packs = False  # full batches are preferred to idle runners
         self.placement = new_placement(DEFAULTS)
@@ -402,10 +403,18 @@ class Pool:
     def forget_runner(self, runner: RunnerAccount) -> None:
         """It is gone: what it contributed too."""
         self.runners.pop(runner.id.uuid, None)
+        self.ending.pop(runner.id.uuid, None)
         self.placement.remove(runner.id.uuid)
         self._count(runner, None, ())
         self.set_errors(runner, [*runner.errors], gone=True)
         self.autoscaler.forget(runner.id.uuid)
+
+    def drains(self, runner: RunnerAccount) -> None:
+        """It ends, or serves again after all."""
+        if runner.figures.draining:
+            self.ending[runner.id.uuid] = None
+        else:
+            self.ending.pop(runner.id.uuid, None)
 
     def update_runner(self, runner: RunnerAccount) -> bool:
         """Its accounts may have changed: index it again, and count what it contributes. True where they have."""

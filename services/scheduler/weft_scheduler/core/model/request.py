@@ -54,7 +54,9 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.ASSIGNED}),
     Phase.ASSIGNED: frozenset({Phase.RUNNING, Phase.STOPPING, Phase.UNPLACED}),
     Phase.RUNNING: frozenset({Phase.STOPPING, Phase.UNPLACED}),
-    Phase.STOPPING: frozenset({Phase.STOPPING, Phase.UNPLACED}),  # again: the runner of a victim is lost
+    Phase.STOPPING: frozenset(
+        {Phase.STOPPING, Phase.RUNNING, Phase.UNPLACED}
+    ),  # again: the runner of a victim is lost; running: the one that is lost had handed it over
 }
 PLACED = frozenset({Phase.ASSIGNED, Phase.RUNNING, Phase.STOPPING})
 
@@ -261,6 +263,11 @@ class Request:
     def stop(self) -> None:
         """Its epoch is ending: the gateway's Failed is awaited."""
         self._enter(Phase.STOPPING)
+
+    def keep(self) -> None:
+        """Its epoch lasts after all."""
+        assert self._phase is Phase.STOPPING, self
+        self._enter(Phase.RUNNING)
 
     def release(self) -> Placement:
         """Off its runners, in no place."""
