@@ -25,6 +25,7 @@ class What(Enum):
     DISK = "disk"  # a disk is full: fetches fail, outcomes are not stored
     DELETE = "delete"  # an adapter is deleted, and declared again
     REORDER = "reorder"  # messages of different streams overtake each other: each is late by a time of its own
+    TERMINATE = "terminate"  # a runner gets SIGTERM, drains, ends and comes back
     LIE = "lie"  # a runner says what is not so
 
 
@@ -49,7 +50,7 @@ def draw(chance: random.Random, names: list[str], runners: list[str], count: int
     faults: list[Fault] = []
     for _ in range(count):
         what = chance.choice(kinds)
-        of_runner = what in (What.SLOW, What.LOAD)
+        of_runner = what in (What.SLOW, What.LOAD, What.TERMINATE)
         target = "registry" if what is What.DELETE else chance.choice(runners if of_runner else names)
         other = chance.choice([name for name in names if name != target]) if what is What.PARTITION else ""
         seconds = chance.choice((0.05, 0.3, 1.0, 3.0))

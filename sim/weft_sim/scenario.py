@@ -12,8 +12,11 @@ from weft.domain.machine import TICK, Received
 from weft.domain.prediction import Prediction
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerRole, RunnerSpec
+from weft_runner.core.events import Drain
+from weft_runner.core.hand_over import MOVE_S
 from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.clock import Rank, random_of
+from weft_sim.controller import DRAINED_S
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import VOCABULARY, StepTimes, seed_of
 from weft_sim.faults import Fault, Liar, What, draw
@@ -322,6 +325,9 @@ class Run:
             case What.CRASH | What.POWER:
                 process.crash(0.0 if fault.what is What.CRASH else min(seconds, 2.0))
                 clock.after(seconds, Rank.FAULT, self._restart, process)
+            case What.TERMINATE if isinstance(shell, RunnerShell) and process.up:
+                process.post(Drain(True, MOVE_S))
+                clock.after(DRAINED_S, Rank.FAULT, self._end_drained, process, process.generation, seconds)
             case What.BREAK:
                 for stream, _ in world.network.of(process):
                     notices = (self._chance.uniform(0.0, seconds), self._chance.uniform(0.0, seconds))
@@ -367,6 +373,17 @@ class Run:
         controller = self.world.controller
         if not process.up and (controller is None or controller.may_start(process.name)):
             process.start()
+
+    def _end_drained(self, process: Process, generation: int, seconds: float) -> None:
+        """A process that drains ends when nothing is left on it."""
+        if not process.up or generation != process.generation or not isinstance(process.shell, RunnerShell):
+            return
+        pool, clock = process.shell.machine.pool, self.world.clock
+        if pool.sequences or not pool.draining:
+            clock.after(DRAINED_S, Rank.FAULT, self._end_drained, process, generation, seconds)
+            return
+        process.crash()
+        clock.after(seconds, Rank.FAULT, self._restart, process)
 
     def _slow_streams(self, process: Process, seconds: float) -> None:
         for stream, _ in self.world.network.of(process):

@@ -1,10 +1,13 @@
-"""Runners that should go are emptied while their answers go on elsewhere from their KV, and every law holds."""
+"""Runners that should go, or end, are emptied while their answers continue elsewhere from their KV; all laws hold."""
 
 from dataclasses import replace
 
 import pytest
 
 from weft.domain.routes import RegistryChange
+from weft_runner.core.events import Drain
+from weft_runner.core.hand_over import MOVE_S
+from weft_runner.core.request_pool import DRAIN_IDLE_S
 from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.shells import RunnerShell
@@ -12,14 +15,25 @@ from weft_sim.simulate import PoolDescription, deployment_of, simulate
 from weft_sim.stack import World
 from weft_sim.traces import TraceArrival
 
+POOL = PoolDescription(
+    runners=3, adapters=2, adapter_mib=0.1, page_kib=16.0, cpu=False, best_batch=8, prefill_tokens_per_s=500.0,
+    max_sequences=32, min_token=2,
+)  # fmt: skip
+
+
+def received(worlds: list[World]) -> int:
+    """Sequences that came with their KV; none was lost."""
+    (world,) = worlds
+    shells = [process.shell for process in world.runners.values()]
+    machines = [shell.machine for shell in shells if isinstance(shell, RunnerShell)]
+    assert all(machine.pool.kv.lost == 0 for machine in machines)
+    return sum(machine.pool.kv.received for machine in machines)
+
 
 @pytest.mark.parametrize(("phases", "left"), [("unified", 2), ("split", 1)])
 def test_a_scale_in_moves_answers_with_their_kv(phases: str, left: int) -> None:
     """Long prompts, short transfers: computing them again would cost more. Of three runners some go."""
-    pool = PoolDescription(
-        runners=3, adapters=2, adapter_mib=0.1, page_kib=16.0, phases=phases, cpu=False, best_batch=8,
-        prefill_tokens_per_s=500.0, max_sequences=32, min_token=2,
-    )  # fmt: skip
+    pool = replace(POOL, phases=phases)
     deployment = deployment_of(pool)
     (declared,) = deployment.pools
     fewer = RegistryChange(False, (replace(declared, min_runners=left, max_runners=left),))
@@ -33,12 +47,33 @@ def test_a_scale_in_moves_answers_with_their_kv(phases: str, left: int) -> None:
     arrivals = [TraceArrival(0.3 * number, 120, 400) for number in range(20)]
     figures = simulate(pool, arrivals, check=True, deployment=deployment, attach=attach).figures
     assert len(figures.served) == len(arrivals)
-    (world,) = worlds
-    shells = [process.shell for process in world.runners.values()]
-    machines = [shell.machine for shell in shells if isinstance(shell, RunnerShell)]
-    expected = len(arrivals) if phases == "split" else 0  # by hand-overs
-    assert sum(machine.pool.kv.received for machine in machines) >= expected + 2
-    assert all(machine.pool.kv.lost == 0 for machine in machines)
+    hand_overs = len(arrivals) if phases == "split" else 0
+    assert received(worlds) >= hand_overs + 2
+
+
+def test_a_runner_that_gets_sigterm_is_emptied_with_kv_before_it_ends() -> None:
+    worlds, struck_at, left_at = list[World](), list[float](), list[float]()
+
+    def attach(world: World) -> None:
+        worlds.append(world)
+        runner = next(iter(world.runners.values()))
+        struck_at.append(world.clock.now + 12.0)
+        world.clock.after(12.0, Rank.ARRIVAL, runner.post, Drain(True, MOVE_S))
+
+        def look() -> None:
+            assert isinstance(runner.shell, RunnerShell)
+            if runner.shell.machine.pool.sequences:
+                world.clock.after(0.05, Rank.ARRIVAL, look)
+            else:
+                left_at.append(world.clock.now)
+
+        world.clock.after(12.01, Rank.ARRIVAL, look)
+
+    arrivals = [TraceArrival(0.3 * number, 120, 400) for number in range(20)]
+    figures = simulate(POOL, arrivals, check=True, attach=attach).figures
+    assert len(figures.served) == len(arrivals)
+    assert received(worlds) >= 2
+    assert left_at[0] - struck_at[0] < DRAIN_IDLE_S
 
 
 @pytest.mark.parametrize(("gib_per_s", "least_s", "most_s"), [(1.0, 0.0, 2.0), (1e-4, 10.0, 20.0)])

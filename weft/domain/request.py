@@ -215,7 +215,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The runner ends every sequence of this gateway with Ended(DRAINED)."""
+    """The runner ends: it takes no Start, and a sequence that does not move to another runner ends with DRAINED."""
 
 
 # ---------------------------------------------------------------- gateway and scheduler

@@ -423,6 +423,41 @@ def test_a_frozen_sequence_continues_on_another_runner_where_it_stopped(steps: i
     assert idle(pair)
 
 
+def test_a_runner_that_drains_computes_on_until_its_sequences_have_moved() -> None:
+    pair = Pair()
+    for name in ("moves", "stays"):
+        one = starts(PROMPT[:8], 40, name)[0]
+        pair.do(pair.a, Received(GATEWAY, replace(one, kv_to=None, reservation_tokens=8)))
+    pair.do(pair.a, Connected(SUPERVISOR))
+    pair.do(pair.a, ev.Drain(True, 8.0))
+    pair.step(pair.a)
+    pair.do(pair.a, Received(GATEWAY, replace(starts(PROMPT[:4], 4, "late")[0], kv_to=None)))
+    assert [(e.request_id, e.reason) for e in pair.a.ended()] == [("late", EndReason.DRAINED)]
+    pair.step(pair.a)
+    pair.do(pair.a, Received(GATEWAY, Freeze("moves", E1, E2, KvTarget(B, "kv"))))
+    moved = replace(starts(PROMPT[:8], 40, "moves", E2)[1], emitted=tuple(expected(PROMPT[:8], 2)))
+    pair.do(pair.b, Received(GATEWAY, moved))
+    pair.carry()
+    assert "moves" not in pair.a.machine.pool.sequences
+    pair.a.now = 1.5
+    pair.do(pair.a, TICK)
+    assert "stays" in pair.a.machine.pool.sequences, "one has left within a second"
+    pair.a.now = 3.0
+    pair.do(pair.a, TICK)
+    assert [e.request_id for e in pair.a.ended()] == ["late", "stays"]
+    assert not pair.a.machine.pool.sequences
+
+
+def test_a_freeze_of_a_sequence_in_flight_waits_for_its_batch() -> None:
+    pair = Pair()
+    pair.do(pair.a, Received(GATEWAY, replace(starts(PROMPT[:8], 12)[0], kv_to=None, reservation_tokens=8)))
+    (step,) = [e for e in pair.a.machine.handle(ev.StepSlot(2, 2), 0.0) if isinstance(e, ev.RunStep)]
+    pair.do(pair.a, Received(GATEWAY, Freeze("r", E1, E2, KvTarget(B, "kv"))))
+    assert not pair.a.said
+    pair.run(pair.a, step)
+    assert [m.emitted_tokens for m in pair.a.said if isinstance(m, Frozen)] == [1]
+
+
 def test_nothing_to_freeze_is_said_so() -> None:
     pair = Pair()
     pair.do(pair.a, Received(GATEWAY, Freeze("r", E1, E2, KvTarget(B, "kv"))))

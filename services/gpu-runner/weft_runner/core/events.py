@@ -72,9 +72,13 @@ class FoundOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """End every sequence with DRAINED and admit none (or serve again)."""
+    """Admit no sequence and end every one that is here with DRAINED (or serve again).
+
+    `move_s`: for so long at the most the scheduler may order them to other runners first.
+    """
 
     on: bool
+    move_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +300,11 @@ class RunnerStatus:
     kv_lost: int = 0  # sequences whose KV did not get from one runner to the other
     role_changes: int = 0  # after which a token of the added phase was computed
     role_change_iterations: int = 0  # from each of these orders to that token, summed
+
+    @property
+    def drained(self) -> bool:
+        """Nothing is left on a runner that drains."""
+        return self.figures.draining and not (self.running + self.waiting + self.swapped)
 
 
 Action = Load | Unload | DropHost | Retain | Fetch

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from weft_runner.core.request_pool import RequestPool
 
 
+MOVE_S = 8.0  # for the sequences of a process that ends to move to other runners
+
+
 class HandOver:
     """A part of the request pool: its sequences, pages and messages are the pool's."""
 
     def __init__(self, pool: "RequestPool") -> None:
         self._pool, self._limits = pool, pool.limits
+        self.freezing: list[tuple[Freeze, Peer]] = []  # whose sequences are in a batch in flight
         self.kv = KvTransfers(pool.limits.kv, pool.limits.kv_claim_s, pool.limits.kv_page_bytes)
 
     # ---- events
@@ -37,13 +41,22 @@ class HandOver:
         if sequence is None or sequence.owner != owner or sequence.start.epoch != freeze.epoch:
             pool.messages.append(Send(owner, answer))
             return
-        ready = sequence.phase in (*RUNNING, SequencePhase.PAUSED) and not sequence.in_flight
+        if sequence.in_flight:
+            self.freezing.append((freeze, owner))
+            return
+        ready = sequence.phase in (*RUNNING, SequencePhase.PAUSED)
         if not ready or not sequence.in_kv or kv.identity is None or sequence.key in kv.outgoing:
             pool.end(sequence, EndReason.KV_LOST, answer.detail)
             return
         pool.frozen.append(Send(owner, Frozen(sequence.key, freeze.epoch, sequence.n_emitted)))
         kv.offer(sequence, freeze.to, freeze.next_epoch)
         self.leave(sequence)
+
+    def freeze_again(self) -> None:
+        """A batch is complete, of several in flight."""
+        freezing, self.freezing = self.freezing, []
+        for freeze, owner in freezing:
+            self.freeze(freeze, owner)
 
     def on_message(self, peer: Peer, message: object, now: float) -> None:
         """Of a runner that KV comes from, or is sent to."""

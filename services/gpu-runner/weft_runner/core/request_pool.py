@@ -50,6 +50,7 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
 
+DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
 UNCOMPUTED = (SequencePhase.WAITING, SequencePhase.PREFILL)
 
 
@@ -77,6 +78,8 @@ class RequestPool:
         self.epochs = HighestEpochs()
         self.sequences: dict[str, Sequence] = {}
         self.draining = False
+        self.drain_at = self._drain_by = inf  # when sequences of a runner that drains end; at the latest
+        self._left_before_drain = 0
         self.urgent = False  # a report is due at once
         self.iterations = self.forwards = self.tokens = self.departures = 0
         self.stalled_s = self.now = 0.0  # of all sequences that were paused or swapped; the time of the event
@@ -146,11 +149,29 @@ class RequestPool:
         self.adapters.prefetch(digests)
         self.settle()
 
-    def drain(self, *, on: bool) -> None:
-        """Give every sequence back; refuse new ones until drained is taken back."""
-        self.draining = on
-        for sequence in list(self.sequences.values()) if on else []:
-            self.end(sequence, EndReason.DRAINED, "the runner is draining")
+    def drain(self, *, on: bool, move_s: float = 0.0) -> None:
+        """Admit none until drained is taken back. What is here ends at once, or may move to other runners meanwhile."""
+        self.draining, self.urgent = on, True
+        self.drain_at = self._drain_by = self.now + (move_s if self.kv.identity is not None else 0.0) if on else inf
+        self._left_before_drain = self.departures
+        if on and self._drain_by > self.now:
+            self.drain_at = min(self._drain_by, self.now + DRAIN_IDLE_S)
+        elif on:
+            self.end_drained()
+
+    def end_drained(self) -> None:
+        """At `drain_at`. Those that still leave get more time; whose KV is on its way, all there is."""
+        over = self.now >= self._drain_by
+        if not over and self.departures != self._left_before_drain:
+            self._left_before_drain = self.departures
+            self.drain_at = min(self._drain_by, self.now + DRAIN_IDLE_S)
+            return
+        self.drain_at = inf if over else self._drain_by
+        for sequence in list(self.sequences.values()):
+            sent = self.kv.outgoing.get(sequence.key) if sequence.phase is SequencePhase.SEND else None
+            if over or sent is None:
+                epoch = sent.epoch if sent is not None else None
+                self.end(sequence, EndReason.DRAINED, "the runner is draining", epoch=epoch)
 
     def on_adapter_event(self, event: AdapterEvent) -> None:
         """A result of the adapter pool. What can never be loaded, or failed, ends the sequences that wait for it."""

@@ -66,8 +66,8 @@ class Runner:
                 self.pool.hand_over.on_stream_closed(peer, reason)
             case Closed(peer):
                 self._close(peer)
-            case Drain(on):
-                self._drain(on, effects)
+            case Drain(on, move_s):
+                self._drain(on, effects, move_s)
             case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
                 self.pool.on_adapter_event(event)
             case SwapDone() | SwapFailed():
@@ -77,6 +77,9 @@ class Runner:
         kv = self.pool.kv
         if (kv.outgoing or kv.offers) and kv.next_deadline() <= now:
             self.pool.hand_over.expire(now)
+            self._take_effects(effects)
+        if self.pool.drain_at <= now:
+            self.pool.end_drained()
             self._take_effects(effects)
         if now >= self._retry_at:
             self._retry_at = now + RETRY_S
@@ -91,6 +94,7 @@ class Runner:
         kv, deadline = self.pool.kv, self.reporter.deadline()
         if kv.outgoing or kv.offers:
             deadline = min(deadline, kv.next_deadline())
+        deadline = min(deadline, self.pool.drain_at)
         if self.pool.adapters.not_ready_reason():
             deadline = min(deadline, self._retry_at)
         return None if deadline == inf else deadline
@@ -136,6 +140,8 @@ class Runner:
             here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence and sequence.runs)
             batch = batch if len(here) == len(batch.rows) else Batch(here, 0)
         pool.account(batch, done.tokens, done.failures)
+        if pool.hand_over.freezing:
+            pool.hand_over.freeze_again()
         if done.ms > 0.0:
             pool.scheduler.timed(step.batch, done.ms, step.keys)
 
@@ -188,9 +194,9 @@ class Runner:
             self._gateways.pop(peer, None)
             self.pool.session_closed(peer)
 
-    def _drain(self, on: bool, effects: list[Effect]) -> None:
-        """Draining follows the last Ended(DRAINED) of each session."""
-        self.pool.drain(on=on)
+    def _drain(self, on: bool, effects: list[Effect], move_s: float = 0.0) -> None:
+        """Draining follows each Ended(DRAINED) of what ends at once. Without a supervisor nobody orders moves."""
+        self.pool.drain(on=on, move_s=move_s if self.reporter.supervisor is not None else 0.0)
         if on:
             self._take_effects(effects)
             effects.extend(Send(peer, Draining()) for peer in self._gateways)

@@ -24,12 +24,13 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
 from weft_runner.core.events import Drain, RunnerStatus
+from weft_runner.core.hand_over import MOVE_S
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
-DRAIN_S = 10.0  # a forward that is under way ends first
+DRAIN_S = MOVE_S + 2.0  # a forward that is under way ends first
 FLUSH_S = 2.0
 # Events that wait for the engine: each of the most sequences that a runner takes (1,024) started and stopped nine
 # times, which the scheduler does not come to before the lease of an engine that stands still is over.
@@ -127,7 +128,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         if output.status is not None:
             self.status = output.status
             self._first_status.set()
-            if output.status.figures.draining:
+            if output.status.drained:
                 self._drained.set()
 
     # ---- start and end
@@ -140,10 +141,10 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         self._draining = order.drain
 
     async def drain_and_close(self) -> None:
-        """On SIGTERM: every sequence is given back, every gateway receives Draining, then the streams end."""
+        """On SIGTERM: sequences move to other runners or are given back, sessions receive Draining and end."""
         self._draining = True
         self._drained.clear()
-        self._engine.post(Drain(on=True))
+        self._engine.post(Drain(on=True, move_s=MOVE_S))
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self._drained.wait()
