@@ -100,6 +100,20 @@ async def struck_until_streams_migrate(
     assert_undisturbed(made.streams)
 
 
+async def test_a_runner_that_gets_sigterm_hands_its_streams_over_with_their_kv(pair: Stack, cases: list[Case]) -> None:
+    """Half of what both runners hold, so that one of them can take it over."""
+
+    def moved() -> float:
+        return pair.metric("scheduler", "weft_scheduler_kv_migrations_total", reason="drain")
+
+    await wait_for_runners(pair)
+    before = moved()
+    async with asyncio.timeout(3 * PATIENCE_S), load(pair.url, cases, "sigterm", width=12) as made:
+        while moved() == before:
+            await wait_for_runners(pair, await strike(pair, made, signal.SIGTERM, 2))
+    assert_undisturbed(made.streams)
+
+
 @pytest.mark.parametrize("component", ["scheduler", "supervisor", "predictor", "depot"])
 async def test_a_control_plane_process_is_killed_and_comes_back(pair: Stack, cases: list[Case], component: str) -> None:
     await wait_for_runners(pair)
