@@ -35,7 +35,7 @@ from weft_operator.registry_client import adapter_report, adapter_spec, pool_rep
 from weft_operator.resolution import Answer, heard
 from weft_operator.resources import Object, Pool, Ref, parse
 from weft_runner.core import events as rn
-from weft_runner.core.hand_over import MOVE_S
+from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.core.runner import Runner
 from weft_sim.clock import Rank
 from weft_sim.process import LawBroken, Process
@@ -294,7 +294,7 @@ class ControllerShell(BaseShell):
         if runner is None or not runner.up:
             self._observe(name, None)
             return
-        runner.post(rn.Drain(True, MOVE_S))
+        runner.post(rn.Drain(True, MIGRATE_S))
         self._world.clock.after(DRAINED_S, Rank.WORK, self._poll, name, runner.generation)
 
     def _poll(self, name: str, generation: int) -> None:

@@ -13,7 +13,7 @@ from weft.domain.prediction import Prediction
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerRole, RunnerSpec
 from weft_runner.core.events import Drain
-from weft_runner.core.hand_over import MOVE_S
+from weft_runner.core.hand_over import MIGRATE_S
 from weft_scheduler.core.config import SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.controller import DRAINED_S
@@ -326,7 +326,7 @@ class Run:
                 process.crash(0.0 if fault.what is What.CRASH else min(seconds, 2.0))
                 clock.after(seconds, Rank.FAULT, self._restart, process)
             case What.TERMINATE if isinstance(shell, RunnerShell) and process.up:
-                process.post(Drain(True, MOVE_S))
+                process.post(Drain(True, MIGRATE_S))
                 clock.after(DRAINED_S, Rank.FAULT, self._end_drained, process, process.generation, seconds)
             case What.BREAK:
                 for stream, _ in world.network.of(process):

@@ -56,7 +56,7 @@ def test_scenarios_differ_and_every_kind_of_fault_occurs() -> None:
     assert len({repr(plan.deployment) for plan in plans}) == 60
     assert {fault.what.value for plan in plans for fault in plan.faults} == {
         "crash", "power", "break", "pause", "clock", "slow", "delay", "partition", "duplicate", "load", "disk",
-        "delete", "lie", "reorder",
+        "delete", "lie", "reorder", "terminate",
     }  # fmt: skip
     assert any(not plan.faults for plan in plans)
 

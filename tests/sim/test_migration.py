@@ -6,7 +6,7 @@ import pytest
 
 from weft.domain.routes import RegistryChange
 from weft_runner.core.events import Drain
-from weft_runner.core.hand_over import MOVE_S
+from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.core.request_pool import DRAIN_IDLE_S
 from weft_scheduler.core.scheduler import Scheduler
 from weft_sim.clock import Rank
@@ -58,7 +58,7 @@ def test_a_runner_that_gets_sigterm_is_emptied_with_kv_before_it_ends() -> None:
         worlds.append(world)
         runner = next(iter(world.runners.values()))
         struck_at.append(world.clock.now + 12.0)
-        world.clock.after(12.0, Rank.ARRIVAL, runner.post, Drain(True, MOVE_S))
+        world.clock.after(12.0, Rank.ARRIVAL, runner.post, Drain(True, MIGRATE_S))
 
         def look() -> None:
             assert isinstance(runner.shell, RunnerShell)

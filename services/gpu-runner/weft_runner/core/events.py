@@ -74,11 +74,11 @@ class FoundOnDisk:
 class Drain:
     """Admit no sequence and end every one that is here with DRAINED (or serve again).
 
-    `move_s`: for so long at the most the scheduler may order them to other runners first.
+    `migrate_s`: for so long at the most the scheduler may order them to other runners first.
     """
 
     on: bool
-    move_s: float = 0.0
+    migrate_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft_runner.core.request_pool import RequestPool
 
 
-MOVE_S = 8.0  # for the sequences of a process that ends to move to other runners
+MIGRATE_S = 8.0  # for the sequences of a process that ends to move to other runners
 
 
 class HandOver:

@@ -149,10 +149,10 @@ class RequestPool:
         self.adapters.prefetch(digests)
         self.settle()
 
-    def drain(self, *, on: bool, move_s: float = 0.0) -> None:
+    def drain(self, *, on: bool, migrate_s: float = 0.0) -> None:
         """Admit none until drained is taken back. What is here ends at once, or may move to other runners meanwhile."""
         self.draining, self.urgent = on, True
-        self.drain_at = self._drain_by = self.now + (move_s if self.kv.identity is not None else 0.0) if on else inf
+        self.drain_at = self._drain_by = self.now + (migrate_s if self.kv.identity is not None else 0.0) if on else inf
         self._left_before_drain = self.departures
         if on and self._drain_by > self.now:
             self.drain_at = min(self._drain_by, self.now + DRAIN_IDLE_S)

@@ -66,8 +66,8 @@ class Runner:
                 self.pool.hand_over.on_stream_closed(peer, reason)
             case Closed(peer):
                 self._close(peer)
-            case Drain(on, move_s):
-                self._drain(on, effects, move_s)
+            case Drain(on, migrate_s):
+                self._drain(on, effects, migrate_s)
             case Loaded() | Fetched() | LoadFailed() | FetchFailed() | FoundOnDisk():
                 self.pool.on_adapter_event(event)
             case SwapDone() | SwapFailed():
@@ -194,9 +194,9 @@ class Runner:
             self._gateways.pop(peer, None)
             self.pool.session_closed(peer)
 
-    def _drain(self, on: bool, effects: list[Effect], move_s: float = 0.0) -> None:
+    def _drain(self, on: bool, effects: list[Effect], migrate_s: float = 0.0) -> None:
         """Draining follows each Ended(DRAINED) of what ends at once. Without a supervisor nobody orders moves."""
-        self.pool.drain(on=on, move_s=move_s if self.reporter.supervisor is not None else 0.0)
+        self.pool.drain(on=on, migrate_s=migrate_s if self.reporter.supervisor is not None else 0.0)
         if on:
             self._take_effects(effects)
             effects.extend(Send(peer, Draining()) for peer in self._gateways)

@@ -24,13 +24,13 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
 from weft_runner.core.events import Drain, RunnerStatus
-from weft_runner.core.hand_over import MOVE_S
+from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.metrics import RunnerMetrics
 from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
-DRAIN_S = MOVE_S + 2.0  # a forward that is under way ends first
+DRAIN_S = MIGRATE_S + 2.0  # a forward that is under way ends first
 FLUSH_S = 2.0
 # Events that wait for the engine: each of the most sequences that a runner takes (1,024) started and stopped nine
 # times, which the scheduler does not come to before the lease of an engine that stands still is over.
@@ -144,7 +144,7 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         """On SIGTERM: sequences move to other runners or are given back, sessions receive Draining and end."""
         self._draining = True
         self._drained.clear()
-        self._engine.post(Drain(on=True, move_s=MOVE_S))
+        self._engine.post(Drain(on=True, migrate_s=MIGRATE_S))
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self._drained.wait()

@@ -35,8 +35,8 @@ def empty_runners(state: State, pool: Pool) -> None:
     queued, again = len(pool.queue) > 0, False  # what is free is theirs, before a victim's
     for source in _sources(pool):
         ends = source.figures.draining
-        moved = (ends or not queued) and _empty(state, pool, source)
-        again |= moved or ends or queued
+        ordered = (ends or not queued) and _empty(state, pool, source)
+        again |= ordered or ends or queued
     if again:
         expect(state, pool)
 
