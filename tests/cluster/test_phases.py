@@ -18,10 +18,11 @@ MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher
 def split(installation: Installation) -> Iterator[Installation]:
     """Two slow runners that change from mixed to prompt and token where they are: no pod is replaced for it."""
     env = [{"name": name, "value": value} for name, value in SLOW.items()]
-    installation.patch_pool({"replicas": 2, "template": {"env": env}})
-    asyncio.run(installation.until_runners(2, max_sequences=32))
+    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 24}, "template": {"env": env}})
+    asyncio.run(installation.until_runners(2, max_sequences=24))
     yield installation
-    installation.patch_pool({"replicas": 1, "phases": None, "template": None})
+    plain = {"replicas": 1, "phases": None, "scheduler": {"maxSequences": 32}, "template": None}
+    installation.patch_pool(plain)
     asyncio.run(installation.until_runners(1, max_sequences=32))
 
 
@@ -59,7 +60,7 @@ async def test_streams_of_a_deleted_token_runner_move_with_their_kv(split: Insta
             await until_roles(split, RunnerRole.PROMPT, RunnerRole.TOKEN)
             pod = await token_runner_in_decode(split, made)
             await asyncio.to_thread(split.plane.kubectl, "delete", "pod", pod, "-n", NAMESPACE, "--wait=true")
-            await split.until_runners(2, max_sequences=32)
+            await split.until_runners(2, max_sequences=24)
     assert_undisturbed(made.streams)
 
 
