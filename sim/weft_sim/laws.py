@@ -206,6 +206,7 @@ class Laws:
                 case Failed():
                     self._failed(effect.message)
                 case Start(request_id=request_id, epoch=epoch) as start:
+                    self._preempted_again(request_id)
                     self.began_with[request_id] = len(start.emitted)
                     of = self.starts.setdefault((request_id, epoch, start.kv_from is not None), effect.peer)
                     if of != effect.peer:
@@ -227,13 +228,16 @@ class Laws:
                     raise LawBroken(f"{effect.message.request_id} has two owners: {named}")
 
     def _failed(self, failed: Failed) -> None:
-        """An epoch is over: by a preemption a bounded number of times. One without capacity may never have begun."""
+        """An epoch is over. One without capacity may never have begun."""
         produced = failed.emitted_tokens > self.began_with[failed.request_id]
         preempted = failed.reason is FailReason.PREEMPTED or (failed.reason is FailReason.NO_CAPACITY and produced)
         self.preemptions[failed.request_id] += preempted
-        count = self.preemptions[failed.request_id]
-        if count > self.max_preemptions and self.requests[failed.request_id].trusted:
-            raise LawBroken(f"{failed.request_id} is preempted {count} times, the bound is {self.max_preemptions}")
+
+    def _preempted_again(self, request_id: str) -> None:
+        """It starts anew: after a bounded number of preemptions. One that is rejected is stopped by another one."""
+        count = self.preemptions[request_id]
+        if count > self.max_preemptions and self.requests[request_id].trusted:
+            raise LawBroken(f"{request_id} is preempted {count} times, the bound is {self.max_preemptions}")
 
     def _disown(self, request_id: str, epoch: Epoch, peer: Peer) -> None:
         owners = self.owners.get(request_id, {})

@@ -229,8 +229,10 @@ class EngineSimulation:
         if not self.limits.reserve:
             count = min(count, max(1, int((self.limits.kv_tokens - self.kv_used) // rows)))
         if count > 1 and next_arrival_s < inf:
-            one = self.model.seconds(self._shape(0, 0, 0, rows, self._context + rows))
-            count = max(1, min(count, ceil((next_arrival_s - self.now) / one)))
+            shortest = self.model.seconds(self._shape(0, 0, 0, rows, self._context + rows))
+            count = max(1, min(count, ceil((next_arrival_s - self.now) / shortest)))
+            longest = self.model.seconds(self._shape(0, 0, 0, rows, self._context + rows * count))
+            count = max(1, min(count, ceil((next_arrival_s - self.now) / longest)))  # none begins after the arrival
         if rows % 2 and count > 1 and count % 2 == 0:
             count -= 1  # so that the middle has a whole number of tokens
         middle = self._context + rows * (count + 1) // 2

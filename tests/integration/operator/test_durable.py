@@ -248,7 +248,7 @@ async def test_what_an_older_version_wrote_gets_the_defaults_of_fields_that_it_d
         await keeper.committed()
     (read,) = open_store(path, clock, as_served).objects()
     assert read["metadata"] == written["metadata"]
-    assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1}
+    assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1, "podsPerRunner": 1}
     assert read["spec"]["scheduler"] == {**written["spec"]["scheduler"], "fairness": {"mode": "Tenant"}}
     assert parse(read)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft_sim.performance.engine import EngineLimits, EngineSimulation, PromptBatching, serve
@@ -73,6 +73,7 @@ def test_one_request_takes_its_chunks_and_its_tokens() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(REQUESTS)
+@example([EngineRequest(0.0, 1, 1), EngineRequest(0.0, 252, 54), EngineRequest(0.83203125, 1, 1)])  # in the last step
 def test_jumps_change_no_time(requests: list[EngineRequest]) -> None:
     """An arrival that can do nothing at each step keeps the engine from jumping."""
     single, jumping = copies(requests), copies(requests)
