@@ -48,6 +48,8 @@ class Killer:
             return
         with self._lock:
             if not self._replica.running:  # one of several requests that were under way when it was killed
+                if when == "before" and self._killing:
+                    raise Gone  # else the next process would find it done, and it would never be a crash point
                 return
             path = write.path.replace(self._stage.namespace, "NAMESPACE")
             point = f"{write.method} {re.sub(r'[0-9a-f]{8,}.*', '', path)}"
