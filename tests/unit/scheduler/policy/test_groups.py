@@ -136,3 +136,9 @@ def test_the_role_that_has_more_than_it_wants_gives_first_and_the_least_loaded_o
     assert select_victims(fleet, [], PhaseCounts(any=1), PhaseCounts(1, 2)) == ["light prompt"]
     assert select_victims(fleet, [], PhaseCounts(any=2), PhaseCounts(1, 1)) == ["idle token", "light prompt"]
     assert select_victims(fleet, ["token"], PhaseCounts(any=2), PhaseCounts(1, 1)) == ["token", "light prompt"]
+
+
+def test_the_last_prompt_runner_stays_where_another_can_go_though_no_prompts_are_demanded() -> None:
+    prompt, mixed = RunnerRole.PROMPT, RunnerRole.MIXED
+    fleet = [VictimCandidate(0, 0, "a", prompt), VictimCandidate(0, 0, "b", mixed), VictimCandidate(0, 0, "c", mixed)]
+    assert select_victims(fleet, [], PhaseCounts(any=1), PhaseCounts()) == ["b"]

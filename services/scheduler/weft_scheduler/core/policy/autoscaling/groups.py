@@ -90,8 +90,9 @@ def select_victims(
     for uuid in kept:
         if (candidate := by_uuid.get(uuid)) is not None and left[candidate.group]:
             take(candidate)
-    wanted = {RunnerRole.PROMPT: phases.prompt, RunnerRole.TOKEN: phases.token, RunnerRole.MIXED: 0}
-    for least in (wanted, dict.fromkeys(wanted, 1), dict.fromkeys(wanted, 0)):
+    one = dict.fromkeys(RunnerRole, 1)
+    wanted = one | {RunnerRole.PROMPT: max(1, phases.prompt), RunnerRole.TOKEN: max(1, phases.token)}
+    for least in (wanted, one, dict.fromkeys(RunnerRole, 0)):
         for candidate in everyone:
             if (
                 left[candidate.group]
