@@ -11,7 +11,7 @@ from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
 from weft.wire.tls import Tls, load_tls
-from weft_runner.errors import RunnerError
+from weft_runner.errors import RunnerError, StoppedAtStart
 from weft_runner.settings import RunnerSettings, parse_settings
 
 if TYPE_CHECKING:  # torch is imported late
@@ -33,6 +33,9 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> i
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
+    except StoppedAtStart as error:
+        log.info("stopped before serving", extra=kv(reason=error))
+        return 0
     except RunnerError as error:
         log.error("failed", extra=kv(error=type(error).__name__, detail=error))
         return 1

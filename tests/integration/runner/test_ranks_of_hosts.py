@@ -6,7 +6,6 @@ all here.
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 import torch
 
 from harness.certificates import Authority, mount
+from harness.hosts import Hosts, two_hosts
 from harness.native_library import native_library
 from harness.ports import free_ports
 from harness.processes import started
@@ -53,34 +53,10 @@ FLAGS: dict[str, Any] = {
 GRID = {"pipeline_parallel": 2, "tensor_parallel": 2}
 
 
-class Hosts(NamedTuple):
-    """Where rank 0 listens; what a command begins with to run on the other host."""
-
-    address: str
-    other: tuple[str, ...]
-
-
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    ip, name = shutil.which("ip"), f"weft-{os.getpid()}"
-    if ip is None or os.geteuid() or subprocess.run([ip, "netns", "add", name], capture_output=True).returncode:
-        yield Hosts("127.0.0.1", ())
-        return
-    here, there, net = f"wr{os.getpid() % 10**6}a", f"wr{os.getpid() % 10**6}b", f"198.18.{os.getpid() % 256}"
-    inside = [ip, "-n", name]
-    try:
-        for command in (
-            [ip, "link", "add", here, "type", "veth", "peer", "name", there, "netns", name],
-            [ip, "address", "add", f"{net}.1/30", "dev", here],
-            [ip, "link", "set", here, "up"],
-            [*inside, "address", "add", f"{net}.2/30", "dev", there],
-            [*inside, "link", "set", there, "up"],
-            [*inside, "link", "set", "lo", "up"],
-        ):
-            subprocess.run(command, check=True, capture_output=True)
-        yield Hosts(f"{net}.1", (ip, "netns", "exec", name))
-    finally:
-        subprocess.run([ip, "netns", "delete", name], check=True, capture_output=True)
+    with two_hosts() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +81,7 @@ class Runner(NamedTuple):
 
     executor: MultiProcessExecutor
     others: list["subprocess.Popen[bytes]"]
+    stopping: threading.Event
 
 
 @contextmanager
@@ -128,15 +105,16 @@ def runner_of(
                 "data_dir": folder, "rank": rank, "leader": f"{hosts.address}:{port}",
             }  # fmt: skip
             words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
-            where = hosts.other if rank >= len(probes) - 1 else ()
+            where = hosts.enter if rank >= len(probes) - 1 else ()
             others.append(stack.enter_context(started(*where, sys.executable, "-m", "weft_runner", *words)))
         settings = settings_of(**shared, ranks_listen=f"{hosts.address}:{port}")
         base = base_of(model.files)
-        gather = gather_ranks(settings, Tls(certificates, "runner"))
+        stopping = threading.Event()
+        gather = gather_ranks(settings, Tls(certificates, "runner"), stopping.set)
         executor = make_executor(settings, ModelSource(base.spec, base.files, 1, lambda: False, gather))
         assert isinstance(executor, MultiProcessExecutor)
         stack.callback(executor.close)
-        yield Runner(executor, others)
+        yield Runner(executor, others, stopping)
 
 
 def test_ranks_of_two_hosts_give_the_bits_of_one_host_and_are_lost_as_one(
@@ -153,7 +131,9 @@ def test_ranks_of_two_hosts_give_the_bits_of_one_host_and_are_lost_as_one(
             assert all(torch.equal(one[key], other[key]) for key in one)
         lost: list[str] = []
         runner.executor.watch(lambda error: lost.append(str(error)))
-        runner.others[-1].send_signal(signal.SIGTERM)  # a pod that is drained with its runner outlives it
+        runner.others[-1].send_signal(signal.SIGTERM)
+        wait_until(runner.stopping.is_set, "rank 0 is to drain the runner")
+        steps_of(model, runner.executor)  # meanwhile the rank stays
         runner.others[-1].send_signal(signal.SIGKILL)
         wait_until(lambda: bool(lost), "rank 0 hears of it")
         assert "rank 3 of the model" in lost[0]

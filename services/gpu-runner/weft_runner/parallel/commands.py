@@ -5,7 +5,7 @@ before a position further (`Step.advance`), ("put", slot, number, numbers to for
 ("clear_pages", pages), ("allocate_pages", pages), ("kv", ShardOrder) of a transfer to or from another runner.
 `loads`, beside steps: the START of a rank; ("build" or "needs", arguments) and an adapter's file, answered by a
 `BuiltShard` or a RunnerError.
-`events`, to rank 0: `ShardComplete`, `ShardLost` of `core.kv_shards`.
+`events`, to rank 0: `RankStopping`; `ShardComplete`, `ShardLost` of `core.kv_shards`.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,11 @@ class Layers:
     first: int
     last: int
     hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankStopping:
+    """Its process is asked to end: the runner drains, and all its ranks end together."""
 
 
 @dataclass(frozen=True, slots=True)

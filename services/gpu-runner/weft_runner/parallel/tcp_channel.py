@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
@@ -41,11 +42,14 @@ def _lost(doing: str) -> Generator[None]:
 
 
 class TcpChannel:
-    """One end; what it raises is ChannelLost. One thread uses it at a time, but for `wait_for_end` and `close`."""
+    """One end; what it raises is ChannelLost.
+
+    One thread uses it at a time, but for `wait_for_end` and `close`; an end that never receives is sent from any.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         """`end` is connected, and belongs to this."""
-        self._end = end
+        self._end, self._sending = end, threading.Lock()
         end.settimeout(None)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -63,9 +67,10 @@ class TcpChannel:
 
     def send(self, message: Any, file: int | None = None) -> None:
         """Returns once the kernel has it."""
-        self.send_bytes(pickle.dumps(message))
-        if file is not None:
-            self._send_file(file)
+        with self._sending:
+            self.send_bytes(pickle.dumps(message))
+            if file is not None:
+                self._send_file(file)
 
     def receive(self) -> Any:
         return _DataUnpickler(io.BytesIO(self.receive_bytes(MAX_MESSAGE))).load()

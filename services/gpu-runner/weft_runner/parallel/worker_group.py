@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
+from weft_runner.parallel.commands import RankStopping
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.ipc import Channel, ChannelLost, RankChannel
 from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
@@ -79,17 +80,23 @@ def spawn_workers(size: int, shared: RankFiles) -> list[Worker]:
 class WorkerGroup:
     """All workers. The engine's thread calls `broadcast`, the builder's `request` and `replies`; any thread `close`."""
 
-    def __init__(self, workers: Sequence[Worker], patience_s: float) -> None:
-        """`patience_s`: how long a worker may leave a message, or an adapter, lying."""
-        self._workers, self._patience_s = workers, patience_s
+    def __init__(
+        self, workers: Sequence[Worker], patience_s: float, on_stopping: Callable[[], None] = lambda: None
+    ) -> None:
+        """`patience_s`: how long a worker may leave a message, or an adapter, lying.
+
+        `on_stopping` is called, from any thread, when the process of a worker is asked to end.
+        """
+        self._workers, self._patience_s, self._on_stopping = workers, patience_s, on_stopping
+        self._on_event: Callable[[int, Any], None] | None = None
         self._on_lost: list[Callable[[ExecutorLost], None]] = []
         self._first_lost: str | None = None
         self._lock, self._closing = threading.Lock(), threading.Event()
         for worker in workers:
             worker.steps.set_patience(patience_s)
             worker.loads.set_patience(patience_s)
-            name = f"watch-rank-{worker.rank}"
-            threading.Thread(target=self._wait_for, args=(worker,), name=name, daemon=True).start()
+            for name, target in (("watch", self._wait_for), ("events", self._take_events)):
+                threading.Thread(target=target, args=(worker,), name=f"{name}-rank-{worker.rank}", daemon=True).start()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -131,10 +138,11 @@ class WorkerGroup:
             self._with(worker, lambda w: w.loads.send(command, file))
 
     def listen(self, on_event: Callable[[int, Any], None]) -> None:
-        """`on_event` is called with a rank and what it reports, from a thread for each."""
-        for worker in self._workers:
-            name, args = f"events-rank-{worker.rank}", (worker, on_event)
-            threading.Thread(target=self._take_events, args=args, name=name, daemon=True).start()
+        """`on_event` is called with a rank and what it reports of its KV, from a thread for each.
+
+        None does before it has an order.
+        """
+        self._on_event = on_event
 
     def replies(self) -> list[Any]:
         """One reply of each worker, by rank, once all have replied. Raises what one refused with, ExecutorLost."""
@@ -181,10 +189,16 @@ class WorkerGroup:
         except ChannelLost as error:
             raise self._lost(worker, str(error)) from error
 
-    def _take_events(self, worker: Worker, on_event: Callable[[int, Any], None]) -> None:
+    def _take_events(self, worker: Worker) -> None:
         try:
             while True:
-                on_event(worker.rank, worker.channels.events.receive())
+                event = worker.channels.events.receive()
+                if isinstance(event, RankStopping):
+                    log.info("rank %d is asked to stop: the runner drains", worker.rank)
+                    self._on_stopping()
+                else:
+                    assert self._on_event is not None, event
+                    self._on_event(worker.rank, event)
         except ChannelLost as error:
             self._lost(worker, str(error))
 
@@ -228,11 +242,15 @@ class LaunchedRanks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredRanks:
-    """The other ranks, not started yet, and how they meet. `store_port`: of rank 0, where they are on other hosts."""
+    """The other ranks, not started yet, and how they meet.
+
+    Where they are on other hosts: `store_port` of rank 0, and `on_stopping` of `WorkerGroup`.
+    """
 
     workers: Sequence[Worker]
     meeting: RankMeeting
     store_port: int = 0
+    on_stopping: Callable[[], None] = lambda: None
 
 
 GatherRanks = Callable[[int, Callable[[], bool]], GatheredRanks]  # of so many ranks; asked meanwhile whether to stop
@@ -261,7 +279,7 @@ def launch_ranks(
         found = _children(grid.size) if gather is None else gather(grid.size, stopping)
         ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), found.meeting, patience_s)
         ending.callback(ranks.close)
-        workers = WorkerGroup(found.workers, patience_s)
+        workers = WorkerGroup(found.workers, patience_s, found.on_stopping)
         ending.callback(workers.close)
         workers.watch(lambda _: ranks.end_waits())
         workers.start({**settings, "grid": grid, "patience_s": patience_s, "store_port": found.store_port}, stopping)

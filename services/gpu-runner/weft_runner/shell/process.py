@@ -22,6 +22,7 @@ from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
 from weft_runner.model.executor import WrapExecutor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
 from weft_runner.shell.engine import EngineThread, Output
@@ -47,8 +48,11 @@ async def serve_runner(
     tls: Tls | None = None,
     wrap: WrapExecutor | None = None,
 ) -> int:
-    """Serve until SIGTERM or a bug in the engine. Returns the exit code; raises RunnerError before serving."""
-    stop = stop_on_signals()
+    """Serve until SIGTERM, here or at another rank, or a bug in the engine.
+
+    Returns the exit code; raises RunnerError before serving.
+    """
+    stop, loop = stop_on_signals(), asyncio.get_running_loop()
     runner = read_identity(settings.data_dir, settings.pool)
     metrics = RunnerMetrics(REGISTRY, settings.model_name, settings.kv_pages)
     source = DepotSource(
@@ -63,12 +67,13 @@ async def serve_runner(
     def on_output(output: Output) -> None:
         app.on_output(output)
 
+    def on_stopping() -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    gather = gather_ranks(settings, tls, on_stopping) if settings.ranks_listen else None
     beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
-        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner, tls)
-    except StoppedAtStart as error:
-        log.info("stopped before serving", extra=kv(reason=error))
-        return 0
+        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner, gather)
     finally:
         beat.cancel()
     try:
@@ -82,11 +87,10 @@ async def serve_runner(
 
 def load(
     settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool],
-    wrap: WrapExecutor | None = None, runner: RunnerId | None = None, tls: Tls | None = None,
+    wrap: WrapExecutor | None = None, runner: RunnerId | None = None, gather: GatherRanks | None = None,
 ) -> EngineBundle:  # fmt: skip
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     files = fetch_base(source, settings.base_wait_s, stopping)
-    gather = gather_ranks(settings, tls) if settings.ranks_listen else None
     return build_engine(settings, files, source, on_output, stopping, wrap, runner, gather)
 
 

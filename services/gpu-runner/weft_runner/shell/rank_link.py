@@ -8,14 +8,17 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 from weft.process import listen, split_address
 from weft.telemetry.probes import Probes
 from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
+from weft_runner.parallel.commands import RankStopping
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect
+from weft_runner.parallel.ipc import ChannelLost
 from weft_runner.parallel.process_group import RankMeeting
 from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks, RankChannels
@@ -55,8 +58,13 @@ def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secur
     return secure
 
 
-def gather_ranks(settings: RunnerSettings, tls: Tls | None) -> GatherRanks:
-    """For rank 0: waits at `--ranks-listen` for the others. Raises AddressInUse."""
+def gather_ranks(
+    settings: RunnerSettings, tls: Tls | None, on_stopping: Callable[[], None] = lambda: None
+) -> GatherRanks:
+    """For rank 0: waits at `--ranks-listen` for the others. Raises AddressInUse.
+
+    `on_stopping` is called, from any thread, when one of them is asked to stop.
+    """
 
     def gather(size: int, stopping: Callable[[], bool]) -> GatheredRanks:
         listener = listen(settings.ranks_listen, "--ranks-listen")
@@ -64,7 +72,7 @@ def gather_ranks(settings: RunnerSettings, tls: Tls | None) -> GatherRanks:
         (channel,) = {worker.loads for worker in workers if worker.rank == 1}
         assert isinstance(channel, TcpChannel)
         meeting, port = HostsMeeting.of_rank_0(size, channel.local_host, PATIENCE_S)
-        return GatheredRanks(workers, meeting, port)
+        return GatheredRanks(workers, meeting, port, on_stopping)
 
     return gather
 
@@ -76,11 +84,12 @@ def serve_rank(
 ) -> int:
     """Serve as `--rank` until rank 0 closes; then this process ends, and its pod starts it anew. Returns the exit code.
 
-    `prepare`: fetches what it serves with, and asks meanwhile whether to stop. Asked to stop (SIGTERM) a rank stays
-    while rank 0 drains. Raises what `prepare` raises, ExecutorLost, ExecutorUnavailable, StoppedAtStart.
+    Asked to stop (SIGTERM) it makes rank 0 drain the runner, and stays meanwhile. `prepare`: fetches what it serves
+    with, and asks meanwhile whether to stop. Raises what `prepare` raises, ExecutorLost, ExecutorUnavailable,
+    StoppedAtStart.
     """
     host, port = split_address(settings.leader)
-    stopping = threading.Event()
+    stopping, joined = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
     probes = Probes(settings.probes, lambda: None, stall_s=math.inf)  # it ends by itself with rank 0
     probes.start()
@@ -92,8 +101,11 @@ def serve_rank(
         assert isinstance(loads, TcpChannel)
         local_host = loads.local_host
         threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
+        stop = channels, stopping, joined
+        threading.Thread(target=_report_stop, args=stop, name="stop", daemon=True).start()
 
         def meet(start: Mapping[str, Any]) -> RankMeeting:
+            joined.set()
             size = start["grid"].size
             return HostsMeeting.of_another(host, start["store_port"], size, local_host, start["patience_s"])
 
@@ -102,7 +114,21 @@ def serve_rank(
         probes.close()
 
 
+def _report_stop(channels: RankChannels, stopping: threading.Event, joined: threading.Event) -> None:
+    """To rank 0, once this rank belongs to a runner; before that it ends at once."""
+    stopping.wait()
+    if not joined.is_set():
+        _end()
+    log.info("asked to stop: rank 0 drains the runner")
+    with suppress(ChannelLost):  # `_end_with` ends this process
+        channels.events.send(RankStopping())
+
+
 def _end_with(loads: TcpChannel) -> None:
     loads.wait_for_end()
+    _end()
+
+
+def _end() -> NoReturn:
     logging.shutdown()
     os._exit(0)  # in whatever state everything is

@@ -1,0 +1,85 @@
+"""Runners whose two ranks are on two hosts (network namespaces): a rank that is asked to stop drains its runner."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.crowd import SLOW, Crowd, assert_undisturbed, emitted, load
+from harness.hosts import two_hosts
+from harness.quickstart import copy_manifests, sure_cases
+from harness.waiting import eventually
+from weft_bench.reports import runners
+from weft_bench.stack import Stack
+
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words")
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two runners of two stages each."""
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, parallelism={"pipeline": 2})
+    with two_hosts() as hosts:
+        up = ("weft_bench.runner_up", "harness.spread_runner", hosts.address, hosts.other, " ".join(hosts.enter), "--")
+        environment = {**SLOW, "PYTHONPATH": str(TESTS)}
+        with Stack(manifests, tmp_path_factory.mktemp("w"), environment=environment, up=up) as made:
+            made.wait_for_models()
+            yield made
+
+
+def rank_1(runner: int) -> psutil.Process:
+    (found,) = [child for child in psutil.Process(runner).children(recursive=True) if "--rank=1" in child.cmdline()]
+    return found
+
+
+async def stopped_at_rank_1(stack: Stack, made: Crowd) -> str:
+    """SIGTERM to rank 1 of a runner that has streams under way; the runner's component."""
+    names = {stack.components()[name]["listen"]: name for name in stack.names("runner")}
+    struck = ""
+
+    async def now() -> bool:
+        nonlocal struck
+        for runner in await runners(stack.address("supervisor")):
+            if sum(0 < n < 0.6 * len(w.case.expect) for w, n in emitted(runner, made)) >= 2:
+                struck = names[runner.spec.address]
+                os.kill(rank_1(stack.pid(struck)).pid, signal.SIGTERM)
+                return True
+        return False
+
+    await eventually(now)
+    return struck
+
+
+async def test_a_runner_one_of_whose_ranks_is_asked_to_stop_moves_its_streams_with_their_kv(stack: Stack) -> None:
+    def ready() -> bool:
+        return all(stack.components()[name]["phase"] == "Ready" for name in stack.names("runner"))
+
+    def moved() -> float:
+        return stack.metric("scheduler", "weft_scheduler_kv_migrations_total", reason="drain")
+
+    async def is_ready() -> bool:
+        listed = await runners(stack.address("supervisor"))
+        return ready() and sum(one.figures.ready and not one.figures.draining for one in listed) == 2
+
+    await eventually(is_ready)
+    cases, logs = sure_cases(MODELS, 20, seed=21), dict[str, str]()
+    async with load(stack.url, cases, "rank", width=8) as made:
+        while not moved():
+            before = {name: stack.components()[name]["pid"] for name in stack.names("runner")}
+            struck = await stopped_at_rank_1(stack, made)
+            leader = before[struck]
+
+            async def again(struck: str = struck, leader: int = leader) -> bool:
+                return stack.components()[struck]["pid"] not in (None, leader) and await is_ready()
+
+            await eventually(again)
+            logs[struck] = (stack.data_dir / "logs" / f"{struck}.log").read_text()
+    assert_undisturbed(made.streams)
+    for log in logs.values():
+        assert "rank 1 is asked to stop" in log
+        assert "is lost" not in log
+        assert "failed" not in log
