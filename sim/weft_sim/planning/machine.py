@@ -121,7 +121,7 @@ class PlannedMachine:
         if self._run is None or self._pausing:
             return
         self._pausing = True
-        elapsed_s = self._clock.now - (self._ends - self._run.seconds(self._steps))
+        elapsed_s = self._clock.now - self._began
         self._steps = min(self._most_steps, self._run.within(elapsed_s) + 1)
         self._await(self._run.seconds(self._steps) - elapsed_s)
 
@@ -203,8 +203,6 @@ class PlannedMachine:
     def _advanced(self) -> list[PhaseTask]:
         """What the iterations have computed; the tasks that are finished by it."""
         now, steps, began = self._clock.now, self._steps, self._began
-        if not steps:
-            return []  # paused in the moment of its begin
         step_s, steady, done = (now - began) / steps, 0, list[PhaseTask]()
         first_at = began + (self._run.seconds(1) if self._run is not None else step_s)
         for task in self.batch:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +34,8 @@ class Linear:
 
 
 KIND = MachineKind("kind", Linear(), 2_000_000, max_sequences=8, max_batch_tokens=256)
-SLOW = replace(KIND, name="slow", model=Linear(2.0))
+# Roots: what comes exactly at the end of a step would join the next or the one after it by rounding.
+SLOW = replace(KIND, name="slow", model=Linear(sqrt(3)))
 
 arrivals = st.lists(
     st.builds(
@@ -56,7 +58,10 @@ apart = st.builds(
     st.integers(0, 1),
 )
 transfers = st.builds(
-    KvLink, st.sampled_from([1e6, 1e8]), st.sampled_from([1, 200, 10_000]), one_at_a_time=st.booleans()
+    KvLink,
+    st.sampled_from([sqrt(2) * 1e6, sqrt(2) * 1e8]),
+    st.sampled_from([1, 200, 10_000]),
+    one_at_a_time=st.booleans(),
 )
 
 
@@ -109,6 +114,17 @@ def test_steps_in_one_piece_give_what_single_steps_give(
     pieces = served(Cluster(machines, MODEL, rules), requests)
     singles = served(Cluster(machines, MODEL, stepped), requests)
     assert pieces == [pytest.approx(times, rel=1e-9) for times in singles]
+
+
+def test_kv_that_arrives_when_a_step_begins_waits_for_the_next_step() -> None:
+    """Both KVs arrive in the moment in which the first one's step begins."""
+    machines = [(KIND, RunnerRole.PROMPT), (KIND, RunnerRole.PROMPT), (SLOW, RunnerRole.TOKEN)]
+    requests = [TraceArrival(0.0, 1, 3), TraceArrival(0.0, 1, 2)]
+    ends = [
+        served(Cluster(machines, MODEL, Rules(stepping=Stepping("continuous", jumps=jumps))), requests)
+        for jumps in (True, False)
+    ]
+    assert ends[0] == [pytest.approx(times) for times in ends[1]]
 
 
 def alone(rules: Rules, machines: Machines, *requests: TraceArrival) -> list[PlannedRequest]:
