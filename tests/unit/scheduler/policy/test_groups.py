@@ -142,3 +142,15 @@ def test_the_last_prompt_runner_stays_where_another_can_go_though_no_prompts_are
     prompt, mixed = RunnerRole.PROMPT, RunnerRole.MIXED
     fleet = [VictimCandidate(0, 0, "a", prompt), VictimCandidate(0, 0, "b", mixed), VictimCandidate(0, 0, "c", mixed)]
     assert select_victims(fleet, [], PhaseCounts(any=1), PhaseCounts()) == ["b"]
+
+
+def test_the_last_prompt_runner_stays_though_the_other_one_has_to_go() -> None:
+    """The group of `alone` has nobody else; in the group of `idle` a mixed runner can go."""
+    prompt, mixed = RunnerRole.PROMPT, RunnerRole.MIXED
+    fleet = [
+        VictimCandidate(0, -1, "idle", prompt, "prompt"),
+        VictimCandidate(0, 0, "alone", prompt, "any"),
+        VictimCandidate(0, 0, "mixed", mixed, "prompt"),
+        VictimCandidate(0, 0, "other", mixed, "prompt"),
+    ]
+    assert {*select_victims(fleet, [], PhaseCounts(prompt=1, any=1), PhaseCounts())} == {"alone", "mixed"}

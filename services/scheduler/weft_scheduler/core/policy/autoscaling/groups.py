@@ -90,9 +90,8 @@ def select_victims(
     for uuid in kept:
         if (candidate := by_uuid.get(uuid)) is not None and left[candidate.group]:
             take(candidate)
-    one = dict.fromkeys(RunnerRole, 1)
-    wanted = one | {RunnerRole.PROMPT: max(1, phases.prompt), RunnerRole.TOKEN: max(1, phases.token)}
-    for least in (wanted, one, dict.fromkeys(RunnerRole, 0)):
+    wanted = {RunnerRole.PROMPT: phases.prompt, RunnerRole.TOKEN: phases.token, RunnerRole.MIXED: 0}
+    for least in (wanted, dict.fromkeys(wanted, 0)):
         for candidate in everyone:
             if (
                 left[candidate.group]
@@ -100,4 +99,10 @@ def select_victims(
                 and roles[candidate.role] > least[candidate.role]
             ):
                 take(candidate)
+    for last in (by_uuid[uuid] for uuid in [*victims] if uuid not in kept):
+        spare = (c for c in everyone if c.group == last.group and c.uuid not in victims and roles[c.role] > 1)
+        if not roles[last.role] and (other := next(spare, None)) is not None:
+            del victims[last.uuid]
+            left[last.group], roles[last.role] = left[last.group] + 1, 1
+            take(other)
     return [*victims]
