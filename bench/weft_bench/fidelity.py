@@ -3,11 +3,11 @@
 For each model: the engine alone is timed (what steps take), a live stack is measured with single requests and at
 saturation (what each process's events cost here), and both go into `weft_sim`. `m135 Unified` and `m135 Split` have two
 runners of one thread each; their steps are also timed beside the same in another process, since the two share the
-machine's memory. Then requests arrive at 25, 50 and 80 %
-of the saturating load (Poisson, each for the next adapter) and go through the stack several times; the simulator is
-given the same requests at the same times. Nothing is fitted to the loads that are compared. `value` is simulated,
-`baseline` live (median of the runs); `off by` is how far their ratio is from 1, `live spread` how far the runs are
-from each other (largest less least, over the median). The client is on the same cores.
+machine's memory. Then requests arrive at 25, 50 and 80 % of the saturating load (Poisson, each for the next adapter)
+and go through the stack several times; the simulator is given the same requests at the same times. Nothing is fitted to
+the loads that are compared. `value` is simulated, `baseline` live (median of the runs); `off by` is how far their ratio
+is from 1, `live spread` how far the runs are from each other (largest less least, over the median). The client is on
+the same cores.
 """
 
 import random

@@ -2,10 +2,9 @@
 
 `weft bench phases --part tbt`: two runners of one thread each (m135, 8 adapters in turn and the base) under one mix of
 requests: long prompts with short answers beside chats. `Unified`: both runners compute both phases, prompts in chunks
-that keep the pool's token time (chunked prefill). `Split`: one computes prompts, the other goes on from their KV
-(Splitwise, section 4.2). Arrivals are Poisson, the same for both, at parts of what Unified answers of this mix when all
-wait.
-Client, control plane and both runners share this machine's cores.
+that keep the pool's token time (chunked prefill). `Split`: one runner computes prompts, the other one generates tokens
+from their KV (Splitwise, section 4.2). Arrivals are Poisson, the same for both modes, at fractions of the throughput
+that Unified has with all requests waiting. Client, control plane and both runners share this machine's cores.
 
 Time between tokens (TBT) is what a client sees between two events of a stream, over all streams.
 """
@@ -110,11 +109,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, loads: Sequence[float], b
             rate = rate or saturated.rate
             yield origin.line(f"{case}, {mode}, {STREAMS} streams", "requests", saturated.rate, "1/s")
             for load in loads:
-                at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(count)], load * rate)
-                with bar(f"{mode}: {load:g} of that, {at_s[-1]:.0f} s", 1) as advanced:
-                    found = live.open(mix.bodies, at_s)
-                    advanced(1)
-                check(mix, found)
+                found = poisson(live, mix, load, load * rate, seed, bar, mode)
                 unified.setdefault(load, found)
                 yield from _lines(origin, f"{case}, load {load:g}, {mode}", mix, found, unified[load])
                 if mode == "Split":
@@ -133,6 +128,16 @@ def mixed(chance: random.Random, models: Sequence[str], count: int, long_prompt:
         bodies.append((of - 1, {"model": models[of], "prompt": prompt, "temperature": 0, "max_tokens": tokens}))
         long.append(is_long)
     return Mix(bodies, tuple(long))
+
+
+def poisson(live: Live, mix: Mix, load: float, rate: float, seed: int, bar: Bar, case: str) -> LiveRun:
+    """The mix with Poisson arrivals, `rate` a second: the same of every case. Raises RequestFailed."""
+    at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(len(mix.bodies))], rate)
+    with bar(f"{case}: load {load:g}, {at_s[-1]:.0f} s", 1) as advanced:
+        found = live.open(mix.bodies, at_s)
+        advanced(1)
+    check(mix, found)
+    return found
 
 
 def check(mix: Mix, found: LiveRun) -> None:

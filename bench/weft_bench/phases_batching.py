@@ -29,11 +29,11 @@ from weft_bench.phases import (
     QUICK_REQUESTS,
     SHAPE,
     STREAMS,
-    check,
     live_model,
     mixed,
+    poisson,
 )
-from weft_bench.s3_live import CALIBRATION, times
+from weft_bench.s3_live import CALIBRATION
 from weft_kernels.cpu.threads import cpu_quota
 from weft_sim.report import Served, quantile
 from weft_sim.simulate import PoolDescription
@@ -74,11 +74,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
                 live.closed(mix.bodies[:STREAMS], STREAMS)  # every adapter in its slot, every path warm
             as_this = replace(simulated, pool=replace(simulated.pool, batching=name))
             for load in LOADS:
-                at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(count)], load * rate)
-                with bar(f"{name}: load {load:g}, {at_s[-1]:.0f} s", 1) as advanced:
-                    found = live.open(mix.bodies, at_s)
-                    advanced(1)
-                check(mix, found)
+                found = poisson(live, mix, load, load * rate, seed, bar, name)
                 replayed = as_this.replay(found.trace())
                 case = f"batching, {count} requests, load {load:g}, {name}"
                 gaps = [gap for answer in found.answers for gap in answer.gaps()]

@@ -319,7 +319,7 @@ class ServingPoolSpec(ApiModel):
     slo: ServiceLevelObjectives | None = None
     """Within what times requests should be answered; status.slo has how many were. Unset: no attainment is measured."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
-    """How long streams may finish on a runner that is drained, or on an adapter that is replaced or deleted."""
+    """How long streams of a replaced or deleted adapter may finish; the pod of a runner has 30 s more to end."""
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
     """Whose adapters the pool serves."""
 

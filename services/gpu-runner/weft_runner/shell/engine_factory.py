@@ -111,6 +111,7 @@ def _kv_identity(settings: RunnerSettings, executor: Executor, runner: RunnerId 
     if isinstance(executor, MultiProcessExecutor):
         memory, addresses = executor.kv_shard, executor.kv_addresses
     if memory is None:
+        log.warning("this executor has no KV that can be sent: requests that move are computed again")
         return None
     layout = memory.layout + (f"/{executor.kv_grid}" if isinstance(executor, MultiProcessExecutor) else "")
     return KvIdentity(runner, settings.pool, settings.base_digest, layout, addresses)

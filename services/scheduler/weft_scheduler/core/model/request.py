@@ -48,15 +48,13 @@ class Phase(Enum):
 
 # Which phase may follow; a request that ends is forgotten in any of them.
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.UNPLACED: frozenset(
-        {Phase.WAITING, Phase.ASSIGNED, Phase.RUNNING, Phase.STOPPING}
-    ),  # the last three: adopted
+    # adopted requests have a runner at once
+    Phase.UNPLACED: frozenset({Phase.WAITING, Phase.ASSIGNED, Phase.RUNNING, Phase.STOPPING}),
     Phase.WAITING: frozenset({Phase.ASSIGNED}),
     Phase.ASSIGNED: frozenset({Phase.RUNNING, Phase.STOPPING, Phase.UNPLACED}),
     Phase.RUNNING: frozenset({Phase.STOPPING, Phase.UNPLACED}),
-    Phase.STOPPING: frozenset(
-        {Phase.STOPPING, Phase.RUNNING, Phase.UNPLACED}
-    ),  # again: the runner of a victim is lost; running: the one that is lost had handed it over
+    # stopping again: the runner of a victim is lost; running: the lost runner had handed the request over
+    Phase.STOPPING: frozenset({Phase.STOPPING, Phase.RUNNING, Phase.UNPLACED}),
 }
 PLACED = frozenset({Phase.ASSIGNED, Phase.RUNNING, Phase.STOPPING})
 
