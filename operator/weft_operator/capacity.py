@@ -2,8 +2,8 @@
 
 The scheduler says how many a pool could use and, where there are more, who should go first; the pool says how many it
 may have; its groups say where they are. Growing is done at once. Shrinking asks first: the scheduler names victims, and
-nothing new is placed on them. Where groups are for phases that are split the scheduler says how many of each phase, and
-names victims among them.
+nothing new is placed on them. Where groups are for phases that are split the scheduler says how many of each phase,
+also of a number that people wrote, and names victims among them.
 
 - A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is told to go gives
   its streams back anyway.
@@ -12,7 +12,7 @@ names victims among them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weft.domain.routes import GroupPhase, PhaseGroups
 from weft_operator.observe import Launch, PoolReport, RunnerProcess
@@ -87,8 +87,7 @@ def spread(count: int, groups: Sequence[Group]) -> dict[str, int]:
 
 def counts_apart(pool: Pool) -> bool:
     """Whether the scheduler counts the runners of groups apart, by the phase that their hardware is for."""
-    apart = pool.phases == "split" and pool.autoscaling is not None
-    return apart and any(group.phase != "Any" for group in pool.groups)
+    return pool.phases == "split" and any(group.phase != "Any" for group in pool.groups)
 
 
 def counted_together(pool: Pool, group: str) -> set[str]:
@@ -114,7 +113,7 @@ def sizes(
 ) -> dict[str, int]:
     """Runners of each group. Where groups are counted apart that is the scheduler's word.
 
-    Until it has answered each group keeps what it has (`present`), and every group gets one before one gets two.
+    Until it has answered nothing moves from one group to another (`present`).
     """
     groups = pool.groups
     if not counts_apart(pool):
@@ -125,7 +124,25 @@ def sizes(
         for phase, count in counts._asdict().items():
             found |= spread(count, [group for group in groups if group.phase.lower() == phase])
         return {group.name: found[group.name] for group in groups}
-    return spread(wanted, [replace(group, min=max(1, present.get(group.name, 0))) for group in groups])
+    return _evenly(wanted, groups, present)
+
+
+def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> dict[str, int]:
+    """Each group's minimum, then what it has, then up to its maximum: one by one to the group that has the fewest.
+
+    So every group gets one before one gets two. The sum is `count`, as far as the groups have room.
+    """
+    found = dict.fromkeys((group.name for group in groups), 0)
+
+    def order(group: Group) -> tuple[bool, bool, int]:
+        n = found[group.name]
+        return n >= max(1, group.min), n >= present.get(group.name, 0), n
+
+    for _ in range(count):
+        growable = [group for group in groups if group.max is None or found[group.name] < group.max]
+        if growable:
+            found[min(growable, key=order).name] += 1
+    return found
 
 
 def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted: int) -> dict[str, int]:
@@ -144,25 +161,29 @@ def leaving(
     bounds: Bounds,
     *,
     waited: bool,
+    apart: bool = False,
     elsewhere: int = 0,
 ) -> list[Runner] | None:
     """Who of `present` goes so that `wanted` are left, the first one first; None: that is not known yet.
 
     `waited`: the scheduler has had its time to answer. The order: who serves nobody, then the scheduler's victims in
-    its order, then, for a number that people wrote, the last of those that are left. The scheduler does not tell groups
-    of one phase apart: for each victim that it has named `elsewhere`, in another one, one that it has not may go here.
+    its order, then, for a number that people wrote, the last of those that are left: where groups are counted `apart`
+    only as long as the scheduler has not answered, for then a number may move from one group to another. It does not
+    tell groups of one phase apart: for each victim that it has named `elsewhere`, in another one, one that it has not
+    may go here.
     """
-    surplus = len(present) - wanted
+    surplus, answered = len(present) - wanted, report is not None and answers(report, bounds)
     if surplus <= 0:
         return []
-    if not waited and (report is None or not answers(report, bounds)):
+    if not waited and not answered:
         return None
     victims = report.victims if report is not None else ()
     rank = {name: number for number, name in enumerate(victims)}
     free = [runner for runner in reversed(present) if not runner.settled and runner.name not in rank]
     named = sorted((runner for runner in present if runner.name in rank), key=lambda runner: rank[runner.name])
     rest = [runner for runner in reversed(present) if runner.settled and runner.name not in rank]
-    return [*free, *named, *(rest if bounds.fixed else rest[:elsewhere])][:surplus]
+    unnamed = bounds.fixed and not (apart and answered)
+    return [*free, *named, *(rest if unnamed else rest[:elsewhere])][:surplus]
 
 
 def group_of(index: int, groups: Sequence[Group]) -> Group:

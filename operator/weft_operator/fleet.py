@@ -60,7 +60,7 @@ def plan_processes(
     for size, indexes in parts:
         by_name = {kept[index].name or str(index): index for index in indexes}
         runners = [Runner(name, kept[index].state == "Ready") for name, index in by_name.items()]
-        leaving = capacity.leaving(runners, size, report, bounds, waited=waited)
+        leaving = capacity.leaving(runners, size, report, bounds, waited=waited, apart=capacity.counts_apart(pool))
         going += [by_name[runner.name] for runner in leaving or ()]
     if going:
         return [RemoveRunner(ref, index) for index in going]
@@ -147,7 +147,8 @@ def _shrink(
         name for name, pod in observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
     }
     elsewhere = len(others.intersection(report.victims)) if report else 0
-    going = capacity.leaving(runners, size, report, bounds, waited=waited, elsewhere=elsewhere)
+    apart = capacity.counts_apart(pool)
+    going = capacity.leaving(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
     if going is None:
         return present, []
     left = max(size, len(pods) - len(going))

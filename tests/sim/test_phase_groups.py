@@ -1,4 +1,4 @@
-"""Groups for prompts and for tokens, autoscaled: each follows the demand of its phase, and all is served."""
+"""Groups for prompts and for tokens: each follows the demand of its phase, and all is served."""
 
 from collections import Counter
 from itertools import pairwise
@@ -17,18 +17,22 @@ from weft_sim.stack import World
 MOST = 5
 
 
-def deployment() -> Deployment:
-    """Of at most five runners each computes 400 tokens of prompts a second, or runs eight streams well."""
+SCALED = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5.0, "wakeSeconds": 60.0}
+
+
+def deployment(**size: object) -> Deployment:
+    """Each of at most five runners, or of a number that `size` says, computes 400 tokens of prompts a second, or runs
+    eight streams well.
+    """
     spec = RunnerSpec(
         RunnerId("", ""), "", "", 16, 256, 16, 8, 64, 4096, best_batch=8, step_ms_1=20.0, step_ms_best=26.0,
         prefill_tokens_per_s=400.0, page_bytes=1 << 14, kv_address="kv", kv_layout="pages", numerics_class="simulated",
     )  # fmt: skip
-    scaling = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5.0, "wakeSeconds": 60.0}
     phases = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
     groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]
     return Deployment(
         objects=(
-            pool_object("acme", "p", spec, autoscaling=scaling, phases=phases, runnerGroups=groups),
+            pool_object("acme", "p", spec, phases=phases, runnerGroups=groups, **size or {"autoscaling": SCALED}),
             adapter_object("acme", "a", "p"),
         ),
         template=RunnerPlan(spec, ""),
@@ -90,5 +94,17 @@ def test_groups_that_cannot_grow_together_give_runners_to_each_other_one_by_one(
         assert later_prompt + later_token >= min(prompt + token, MOST) - 1, "one goes at a time"
     assert all(prompt and token for prompt, token in after)
     serve(world, 40, 0.25, 16, 4)
+    assert {request.finish for request in world.clients.values()} == {"length"}
+    assert not world.laws.unfinished()
+
+
+def test_a_number_that_people_wrote_follows_the_demand_of_both_phases() -> None:
+    world = World(deployment(replicas=4), seed=3)
+    world.start()
+    assert serve(world, 5, 0.0, 1, 1)[-1] == (2, 2)
+    found = serve(world, 40, 1.4, 800, 4)
+    assert found[-1] == (3, 1), "1,120 tokens a second, of 400 that one computes"
+    assert all(3 <= prompt + token <= 4 and token for prompt, token in found), "one goes at a time"
+    serve(world, 20, 0.25, 16, 4)
     assert {request.finish for request in world.clients.values()} == {"length"}
     assert not world.laws.unfinished()

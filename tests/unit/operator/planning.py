@@ -88,6 +88,13 @@ def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base
     return _object("LoRAAdapter", namespace, name, whole | spec)
 
 
+def stored(manifest: dict[str, Any]) -> dict[str, Any]:
+    """As an API server has it."""
+    name = f"{manifest['kind']}-{manifest['metadata']['name']}"
+    given = {"uid": name, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {**manifest, "metadata": {**given, **manifest["metadata"]}}
+
+
 def pool_ref(name: str = "base", namespace: str = "default") -> Ref:
     return Ref("ServingPool", namespace, name)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
+from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object, stored
 from weft_operator import judge
 from weft_operator.capacity import Bounds
 from weft_operator.judge import pool_facts, refuse_adapter
@@ -14,12 +14,6 @@ from weft_operator.resources import Adapter, parse_adapter, parse_pool
 from weft_operator.rules import review
 
 MANY = 400
-
-
-def stored(manifest: dict[str, Any]) -> dict[str, Any]:
-    name = f"{manifest['kind']}-{manifest['metadata']['name']}"
-    given = {"uid": name, "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    return {**manifest, "metadata": {**given, **manifest["metadata"]}}
 
 
 def crowd(**spec: Any) -> list[Adapter]:

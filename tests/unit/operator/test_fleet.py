@@ -265,6 +265,28 @@ def test_groups_for_a_phase_are_as_large_as_the_scheduler_wants_and_give_before_
     assert cluster.sizes(ref) == {"p": 2, "t": 2}, "while the scheduler is away nothing moves"
 
 
+def test_a_number_that_people_wrote_is_spread_by_phase_and_moves_only_by_victims(cluster: ClusterWorld) -> None:
+    ref, kinds = pool_ref(), [{"name": phase.lower(), "phase": phase} for phase in PHASES]
+    split = {**UNIFIED, "mode": "Split"}
+    cluster.scheduler_speaks = False
+    started(cluster, pool_object(replicas=5, runnerGroups=[kind | {"minRunners": 0} for kind in kinds], phases=split))
+    assert cluster.sizes(ref) == {"prompt": 3, "token": 2}, "before the scheduler has answered"
+
+    def wanted(prompt: int, token: int, *victims: str) -> dict[str, int]:
+        counts = PhaseCounts(prompt, token)
+        cluster.observed.pool_reports[str(ref)] = PoolReport(5, 5, victims, 5, wanted=counts)
+        cluster.at_rest()
+        return cluster.sizes(ref)
+
+    assert wanted(1, 4) == {"prompt": 3, "token": 2}, "none goes that was not named"
+    victim = next(name for name, pod in sorted(cluster.observed.pods[ref].items()) if pod.group == "prompt")
+    assert wanted(1, 4, victim) == {"prompt": 2, "token": 3}
+    del cluster.observed.pool_reports[str(ref)]
+    started(cluster, pool_object(replicas=2, runnerGroups=[kind | {"minRunners": 0} for kind in kinds], phases=split))
+    cluster.wait(2 * ANSWER_S)
+    assert cluster.sizes(ref) == {"prompt": 1, "token": 1}, "a number holds, also without the scheduler"
+
+
 def test_a_group_that_is_no_longer_named_goes(cluster: ClusterWorld) -> None:
     started(cluster, pool_object(replicas=2, runnerGroups=groups(("fast", 0, 1), ("cheap", 0, None))))
     started(cluster, pool_object(replicas=2, runnerGroups=groups(("cheap", 0, None))))

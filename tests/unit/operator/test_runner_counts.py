@@ -1,14 +1,21 @@
 """How many runners, of which group, and who goes: the accounts, as properties."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.capacity import Bounds, Runner, leaving, marks, spread, target
+from tests.unit.operator.planning import pool_object, stored
+from weft.domain.routes import PhaseCounts
+from weft_operator.capacity import Bounds, Runner, leaving, marks, phase_groups, sizes, spread, target
 from weft_operator.observe import PoolReport
-from weft_operator.resources import Group
+from weft_operator.resources import Group, parse_pool
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds
+from weft_scheduler.core.policy.autoscaling.demand import PoolLoad, ReplicaBounds
 
+POOL = parse_pool(stored(pool_object()))
 COUNTS = st.integers(0, 40)
 GROUPS = st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 8)), min_size=1, max_size=5).map(
     lambda pairs: tuple(
@@ -62,6 +69,40 @@ def test_a_later_group_is_beyond_its_minimum_only_when_every_earlier_one_is_full
     for group in groups:
         assert full or sizes[group.name] <= group.min
         full = full and group.max is not None and sizes[group.name] == group.max
+
+
+PHASED = st.lists(
+    st.tuples(st.sampled_from(["Prompt", "Token", "Any"]), st.integers(0, 2), st.none() | st.integers(3, 8)), max_size=4
+).map(
+    lambda drawn: tuple(
+        Group(f"g{i}", {}, low, most, phase)
+        for i, (phase, low, most) in enumerate([("Prompt", 0, None), ("Token", 0, None), *drawn])
+    )
+)
+
+
+@given(st.integers(0, 30), PHASED, st.integers(0, 4), st.integers(0, 4), st.floats(0, 1), st.booleans())
+def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_expected_lengths(
+    replicas: int, groups: tuple[Group, ...], prompt: int, token: int, share: float, answered: bool
+) -> None:
+    """Without load. The scheduler counts; until it has answered each group has one before one has two."""
+    pool = replace(POOL, replicas=replicas, groups=groups, phases="split")
+    bounds, least = Bounds(replicas, replicas), PhaseCounts(max(1, prompt), max(1, token))
+    autoscaler, report = Autoscaler(), None
+    if answered:
+        limits, asked = PhaseBounds(phase_groups(pool), least, share), ReplicaBounds(replicas, replicas)
+        autoscaler.recommend(PoolLoad(split=True), asked, 0.0, window_s=60.0, work_s=30.0, keep=False, phases=limits)
+        report = PoolReport(0, replicas, (), replicas, wanted=autoscaler.wanted)
+    found, of_phase = sizes(pool, replicas, report, bounds, {}), Counter[str]()
+    for group in groups:
+        of_phase[group.phase] += found[group.name]
+    assert sum(found.values()) == replicas
+    minima = sum(group.min for group in groups)
+    if replicas >= minima + sum(least):
+        assert of_phase["Prompt"] >= (least.prompt if answered else 1)
+        assert of_phase["Token"] >= (least.token if answered else 1)
+    if answered and len(groups) == 2 and replicas >= sum(least):
+        assert abs(of_phase["Prompt"] - least.prompt - share * (replicas - sum(least))) <= 0.5
 
 
 @given(BOUNDS, COUNTS, st.none() | st.builds(PoolReport, COUNTS, COUNTS, st.just(()), COUNTS))
