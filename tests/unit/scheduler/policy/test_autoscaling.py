@@ -75,25 +75,26 @@ def test_prompts_that_wait_are_computed_within_the_objective() -> None:
 SPLIT = replace(UNIT, prefill_tokens_per_s=1000.0)
 ONE_EACH = PhaseCounts(1, 1)
 
+LOAD = PoolLoad(split=True)
+
 # the load of a pool that splits phases -> what it would fill, what is asked for
-SPLIT_CASES: dict[str, tuple[dict[str, float], tuple[int, int], tuple[int, int]]] = {
-    "nobody": ({"prompt_tokens_per_s": 500.0}, (0, 0), (0, 0)),
-    "one of each": ({"running": 1}, (0, 1), (1, 1)),
-    "prompts that come": ({"running": 2, "prompt_tokens_per_s": 2500.0}, (3, 1), (3, 1)),
-    "prompts that wait": ({"running": 2, "queued": 1, "queued_prompt_tokens": 90_000}, (3, 1), (3, 1)),
-    "prompts that wait, in time": ({"queued": 1, "queued_prompt_tokens": 6000, "ttft_s": 2.0}, (3, 1), (3, 1)),
-    "streams": ({"running": 9, "prompt_tokens_per_s": 100.0}, (1, 3), (1, 3)),
-    "pages": ({"running": 1, "reserved_tokens": 4000, "prompt_tokens_per_s": 10.0}, (1, 3), (1, 3)),
-    "no room to spare where tokens fill theirs": ({"running": 8, "prompt_tokens_per_s": 600.0}, (1, 2), (1, 3)),
-    "nor where prompts do": ({"running": 6, "prompt_tokens_per_s": 2000.0}, (2, 2), (2, 2)),
-    "more of the fuller side": ({"running": 7, "prompt_tokens_per_s": 1990.0}, (2, 2), (3, 2)),
+SPLIT_CASES: dict[str, tuple[PoolLoad, tuple[int, int], tuple[int, int]]] = {
+    "nobody": (replace(LOAD, prompt_tokens_per_s=500.0), (0, 0), (0, 0)),
+    "one of each": (replace(LOAD, running=1), (0, 1), (1, 1)),
+    "prompts that come": (replace(LOAD, running=2, prompt_tokens_per_s=2500.0), (3, 1), (3, 1)),
+    "prompts that wait": (replace(LOAD, running=2, queued=1, queued_prompt_tokens=90_000), (3, 1), (3, 1)),
+    "prompts that wait, in time": (replace(LOAD, queued=1, queued_prompt_tokens=6000, ttft_s=2.0), (3, 1), (3, 1)),
+    "streams": (replace(LOAD, running=9, prompt_tokens_per_s=100.0), (1, 3), (1, 3)),
+    "pages": (replace(LOAD, running=1, reserved_tokens=4000, prompt_tokens_per_s=10.0), (1, 3), (1, 3)),
+    "no room to spare where tokens fill theirs": (replace(LOAD, running=8, prompt_tokens_per_s=600.0), (1, 2), (1, 3)),
+    "nor where prompts do": (replace(LOAD, running=6, prompt_tokens_per_s=2000.0), (2, 2), (2, 2)),
+    "more of the fuller side": (replace(LOAD, running=7, prompt_tokens_per_s=1990.0), (2, 2), (3, 2)),
 }
 
 
 @pytest.mark.parametrize("name", SPLIT_CASES)
 def test_phases_that_are_split_are_counted_apart(name: str) -> None:
-    fields, filled, asked = SPLIT_CASES[name]
-    load = PoolLoad(split=True, **fields)  # type: ignore[arg-type]
+    load, filled, asked = SPLIT_CASES[name]
     assert demand_runners(load, SPLIT, WORK_S) == PhaseCounts(*filled)
     assert desired_runners(load, SPLIT, WORK_S, ONE_EACH) == PhaseCounts(*asked)
 

@@ -43,6 +43,11 @@ class PoolLoad:
     split: bool = False  # prompts and the tokens after them are counted apart
     prompt_tokens_per_s: float = 0.0
 
+    @property
+    def requests(self) -> int:
+        """That run or wait."""
+        return self.running + self.queued
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBounds:
@@ -67,7 +72,7 @@ def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: floa
 
 def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float, least: PhaseCounts) -> PhaseCounts:
     """The same with a lightly loaded runner to spare, and `least` of a phase; none where nothing runs or waits."""
-    if not load.running and not load.queued:
+    if not load.requests:
         return PhaseCounts()
     spare = SPARE_RUNNERS if capacity is not None else 0.0
     filled, pressure = _filled(load, capacity), _pressure(load, capacity, work_s)
@@ -81,25 +86,27 @@ def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: flo
 
 
 def _coming(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
-    """Runners that compute the prompts that come."""
+    """Runners that compute the prompts that come; one where that was not measured."""
+    if not load.requests:
+        return 0.0
     if capacity is None or not capacity.prefill_tokens_per_s:
-        return 1.0 if load.running or load.queued else 0.0
-    return load.prompt_tokens_per_s / capacity.prefill_tokens_per_s if load.running or load.queued else 0.0
+        return 1.0
+    return load.prompt_tokens_per_s / capacity.prefill_tokens_per_s
 
 
 def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
     """And those that wait, in time."""
+    coming = _coming(load, capacity)
     if capacity is None or not capacity.prefill_tokens_per_s:
-        return _coming(load, capacity)
-    in_time = capacity.prefill_tokens_per_s * (load.ttft_s or work_s)
-    return _coming(load, capacity) + load.queued_prompt_tokens / in_time
+        return coming
+    return coming + load.queued_prompt_tokens / (capacity.prefill_tokens_per_s * (load.ttft_s or work_s))
 
 
 def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
     """Runners full of sequences or of pages."""
     if capacity is None:
-        return 1.0 if load.running or load.queued else 0.0
-    sequences = (load.running + load.queued) / capacity.sequences
+        return float(load.requests > 0)
+    sequences = load.requests / capacity.sequences
     return max(sequences, (load.reserved_tokens + load.queued_tokens) / capacity.kv_tokens)
 
 
