@@ -268,9 +268,9 @@ def _hindrance(pool: Pool, observed: Observed, now: float) -> Refusal | None:
     """What the API server did not take: of us a child, of the Deployments' own controller their pods."""
     ref, names = pool.meta.ref, child_names(pool)
     for key, refused in sorted(observed.refused.get(ref, {}).items()):
-        if (
-            key.name in names or key.kind in RUNNER_KINDS
-        ) and now < refused.again_at:  # then it is tried again, unless it is wished no more
+        is_of_pool = key.name in names or key.kind in RUNNER_KINDS
+        is_tried_again = now >= refused.again_at  # if it is still wanted
+        if is_of_pool and not is_tried_again:
             return Refusal(refused.reason, refused.message)
     for key, obj in sorted(observed.children.get(ref, {}).items()):
         for condition in (obj.get("status") or {}).get("conditions") or ():

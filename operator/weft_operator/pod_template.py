@@ -40,10 +40,8 @@ def pod_template(
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
-    return {
-        "metadata": _given(metadata),
-        "spec": {**shared, **_pod(template, arguments(launch, site, leader), site, labels)},
-    }
+    container = _container(template, arguments(launch, site, leader), site, ranks=bool(leader))
+    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, site, labels)}}
 
 
 def arguments(launch: Launch, site: Site, leader: str = "") -> list[str]:
@@ -88,13 +86,13 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
     }
 
 
-def _pod(template: Object, args: list[str], site: Site, labels: Mapping[str, str]) -> Json:
+def _pod(template: Object, container: Json, site: Site, labels: Mapping[str, str]) -> Json:
     chosen = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
     return _given(
         {
             "securityContext": dict(site.security_contexts.pod),
             "imagePullSecrets": [{"name": name} for name in site.image_pull_secrets],
-            "containers": [_container(template, args, site)],
+            "containers": [container],
             "volumes": _volumes(site),
             **{name: template.get(name) for name in chosen},
             "topologySpreadConstraints": [
@@ -105,7 +103,8 @@ def _pod(template: Object, args: list[str], site: Site, labels: Mapping[str, str
     )
 
 
-def _container(template: Object, args: list[str], site: Site) -> Json:
+def _container(template: Object, args: list[str], site: Site, *, ranks: bool) -> Json:
+    """`ranks`: the pod is one of several of its runner."""
     return _given(
         {
             "name": "runner",
@@ -113,7 +112,7 @@ def _container(template: Object, args: list[str], site: Site) -> Json:
             "imagePullPolicy": site.image_pull_policy,
             "command": list(site.command),
             "args": args,
-            "env": _env(template, site, ranks="--leader" in args),
+            "env": _env(template, site, ranks=ranks),
             "ports": [_port(name, port) for name, port in PORTS.items()],
             "resources": _given(template.get("resources") or site.resources),
             "securityContext": dict(site.security_contexts.container),

@@ -71,7 +71,7 @@ async def test_a_lost_pod_is_its_runner_started_again_and_no_other(spread: Insta
     assert_undisturbed(await finished(spread.url, sure_cases(MODELS, 12, seed=12), "again"))
 
 
-async def test_kv_goes_from_pod_to_pod_between_two_such_runners(spread: Installation) -> None:
+async def test_runners_of_several_pods_send_kv_rank_by_rank(spread: Installation) -> None:
     await asyncio.to_thread(spread.patch_pool, {"phases": {"mode": "Split"}})
 
     async def split() -> bool:

@@ -105,7 +105,7 @@ def test_another_launch_replaces_whole_runners_one_after_the_other(pool: Cluster
     assert all("2048" in obj["spec"]["template"]["spec"]["containers"][0]["args"] for obj in sets(pool).values())
 
 
-def test_the_schedulers_victim_goes_with_all_its_pods_and_its_policy_after_them(pool: ClusterWorld) -> None:
+def test_scale_in_deletes_the_victims_statefulset_and_its_policy_once_its_pods_are_gone(pool: ClusterWorld) -> None:
     victim, stays = (sets(pool)[index]["metadata"]["name"] for index in ("0", "1"))
     pool.scheduler_speaks = False
     pool.apply(pool_object(replicas=1, parallelism=GRID))
