@@ -6,7 +6,6 @@ parent. Nothing that happens here reaches the process that predicts.
 """
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -17,14 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from weft_predictor.checkpoint import pack, unpack
 from weft_predictor.core.encoder import Encoder, EncoderClasses, class_of, deciles, tenths
-from weft_predictor.core.length_model import Arrays
 from weft_predictor.core.retraining import AnsweredIds
 from weft_predictor.datasets import AnsweredPrompt
 from weft_predictor.encoder_files import parse, read_files
 from weft_predictor.encoder_training import files_of, from_files, train_encoder
 from weft_predictor.errors import CorruptModel, PredictorError
+from weft_predictor.samples import decode_samples
 from weft_predictor.training import fit_and_calibrate, save_model
 
 LEARNING_RATE = 2e-4
@@ -62,30 +60,6 @@ def retrain(folder: Path, name: str, out: Path, samples: Sequence[AnsweredIds]) 
     features = EncoderClasses(Encoder(*parse(trained)), lambda number: examples[int(number)][0], trained.name)
     rows = [AnsweredPrompt(str(i), samples[i].adapter, len(samples[i].ids), samples[i].tokens) for i in held_out]
     save_model(out, fit_and_calibrate(features, rows, None), trained)
-
-
-def encode_samples(samples: Sequence[AnsweredIds]) -> bytes:
-    """What `decode_samples` reads: plain arrays."""
-    return pack(
-        {
-            "ids": np.concatenate([sample.ids for sample in samples]),
-            "lengths": np.array([len(sample.ids) for sample in samples], dtype=np.int64),
-            "tokens": np.array([sample.tokens for sample in samples], dtype=np.int64),
-            "adapters": np.frombuffer(json.dumps([sample.adapter for sample in samples]).encode(), dtype=np.uint8),
-        }
-    )
-
-
-def decode_samples(data: bytes) -> list[AnsweredIds]:
-    """Raises CorruptModel."""
-
-    def read(arrays: Arrays) -> list[AnsweredIds]:
-        ends = np.cumsum(arrays["lengths"])
-        adapters = json.loads(arrays["adapters"].tobytes())
-        rows = zip(np.split(arrays["ids"], ends[:-1]), adapters, arrays["tokens"].tolist(), strict=True)
-        return [AnsweredIds(ids, str(adapter), tokens) for ids, adapter, tokens in rows]
-
-    return unpack(data, read, "standard input")
 
 
 def _bound(folder: Path, cpu_s: int, parent: int) -> None:

@@ -21,7 +21,7 @@ from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.encoder_files import read_model
 from weft_predictor.errors import CorruptModel, PredictorError
 from weft_predictor.models import NETWORKS, SAVED, offer
-from weft_predictor.retrain import encode_samples
+from weft_predictor.samples import encode_samples
 from weft_predictor.server import PredictorServer
 
 CHECK_SECONDS = 5.0

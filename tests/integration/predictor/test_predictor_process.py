@@ -53,6 +53,14 @@ def get(port: int, path: str) -> str:
         return answer.read().decode()
 
 
+def test_the_service_is_imported_without_scipy():
+    """Training needs it, in a process of its own: half a second and 50 MB."""
+    command = [sys.executable, "-c", "import sys, weft_predictor.main; print(*sys.modules)"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "weft_predictor.retrainer" in loaded
+    assert "scipy" not in loaded
+
+
 async def test_what_was_learned_survives_sigterm_and_what_was_saved_survives_sigkill(tmp_path):
     port, probes = free_port(), free_port()
     with predictor(tmp_path, port, probes) as process:

@@ -18,7 +18,8 @@ from weft_predictor.core.retraining import Retraining
 from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.encoder_files import SIZES, EncoderFiles, encoder_of, read_files, read_model, write_files
 from weft_predictor.errors import CorruptModel
-from weft_predictor.retrain import decode_samples, encode_samples, retrain
+from weft_predictor.retrain import retrain
+from weft_predictor.samples import decode_samples, encode_samples
 
 FEW = 20
 SHARE = 0.1
