@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from weft_bench.errors import StackFailed
 from weft_bench.scrape import scrape, total
+from weft_cli.client import Controller
+from weft_cli.errors import CommandError
 from weft_operator.local.ports import PortSource
 
 POLL_S = 0.02
@@ -64,6 +66,11 @@ class Stack:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def controller(self) -> Controller:
+        """What `weft get` asks, without a process for each question."""
+        return Controller(self.data_dir)
 
     def __enter__(self) -> Self:
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -148,7 +155,7 @@ class Stack:
         deadline = time.monotonic() + timeout_s
         while True:
             models = self._served()
-            if models and (len(models) >= count if count else self._all_ready()):
+            if models and (len(models) >= count if count else self._all_served(models)):
                 return models
             self.require_alive()
             if time.monotonic() > deadline:
@@ -170,9 +177,13 @@ class Stack:
         except (urllib.error.URLError, ConnectionError):
             return []
 
-    def _all_ready(self) -> bool:
-        done = self.cli("get", "loraadapters", "-A", "-o", "json", check=False)
-        return done.returncode == 0 and all(is_ready(item) for item in json.loads(done.stdout)["items"])
+    def _all_served(self, models: Sequence[str]) -> bool:
+        """Every adapter is ready, and the gateway has its name."""
+        try:
+            adapters = self.controller.list("loraadapters")[0]
+        except CommandError:  # it starts
+            return False
+        return all(is_ready(adapter) and adapter["status"]["modelName"] in models for adapter in adapters)
 
 
 def is_ready(obj: Mapping[str, Any]) -> bool:

@@ -1,7 +1,6 @@
 """The built-in autoscaler on one machine: to zero when nobody asks, back when somebody does, and nobody is refused."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,8 @@ import yaml
 
 from harness.quickstart import DEMO, Case, copy_manifests
 from harness.waiting import PATIENCE_S, eventually
-from weft_bench.stack import Stack
+from weft_bench.stack import Stack, is_ready
+from weft_cli.errors import CommandError
 
 SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 3, "wakeSeconds": 120}
 
@@ -31,14 +31,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def status(stack: Stack) -> Any:
     """The pool's; {} while the stack starts."""
-    got = stack.cli("get", "servingpool", "quickstart", "-n", "weft-system", "-o", "json", check=False)
-    return json.loads(got.stdout).get("status", {}) if got.returncode == 0 else {}
+    try:
+        return stack.controller.get("servingpools", "weft-system", "quickstart").get("status", {})
+    except CommandError:
+        return {}
 
 
-def ready(stack: Stack) -> bool:
-    """An adapter is, also of a pool without runners."""
-    found = json.loads(stack.cli("get", "lora", "upper", "-n", "acme", "-o", "json").stdout)["status"]
-    return {c["type"]: c["status"] for c in found["conditions"]}["Ready"] == "True"
+async def known(stack: Stack, client: httpx2.AsyncClient) -> bool:
+    """Adapters are ready, also those of a pool without runners, and the gateway lists them."""
+    listed, _ = stack.controller.list("loraadapters")
+    models = {model["id"] for model in (await client.get("/v1/models")).json()["data"]}
+    return all(map(is_ready, listed)) and models == {case.model for case in DEMO}
 
 
 async def until_runners(stack: Stack, count: int) -> None:
@@ -73,7 +76,7 @@ async def test_a_pool_nobody_uses_has_no_runner_and_the_next_request_gets_one(st
     async with httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
         for _ in range(2):
             await until_runners(stack, 0)
-            await eventually(lambda: asyncio.to_thread(ready, stack))
+            await eventually(lambda: known(stack, client))
             grown = asyncio.Event()
             asked = asyncio.create_task(ask_until(grown, client))  # held until a runner is up
             await eventually(lambda: asyncio.to_thread(grown_for_demand, stack))

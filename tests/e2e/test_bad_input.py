@@ -95,7 +95,7 @@ def stack(manifests: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def reasons(stack: Stack, namespace: str) -> dict[str, set[str]]:
     """Reasons of the conditions that are False, by adapter."""
-    listed = json.loads(stack.cli("get", "lora", "-n", namespace, "-o", "json").stdout)["items"]
+    listed, _ = stack.controller.list("loraadapters", namespace)
     return {
         item["metadata"]["name"]: {c["reason"] for c in item["status"].get("conditions", []) if c["status"] == "False"}
         for item in listed
@@ -126,14 +126,16 @@ async def test_bad_adapters_are_named_and_disturb_nobody(stack: Stack, tmp_path:
         stack.cli("apply", "-f", str(tmp_path / "bad.yaml"))
 
         async def named() -> bool:
-            told = reasons(stack, "bad")
-            return all(expected[name] in told.get(name, set()) for name in expected)
+            shown = reasons(stack, "bad")
+            return all(expected[name] in shown.get(name, set()) for name in expected)
 
         try:
             await eventually(named)
         except TimeoutError:
-            told = reasons(stack, "bad")
-            pytest.fail(str({name: told.get(name) for name in expected if expected[name] not in told.get(name, set())}))
+            shown = reasons(stack, "bad")
+            pytest.fail(
+                str({name: shown.get(name) for name in expected if expected[name] not in shown.get(name, set())})
+            )
     assert_undisturbed(list(made.streams))
 
 

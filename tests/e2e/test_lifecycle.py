@@ -1,6 +1,5 @@
 """Adapters come, change and go while the stack runs: seconds, no restart, no interrupted stream."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +45,7 @@ async def answer(stack: Stack, model: str) -> str | int:
 
 
 async def digest_of(stack: Stack, name: str, namespace: str) -> str:
-    got = stack.cli("get", "lora", name, "-n", namespace, "-o", "json")
-    return json.loads(got.stdout)["status"].get("digest", "")
+    return stack.controller.get("loraadapters", namespace, name)["status"].get("digest", "")
 
 
 async def tiers(stack: Stack, digest: str) -> set[Tier]:
@@ -136,8 +134,7 @@ async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests
     apply(stack, tmp_path, adapter_manifest("broken", "acme", "file:adapters/broken"))
 
     async def named() -> bool:
-        got = stack.cli("get", "lora", "broken", "-n", "acme", "-o", "json")
-        conditions = json.loads(got.stdout)["status"].get("conditions", [])
+        conditions = stack.controller.get("loraadapters", "acme", "broken")["status"].get("conditions", [])
         return any(c["type"] == "Ready" and c["status"] == "False" and c["reason"] != "Resolving" for c in conditions)
 
     await eventually(named)
@@ -146,14 +143,14 @@ async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests
     assert_undisturbed(await finished(stack.url, sure_cases(("acme/upper",), 2, seed=7), "beside"))
 
 
-async def test_describe_tells_where_an_adapter_is(stack: Stack) -> None:
+async def test_describe_shows_where_an_adapter_is(stack: Stack) -> None:
     assert await answer(stack, "acme/upper") == PROMPT.upper()
 
-    async def told() -> bool:
+    async def shown() -> bool:
         text = stack.cli("describe", "lora", "upper", "-n", "acme").stdout.lower()
         return "device" in text
 
-    await eventually(told)
+    await eventually(shown)
 
 
 async def test_one_request_id_runs_from_the_client_to_the_runner(stack: Stack) -> None:

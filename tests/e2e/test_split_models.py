@@ -1,4 +1,8 @@
-"""A pool whose runners split the model over two processes each: the right texts, also when a rank is killed."""
+"""Pools whose runners split the model over two processes each.
+
+The right texts, also when a rank is killed; and where prompts and tokens have runners of their own, KV travels shard by
+shard and every answer has the bits of a runner that does both.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,20 +10,27 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, load
+from harness.answers import choices_of
+from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, finished, load
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+LONG = "the quick brown fox jumps over the lazy dog and runs away " * 6
 
 
 @pytest.fixture(scope="module", params=["tensor", "pipeline"])
-def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def shards(request: pytest.FixtureRequest) -> dict[str, int]:
+    return {request.param: 2}
+
+
+@pytest.fixture(scope="module")
+def stack(shards: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two runners of two ranks and at most 12 sequences each."""
     manifests = copy_manifests(
-        tmp_path_factory.mktemp("m"), replicas=2, parallelism={request.param: 2}, scheduler={"maxSequences": 12}
+        tmp_path_factory.mktemp("m"), replicas=2, parallelism=shards, scheduler={"maxSequences": 12}
     )
     with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
         made.wait_for_models()
@@ -32,7 +43,7 @@ def cases() -> list[Case]:
     return sure_cases(MODELS, 20, seed=20)
 
 
-async def test_a_split_runner_gives_the_right_texts_and_its_requests_go_on_elsewhere_when_a_rank_dies(
+async def test_a_split_runner_gives_the_right_texts_and_its_requests_continue_elsewhere_when_a_rank_dies(
     stack: Stack, cases: list[Case]
 ) -> None:
     """Clients ask again and again: how many runners they fill must not hang on how fast this test reads."""
@@ -45,6 +56,36 @@ async def test_a_split_runner_gives_the_right_texts_and_its_requests_go_on_elsew
         await eventually(lambda: moved(stack, moves + len(victims)))
     assert_undisturbed(made.streams)
     await eventually(lambda: ready(stack, 2))
+
+
+async def test_sharded_runners_of_a_split_pool_give_the_bits_of_one(
+    stack: Stack, shards: dict[str, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    models = MODELS[:3]
+    bodies = [
+        {
+            "model": models[number % len(models)], "prompt": LONG[number:], "max_tokens": 24, "n": 1 + number % 3,
+            "temperature": float(number % 2), "seed": number, "logprobs": 3, "logit_bias": {"1": -100},
+        }
+        for number in range(9)
+    ]  # fmt: skip
+    manifests = copy_manifests(
+        tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, parallelism=shards,
+        scheduler={"maxBatchTokens": 64},
+    )  # fmt: skip
+    with Stack(manifests, tmp_path_factory.mktemp("w")) as split:
+        split.wait_for_models()
+        found = [await asyncio.gather(*[choices_of(one, body) for body in bodies]) for one in (split, stack)]
+        assert found[0] == found[1]
+        assert_undisturbed(await finished(split.url, sure_cases(models, 12, seed=3), "split"))
+        assert split.metric("runner", "weft_runner_handed_over_total") >= 12
+        assert split.metric("runner", "weft_runner_kv_lost_total") == 0
+
+        async def idle() -> bool:
+            listed = await runners(split.address("supervisor"))
+            return len(listed) == 2 and all(r.figures.free_pages == r.spec.total_pages for r in listed)
+
+        await eventually(idle)
 
 
 async def strike(stack: Stack, made: Crowd, ranks: dict[str, psutil.Process]) -> list[Watched]:
