@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("harness")  # its assertions show what they compared
 
-from harness import progress  # noqa: E402
+from harness import order, progress  # noqa: E402
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 
@@ -30,6 +30,11 @@ settings.load_profile("weft")
 
 def pytest_configure(config: pytest.Config) -> None:
     progress.register(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order.long_first(items)
 
 
 def pytest_report_header() -> str:

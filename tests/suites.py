@@ -49,7 +49,7 @@ REPORT = tools.cache() / "test-cluster.xml"
 
 TWO = ("--numprocesses=2", "--max-worker-restart=0")  # xdist waits for ever for the files of a worker that crashed
 PAIRED = (*TWO, "--dist=worksteal")
-FILES = (*TWO, "--dist=loadfile")
+FILES = (*TWO, "--dist=loadfile", "--no-loadscope-reorder")  # in the order of `harness.order`, not by their tests
 
 SUITES = (
     Suite("unit", ("tests/unit", *FILES), 100),
@@ -157,6 +157,7 @@ def _follow(result: Result, seed: int, folder: Path, output: IO[bytes], end: flo
     command += [f"--basetemp={folder / suite.name}"]
     environment = {**os.environ, **suite.environment, "WEFT_TEST_SEED": str(seed), "TMPDIR": str(folder)}
     environment[VARIABLE] = str(writing)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile this checkout, one by one
     with (
         os.fdopen(reading) as events,
         subprocess.Popen(

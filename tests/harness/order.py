@@ -1,0 +1,41 @@
+"""Files that take long begin first, so that no worker ends long after the others.
+
+It changes no result, only the length of a run: a file that is missing here begins later.
+"""
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+# Of each suite, the longest one first: each of them takes ten seconds or more.
+LONG = (
+    "unit/bench/test_fidelity_silicon.py",
+    "unit/runner/test_cuda_engine.py",
+    "unit/predictor/test_encoder.py",
+    "sim/test_migration.py",
+    "sim/test_phase_groups.py",
+    "sim/test_check.py",
+    "kernels/triton/test_gpu_bench.py",
+    "oracle/test_cuda.py",
+    "oracle/test_native_grid.py",
+    "oracle/test_rank_grid.py",
+    "integration/runner/test_runner_process.py",
+    "integration/wire/test_dead_links.py",
+    "integration/runner/test_lost_ranks.py",
+    "integration/predictor/test_predictor_process.py",
+    "integration/operator/test_stack.py",
+    "e2e/test_faults.py",
+    "e2e/test_split_models.py",
+    "e2e/test_phases.py",
+    "e2e/test_lifecycle.py",
+    "e2e/test_autoscaling.py",
+    "e2e/test_demo.py",
+    "e2e/test_bad_input.py",
+)
+PLACES = {TESTS / name: place for place, name in enumerate(LONG)}
+
+
+def long_first(items: list[pytest.Item]) -> None:
+    """Sort the tests by their files; those of one file stay in their order."""
+    items.sort(key=lambda item: PLACES.get(item.path, len(LONG)))
