@@ -1,8 +1,9 @@
 """The stack that `weft bench faults` strikes, and its moments.
 
 Two runners of the quickstart's base with the slowest kernels, so that a phase lasts long enough to strike in it.
-Streams go through a gateway of our own, which dials every peer through `links`. What a phase waits for is reported by
-the runners: how many tokens of a sequence are in KV, whether an adapter is loading, whether KV is in host memory.
+Streams go through a gateway of our own, which dials every peer through `links`; where asked, KV between runners passes
+through them, too. What a phase waits for is reported by the runners: how many tokens of a sequence are in KV, whether
+an adapter is loading, whether KV is in host memory.
 """
 
 import asyncio
@@ -24,12 +25,13 @@ from weft.domain.runner import RunnerBook, RunnerRole
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.errors import StackFailed
 from weft_bench.fault_streams import Ask, Stream, Streams, Token, recorded
+from weft_bench.linked_runner import RUNNER, behind
 from weft_bench.links import Links
 from weft_bench.path import WORDS
 from weft_bench.process import Process
 from weft_bench.reports import books, listed
 from weft_bench.scrape import scrape, total
-from weft_bench.stack import Stack, copy_adapter, quickstart
+from weft_bench.stack import UP, Stack, copy_adapter, quickstart
 
 PATIENCE_S, POLL_S = 180.0, 0.01
 RUNNERS, SEQUENCES, STREAMS, LATE = 2, 16, 10, 2
@@ -77,11 +79,12 @@ class Stage:
         self._roles = {RunnerRole.PROMPT, RunnerRole.TOKEN} if split else {RunnerRole.MIXED}
         rng = random.Random(seed)
         self._decode = [_ask(rng, n, 40, DECODE_TOKENS) for n in range(RUNNERS * SEQUENCES)]
-        self.late = [_ask(rng, n, 40, COLD_TOKENS) for n in range(8)]
+        self.late = [_ask(rng, n, 40, COLD_TOKENS) for n in range(10)]
         self._long = [_ask(rng, n, LONG_CHARS, LONG_TOKENS) for n in range(LONG_ASKS)]
         self._cold = [replace(_ask(rng, n, 40, COLD_TOKENS), model=f"acme/{COLD_OF}") for n in range(LATE)]
         self._next_long, self._cold_models = 0, iter(range(cold))
         self.answers: dict[Ask, list[Token]] = {}
+        self.kv_peers: list[str] = []  # where linked runners take KV
 
     # ------------------------------------------------------------------------------------------- answers
 
@@ -199,6 +202,12 @@ class Stage:
         """Where a component serves its peers, HOST:PORT."""
         return self.stack.components()[component]["listen"]
 
+    async def link_runners(self) -> None:
+        """What they send each other passes through links from now on."""
+        for book in await self.runners():
+            self.kv_peers.append(behind(book.spec.kv_address))
+            await self.links.forward(self.kv_peers[-1], book.spec.kv_address)
+
     async def runners(self) -> list[RunnerBook]:
         return books(await listed(self._admin))
 
@@ -267,15 +276,22 @@ def _ask(rng: random.Random, number: int, chars: int, max_tokens: int) -> Ask:
 
 
 @contextlib.asynccontextmanager
-async def stage(folder: Path, seed: int, cold: int, *, split: bool = False) -> AsyncGenerator[Stage]:
-    """A stack in `folder` with `cold` adapters that no runner has, and the answers of an undisturbed run."""
+async def stage(
+    folder: Path, seed: int, cold: int, *, split: bool = False, kv_links: bool = False
+) -> AsyncGenerator[Stage]:
+    """A stack in `folder` with `cold` adapters that no runner has, and the answers of an undisturbed run.
+
+    `kv_links`: between runners, too.
+    """
     manifests = _manifests(folder / "manifests", cold, SPLIT_POOL if split else POOL)
-    with Stack(manifests, folder / "data", environment=SLOW) as stack:
+    with Stack(manifests, folder / "data", environment=SLOW, up=(*RUNNER, "--") if kv_links else UP) as stack:
         await asyncio.to_thread(stack.wait_for_models)
         supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
         async with Links() as links, _gateway(stack, links, folder) as gateway, supervisor as channel:
             made = Stage(stack, gateway, links, AdminStub(channel), seed, cold, split)
             await made.ready(None)
+            if kv_links:
+                await made.link_runners()
             await made.record()
             yield made
 

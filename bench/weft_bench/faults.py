@@ -9,11 +9,13 @@ back). The runner that is struck is the one where the phase is. *streams* ran at
 
 Cells named *split* strike a pool of mode Split: one runner computes prompts, the other goes on from their KV, which
 leaves while the prompt is computed. *before*: a long prompt has begun; *3/10*: so much of it is computed, and sent;
-*after*: it was handed over. Pages of both runners are all free again afterwards.
+*after*: it was handed over. Pages of both runners are all free again afterwards. KV passes through shared memory; where
+the link *between runners* is struck, over TCP, as between hosts.
 
 - *kill*: SIGKILL; whatever ended is started again. *stop*: SIGSTOP, and SIGCONT after 10 s.
 - *cut*: every connection of the gateway to that peer is reset in the middle of a message. *stall*: for 10 s no byte
-  passes, and the connections stay.
+  passes, and the connections stay. Between runners a cut resets the streams of KV of both, and a stall lasts 14 s: a
+  runner waits for 10 s, then gives a transfer up, and its prompt is computed again.
 
 Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
 probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
@@ -35,7 +37,7 @@ PROCESSES = ("runner", "scheduler", "supervisor", "predictor", "depot")
 LINKED = ("runner", "scheduler", "predictor")
 LEAST_STREAMS = 8  # that run when a fault strikes
 PHASES = ("decode", "prefill", "loading", "swapping")
-PROMPT_RUNNER, TOKEN_RUNNER = "prompt runner", "token runner"
+PROMPT_RUNNER, TOKEN_RUNNER, RUNNERS = "prompt runner", "token runner", "runners"
 SPLIT_TARGETS = (PROMPT_RUNNER, TOKEN_RUNNER, "scheduler", "supervisor")
 BEFORE, AFTER = "before", "after"
 SPLIT_PHASES = (BEFORE, *(f"{tenth}/10" for tenth in range(1, 10)), AFTER)
@@ -78,15 +80,22 @@ class Cell:
     def is_link(self) -> bool:
         return self.fault in ("cut", "stall")
 
+    @property
+    def between_runners(self) -> bool:
+        """Of the link that KV takes."""
+        return self.target == RUNNERS
+
     def __str__(self) -> str:
         mode = "split " if self.split else ""
-        return f"{mode}{self.fault} {'link to ' if self.is_link else ''}{self.target} {self.phase}"
+        link = "link between " if self.between_runners else "link to " if self.is_link else ""
+        return f"{mode}{self.fault} {link}{self.target} {self.phase}"
 
 
 CELLS = [
     *(Cell(*of) for of in product(("kill", "stop"), PROCESSES, PHASES)),
     *(Cell(*of) for of in product(("cut", "stall"), LINKED, PHASES)),
     *(Cell("kill", *of, split=True) for of in product(SPLIT_TARGETS, SPLIT_PHASES)),
+    *(Cell(fault, RUNNERS, phase, split=True) for fault, phase in product(("cut", "stall"), SPLIT_PHASES)),
 ]
 
 

@@ -86,9 +86,9 @@ class Links:
         """With it a process dials its gRPC peers through here."""
         return {"grpc_proxy": f"http://{self._proxy}", "no_grpc_proxy": ""}
 
-    async def forward(self, target: str) -> str:
-        """An address here that leads to the target."""
-        return await self._listen(lambda client: self._join(client, target))
+    async def forward(self, target: str, at: str = f"{LOOPBACK}:0") -> str:
+        """An address that leads to the target; `at`: where to listen, HOST:PORT."""
+        return await self._listen(lambda client: self._join(client, target), at)
 
     def count(self, target: str) -> int:
         """Connections to the target."""
@@ -120,15 +120,16 @@ class Links:
             self._flowing[target].set()
         return self._flowing[target]
 
-    async def _listen(self, serve: Serve) -> str:
+    async def _listen(self, serve: Serve, at: str = f"{LOOPBACK}:0") -> str:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.ensure_future(self._serve(serve, (reader, writer)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        server = await asyncio.start_server(accept, LOOPBACK, 0)
+        host, _, port = at.rpartition(":")
+        server = await asyncio.start_server(accept, host, int(port))
         self._servers.callback(server.close)
-        host, port = server.sockets[0].getsockname()[:2]
+        port = server.sockets[0].getsockname()[1]
         return f"{host}:{port}"
 
     async def _serve(self, serve: Serve, client: Ends) -> None:

@@ -15,6 +15,7 @@ from weft_bench.fault_streams import Difference, Streams, difference
 from weft_bench.faults import LEAST_STREAMS, PROMPT_RUNNER, TOKEN_RUNNER, Cell, Run
 
 LASTS_S, EVERY_S = 10.0, 2.0  # of a stop or stall; between two requests meanwhile
+BETWEEN_RUNNERS_S = 14.0  # longer than a runner waits for the other one
 ATTEMPTS = 5  # rounds in which the moment to strike may come
 Aim = Callable[[Stage, Streams], Awaitable[Moment | None]]
 AIMS: Mapping[str, Aim] = {
@@ -29,13 +30,13 @@ async def measure(
     runs: Sequence[tuple[Cell, int]], folder: Path, seed: int, keep: Callable[[Run], None], say: Callable[[str], None]
 ) -> None:
     """Each run in turn; `keep` gets it when it is over. Raises StackFailed."""
-    for split in (False, True):
-        wanted = [(cell, number) for cell, number in runs if cell.split is split]
+    for stack, split, kv_links in (("unified", False, False), ("split", True, False), ("linked", True, True)):
+        wanted = [(c, number) for c, number in runs if (c.split, c.between_runners) == (split, kv_links)]
         if not wanted:
             continue
         cold = ATTEMPTS * sum(cell.phase == "loading" for cell, _ in wanted)
         say("recording the answers of an undisturbed run")
-        async with stage(folder / ("split" if split else "unified"), seed, cold, split=split) as made:
+        async with stage(folder / stack, seed, cold, split=split, kv_links=kv_links) as made:
             for cell, number in wanted:
                 keep(await _run(made, cell, number, say))
 
@@ -82,34 +83,37 @@ async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> 
     component = {"runner": moment.runner, PROMPT_RUNNER: moment.runner, TOKEN_RUNNER: moment.token_runner}.get(
         cell.target, cell.target
     )
-    address, pid = made.peer(component), made.stack.pid(component)
-    if cell.is_link and not made.links.count(address):
-        raise StackFailed(f"{cell}: the gateway has no connection to {component}")
-    late = iter(made.late)
-    with _lasting(made, cell, address, pid):
-        if cell.fault == "kill":
+    addresses = made.kv_peers if cell.between_runners else [made.peer(component)]
+    if cell.is_link and not any(map(made.links.count, addresses)):
+        raise StackFailed(f"{cell}: no connection passes through it")
+    pid = None if cell.between_runners else made.stack.pid(component)
+    late, lasts_s = iter(made.late), BETWEEN_RUNNERS_S if cell.between_runners else LASTS_S
+    with _lasting(made, cell, addresses, pid):
+        if cell.fault == "kill" and pid is not None:
             os.kill(pid, signal.SIGKILL)
         elif cell.fault == "cut":
-            await made.links.cut(address)
+            await asyncio.gather(*map(made.links.cut, addresses))
         moment.release(pid)
         streams.start(itertools.islice(late, LATE))
-        for _ in range(round(LASTS_S / EVERY_S) if cell.lasts else 0):
+        for _ in range(round(lasts_s / EVERY_S) if cell.lasts else 0):
             await asyncio.sleep(EVERY_S)
             streams.start([next(late)])
     return pid if cell.fault == "kill" else None
 
 
 @contextmanager
-def _lasting(made: Stage, cell: Cell, address: str, pid: int) -> Generator[None]:
+def _lasting(made: Stage, cell: Cell, addresses: Sequence[str], pid: int | None) -> Generator[None]:
     """A process that stands still, or a link, for the length of the block."""
-    if cell.fault == "stop":
+    if cell.fault == "stop" and pid is not None:
         os.kill(pid, signal.SIGSTOP)
     elif cell.fault == "stall":
-        made.links.stall(address)
+        for address in addresses:
+            made.links.stall(address)
     try:
         yield
     finally:
-        if cell.fault == "stop":
+        if cell.fault == "stop" and pid is not None:
             os.kill(pid, signal.SIGCONT)
         elif cell.fault == "stall":
-            made.links.resume(address)
+            for address in addresses:
+                made.links.resume(address)

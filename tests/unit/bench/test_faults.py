@@ -59,6 +59,11 @@ def test_cells_are_chosen_by_patterns_of_their_names() -> None:
     assert chosen(["cut link to runner *"]) == [
         cell for cell in CELLS if cell.fault == "cut" and cell.target == "runner"
     ]
+    between = chosen(["split * link between runners 3/10"])
+    assert [(cell.fault, cell.share, cell.between_runners) for cell in between] == [
+        ("cut", 0.3, True),
+        ("stall", 0.3, True),
+    ]
     assert not chosen(["kill gateway *"])
 
 
@@ -114,6 +119,16 @@ async def test_a_cut_lets_half_of_a_message_through_and_the_next_connection_is_w
         await soon(cutting)
         assert not links.count(target)
         assert await echoed(await dialled(links, target), b"again") == b"again"
+
+
+async def test_a_link_leads_on_from_the_address_that_others_were_given() -> None:
+    async with Links() as links:
+        target = await Peer().listen()
+        given = f"127.0.0.3:{target.rpartition(':')[2]}"
+        assert await links.forward(target, given) == given
+        host, _, port = given.rpartition(":")
+        assert await echoed(await asyncio.open_connection(host, int(port)), b"hello") == b"hello"
+        assert links.count(target) == 1
 
 
 async def read_all(reader: asyncio.StreamReader) -> bytes:
