@@ -11,7 +11,7 @@ from harness.kv_ends import EPOCH, PAGE_TOKENS, PAGES, POOL
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
-from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
 from weft_runner.core.kv_shards import KvShard, ShardLost, ShardOrder, shard_runner
 from weft_runner.core.kv_transfer import MOST_OFFERS, KvIdentity
@@ -101,13 +101,17 @@ class Pair:
 
     def __init__(self) -> None:
         self.sender, self.receiver = Ranks("sender"), Ranks("receiver")
-        hello = KvHello(self.sender.runner, self.receiver.runner.incarnation, POOL, BASE, "rank 0")
-        self.sender.streams.execute(OpenKvStream(self.receiver.peer, f"127.0.0.1:{self.receiver.own.port}", hello))
-        self.incoming: Peer = self.receiver.next(Connected).peer
+        self.incoming: Peer = self.open()
         self.receiver.streams.send(self.incoming, self.receiver.ready())
         self.sender.next(Connected)
         for seed, pages in enumerate(self.sender.pages):
             pages[:] = np.random.default_rng(seed).integers(0, 256, pages.shape, dtype=np.uint8)
+
+    def open(self) -> Peer:
+        """A stream that has to be answered."""
+        hello = KvHello(self.sender.runner, self.receiver.runner.incarnation, POOL, BASE, "rank 0")
+        self.sender.streams.execute(OpenKvStream(self.receiver.peer, f"127.0.0.1:{self.receiver.own.port}", hello))
+        return self.receiver.next(Connected).peer
 
     def accept(self, request_id: str, pages: tuple[int, ...]) -> None:
         self.sender.streams.send(self.receiver.peer, KvOffer(request_id, EPOCH, ""))
@@ -176,6 +180,38 @@ def test_a_rank_that_loses_its_part_ends_the_stream_at_both_machines(pair: Pair)
     assert closed.peer == pair.receiver.peer
     assert closed.reason.startswith("rank 2: ")
     assert pair.receiver.next(Closed).peer == pair.incoming
+
+
+def test_a_receiver_of_fewer_ranks_than_its_layout_says_is_refused_by_name(pair: Pair) -> None:
+    pair.receiver.streams.execute(Close(pair.incoming, "again"))
+    pair.sender.next(Closed)
+    incoming = pair.open()
+    pair.receiver.streams.send(incoming, KvReady(pair.receiver.runner))
+    assert pair.sender.next(Closed).reason == "a runner of 1 ranks: this one has 3"
+    assert pair.receiver.next(Closed).peer == incoming
+
+
+@pytest.mark.parametrize("last", ["rank 0", "the liar"])
+def test_a_rank_that_completes_with_other_tokens_than_rank_0_is_refused_by_name(pair: Pair, last: str) -> None:
+    """Else the sequence would go on from pages that nobody has written."""
+    to, addresses = pair.receiver.peer, pair.receiver.ready().shard_addresses
+    pair.accept("r", (9, 4))
+    pair.sender.hold = True
+    if last == "the liar":
+        pair.send("r", (1, 2))
+        pair.complete("r", 2)
+        wait_until(lambda: bool((pair.receiver.pages[0][[9, 4]] == pair.sender.pages[0][[1, 2]]).all()), "its pages")
+    for rank, pages in zip(pair.sender.others, ((1, 2), (1,)), strict=True):
+        complete = KvComplete("r", EPOCH, len(pages) * PAGE_TOKENS)
+        rank.order(ShardOrder(SendKv(to, "r", EPOCH, 0, pages), addresses))
+        rank.order(ShardOrder(Send(to, complete), addresses))
+    if last == "rank 0":
+        wait_until(lambda: bool((pair.receiver.pages[2][9] == pair.sender.pages[2][1]).all()), "the liar's pages")
+        pair.send("r", (1, 2))
+        pair.complete("r", 2)
+    closed = pair.receiver.next(Closed)
+    assert closed == Closed(pair.incoming, f"r: {PAGE_TOKENS} tokens in KV of rank 2, {2 * PAGE_TOKENS} of rank 0")
+    assert pair.sender.next(Closed).peer == to
 
 
 def test_what_is_dropped_changes_no_page_of_any_rank_and_the_stream_goes_on(pair: Pair) -> None:

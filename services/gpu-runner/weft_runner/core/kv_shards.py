@@ -32,10 +32,11 @@ class ShardOrder:
 
 @dataclass(frozen=True, slots=True)
 class ShardComplete:
-    """To rank 0: all of this rank's pages have arrived."""
+    """To rank 0: this rank's pages of the first `in_kv` tokens have arrived."""
 
     request_id: str
     epoch: Epoch
+    in_kv: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,9 @@ class KvShard:
                     return self._accept(key, peer)
                 self._offers[key] = peer
                 return self._refuse_oldest() if len(self._offers) > MOST_OFFERS else []
-            case KvComplete(request_id, epoch):
+            case KvComplete(request_id, epoch, in_kv):
                 self._incoming.pop((request_id, epoch), None)
-                return [Send(peer, KvAck(request_id, epoch)), ShardComplete(request_id, epoch)]
+                return [Send(peer, KvAck(request_id, epoch)), ShardComplete(request_id, epoch, in_kv)]
             case KvAccept(request_id, epoch) if one := self._outgoing.get((request_id, epoch)):
                 one.accepted, waiting, one.waiting = True, one.waiting, []
                 return [*waiting]
@@ -200,11 +201,11 @@ def _runner(incoming: Peer) -> str:
 
 @dataclass(slots=True)
 class _Gathering:
-    """`missing`: ranks whose pages have not arrived. `complete`: rank 0's, which waits for them."""
+    """`in_kv`: of how many tokens each of the other ranks has pages. `complete`: rank 0's, which waits for them."""
 
     peer: Peer
-    missing: int
-    complete: Received | None = None
+    in_kv: dict[int, int] = field(default_factory=dict[int, int])
+    complete: KvComplete | None = None
 
 
 class ShardedTransfers:
@@ -221,11 +222,11 @@ class ShardedTransfers:
         match order:
             case SendKv(peer, request_id, epoch) | Send(peer, KvComplete(request_id, epoch)):
                 if (addresses := self._addresses.get(peer)) is None:
-                    return None  # the stream is over, or the other runner has not as many ranks as it said
+                    return None  # the stream is over
                 self._outgoing[request_id, epoch] = peer
                 return ShardOrder(order, addresses)
             case ReceiveKv(peer, request_id, epoch):
-                self._incoming[request_id, epoch] = _Gathering(peer, self._others)
+                self._incoming[request_id, epoch] = _Gathering(peer)
                 return ShardOrder(order)
             case DropKv(_, request_id, epoch):
                 self._forget([(request_id, epoch)])
@@ -237,13 +238,18 @@ class ShardedTransfers:
         return None
 
     def event(self, event: KvEvent) -> KvEvent | None:
-        """Of rank 0's own streams -> what the machine gets of it now. Other layouts than its own it refuses itself."""
+        """Of rank 0's own streams -> what the machine gets of it now. Other layouts than its own it refuses itself.
+
+        Another event's Closed: that stream breaks the contract, and has to be closed.
+        """
         match event:
-            case Connected(peer, KvReady(_, addresses)) if len(addresses) == self._others:
+            case Connected(peer, KvReady(_, addresses)):
+                if len(addresses) != self._others:
+                    return Closed(peer, f"a runner of {len(addresses) + 1} ranks: this one has {self._others + 1}")
                 self._addresses[peer] = tuple(addresses)
-            case Received(_, KvComplete(request_id, epoch)):
+            case Received(_, KvComplete(request_id, epoch) as complete):
                 if (one := self._incoming.get((request_id, epoch))) is not None:
-                    one.complete = event
+                    one.complete = complete
                     return self._gathered((request_id, epoch))
             case Received(_, KvAck(request_id, epoch) | KvRefuse(request_id, epoch)):
                 self._outgoing.pop((request_id, epoch), None)
@@ -260,7 +266,7 @@ class ShardedTransfers:
         if isinstance(event, ShardComplete):
             if one is None:
                 return None
-            one.missing -= 1
+            one.in_kv[rank] = event.in_kv
             return self._gathered(key)
         peer = one.peer if one is not None else self._outgoing.get(key)
         if peer is None:
@@ -268,12 +274,17 @@ class ShardedTransfers:
         self._forget_peer(peer)
         return Closed(peer, f"rank {rank}: {event.reason}")
 
-    def _gathered(self, key: Key) -> Received | None:
+    def _gathered(self, key: Key) -> Received | Closed | None:
         one = self._incoming[key]
-        if one.missing or one.complete is None:
+        if one.complete is None or len(one.in_kv) < self._others:
             return None
+        for rank, in_kv in one.in_kv.items():
+            if in_kv != one.complete.in_kv:
+                self._forget_peer(one.peer)
+                reason = f"{key[0]}: {in_kv} tokens in KV of rank {rank}, {one.complete.in_kv} of rank 0"
+                return Closed(one.peer, reason)
         del self._incoming[key]
-        return one.complete
+        return Received(one.peer, one.complete)
 
     def _forget_peer(self, peer: Peer) -> None:
         self._addresses.pop(peer, None)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from weft.domain.machine import Close, Closed, Peer, Send
 from weft.process import AddressInUse
+from weft.wire.errors import PeerError
 from weft_runner.core.events import KvAction
 from weft_runner.core.kv_shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
 from weft_runner.core.kv_transfer import KvIdentity
@@ -70,8 +71,11 @@ class ShardedKvStreams:
     # ---- the streams' threads, and those that take events
 
     def _own_event(self, event: KvEvent) -> None:
+        """Raises PeerError, which ends the stream that the event is of."""
         with self._lock:
             found = self._transfers.event(event)
+        if isinstance(found, Closed) and found != event:
+            raise PeerError(found.reason)
         if found is not None:
             self._post(found)
 
