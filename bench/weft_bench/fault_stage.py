@@ -47,6 +47,7 @@ POOL = {
 }
 SPLIT_POOL = POOL | {"phases": {"mode": "Split"}, "kvCache": {"pages": 1024}}
 DECODE_TOKENS, LONG_TOKENS, COLD_TOKENS = 400, 24, 24
+SPLIT_DECODE_TOKENS = 800  # apart from prompts 400 had come, four times of five, before a long prompt was handed over
 LONG_CHARS, LONG_ASKS, LONG_STREAMS = 900, 24, 4
 LEFT_TOKENS = 64  # of a prompt, at the least, when it is struck
 TROUBLE = ("an invariant does not hold", "Traceback (most recent call last)")
@@ -78,7 +79,8 @@ class Stage:
         self.stack, self.gateway, self.links, self._admin = stack, gateway, links, admin
         self._roles = {RunnerRole.PROMPT, RunnerRole.TOKEN} if split else {RunnerRole.MIXED}
         rng = random.Random(seed)
-        self._decode = [_ask(rng, n, 40, DECODE_TOKENS) for n in range(RUNNERS * SEQUENCES)]
+        decode_tokens = SPLIT_DECODE_TOKENS if split else DECODE_TOKENS
+        self._decode = [_ask(rng, n, 40, decode_tokens) for n in range(RUNNERS * SEQUENCES)]
         self.late = [_ask(rng, n, 40, COLD_TOKENS) for n in range(10)]
         self._long = [_ask(rng, n, LONG_CHARS, LONG_TOKENS) for n in range(LONG_ASKS)]
         self._cold = [replace(_ask(rng, n, 40, COLD_TOKENS), model=f"acme/{COLD_OF}") for n in range(LATE)]
