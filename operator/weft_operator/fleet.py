@@ -184,32 +184,39 @@ def _plan_sets(
     retired = [name for name, group in ready.items() if group not in sizes]
     room = max(0, sum(sizes.values()) - 1 - (len(ready) - len(retired)))
     kept, wishes = _of_runners(retired[:room], own), list[Child]()
+    coming, left = list[tuple[Group, int]](), sum(sizes.values())
     for group in pool.groups:
         live = {_index(obj): obj for obj in sets.values() if _group(obj) == group.name}
         parts = {index: runner_children(pool, group, launch, site, index) for index in live}
         present = {index: _as_process(obj, parts[index][0], launch, states) for index, obj in live.items()}
         together = capacity.counted_together(pool, group.name)
         others = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
-        gone, new = _changes(present, launch, sizes[group.name], report, bounds, others, waited=waited)
-        for index in sorted(capacity.staying(present).keys() - gone):
+        gone, new = _changes(
+            present, launch, sizes[group.name], report, bounds, others, waited=waited, apart=capacity.counts_apart(pool)
+        )
+        staying = sorted(capacity.staying(present).keys() - gone)
+        coming, left = coming + [(group, index) for index in new], left - len(staying)
+        for index in staying:
             if present[index].launch == launch:
                 wishes += parts[index]
             else:
                 kept |= _of_runners([live[index]["metadata"]["name"]], own)
-        wishes += [part for index in new for part in runner_children(pool, group, launch, site, index)]
+    if capacity.counts_apart(pool):
+        coming = coming[: max(0, left)]  # one for one
+    wishes += [part for group, index in coming for part in runner_children(pool, group, launch, site, index)]
     # While pods end, they reach each other.
     return wishes, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
 
 
 def _changes(
     present: Mapping[int, RunnerProcess], launch: Launch, size: int, report: PoolReport | None, bounds: Bounds,
-    others: set[str], *, waited: bool,
+    others: set[str], *, waited: bool, apart: bool,
 ) -> tuple[set[int], list[int]]:  # fmt: skip
     """Of a group's runners of several pods: which go now, and which come. `others`: of groups counted together."""
     names = {runner.name: index for index, runner in capacity.staying(present).items()}
     runners = [Runner(name, present[index].state == "Ready") for name, index in names.items()]
     elsewhere = len(others.intersection(report.victims)) if report else 0
-    going = capacity.leaving(runners, size, report, bounds, waited=waited, elsewhere=elsewhere)
+    going = capacity.leaving(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
     if going is None or going:
         return {names[runner.name] for runner in going or ()}, []
     started = capacity.to_start(lambda _: launch, size, present)

@@ -1,5 +1,6 @@
 """Runners of several pods: a StatefulSet each, started, replaced and counted as one."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 
 from tests.unit.operator.cluster import SITE, ClusterWorld
 from tests.unit.operator.planning import pool_object, pool_ref
+from weft.domain.routes import PhaseCounts
 from weft_operator.actions import DeleteChild
-from weft_operator.children import INDEX_LABEL, RUNNER_LABEL
+from weft_operator.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
 from weft_operator.observe import ChildKey, Pod, PoolReport, runner_pods
 from weft_operator.plan import Policy
 from weft_runner.settings import parse_settings
@@ -25,10 +27,14 @@ def pool(cluster: ClusterWorld) -> ClusterWorld:
     return cluster
 
 
+def manifests(cluster: ClusterWorld) -> list[dict[str, Any]]:
+    """Of StatefulSets."""
+    return [obj for key, obj in cluster.cluster.objects.items() if key.kind == "StatefulSet"]
+
+
 def sets(cluster: ClusterWorld) -> dict[str, dict[str, Any]]:
     """Manifests of StatefulSets by the runner's index."""
-    found = [obj for key, obj in cluster.cluster.objects.items() if key.kind == "StatefulSet"]
-    return {obj["metadata"]["labels"][INDEX_LABEL]: obj for obj in found}
+    return {obj["metadata"]["labels"][INDEX_LABEL]: obj for obj in manifests(cluster)}
 
 
 def uids(cluster: ClusterWorld) -> dict[str, str]:
@@ -143,6 +149,34 @@ def test_runners_of_a_group_that_is_no_longer_named_go_as_others_become_ready(po
     assert fewest >= 4, "a runner at a time"
     labels = [obj["metadata"]["labels"]["serving.weft.dev/group"] for obj in sets(pool).values()]
     assert labels == ["new", "new"]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [{"replicas": 4}, {"autoscaling": {"minReplicas": 2, "maxReplicas": 4, "idleSeconds": 60, "wakeSeconds": 300}}],
+    ids=["fixed", "autoscaled"],
+)
+def test_a_runner_for_one_phase_waits_for_the_victim_of_the_other(
+    cluster: ClusterWorld, scaling: dict[str, Any]
+) -> None:
+    """Where the pool may have no more."""
+    ref = pool_ref()
+    groups = [{"name": phase.lower(), "minRunners": 0, "phase": phase} for phase in ("Prompt", "Token")]
+    phases = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+    cluster.scheduler_speaks = False
+    cluster.apply(pool_object(parallelism=GRID, runnerGroups=groups, phases=phases, **scaling))
+
+    def wanted(prompt: int, token: int, *victims: str) -> Counter[str]:
+        counts = PhaseCounts(prompt, token)
+        cluster.observed.pool_reports[str(ref)] = PoolReport(4, prompt + token, victims, 4, wanted=counts)
+        cluster.at_rest()
+        return Counter(obj["metadata"]["labels"][GROUP_LABEL] for obj in manifests(cluster))
+
+    assert wanted(3, 1) == {"prompt": 3, "token": 1}
+    assert wanted(1, 3) == {"prompt": 3, "token": 1}, "none goes that was not named, and there is no room for more"
+    victim = next(obj for obj in manifests(cluster) if obj["metadata"]["labels"][GROUP_LABEL] == "prompt")
+    assert wanted(1, 3, f"{victim['metadata']['name']}-0") == {"prompt": 2, "token": 2}
+    assert victim["metadata"]["uid"] not in {obj["metadata"]["uid"] for obj in manifests(cluster)}
 
 
 @pytest.mark.parametrize(
