@@ -242,6 +242,8 @@ def test_pages_that_the_second_runner_has_do_not_travel() -> None:
     pair.finish(pair.b)
     assert [s.first_page for s in pair.sent if isinstance(s, ev.SendKv)] == [5]
     assert KvAccept("s", E1, 5) in pair.sent
+    found = [side.machine.pool.reuse.tokens for side in (pair.a, pair.b)]
+    assert found == [20, 0], "who computes a prompt has found it, who gets its KV has not"
 
 
 def test_an_answer_of_one_token_sends_nothing() -> None:

@@ -298,3 +298,17 @@ def test_a_prompt_runner_lost_after_the_hand_over_and_before_its_message_wastes_
     assert split.request("r").phase is Phase.RUNNING
     assert not picked(split.wait(split.state.config.assign_s + 1.0), Assign)
     assert split.request("r").placement == Placement(RunnerId("b", "i1"))
+
+
+def test_prompt_demand_is_of_what_runners_compute(split: Driver) -> None:
+    """Of 512 tokens that were assigned the prompt runner has found 384: a quarter of what comes is work."""
+    for number in range(4):
+        split.place(f"r{number}", prompt_tokens=128, max_tokens=20)
+    load = split.pool().load(split.now)
+    assert (load.reused_share, load.prompt_tokens_per_s > 0) == (0.0, True)
+    views = [split.view(f"r{number}") for number in range(4)]
+    split.runner("a", *views, free=60, prefix_reused_tokens=384)
+    assert split.pool().load(split.now).reused_share == pytest.approx(0.75)
+    split.runner("b", free=60, prefix_reused_tokens=0)
+    split.wait(20.0)
+    assert split.pool().load(split.now).reused_share == pytest.approx(0.75), "also after a pause"

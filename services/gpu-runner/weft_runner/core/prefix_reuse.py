@@ -18,7 +18,7 @@ from weft_runner.core.sequence import Sequence, SequencePhase
 
 class PrefixReuse:
     """One owner: the request pool. `tokens`: how many did not have to be computed again; `host_tokens` of them came
-    from host memory.
+    from host memory. What KV from another runner need not bring is none of them.
     """
 
     def __init__(self, pages: PageTable) -> None:
@@ -73,4 +73,5 @@ class PrefixReuse:
         n_tokens = n_pages * self._pages.page_tokens
         sequence.reuse(n_tokens)
         sequence.named_pages = sequence.in_kv // self._pages.page_tokens
-        self.tokens += n_tokens
+        if sequence.start.kv_from is None:
+            self.tokens += n_tokens

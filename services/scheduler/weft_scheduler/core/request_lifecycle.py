@@ -28,6 +28,7 @@ def assign(
     delay_s = pool.delay_s(request, state.now)
     pool.charge(request, token_runner or runner)
     pool.dequeue(request)
+    pool.reuse.give(request.prefill_tokens, state.now)
     _send_assign(state, pool, request, runner, token_runner, delay_s=delay_s)
 
 

@@ -134,6 +134,8 @@ def apply_report(state: State, peer: Peer, reported: ReportedRunner) -> None:
             pool.confirm(runner)
     if measured and loaded and runner.role is not RunnerRole.PROMPT and 0 < interval_s < MAX_INTERVAL_S:
         pool.autoscaler.throughput.measure(max(0, runner.figures.tokens - before.tokens), interval_s)
+    if measured and (found := runner.figures.prefix_reused_tokens - before.prefix_reused_tokens) > 0:
+        pool.reuse.find(found, state.now)
     for request_id in acknowledged:
         acknowledge(state, state.requests[request_id])
     if report.sequences:

@@ -72,6 +72,19 @@ def test_prompts_that_wait_are_computed_within_the_objective() -> None:
     assert asks_for(PoolLoad(**waiting, ttft_s=2.0), UNIT) == 2, "prefill was not measured"
 
 
+def test_prompt_tokens_that_are_found_are_not_work() -> None:
+    waiting, unit = (
+        PoolLoad(running=4, queued=1, queued_prompt_tokens=9000, queued_tokens=9000),
+        replace(UNIT, kv_tokens=1e6),
+    )
+    assert asks_for(waiting, unit) == 7
+    assert asks_for(replace(waiting, reused_share=0.5), unit) == 4
+    in_time = replace(waiting, queued_tokens=0, ttft_s=2.0)
+    unit = replace(UNIT, prefill_tokens_per_s=1000.0)
+    assert asks_for(in_time, unit) == 1 + 5
+    assert asks_for(replace(in_time, reused_share=0.8), unit) == 1 + 1
+
+
 SPLIT = replace(UNIT, prefill_tokens_per_s=1000.0)
 ONE_EACH = PhaseCounts(1, 1)
 
@@ -82,6 +95,11 @@ SPLIT_CASES: dict[str, tuple[PoolLoad, tuple[int, int], tuple[int, int]]] = {
     "nobody": (replace(LOAD, prompt_tokens_per_s=500.0), (0, 0), (0, 0)),
     "one of each": (replace(LOAD, running=1), (0, 1), (1, 1)),
     "prompts that come": (replace(LOAD, running=2, prompt_tokens_per_s=2500.0), (3, 1), (3, 1)),
+    "prompts of which half is found": (
+        replace(LOAD, running=2, prompt_tokens_per_s=5000.0, reused_share=0.5),
+        (3, 1),
+        (3, 1),
+    ),
     "prompts that wait": (replace(LOAD, running=2, queued=1, queued_prompt_tokens=90_000), (3, 1), (3, 1)),
     "prompts that wait, in time": (replace(LOAD, queued=1, queued_prompt_tokens=6000, ttft_s=2.0), (3, 1), (3, 1)),
     "streams": (replace(LOAD, running=9, prompt_tokens_per_s=100.0), (1, 3), (1, 3)),

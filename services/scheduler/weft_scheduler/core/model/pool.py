@@ -17,7 +17,7 @@ from weft_scheduler.core.model.runner import PROMPT_QUEUE_S, RunnerAccount
 from weft_scheduler.core.policy import placement, queue, reservation
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution, PhaseBounds
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
-from weft_scheduler.core.policy.autoscaling.throughput import DecayedRate, bounded_retry_ms, retry_after_ms
+from weft_scheduler.core.policy.autoscaling.throughput import DecayedRate, ReusedShare, bounded_retry_ms, retry_after_ms
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
 from weft_scheduler.core.policy.phases.roles import RolePlan
 from weft_scheduler.core.policy.placement.policy import PlacementPolicy, RunnerLoad
@@ -65,6 +65,7 @@ class Pool:
         self.running_of: Counter[str] = Counter()  # by tenant
         self.departures = DecayedRate()  # of requests
         self.prompt_arrivals = DecayedRate()  # of their tokens
+        self.reuse = ReusedShare()
         self.service_level = _service_level(DEFAULTS)
         self.margin = Margin()  # of pooled admission
         self.recheck_feasible = False  # a queued request may have become infeasible
@@ -180,6 +181,7 @@ class Pool:
             ttft_s=self.declared.slo_ttft_s,
             split=self.declared.split,
             prompt_tokens_per_s=self.prompt_arrivals.per_s(now),
+            reused_share=self.reuse.share(now),
             queued_adapters=len(waiting) - sum(a in waiting for a in (BASE, *self.adapters.pinned)) if waiting else 0,
         )
 

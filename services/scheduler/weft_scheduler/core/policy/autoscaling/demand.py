@@ -30,6 +30,7 @@ class PoolLoad:
     """What a pool has to do. `queued_tokens`: what queued requests have to compute and hold, by prediction.
 
     `ttft_s`: within it their prompts should be computed; 0: no objective. `prompt_tokens_per_s`: that arrive.
+    `reused_share`: of all prompt tokens, what is found in pages of earlier requests and not computed again.
     """
 
     running: int = 0
@@ -42,6 +43,12 @@ class PoolLoad:
     ttft_s: float = 0.0
     split: bool = False  # prompts and the tokens after them are counted apart
     prompt_tokens_per_s: float = 0.0
+    reused_share: float = 0.0
+
+    @property
+    def computed_share(self) -> float:
+        """Of prompt tokens."""
+        return 1.0 - self.reused_share
 
     @property
     def requests(self) -> int:
@@ -91,7 +98,7 @@ def _coming(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
         return 0.0
     if capacity is None or not capacity.prefill_tokens_per_s:
         return 1.0
-    return load.prompt_tokens_per_s / capacity.prefill_tokens_per_s
+    return load.computed_share * load.prompt_tokens_per_s / capacity.prefill_tokens_per_s
 
 
 def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> float:
@@ -99,7 +106,8 @@ def _prompts(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) -> 
     coming = _coming(load, capacity)
     if capacity is None or not capacity.prefill_tokens_per_s:
         return coming
-    return coming + load.queued_prompt_tokens / (capacity.prefill_tokens_per_s * (load.ttft_s or work_s))
+    in_time = capacity.prefill_tokens_per_s * (load.ttft_s or work_s)
+    return coming + load.computed_share * load.queued_prompt_tokens / in_time
 
 
 def _filled(load: PoolLoad, capacity: RunnerCapacity | None) -> float:
@@ -115,10 +123,10 @@ def _pressure(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float) ->
     if capacity is None or not load.queued:
         return 0.0
     slots = (load.busy_slots + load.queued_adapters) / capacity.slots if load.queued_adapters else 0.0
-    queued_tokens = load.queued_tokens - load.queued_prompt_tokens * load.split
-    work = queued_tokens / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
+    elsewhere = load.queued_prompt_tokens * (1.0 if load.split else load.reused_share)
+    work = (load.queued_tokens - elsewhere) / (capacity.tokens_per_s * work_s) if capacity.tokens_per_s else 0.0
     in_time = capacity.prefill_tokens_per_s * load.ttft_s * (not load.split)
-    prompts = load.queued_prompt_tokens / in_time if in_time else 0.0
+    prompts = load.computed_share * load.queued_prompt_tokens / in_time if in_time else 0.0
     return max(slots, load.running / capacity.sequences + max(work, prompts))
 
 

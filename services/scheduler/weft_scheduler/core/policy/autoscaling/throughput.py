@@ -1,4 +1,4 @@
-"""Exponentially decayed rates: of requests that leave, of prompt tokens that come, of what a loaded runner computes."""
+"""Exponentially decayed rates: departures, prompt tokens that come or are found, what loaded runners compute."""
 
 import math
 
@@ -24,6 +24,29 @@ class DecayedRate:
 
     def _decayed(self, now: float) -> float:
         return self._weight * math.exp(-max(0.0, now - self._at) / RATE_TAU_S)
+
+
+class ReusedShare:
+    """The share of the prompt tokens given to runners that they find in pages of earlier requests, of about 30 s.
+
+    What is given and what is found are counted alike, so that a pause does not change the share.
+    """
+
+    def __init__(self) -> None:
+        self._given, self._found = DecayedRate(), DecayedRate()
+
+    def give(self, tokens: int, now: float) -> None:
+        """A request is assigned to a runner."""
+        self._given.count(now, tokens)
+
+    def find(self, tokens: int, now: float) -> None:
+        """A runner reports so many more."""
+        self._found.count(now, tokens)
+
+    def share(self, now: float) -> float:
+        """0..1; 0.0 where nothing was given yet."""
+        given = self._given.per_s(now)
+        return min(1.0, self._found.per_s(now) / given) if given else 0.0
 
 
 class TokenThroughput:
