@@ -21,6 +21,8 @@ LINGER_RESET = struct.pack("ii", 1, 0)
 LOOPBACK = "127.0.0.1"
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Serve = Callable[[Ends], Awaitable[None]]
+Edit = Callable[[bytes], bytes]  # of what comes -> what is passed on
+Edits = Callable[[], tuple[Edit, Edit]]  # of a connection: to the target, and from it
 
 
 @dataclass(eq=False, slots=True)
@@ -29,14 +31,16 @@ class Connection:
 
     client: Ends
     peer: Ends
+    edits: tuple[Edit, Edit]
     cutting: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def copy(self, flowing: asyncio.Event) -> None:
         """Both ways, until both have ended."""
-        both = (self._one_way(self.client, self.peer, flowing), self._one_way(self.peer, self.client, flowing))
+        there, back = self.edits
+        to_peer = self._one_way(self.client, self.peer, flowing, there)
         try:
-            await asyncio.gather(*both)
+            await asyncio.gather(to_peer, self._one_way(self.peer, self.client, flowing, back))
         finally:
             self.reset()
 
@@ -48,10 +52,11 @@ class Connection:
             writer.transport.abort()
         self.over.set()
 
-    async def _one_way(self, source: Ends, to: Ends, flowing: asyncio.Event) -> None:
+    async def _one_way(self, source: Ends, to: Ends, flowing: asyncio.Event, edit: Edit) -> None:
         try:
             while data := await source[0].read(CHUNK_BYTES):
                 await flowing.wait()
+                data = edit(data)
                 to[1].write(data[: len(data) // 2] if self.cutting else data)
                 await to[1].drain()
                 if self.cutting:
@@ -86,9 +91,9 @@ class Links:
         """With it a process dials its gRPC peers through here."""
         return {"grpc_proxy": f"http://{self._proxy}", "no_grpc_proxy": ""}
 
-    async def forward(self, target: str, at: str = f"{LOOPBACK}:0") -> str:
-        """An address that leads to the target; `at`: where to listen, HOST:PORT."""
-        return await self._listen(lambda client: self._join(client, target), at)
+    async def forward(self, target: str, at: str = f"{LOOPBACK}:0", edits: Edits = lambda: (bytes, bytes)) -> str:
+        """An address that leads to the target; `at`: where to listen, HOST:PORT; `edits`: of each connection."""
+        return await self._listen(lambda client: self._join(client, target, edits=edits), at)
 
     def count(self, target: str) -> int:
         """Connections to the target."""
@@ -150,11 +155,13 @@ class Links:
             return
         await self._join(client, target, b"HTTP/1.1 200 Connected\r\n\r\n")
 
-    async def _join(self, client: Ends, target: str, greeting: bytes = b"") -> None:
+    async def _join(
+        self, client: Ends, target: str, greeting: bytes = b"", edits: Edits = lambda: (bytes, bytes)
+    ) -> None:
         passing = self._passing(target)
         await passing.wait()
         host, _, port = target.rpartition(":")
-        connection = Connection(client, await asyncio.open_connection(host, int(port)))
+        connection = Connection(client, await asyncio.open_connection(host, int(port)), edits())
         client[1].write(greeting)
         self._connections.setdefault(target, set()).add(connection)
         try:

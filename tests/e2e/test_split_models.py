@@ -1,19 +1,24 @@
 """Pools whose runners split the model over two processes each.
 
 The right texts, also when a rank is killed; and where prompts and tokens have runners of their own, KV travels shard by
-shard and every answer has the bits of a runner that does both.
+shard and every answer has the bits of a runner that does both; a runner of fewer ranks than it says is refused by name.
 """
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
 
 from harness.answers import choices_of
 from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, finished, load
+from harness.lying_links import lying_links
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
+from weft.domain.kv_transfer import KvReady
+from weft_bench.linked_runner import RUNNER, SHARED_MEMORY
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
@@ -58,7 +63,7 @@ async def test_a_split_runner_gives_the_right_texts_and_its_requests_continue_el
     await eventually(lambda: ready(stack, 2))
 
 
-async def test_sharded_runners_of_a_split_pool_give_the_bits_of_one(
+async def test_sharded_runners_of_a_split_pool_give_the_bits_of_one_and_refuse_one_of_fewer_ranks(
     stack: Stack, shards: dict[str, int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     models = MODELS[:3]
@@ -73,19 +78,28 @@ async def test_sharded_runners_of_a_split_pool_give_the_bits_of_one(
         tmp_path_factory.mktemp("m"), replicas=2, phases={"mode": "Split"}, parallelism=shards,
         scheduler={"maxBatchTokens": 64},
     )  # fmt: skip
-    with Stack(manifests, tmp_path_factory.mktemp("w")) as split:
+    with Stack(manifests, tmp_path_factory.mktemp("w"), up=(*RUNNER, SHARED_MEMORY, "--")) as split:
         split.wait_for_models()
-        found = [await asyncio.gather(*[choices_of(one, body) for body in bodies]) for one in (split, stack)]
-        assert found[0] == found[1]
-        assert_undisturbed(await finished(split.url, sure_cases(models, 12, seed=3), "split"))
-        assert split.metric("runner", "weft_runner_handed_over_total") >= 12
-        assert split.metric("runner", "weft_runner_kv_lost_total") == 0
+        async with lying_links(split) as links:
+            found = [await asyncio.gather(*[choices_of(one, body) for body in bodies]) for one in (split, stack)]
+            assert found[0] == found[1]
+            assert_undisturbed(await finished(split.url, sure_cases(models, 12, seed=3), "split"))
+            assert split.metric("runner", "weft_runner_handed_over_total") >= 12
+            assert split.metric("runner", "weft_runner_kv_lost_total") == 0
+            await links.cut()
+            with links.lying(too_few_ranks):
+                assert await choices_of(split, bodies[0]) == found[0][0]
+            await links.until_logged("a runner of 1 ranks: this one has 2")
 
-        async def idle() -> bool:
-            listed = await runners(split.address("supervisor"))
-            return len(listed) == 2 and all(r.figures.free_pages == r.spec.total_pages for r in listed)
+            async def idle() -> bool:
+                listed = await runners(split.address("supervisor"))
+                return len(listed) == 2 and all(r.figures.free_pages == r.spec.total_pages for r in listed)
 
-        await eventually(idle)
+            await eventually(idle)
+
+
+def too_few_ranks(message: Any) -> Any:
+    return replace(message, shard_addresses=()) if isinstance(message, KvReady) else message
 
 
 async def strike(stack: Stack, made: Crowd, ranks: dict[str, psutil.Process]) -> list[Watched]:
