@@ -10,6 +10,7 @@ the one that has held it longest, and passes to the next when that one goes; so 
 it owns, and less where another one, older or newer, has come to read what it wrote.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -245,11 +246,18 @@ def check_page_table(table: PageTable) -> None:
     """free + reusable + held = total, no page twice, references and charges balance, reserved >= used."""
     check_prefixes(table.prefixes)
     allocations, holders = table._allocations, table._holders  # pyright: ignore[reportPrivateUsage]
-    assert sorted(table.everything()) == list(range(table.total_pages)), "a page is lost or held twice"
+    pages = table.everything()
+    assert len(set(pages)) == len(pages) == table.total_pages, "a page is lost or held twice"
+    assert not pages or (min(pages), max(pages)) == (0, table.total_pages - 1), "a page that is not there"
     assert sum(table.n_adapter_pages(digest) for digest in table.adapter_owners()) == table.all_adapter_pages
-    held = sorted((page, key) for key, allocation in allocations.items() for page in allocation.pages)
-    assert held == sorted((page, key) for page, keys in holders.items() for key in keys), "a page is lost or held twice"
+    held: dict[str, list[int]] = {key: [] for key in allocations}
+    for page, keys in holders.items():
+        for key in keys:
+            held.setdefault(key, []).append(page)
+    owned = Counter(map(next, map(iter, holders.values())))
+    assert held.keys() == allocations.keys(), "a page of nobody"
     for key, allocation in allocations.items():
-        assert allocation.owned == sum(next(iter(holders[page])) == key for page in allocation.pages), key
+        assert sorted(allocation.pages) == sorted(held[key]), "a page is lost or held twice"
+        assert allocation.owned == owned[key], key
         assert 0 <= table.used_by(key) <= table.reserved_by(key), key
     assert sum(table.reserved_by(key) for key in allocations) == table.reserved_pages
