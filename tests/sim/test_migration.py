@@ -83,7 +83,7 @@ def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
     """Eight runners, of which three are needed: those that run answers are idle within a second, or at their ends."""
     pool = PoolDescription(
         runners=8, adapters=4, adapter_mib=0.1, page_kib=16.0, phases="split", cpu=False, best_batch=16, min_token=2,
-        prefill_tokens_per_s=2000.0, max_sequences=64, total_pages=8192,
+        prefill_tokens_per_s=2000.0, max_sequences=64, total_pages=3072,
     )  # fmt: skip
     deployment = deployment_of(pool)
     plans = [
@@ -114,7 +114,7 @@ def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
 
         world.clock.after(39.0, Rank.WORK, look)
 
-    arrivals = [TraceArrival(0.5 * number, 800, 600) for number in range(76)]
+    arrivals = [TraceArrival(0.5 * number, 800, 600) for number in range(16, 76)]
     figures = simulate(pool, arrivals, check=True, deployment=deployment, attach=attach).figures
     assert len(figures.served) == len(arrivals)
     last_s = max(idle.values()) - named[0]

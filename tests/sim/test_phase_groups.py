@@ -67,15 +67,15 @@ def test_each_group_follows_the_demand_of_its_phase() -> None:
     world = World(deployment(), seed=1)
     world.start()
     assert serve(world, 5, 0.0, 1, 1)[-1] == (1, 1)
-    long_prompts = serve(world, 60, 1.4, 800, 4)
+    long_prompts = serve(world, 45, 1.4, 800, 4)
     assert long_prompts[-1][0] >= 3, "1,120 tokens a second, of 400 that one computes"
     assert long_prompts[-1][1] == 1
-    long_answers = serve(world, 60, 2.0, 16, 400)
+    long_answers = serve(world, 30, 2.0, 16, 400)
     assert long_answers[-1][1] >= 3, "twenty streams, of eight that one runs well"
     assert long_answers[-1][0] <= 2
     assert max(map(sum, long_prompts + long_answers)) <= MOST
     assert all(prompt and token for prompt, token in long_prompts + long_answers), "never the last one of a phase"
-    calm = serve(world, 60, 0.25, 16, 4)
+    calm = serve(world, 30, 0.25, 16, 4)
     assert calm[-1] == (1, 1)
     assert {request.finish for request in world.clients.values()} == {"length"}
     assert not world.laws.unfinished()
@@ -86,14 +86,14 @@ def test_groups_that_cannot_grow_together_give_runners_to_each_other_one_by_one(
     world = World(deployment(), seed=2)
     world.start()
     serve(world, 5, 0.0, 1, 1)
-    before = serve(world, 50, 3.6, 400, 40)
+    before = serve(world, 20, 3.6, 400, 40)
     assert sum(before[-1]) == MOST
-    after = serve(world, 60, 3.0, 16, 400)
+    after = serve(world, 33, 3.0, 16, 400)
     assert after[-1][1] > before[-1][1]
     for (prompt, token), (later_prompt, later_token) in pairwise([*before, *after]):
         assert later_prompt + later_token >= min(prompt + token, MOST) - 1, "one goes at a time"
     assert all(prompt and token for prompt, token in after)
-    serve(world, 40, 0.25, 16, 4)
+    serve(world, 25, 0.25, 16, 4)
     assert {request.finish for request in world.clients.values()} == {"length"}
     assert not world.laws.unfinished()
 
