@@ -49,7 +49,24 @@ class CountedFigures:
         return sum(n_bytes for way, _, n_bytes in self.moved if way == direction)
 
 
-class End:
+class Machine:
+    """The test as the machine of a runner: events of the shell, in their order."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Any] = queue.Queue()
+
+    def next(self, of: type[Any]) -> Any:
+        event = self.events.get(timeout=PATIENCE_S)
+        assert isinstance(event, of), event
+        return event
+
+    def message(self, of: type[Any]) -> Any:
+        message = self.next(Received).message
+        assert isinstance(message, of), message
+        return message
+
+
+class End(Machine):
     """A runner's shell for KV, with pages of its own; the test is its machine."""
 
     def __init__(
@@ -66,9 +83,9 @@ class End:
         shared_memory: bool = False,
         wrap: Callable[[Any], Any] = lambda memory: memory,
     ) -> None:
+        super().__init__()
         self.runner = RunnerId(f"{pool.partition('/')[0]}.{name}", secrets.token_hex(8))
         self.pages = np.full((pages, layers * layer_bytes), fill, np.uint8)
-        self.events: queue.Queue[Any] = queue.Queue()
         self.progress, self.figures = CalledLayerCounter(), CountedFigures()
         place = KvPlace("127.0.0.1:0", self.runner, pool, PAGE_TOKENS, tls, shared_memory, stall_s)
         memory = wrap(LocalKvMemory(self.pages, layers, "test"))
@@ -84,16 +101,6 @@ class End:
 
     def hello(self, to: "End") -> KvHello:
         return KvHello(self.runner, to.runner.incarnation, POOL, "sha256:" + "0" * 64, "test")
-
-    def next(self, of: type[Any]) -> Any:
-        event = self.events.get(timeout=PATIENCE_S)
-        assert isinstance(event, of), event
-        return event
-
-    def message(self, of: type[Any]) -> Any:
-        message = self.next(Received).message
-        assert isinstance(message, of), message
-        return message
 
     def draw(self, seed: int = 1) -> None:
         """Pages with content."""

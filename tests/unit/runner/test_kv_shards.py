@@ -1,14 +1,13 @@
 """KV of runners of three ranks: streams between equal ranks, one completion for all; a lost part loses the whole."""
 
-import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.kv_ends import EPOCH, PAGE_TOKENS, PAGES, POOL
-from harness.waiting import PATIENCE_S, wait_until
+from harness.kv_ends import EPOCH, PAGE_TOKENS, PAGES, POOL, Machine
+from harness.waiting import wait_until
 from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
@@ -25,16 +24,16 @@ SHAPES = ((4, 96), (3, 160), (5, 32))  # of each rank: layers, bytes of one in a
 BASE = "sha256:" + "0" * 64
 
 
-class Ranks:
+class Ranks(Machine):
     """A runner of three ranks in this process; the test is the machine of rank 0.
 
     What rank 0 sends the others comes to them at once, unless `held` keeps it, as a long step would.
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.runner = RunnerId(f"acme.{name}", f"{name}-1")
         self.pages = [np.zeros((PAGES, layers * size), np.uint8) for layers, size in SHAPES]
-        self.events: queue.Queue[Any] = queue.Queue()
         self.pids, self.held, self.hold = (0, 0), list[ShardOrder](), False
         self._on_event: Callable[[int, Any], None] | None = None
         self.streams = ShardedKvStreams(self._own, self, self.events.put)
@@ -61,16 +60,6 @@ class Ranks:
 
     def ready(self) -> KvReady:
         return KvReady(self.runner, tuple(f"127.0.0.1:{rank.port}" for rank in self.others))
-
-    def next(self, of: type[Any]) -> Any:
-        event = self.events.get(timeout=PATIENCE_S)
-        assert isinstance(event, of), event
-        return event
-
-    def message(self, of: type[Any]) -> Any:
-        message = self.next(Received).message
-        assert isinstance(message, of), message
-        return message
 
     def close(self) -> None:
         self.streams.close()
@@ -214,7 +203,7 @@ def test_a_rank_that_completes_with_other_tokens_than_rank_0_is_refused_by_name(
     assert pair.sender.next(Closed).peer == to
 
 
-def test_what_is_dropped_changes_no_page_of_any_rank_and_the_stream_goes_on(pair: Pair) -> None:
+def test_dropped_kv_changes_no_page_of_any_rank_and_the_stream_continues(pair: Pair) -> None:
     pair.accept("dropped", (9, 4))
     pair.receiver.streams.execute(DropKv(pair.incoming, "dropped", EPOCH))
     pair.send("dropped", (1, 2))
