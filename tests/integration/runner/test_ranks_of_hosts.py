@@ -143,6 +143,30 @@ def test_ranks_of_two_hosts_give_the_bits_of_one_host_and_are_lost_as_one(
         assert [other.wait(PATIENCE_S) for other in runner.others[:-1]] == [0, 0]
 
 
+STUCK = """
+import ctypes, os, threading
+from weft_runner.shell.rank_link import stop_on_sigterm
+
+def wait(stopping):
+    print("waits", flush=True)
+    stopping.wait()
+    os._exit(7)
+
+threading.Thread(target=wait, args=(stop_on_sigterm(),)).start()
+mutex = ctypes.create_string_buffer(64)
+for _ in range(2):  # the second time it waits for itself, and no signal ends that
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+def test_sigterm_counts_while_the_main_thread_is_in_a_call_that_does_not_return() -> None:
+    with started(sys.executable, "-c", STUCK, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 7
+
+
 # ---- who may connect
 
 

@@ -89,8 +89,7 @@ def serve_rank(
     StoppedAtStart.
     """
     host, port = split_address(settings.leader)
-    stopping, joined = threading.Event(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
+    stopping, joined = stop_on_sigterm(), threading.Event()
     probes = Probes(settings.probes, lambda: None, stall_s=math.inf)  # it ends by itself with rank 0
     probes.start()
     try:
@@ -112,6 +111,27 @@ def serve_rank(
         return serve(channels, meet)
     finally:
         probes.close()
+
+
+def stop_on_sigterm() -> threading.Event:
+    """An event that SIGTERM sets. Called from the main thread, which may be in any call when the signal comes.
+
+    Handlers of Python run between two instructions of the main thread: one that is just about to wait for a message
+    would wait first. What is written to the wakeup descriptor is there at once.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.set_wakeup_fd(writer.fileno())
+    stopping = threading.Event()
+
+    def wait(_open: socket.socket) -> None:
+        while signal.SIGTERM not in reader.recv(64):
+            pass
+        stopping.set()
+
+    threading.Thread(target=wait, args=(writer,), name="sigterm", daemon=True).start()
+    return stopping
 
 
 def _report_stop(channels: RankChannels, stopping: threading.Event, joined: threading.Event) -> None:
