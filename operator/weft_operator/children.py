@@ -54,6 +54,7 @@ def runner_children(pool: Pool, group: Group, launch: Launch, site: Site, index:
     template = pod_template(
         group, replace(launch, phase=group.phase), site, labels={**_labels(ref), **own},
         account=child_name(ref.name, SHARED), drain_s=pool.drain_s, leader=f"{name}-0.{service}.{ref.namespace}.svc",
+        ranks_per_pod=pool.tensor_parallel * pool.pipeline_parallel // pool.pods_per_runner,
     )  # fmt: skip
     spec = {
         "serviceName": service,

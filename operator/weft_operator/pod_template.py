@@ -23,7 +23,7 @@ AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
 def pod_template(
     group: Group, launch: Launch, site: Site, *, labels: Mapping[str, str], account: str, drain_s: float,
-    leader: str = "",
+    leader: str = "", ranks_per_pod: int = 1,
 ) -> Json:  # fmt: skip
     """The PodTemplateSpec of a group's Deployment, or of a runner's StatefulSet: `leader` is its first pod's name."""
     template = group.template
@@ -40,13 +40,18 @@ def pod_template(
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
-    container = _container(template, arguments(launch, site, leader), site, ranks=bool(leader))
+    container = _container(template, arguments(launch, site, leader, ranks_per_pod), site, ranks=bool(leader))
     return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, site, labels)}}
 
 
-def arguments(launch: Launch, site: Site, leader: str = "") -> list[str]:
+def arguments(launch: Launch, site: Site, leader: str = "", ranks_per_pod: int = 1) -> list[str]:
     """The flags of `python -m weft_runner` in a pod. `$(POD_IP)` and the like are filled in by the kubelet."""
-    ranks = {"rank": "$(POD_INDEX)", "ranks-listen": f"$(POD_IP):{RANKS_PORT}", "leader": f"{leader}:{RANKS_PORT}"}
+    ranks = {
+        "host-index": "$(POD_INDEX)",
+        "ranks-per-host": ranks_per_pod,
+        "ranks-listen": f"$(POD_IP):{RANKS_PORT}",
+        "leader": f"{leader}:{RANKS_PORT}",
+    }
     flags = {
         "listen": f"0.0.0.0:{GRPC_PORT}",
         "advertise": f"$(POD_IP):{GRPC_PORT}",

@@ -1,4 +1,4 @@
-"""Runners whose two ranks are on two hosts (network namespaces): a rank that is asked to stop drains its runner."""
+"""Runners of ranks on two hosts (network namespaces), two each: a host that is asked to stop drains its runner."""
 
 import os
 import signal
@@ -21,8 +21,8 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two runners of two stages each."""
-    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, parallelism={"pipeline": 2})
+    """Two runners of two stages of two tensor ranks each."""
+    manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, parallelism={"pipeline": 2, "tensor": 2})
     with two_hosts() as hosts:
         up = ("weft_bench.runner_up", "harness.spread_runner", hosts.address, hosts.other, " ".join(hosts.enter), "--")
         environment = {**SLOW, "PYTHONPATH": str(TESTS)}
@@ -31,13 +31,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             yield made
 
 
-def rank_1(runner: int) -> psutil.Process:
-    (found,) = [child for child in psutil.Process(runner).children(recursive=True) if "--rank=1" in child.cmdline()]
+def other_host(runner: int) -> psutil.Process:
+    children = psutil.Process(runner).children(recursive=True)
+    (found,) = [child for child in children if "--host-index=1" in child.cmdline()]
     return found
 
 
-async def stopped_at_rank_1(stack: Stack, made: Crowd) -> str:
-    """SIGTERM to rank 1 of a runner that has streams under way; the runner's component."""
+async def stopped_at_other_host(stack: Stack, made: Crowd) -> str:
+    """SIGTERM to the other host of a runner that has streams under way; the runner's component."""
     names = {stack.components()[name]["listen"]: name for name in stack.names("runner")}
     struck = ""
 
@@ -46,7 +47,7 @@ async def stopped_at_rank_1(stack: Stack, made: Crowd) -> str:
         for runner in await runners(stack.address("supervisor")):
             if sum(0 < n < 0.6 * len(w.case.expect) for w, n in emitted(runner, made)) >= 2:
                 struck = names[runner.spec.address]
-                os.kill(rank_1(stack.pid(struck)).pid, signal.SIGTERM)
+                os.kill(other_host(stack.pid(struck)).pid, signal.SIGTERM)
                 return True
         return False
 
@@ -54,7 +55,7 @@ async def stopped_at_rank_1(stack: Stack, made: Crowd) -> str:
     return struck
 
 
-async def test_a_runner_one_of_whose_ranks_is_asked_to_stop_moves_its_streams_with_their_kv(stack: Stack) -> None:
+async def test_a_runner_one_of_whose_hosts_is_asked_to_stop_moves_its_streams_with_their_kv(stack: Stack) -> None:
     def ready() -> bool:
         return all(stack.components()[name]["phase"] == "Ready" for name in stack.names("runner"))
 
@@ -70,7 +71,7 @@ async def test_a_runner_one_of_whose_ranks_is_asked_to_stop_moves_its_streams_wi
     async with load(stack.url, cases, "rank", width=8) as made:
         while not moved():
             before = {name: stack.components()[name]["pid"] for name in stack.names("runner")}
-            struck = await stopped_at_rank_1(stack, made)
+            struck = await stopped_at_other_host(stack, made)
             leader = before[struck]
 
             async def again(struck: str = struck, leader: int = leader) -> bool:
@@ -80,6 +81,6 @@ async def test_a_runner_one_of_whose_ranks_is_asked_to_stop_moves_its_streams_wi
             logs[struck] = (stack.data_dir / "logs" / f"{struck}.log").read_text()
     assert_undisturbed(made.streams)
     for log in logs.values():
-        assert "rank 1 is asked to stop" in log
+        assert "rank 2 is asked to stop" in log
         assert "is lost" not in log
         assert "failed" not in log

@@ -1,7 +1,7 @@
-"""`python -m harness.spread_runner HERE OTHER ENTER FLAGS`: a runner of two ranks on two hosts, as two pods of a set.
+"""`python -m harness.spread_runner HERE OTHER ENTER FLAGS`: a runner of ranks on two hosts, as two pods of a set.
 
 HERE, OTHER: addresses of both; ENTER: what a command of the other host begins with (`harness.hosts`), as one word.
-Rank 0 is this process. Rank 1 has the base on a disk of its own: the depot is not on its host.
+Rank 0 is this process. The other host has the base on a disk of its own: the depot is not there.
 """
 
 import sys
@@ -17,10 +17,11 @@ def run(here: str, other: str, enter: str, flags: list[str]) -> int:
     """The exit code of rank 0."""
     settings = parse_settings(flags)
     ranks, probes, kv = free_ports(3)
-    folder = settings.data_dir.with_name(f"{settings.data_dir.name}-rank-1")
+    folder = settings.data_dir.with_name(f"{settings.data_dir.name}-other")
     DepotSource(settings.depot, folder / "blobs", settings.base_digest, lambda: False).base()
     own = {"data-dir": folder, "probes": f"{other}:{probes}", "kv-listen": f"{other}:{kv}", "advertise": f"{other}:1"}
-    own |= {"rank": 1, "leader": f"{here}:{ranks}"}
+    own |= {"host-index": 1, "leader": f"{here}:{ranks}"}
+    flags = [*flags, f"--ranks-per-host={settings.ranks // 2}"]
     start(*enter.split(), sys.executable, "-m", "weft_runner", *flags, *(f"--{name}={own[name]}" for name in own))
     return main([*flags, f"--ranks-listen={here}:{ranks}"])
 

@@ -125,9 +125,9 @@ def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: 
     until(lambda: len(stage.names("pod")) == 2, "and its pods")
 
 
-def test_another_number_of_pods_than_one_or_one_for_each_process_is_refused(stage: Stage) -> None:
-    with pytest.raises(Refused, match="all processes of a runner are in one pod"):
-        stage.apply_pool(parallelism={"tensor": 4, "podsPerRunner": 2})
+def test_a_number_of_pods_that_do_not_have_as_many_processes_each_is_refused(stage: Stage) -> None:
+    with pytest.raises(Refused, match="every pod of a runner has as many processes"):
+        stage.apply_pool(parallelism={"tensor": 4, "podsPerRunner": 3})
 
 
 def test_bad_adapters_have_their_reasons_and_a_good_one_beside_them_is_untouched(stage: Stage) -> None:

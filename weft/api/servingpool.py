@@ -77,9 +77,9 @@ class Parallelism(ApiModel):
         ),
         Rule(
             "podsPerRunner",
-            "all processes of a runner are in one pod (1), or each has a pod: tensor times pipeline",
-            "self.podsPerRunner == 1 || self.podsPerRunner == self.tensor * self.pipeline",
-            lambda parallelism: parallelism.pods_per_runner in (1, parallelism.tensor * parallelism.pipeline),
+            "every pod of a runner has as many processes: tensor times pipeline has to be a multiple of it",
+            "self.tensor * self.pipeline % self.podsPerRunner == 0",
+            lambda parallelism: parallelism.tensor * parallelism.pipeline % parallelism.pods_per_runner == 0,
         ),
     )
 
@@ -88,8 +88,8 @@ class Parallelism(ApiModel):
     pipeline: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """The layers in so many stages, with as many batches in flight. For models that do not fit otherwise."""
     pods_per_runner: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """Pods of one runner, started and lost as one: 1, or one for each process, so that it may span nodes. Tensors go
-    between them unencrypted. A change replaces all runners at once."""
+    """Pods of one runner, started and lost as one, so that it may span nodes; each has as many of the processes, and
+    needs a GPU for each. Tensors go between them unencrypted. A change replaces all runners at once."""
 
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]

@@ -5,7 +5,7 @@ The last one serves every model; `auto` takes the first that can serve this one 
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 
 import torch
@@ -25,7 +25,13 @@ from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
 from weft_runner.model.cuda.device import unsupported_reason as unsupported_on_gpu
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.memory_estimate import available_memory, check_memory, device_workspace, estimate_memory
+from weft_runner.model.memory_estimate import (
+    MemoryEstimate,
+    available_memory,
+    check_memory,
+    device_workspace,
+    estimate_memory,
+)
 from weft_runner.model.partition import Partition, check_divisible, stage_of
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
@@ -97,7 +103,7 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
         device = _check_gpus(settings, parts)
     else:
         kind = settings.dtype if settings.executor == "cpu" else "reference"
-        _check_memory(settings, base, kind, grid, parts[0] if settings.ranks_listen else None)
+        _check_memory(settings, base, kind, grid, parts[: len(settings.ranks_here)] if settings.ranks_listen else ())
     if settings.executor == "cpu" and (why := _native_unavailable(settings, parts)):
         raise ExecutorUnavailable(f"--executor cpu: {why}")
     files = {name: path.absolute() for name, path in base.files.items()}
@@ -145,7 +151,7 @@ def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
 def _check_gpus(settings: RunnerSettings, parts: Sequence[Partition]) -> str:
     """One for each part; what kind of device they are. Raises ExecutorUnavailable, OutOfMemory."""
     try:
-        parts = parts[:1] if settings.ranks_listen else parts  # the others see to theirs
+        parts = parts[: len(settings.ranks_here)]  # other hosts see to theirs
         found = [find_gpu(rank) for rank in range(len(parts))]
         for one, part in zip(found, parts, strict=True):
             _check_gpu(settings, one, part)
@@ -275,8 +281,8 @@ def make_partition(settings: RunnerSettings, base: ModelSource, ranks: TorchRank
 
 
 def local_gpu(settings: RunnerSettings, rank: int) -> int:
-    """The number of a rank's GPU on its host: ranks of several hosts have one each."""
-    return 0 if settings.ranks_listen else rank
+    """The number of a rank's GPU on its host."""
+    return rank % len(settings.ranks_here)
 
 
 def _part_of(spec: ModelSpec, grid: RankGrid, rank: int) -> Partition:
@@ -295,12 +301,10 @@ def _reference_part(
 
 
 def _check_memory(
-    settings: RunnerSettings, base: ModelSource, kind: str, grid: RankGrid | None = None, own: Partition | None = None
+    settings: RunnerSettings, base: ModelSource, kind: str, grid: RankGrid | None = None, own: Sequence[Partition] = ()
 ) -> None:
-    """Raises OutOfMemory. All ranks and stages compute in this machine's memory, or one with its `own` part alone."""
+    """Raises OutOfMemory. All ranks and stages compute in this machine's memory, or some with their `own` parts."""
     sizes, grid = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}, grid or RankGrid()
-    if own is None:
-        needed = estimate_memory(base.spec, kind, **sizes, ranks=grid.tensor, stages=grid.stages)
-    else:
-        needed = estimate_memory(own.local, kind, **sizes)
-    check_memory(needed, available_memory())
+    whole = estimate_memory(base.spec, kind, **sizes, ranks=grid.tensor, stages=grid.stages)
+    parts = [astuple(estimate_memory(part.local, kind, **sizes)) for part in own]
+    check_memory(MemoryEstimate(*map(sum, zip(*parts, strict=True))) if parts else whole, available_memory())

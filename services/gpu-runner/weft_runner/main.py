@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,18 +43,23 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> i
 
 
 def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
-    """One of the other ranks of a runner of several hosts. Raises RunnerError, CannotStart."""
+    """The first rank of another host. Raises RunnerError, CannotStart."""
+    from weft_runner.parallel.hosts import local_ranks
     from weft_runner.parallel.worker_group import RankChannels
     from weft_runner.shell.depot import DepotSource
     from weft_runner.shell.process import fetch_base
     from weft_runner.shell.rank_link import serve_rank
     from weft_runner.worker.loop import Meet, OwnHost, serve
 
-    def prepare(stopping: Callable[[], bool]) -> Callable[[RankChannels, Meet], int]:
-        source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stopping, tls=tls)
-        return partial(serve, own=OwnHost(settings, fetch_base(source, settings.base_wait_s, stopping)))
+    with ExitStack() as ending:
 
-    return serve_rank(settings, tls, prepare)
+        def prepare(stopping: Callable[[], bool]) -> Callable[[RankChannels, Meet], int]:
+            source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stopping, tls=tls)
+            files = fetch_base(source, settings.base_wait_s, stopping)
+            ending.enter_context(local_ranks(settings, files))
+            return partial(serve, own=OwnHost(settings, files))
+
+        return serve_rank(settings, tls, prepare)
 
 
 def _end(code: int) -> NoReturn:
@@ -64,7 +70,7 @@ def _end(code: int) -> NoReturn:
 
 def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     tls = load_tls(settings.tls_dir, "runner")
-    if settings.rank:
+    if settings.host_index:
         _end(_serve_rank(settings, tls))
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
     if settings.kv_listen:

@@ -86,9 +86,13 @@ class RunnerSettings:
         "where rank 0 takes the runner's other ranks, a host each (unset: they are children of this process)", "",
         metavar="H:P", address=True,
     )  # fmt: skip
-    rank: int = _number("which rank of a runner of several hosts this process is", 0, 0, MAX_RANKS - 1, metavar="N")
+    host_index: int = _number("which of a runner's several hosts this is", 0, 0, MAX_RANKS - 1, metavar="N")
+    ranks_per_host: int = _number(
+        "ranks on each of several hosts, in order: this process is the first and starts the others", 1, 1, MAX_RANKS,
+        metavar="N",
+    )  # fmt: skip
     leader: str = _flag(
-        "--ranks-listen of rank 0, for the others (rank 0 itself ignores it)", "", metavar="H:P", address=True
+        "--ranks-listen of rank 0, for the other hosts (the first one ignores it)", "", metavar="H:P", address=True
     )
     dtype: str = _flag(
         "numbers of the cuda and cpu executors; int8: of the base's weights only, on cpu",
@@ -133,6 +137,19 @@ class RunnerSettings:
     )
     log_level: str = _flag("", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     log_format: str = _flag("", "text", choices=("text", "json"))
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the runner."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def ranks_here(self) -> range:
+        """Those of this host. Of several hosts the first one is this process."""
+        if not (self.ranks_listen or self.leader):
+            return range(self.ranks)
+        first = self.host_index * self.ranks_per_host
+        return range(first, first + self.ranks_per_host)
 
 
 def parse_settings(argv: list[str] | None = None) -> RunnerSettings:
@@ -196,12 +213,17 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs"
     if (ranks := values.tensor_parallel * values.pipeline_parallel) > MAX_RANKS:
         yield f"--tensor-parallel times --pipeline-parallel is {ranks}, above {MAX_RANKS} processes of a runner"
-    if values.rank >= max(ranks, 1) or (values.rank and not values.leader):
-        yield f"--rank {values.rank} with --leader {values.leader!r}: ranks 1 to {ranks - 1} name rank 0's address"
+    hosts, index = ranks // values.ranks_per_host, values.host_index
+    if ranks % values.ranks_per_host:
+        yield f"--ranks-per-host {values.ranks_per_host} does not divide the {ranks} ranks of a runner"
+    if index >= max(hosts, 1) or (index and not values.leader):
+        yield f"--host-index {index} with --leader {values.leader!r}: hosts 1 to {hosts - 1} name rank 0's address"
     if (values.ranks_listen or values.leader) and ranks == 1:
         yield "--ranks-listen and --leader are for a runner of several ranks"
-    if values.leader and not values.rank and not values.ranks_listen:
-        yield "--leader without --ranks-listen is for ranks from 1 on: say which by --rank"
+    if values.ranks_per_host > 1 and not (values.ranks_listen or values.leader):
+        yield "--ranks-per-host is for ranks of several hosts: say where by --ranks-listen and --leader"
+    if values.leader and not index and not values.ranks_listen:
+        yield "--leader without --ranks-listen is for hosts from 1 on: say which by --host-index"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):
         yield (
             f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "

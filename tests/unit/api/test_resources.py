@@ -265,11 +265,13 @@ def test_a_runner_has_at_most_64_processes() -> None:
     assert wrong(value, "spec.parallelism.pipeline") == "a runner has tensor times pipeline processes: at most 64"
 
 
-@pytest.mark.parametrize("pods", [1, 4])
-def test_a_runner_is_one_pod_or_has_one_for_each_process(pods: int) -> None:
-    assert ServingPool.model_validate(pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": pods}))
-    value = pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": pods + 1})
-    assert wrong(value, "spec.parallelism.podsPerRunner").startswith("all processes of a runner are in one pod (1)")
+@pytest.mark.parametrize(("pods", "good"), [(1, True), (2, True), (3, False), (4, True), (8, False)])
+def test_every_pod_of_a_runner_has_as_many_processes(pods: int, good: bool) -> None:
+    value = pool(parallelism={"tensor": 2, "pipeline": 2, "podsPerRunner": pods})
+    if good:
+        assert ServingPool.model_validate(value)
+    else:
+        assert wrong(value, "spec.parallelism.podsPerRunner").startswith("every pod of a runner has as many processes")
 
 
 @given(QUANTITIES, QUANTITIES)

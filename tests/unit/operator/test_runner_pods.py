@@ -61,9 +61,14 @@ def test_a_runner_is_a_set_of_pods_and_is_counted_once(pool: ClusterWorld) -> No
     assert after.cluster.requests == requests
 
 
-@pytest.mark.parametrize("index", range(4))
-def test_the_pods_of_a_set_have_one_command_whose_rank_is_the_pods_index(pool: ClusterWorld, index: int) -> None:
+@pytest.mark.parametrize(("pods", "index"), [(4, 0), (4, 1), (4, 2), (4, 3), (2, 0), (2, 1)])
+def test_the_pods_of_a_set_have_one_command_whose_ranks_follow_from_the_pods_index(
+    pool: ClusterWorld, pods: int, index: int
+) -> None:
+    pool.apply(pool_object(replicas=2, parallelism=GRID | {"podsPerRunner": pods}))
+    pool.at_rest()
     runner = sets(pool)["0"]
+    assert runner["spec"]["replicas"] == pods
     (container,) = runner["spec"]["template"]["spec"]["containers"]
     filled = {"POD_IP": "10.0.0.7", "POD_NAME": "x", "POD_INDEX": str(index)}
     assert filled.keys() <= {one["name"] for one in container["env"]}
@@ -71,7 +76,8 @@ def test_the_pods_of_a_set_have_one_command_whose_rank_is_the_pods_index(pool: C
     for name, value in filled.items():
         words = [word.replace(f"$({name})", value) for word in words]
     settings = parse_settings(words)
-    assert (settings.rank, settings.tensor_parallel, settings.pipeline_parallel) == (index, 2, 2)
+    assert (settings.tensor_parallel, settings.pipeline_parallel) == (2, 2)
+    assert settings.ranks_here == range(index * 4 // pods, (index + 1) * 4 // pods)
     name, service = runner["metadata"]["name"], runner["spec"]["serviceName"]
     assert settings.leader == f"{name}-0.{service}.default.svc:7470"
     assert settings.ranks_listen == "10.0.0.7:7470"

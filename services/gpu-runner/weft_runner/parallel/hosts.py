@@ -1,5 +1,7 @@
 """The ranks of one runner on several hosts: how they find each other. Rank 0 listens, the others connect.
 
+The first rank of each host starts the others there (`worker.local`), and they end with it.
+
 Each of the others has a connection for each channel of a child (`parallel.worker_group`). A connection begins with a
 line of JSON, not pickled: which rank, which channel, of which pool, base and version. Rank 0 answers it with a refusal
 by name, or with none. Tensors go over connections that Gloo (NCCL) makes, found through a store of rank 0.
@@ -8,13 +10,17 @@ by name, or with none. Tensors go over connections that Gloo (NCCL) makes, found
 import json
 import logging
 import os
+import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,7 +31,8 @@ from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.parallel.ipc import ChannelLost
 from weft_runner.parallel.process_group import TensorGroup
 from weft_runner.parallel.tcp_channel import TcpChannel
-from weft_runner.parallel.worker_group import POLL_S, START_S, RankChannels, Worker
+from weft_runner.parallel.worker_group import END_S, POLL_S, START_S, RankChannels, Worker
+from weft_runner.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0
@@ -176,6 +183,38 @@ class RankListener:
     def _worker(rank: int, found: Mapping[tuple[int, str], tuple[RankHello, TcpChannel]]) -> Worker:
         hello, loads = found[rank, "loads"]
         return Worker(rank, RemoteProcess(hello.pid, loads), RankChannels(*(found[rank, name][1] for name in CHANNELS)))
+
+
+# ---- the ranks of a host
+
+
+@contextmanager
+def local_ranks(settings: RunnerSettings, files: Mapping[str, Path]) -> Generator[None]:
+    """The ranks of this host behind its first one, as processes that connect to rank 0 by themselves.
+
+    They run until rank 0 closes, or the block is left.
+    """
+    with ExitStack() as ending:
+        for rank in settings.ranks_here[1:]:
+            command = [sys.executable, "-m", "weft_runner.worker.local"]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
+            ending.callback(_end, process)
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps((settings, dict(files), rank)))
+            process.stdin.flush()
+        yield
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """It ends once its standard input does."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended
+        process.stdin.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 # ---- another rank

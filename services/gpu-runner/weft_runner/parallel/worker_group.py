@@ -13,7 +13,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
@@ -244,16 +245,19 @@ class LaunchedRanks:
 class GatheredRanks:
     """The other ranks, not started yet, and how they meet.
 
-    Where they are on other hosts: `store_port` of rank 0, and `on_stopping` of `WorkerGroup`.
+    Where they are on several hosts: `store_port` of rank 0, `on_stopping` of `WorkerGroup`, and what ends those that
+    are on this host.
     """
 
     workers: Sequence[Worker]
     meeting: RankMeeting
     store_port: int = 0
     on_stopping: Callable[[], None] = lambda: None
+    ending: ExitStack = field(default_factory=ExitStack)
 
 
-GatherRanks = Callable[[int, Callable[[], bool]], GatheredRanks]  # of so many ranks; asked meanwhile whether to stop
+# Of so many ranks, with the base's files; asked meanwhile whether to stop.
+GatherRanks = Callable[[int, Mapping[str, Path], Callable[[], bool]], GatheredRanks]
 
 
 def _children(size: int) -> GatheredRanks:
@@ -276,7 +280,8 @@ def launch_ranks(
     ExecutorLost, StoppedAtStart, and what loading a part raises on any rank; nothing is left behind then.
     """
     with ExitStack() as ending:
-        found = _children(grid.size) if gather is None else gather(grid.size, stopping)
+        found = _children(grid.size) if gather is None else gather(grid.size, settings["files"], stopping)
+        ending.push(found.ending)
         ranks = TorchRanks(grid, 0, device_of(settings["device"], 0), found.meeting, patience_s)
         ending.callback(ranks.close)
         workers = WorkerGroup(found.workers, patience_s, found.on_stopping)

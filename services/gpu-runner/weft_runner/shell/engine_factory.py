@@ -69,8 +69,7 @@ def build_engine(
     """
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
-    ranks_here = 1 if settings.ranks_listen else settings.tensor_parallel * settings.pipeline_parallel
-    threads = max(1, (settings.threads or default_threads(spec)) // ranks_here)
+    threads = max(1, (settings.threads or default_threads(spec)) // len(settings.ranks_here))
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner))
     if wrap is not None:

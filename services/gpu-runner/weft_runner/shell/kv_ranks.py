@@ -134,16 +134,16 @@ class RankKv:
 
 
 def rank_kv(
-    rank: int, identity: KvIdentity, place: KvPlace, memory: KvMemory, report: Callable[[Any], None], *, child: bool
+    rank: int, identity: KvIdentity, place: KvPlace, memory: KvMemory, report: Callable[[Any], None], *, behind: int
 ) -> RankKv:
-    """`child`: on the host of rank 0, at the port after its own, and so on; where that is taken, at any that is free.
+    """At so many ports `behind` that of the first rank of its host; where that is taken, at any that is free.
 
     Raises AddressInUse.
     """
-    if not child:
+    if not behind:
         return RankKv(rank, identity, place, memory, report)
     host, _, port = place.listen.rpartition(":")
     try:
-        return RankKv(rank, identity, replace(place, listen=f"{host}:{int(port) + rank}"), memory, report)
+        return RankKv(rank, identity, replace(place, listen=f"{host}:{int(port) + behind}"), memory, report)
     except (AddressInUse, OverflowError):
         return RankKv(rank, identity, replace(place, listen=f"{host}:0"), memory, report)

@@ -8,8 +8,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 from weft.process import listen, split_address
@@ -17,7 +18,7 @@ from weft.telemetry.probes import Probes
 from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
 from weft_runner.parallel.commands import RankStopping
-from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect
+from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect, local_ranks
 from weft_runner.parallel.ipc import ChannelLost
 from weft_runner.parallel.process_group import RankMeeting
 from weft_runner.parallel.tcp_channel import TcpChannel
@@ -34,7 +35,7 @@ def group_of(settings: RunnerSettings) -> dict[str, str]:
         "pool": settings.pool,
         "base": settings.base_digest,
         "version": version("weft"),
-        "split": f"{settings.pipeline_parallel} x {settings.tensor_parallel}",
+        "split": f"{settings.pipeline_parallel} x {settings.tensor_parallel}, {settings.ranks_per_host} a host",
     }
 
 
@@ -61,56 +62,64 @@ def secured(settings: RunnerSettings, tls: Tls | None, *, server: bool) -> Secur
 def gather_ranks(
     settings: RunnerSettings, tls: Tls | None, on_stopping: Callable[[], None] = lambda: None
 ) -> GatherRanks:
-    """For rank 0: waits at `--ranks-listen` for the others. Raises AddressInUse.
+    """For rank 0: starts those of its host, and waits at `--ranks-listen` for all others. Raises AddressInUse.
 
     `on_stopping` is called, from any thread, when one of them is asked to stop.
     """
 
-    def gather(size: int, stopping: Callable[[], bool]) -> GatheredRanks:
-        listener = listen(settings.ranks_listen, "--ranks-listen")
-        workers = RankListener(listener, group_of(settings), secured(settings, tls, server=True)).gather(size, stopping)
-        (channel,) = {worker.loads for worker in workers if worker.rank == 1}
-        assert isinstance(channel, TcpChannel)
-        meeting, port = HostsMeeting.of_rank_0(size, channel.local_host, PATIENCE_S)
-        return GatheredRanks(workers, meeting, port, on_stopping)
+    def gather(size: int, files: Mapping[str, Path], stopping: Callable[[], bool]) -> GatheredRanks:
+        listener = RankListener(
+            listen(settings.ranks_listen, "--ranks-listen"), group_of(settings), secured(settings, tls, server=True)
+        )
+        with ExitStack() as ending:
+            ending.enter_context(local_ranks(settings, files))
+            workers = listener.gather(size, stopping)
+            channel = workers[-1].loads  # of the last host
+            assert isinstance(channel, TcpChannel)
+            meeting, port = HostsMeeting.of_rank_0(size, channel.local_host, PATIENCE_S)
+            return GatheredRanks(workers, meeting, port, on_stopping, ending.pop_all())
 
     return gather
 
 
-def serve_rank(
-    settings: RunnerSettings,
-    tls: Tls | None,
-    prepare: Callable[[Callable[[], bool]], Callable[[RankChannels, Any], int]],
-) -> int:
-    """Serve as `--rank` until rank 0 closes; then this process ends, and its pod starts it anew. Returns the exit code.
+Serve = Callable[[RankChannels, Any], int]
+
+
+def serve_rank(settings: RunnerSettings, tls: Tls | None, prepare: Callable[[Callable[[], bool]], Serve]) -> int:
+    """Serve as the first rank of `--host-index` until rank 0 closes; its pod starts it anew. Returns the exit code.
 
     Asked to stop (SIGTERM) it makes rank 0 drain the runner, and stays meanwhile. `prepare`: fetches what it serves
-    with, and asks meanwhile whether to stop. Raises what `prepare` raises, ExecutorLost, ExecutorUnavailable,
-    StoppedAtStart.
+    with, and asks meanwhile whether to stop. Raises what `prepare` and `join_runner` raise.
     """
-    host, port = split_address(settings.leader)
-    stopping, joined = stop_on_sigterm(), threading.Event()
+    stopping = stop_on_sigterm()
     probes = Probes(settings.probes, lambda: None, stall_s=math.inf)  # it ends by itself with rank 0
     probes.start()
     try:
-        serve = prepare(stopping.is_set)
-        secure = secured(settings, tls, server=False)
-        channels = connect((host, port), settings.rank, group_of(settings), secure, stopping.is_set)
-        loads = channels.loads
-        assert isinstance(loads, TcpChannel)
-        local_host = loads.local_host
-        threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
-        stop = channels, stopping, joined
-        threading.Thread(target=_report_stop, args=stop, name="stop", daemon=True).start()
-
-        def meet(start: Mapping[str, Any]) -> RankMeeting:
-            joined.set()
-            size = start["grid"].size
-            return HostsMeeting.of_another(host, start["store_port"], size, local_host, start["patience_s"])
-
-        return serve(channels, meet)
+        return join_runner(settings, tls, settings.ranks_here[0], prepare(stopping.is_set), stopping)
     finally:
         probes.close()
+
+
+def join_runner(settings: RunnerSettings, tls: Tls | None, rank: int, serve: Serve, stopping: threading.Event) -> int:
+    """Serve as this rank, and report to rank 0 when `stopping` is set.
+
+    Raises ExecutorLost, ExecutorUnavailable, StoppedAtStart.
+    """
+    host, port = split_address(settings.leader or settings.ranks_listen)
+    secure, joined = secured(settings, tls, server=False), threading.Event()
+    channels = connect((host, port), rank, group_of(settings), secure, stopping.is_set)
+    loads = channels.loads
+    assert isinstance(loads, TcpChannel)
+    local_host = loads.local_host
+    threading.Thread(target=_end_with, args=(loads,), name="watch", daemon=True).start()
+    stop = channels, stopping, joined
+    threading.Thread(target=_report_stop, args=stop, name="stop", daemon=True).start()
+
+    def meet(start: Mapping[str, Any]) -> RankMeeting:
+        joined.set()
+        return HostsMeeting.of_another(host, start["store_port"], start["grid"].size, local_host, start["patience_s"])
+
+    return serve(channels, meet)
 
 
 def stop_on_sigterm() -> threading.Event:

@@ -107,7 +107,7 @@ def _exchange_kv(
     identity = KvIdentity(shard_runner(runner, rank), settings.pool, settings.base_digest, memory.layout)
     tls = load_tls(settings.tls_dir, "runner")
     place = KvPlace(settings.kv_listen, identity.runner, settings.pool, start["settings"].page_tokens, tls)
-    made = rank_kv(rank, identity, place, memory, events.send, child=own is None)
+    made = rank_kv(rank, identity, place, memory, events.send, behind=rank - settings.ranks_here[0])
     return made, kv_address(f":{made.port}", settings.advertise)
 
 

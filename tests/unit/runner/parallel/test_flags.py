@@ -23,21 +23,26 @@ def test_more_processes_than_a_runner_may_have_are_refused(capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"tensor_parallel": 2, "rank": 1},
-        {"tensor_parallel": 2, "rank": 2, "leader": "a:1"},
+        {"tensor_parallel": 2, "host_index": 1},
+        {"tensor_parallel": 2, "host_index": 2, "leader": "a:1"},
         {"tensor_parallel": 2, "leader": "a:1"},
-        {"rank": 1, "leader": "a:1"},
+        {"host_index": 1, "leader": "a:1"},
+        {"tensor_parallel": 4, "host_index": 2, "ranks_per_host": 2, "leader": "a:1"},
+        {"tensor_parallel": 4, "ranks_per_host": 3, "ranks_listen": "a:1"},
+        {"tensor_parallel": 4, "ranks_per_host": 2},
         {"ranks_listen": "a:1"},
     ],
 )
-def test_a_rank_of_several_hosts_names_its_leader_and_rank_0_where_it_listens(flags, capsys):
+def test_a_host_of_several_names_its_leader_and_the_first_one_where_it_listens(flags, capsys):
     with pytest.raises(SystemExit):
         settings_of(**flags)
     assert "rank" in capsys.readouterr().err
-    assert settings_of(tensor_parallel=2, rank=1, leader="a:1").rank == 1
-    assert settings_of(tensor_parallel=2, ranks_listen="a:1").rank == 0
-    for rank in (0, 1):  # pods of one template have the same flags but for this one
-        assert settings_of(tensor_parallel=2, rank=rank, leader="a:1", ranks_listen="b:1").rank == rank
+    assert settings_of(tensor_parallel=2, host_index=1, leader="a:1").ranks_here == range(1, 2)
+    assert settings_of(tensor_parallel=2, ranks_listen="a:1").ranks_here == range(1)
+    assert settings_of(tensor_parallel=2).ranks_here == range(2)
+    for index in (0, 1):  # pods of one template have the same flags but for this one
+        found = settings_of(tensor_parallel=4, ranks_per_host=2, host_index=index, leader="a:1", ranks_listen="b:1")
+        assert found.ranks_here == range(2 * index, 2 * index + 2)
 
 
 @pytest.mark.parametrize(("sees", "takes"), [(False, "reference"), (True, "cuda")])

@@ -1,0 +1,44 @@
+"""`python -m weft_runner.worker.local`: a rank beside the first one of a host of several (`parallel.hosts`).
+
+Settings, the base's files and its rank come from the process that starts it, by standard input, with whose end it ends.
+"""
+
+import logging
+import os
+import pickle
+import sys
+import threading
+
+from weft.telemetry.logs import configure, kv
+from weft.wire.tls import load_tls
+from weft_runner.errors import RunnerError
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Never returns."""
+    settings, files, rank = pickle.load(sys.stdin.buffer)  # noqa: S301 (of this runner's own process)
+    threading.Thread(target=_end_with_input, name="input", daemon=True).start()
+    configure(f"rank {rank}", level=settings.log_level, fmt=settings.log_format)
+    from weft_runner.shell.rank_link import join_runner  # torch is imported here
+    from weft_runner.worker.loop import OwnHost, serve
+
+    own, never = OwnHost(settings, files), threading.Event()
+    try:
+        tls = load_tls(settings.tls_dir, "runner")
+        code = join_runner(settings, tls, rank, lambda channels, meet: serve(channels, meet, own), never)
+    except RunnerError as error:
+        log.error("failed", extra=kv(error=type(error).__name__, detail=error))
+        code = 1
+    logging.shutdown()
+    os._exit(code)  # other threads may be anywhere
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
