@@ -191,6 +191,7 @@ def test_whose_kv_was_lost_runs_on_one_runner_from_then_on(split: Driver, picked
 def test_where_transfers_fail_again_and_again_no_phases_are_split_for_a_while(split: Driver, picked: Pick) -> None:
     effects: list[Effect] = []
     for number in range(3):
+        split.wait(1)
         split.place(f"r{number}", prompt_tokens=16)
         effects += split.failed(f"r{number}", FailReason.KV_LOST)
     assert orders(effects) == {"a": RunnerRole.MIXED, "b": RunnerRole.MIXED}
@@ -263,6 +264,7 @@ def test_the_roles_are_published_at_once_where_runners_come_and_else_once_a_minu
     split.registry(phases="split", min_runners=4, max_runners=4)
     assert published(split.runner("c", **KV) + split.wait(0.5)) in ([(1, 2, 0)], [(2, 1, 0)])
     for number in range(3):
+        split.wait(1)
         split.place(f"r{number}", prompt_tokens=16)
         split.failed(f"r{number}", FailReason.KV_LOST)
         split.outcome(f"r{number}")

@@ -11,6 +11,7 @@ from weft.domain.runner import RunnerRole
 from weft_scheduler.core.policy.phases.roles import (
     GROW_S,
     LOST_IN_A_ROW,
+    LOST_TOGETHER_S,
     PERIOD_S,
     REPLANNED,
     SHRINK_S,
@@ -136,7 +137,9 @@ def test_after_transfers_that_failed_in_a_row_phases_are_not_split_for_a_while_t
     runners, now = fleet(4), 0.0
     roles = planned(runners)
     for suspension in (SUSPEND_S, 2 * SUSPEND_S):
-        assert [roles.lost(now) for _ in range(LOST_IN_A_ROW)] == [False] * (LOST_IN_A_ROW - 1) + [True]
+        for number in range(1, LOST_IN_A_ROW + 1):
+            now += LOST_TOGETHER_S
+            assert roles.lost(now) == (number == LOST_IN_A_ROW)
         roles.plan(runners, Bounds(1, 1), now)
         assert counts(roles, runners) == {MIXED: 4}
         assert not roles.resumes(now + suspension - 1)
@@ -144,9 +147,14 @@ def test_after_transfers_that_failed_in_a_row_phases_are_not_split_for_a_while_t
         assert roles.resumes(now)
         roles.plan(runners, Bounds(1, 1), now)
         assert counts(roles, runners)[PROMPT]
-    roles.lost(now)
+    roles.lost(now + LOST_TOGETHER_S)
     roles.handed_off()
-    assert [roles.lost(now) for _ in range(LOST_IN_A_ROW - 1)] == [False] * (LOST_IN_A_ROW - 1)
+    assert not any(roles.lost(now + number * LOST_TOGETHER_S) for number in range(2, LOST_IN_A_ROW + 1))
+
+
+def test_transfers_that_one_stream_takes_with_it_are_lost_once() -> None:
+    roles = planned(fleet(4))
+    assert not any(roles.lost(now) for now in (5.0, 5.0, 5.1, 5.5, 5.9))
 
 
 RUNNER = st.builds(

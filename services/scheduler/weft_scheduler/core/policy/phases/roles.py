@@ -12,7 +12,8 @@ GROW_S = 0.5  # between two runners that become mixed: by then the one before ha
 SHRINK_S = 5.0  # nothing has waited for so long before a mixed runner goes back
 MARGIN = 0.75  # of a runner: the wanted number of prompt runners differs by more before one changes its role
 REPLANNED = 64  # runners: more are not compared because one came, it joins the side that lacks one
-LOST_IN_A_ROW = 3  # transfers, after which no phases are split for a while
+LOST_IN_A_ROW = 3  # times that transfers were lost, after which no phases are split for a while
+LOST_TOGETHER_S = 1.0  # a stream or a runner that ends takes all of its transfers with it: that is once
 SUSPEND_S, MAX_SUSPEND_S = 10.0, 300.0  # doubles each time
 PROMPT_PRIOR, OUTPUT_PRIOR = 1020, 129  # tokens of a request before the first one: Splitwise's conversation trace
 MEMORY = 64  # requests that the expected lengths remember
@@ -63,6 +64,7 @@ class RolePlan:
         self.prompt_share = 0.5  # of the runners' time that requests take, that of prompts, as last planned
         self.suspended_until = 0.0
         self._lost = self._suspensions = 0
+        self._lost_s = float("-inf")  # when a loss was counted last
         self._planned_s = float("-inf")
         self._grown_s = float("-inf")
         self._pressed_s = float("-inf")  # the latest time that something waited
@@ -133,8 +135,10 @@ class RolePlan:
         self._lost = self._suspensions = 0
 
     def lost(self, now: float) -> bool:
-        """A transfer has failed. True where no phases are split from now on: so many in a row have a common cause."""
-        self._lost += 1
+        """A transfer has failed. True where no phases are split from now on: again and again has a common cause."""
+        if now < self._lost_s + LOST_TOGETHER_S:
+            return False
+        self._lost, self._lost_s = self._lost + 1, now
         if self._lost < LOST_IN_A_ROW or now < self.suspended_until:
             return False
         self._lost = 0
