@@ -47,16 +47,18 @@ class Suite(NamedTuple):
 
 REPORT = tools.cache() / "test-cluster.xml"
 
-TWO = ("--numprocesses=2", "--max-worker-restart=0")  # xdist waits for ever for the files of a worker that crashed
-PAIRED = (*TWO, "--dist=worksteal")
-FILES = (*TWO, "--dist=loadfile", "--no-loadscope-reorder")  # in the order of `harness.order`, not by their tests
+ONCE = "--max-worker-restart=0"  # xdist waits for ever for the files of a worker that crashed
+ORDERED = ("--dist=loadfile", "--no-loadscope-reorder")  # in the order of `harness.order`, not by their tests
+PAIRED = ("--numprocesses=2", ONCE, "--dist=worksteal")
+FILES = ("--numprocesses=2", ONCE, *ORDERED)
+WAITING = ("--numprocesses=3", ONCE, *ORDERED)  # where tests wait for other processes, for a sixth of the time
 
 SUITES = (
     Suite("unit", ("tests/unit", *FILES), 100),
     Suite("sim", ("tests/sim", *PAIRED), 25),
     Suite("kernels", ("tests/kernels", *PAIRED), 65),
     Suite("oracle", ("tests/oracle", *FILES), 74),
-    Suite("integration", ("tests/integration", *FILES), 174),
+    Suite("integration", ("tests/integration", *WAITING), 166),
     Suite("e2e", ("tests/e2e", *FILES), 179),
 )
 LONG = ("-m", "long or hypothesis", *PAIRED)

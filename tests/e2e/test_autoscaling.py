@@ -13,7 +13,7 @@ from harness.waiting import PATIENCE_S, eventually
 from weft_bench.stack import Stack, is_ready
 from weft_cli.errors import CommandError
 
-SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 3, "wakeSeconds": 120}
+SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 1, "wakeSeconds": 120}
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,7 @@ def test_an_adapter_that_left_comes_back_into_other_pages(pair_of):
         assert cuda.answer(f"{turn} base") == reference.answer(f"{turn} base")
 
 
-def test_who_leaves_while_a_step_is_in_flight_is_not_heard_of_again_and_the_others_go_on(pair_of):
+def test_a_sequence_that_leaves_during_a_step_has_no_further_output_and_the_others_continue(pair_of):
     cuda, reference = pair_of()
     for driver in (cuda, reference):
         driver.post(driver.request("stays", [5, 9, 4], 9, "b", sampling=GREEDY))
