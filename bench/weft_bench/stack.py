@@ -178,12 +178,12 @@ class Stack:
             return []
 
     def _all_served(self, models: Sequence[str]) -> bool:
-        """Every adapter is ready, and the gateway has its name."""
+        """Every adapter is ready, and the gateway has its name. With a key it lists only those of one namespace."""
         try:
             adapters = self.controller.list("loraadapters")[0]
         except CommandError:  # it starts
             return False
-        return all(is_ready(adapter) and adapter["status"]["modelName"] in models for adapter in adapters)
+        return all(is_ready(one) and (self.key or one["status"]["modelName"] in models) for one in adapters)
 
 
 def is_ready(obj: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """Predictions far too short in a pool far too small: sequences grow, are swapped, are doubled; the texts stay."""
 
+import asyncio
 from collections.abc import Iterator
 
 import grpc.aio
@@ -7,7 +8,7 @@ import pytest
 
 from harness.crowd import assert_undisturbed, finished
 from harness.quickstart import copy_manifests, sure_cases
-from harness.waiting import eventually
+from harness.waiting import PATIENCE_S, eventually
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.reports import listed, runners
 from weft_bench.stack import Stack
@@ -25,17 +26,26 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield made
 
 
-async def test_a_third_of_the_requests_overrun_and_every_text_is_the_same(small: Stack) -> None:
-    cases = sure_cases(MODELS, 24, seed=3)
-    assert_undisturbed(await finished(small.url, cases, "overrun"))
+async def counters(small: Stack) -> dict[str, float]:
+    """Reservations that grew in place and were doubled, and KV swapped out and in."""
     async with grpc.aio.insecure_channel(small.address("supervisor")) as channel:
         answer = await listed(AdminStub(channel))
-    counters = {name: getattr(answer, name) for name in ("grows", "doublings")}
+    found: dict[str, float] = {name: getattr(answer, name) for name in ("grows", "doublings")}
     for direction in ("out", "in"):
-        counters[direction] = small.metric("runner", "weft_runner_swapped_bytes_total", direction=direction)
-    assert all(count > 0 for count in counters.values()), counters
-    assert counters["in"] <= counters["out"]
+        found[direction] = small.metric("runner", "weft_runner_swapped_bytes_total", direction=direction)
+    return found
+
+
+async def test_a_third_of_the_requests_overrun_and_every_text_is_the_same(small: Stack) -> None:
+    """On a slow machine requests may end before others need their pages: then they come again."""
+    cases = sure_cases(MODELS, 24, seed=3)
+    assert_undisturbed(await finished(small.url, cases, "overrun"))
     assert small.metric("gateway", "weft_gateway_overrun_requests_total") >= 0.3 * len(cases)
+    async with asyncio.timeout(3 * PATIENCE_S):
+        while not all((await counters(small)).values()):
+            assert_undisturbed(await finished(small.url, cases, "again"))
+    found = await counters(small)
+    assert found["in"] <= found["out"]
 
     async def idle() -> bool:
         (runner,) = await runners(small.address("supervisor"))
