@@ -2,11 +2,13 @@
 
 Published runs (BSC) of Llama-3.1-8B and Qwen2.5-7B on one GPU of 64 GB: each is simulated for its hour with its own
 adapters, rates, slots and recorded KV memory, and finished requests are compared. Constants are those of the *other*
-model, fitted on its engine probes and on the mean time between tokens of its runs. "with probes of its own": fitted
-again from there on the model's own engine probes; the time of a load is of these, too. Lengths are not published with
-the runs: their spread and correlation were chosen on Llama's, and so were the terms, with results of both models in
-view; nothing else of a model's runs is used to predict it. `baseline`: the share of the authors' digital twin on the
-same runs. Of `planner_1h` one run in 16 is simulated; `--every 3`: a third of all.
+model, fitted on its engine probes and on the mean iterations of its runs (rows over tokens a second; times between
+tokens, as clients saw them, are longer). "with probes of its own": fitted again from there on the model's own engine
+probes; the time of a load is of these, too. Lengths are not published with the runs: their means are the model's, their
+spread and correlation were chosen on Llama's, and terms and priors were chosen with results of both models in view;
+nothing else of a model's runs is used to predict it. What penalties of repetition take of the host, Qwen's alone, is an
+estimate (`PENALTY_US`); fitted on Qwen's own runs it is twice that. `baseline`: the share of the authors' digital twin
+on the same runs. Of `planner_1h` one run in 16 is simulated; `--every 3`: a third of all.
 """
 
 from collections import defaultdict
@@ -37,35 +39,40 @@ MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B", "qwen-2.5-7b-instr
 RUN_COLUMNS: Sequence[str] = (
     "model", "family", "status", "suspect", "adapters", "slots", "max_rank", "ranks", "rate_counts", "rates_req_s",
     "offered_req_s", "req_s", "completed", "in_tokens", "out_tokens", "running_mean", "waiting_mean", "kv_use_mean",
-    "kv_tokens", "itl_mean_ms", "tpot_mean_ms", "twin_finished",
+    "kv_tokens", "preempted", "itl_mean_ms", "tpot_mean_ms", "twin_finished",
 )  # fmt: skip
 PROBE_COLUMNS: Sequence[str] = (
     "kind", "model", "status", "slots", "max_rank", "adapters", "completed", "duration_s", "in_tokens", "out_tokens",
     "itl_p50_ms", "running_busy", "load_ms",
 )  # fmt: skip
+PENALISED = {"qwen-2.5-7b-instruct"}  # its generation_config.json penalises repetition, which vLLM applies by default
 FAMILIES = {"varied_1h": 1, "planner_1h": 16}  # of which every so many runs are simulated
 DEVICE = "H100-64G"
-BATCH_TOKENS, MAX_SEQUENCES = 2_048, 2_048
+BATCH_TOKENS, MAX_SEQUENCES, PAGE_TOKENS = 2_048, 2_048, 16
+MANY, FULL_MEMORY, FULL_BATCH = 1_000, 0.9, 0.5  # waiting requests, shares
 MAX_WAITING = 25_000  # there the client ran out of sockets
 HORIZON_S = 3_600.0
 # ShareGPT's first turns, whose lengths are not published with the runs: gamma laws with the runs' means. Shape of
 # answers and correlation are those of the runs of Llama-3.1-8B: the number of rows that 8 slots have (a slot is held by
 # the longest answer in it), and the KV in use, by which a row holds 350 tokens on average.
-PROMPT_TOKENS, PROMPT_SHAPE, LONGEST_PROMPT = 224.0, 1.2, 1_024
-ANSWER_TOKENS, ANSWER_SHAPE, LONGEST_ANSWER = 196.0, 1.25, 1_500
-CORRELATION = -0.35  # of the normal variables behind both lengths
+PROMPT_TOKENS, PROMPT_SHAPE, LONGEST_PROMPT = 225.0, 1.2, 1_024
+ANSWER_SHAPE, LONGEST_ANSWER = 1.3, 1_500
+ANSWER_TOKENS = {"llama-3.1-8b-instruct": 195.2, "qwen-2.5-7b-instruct": 192.2}  # as their tokenizers count
+CORRELATION = -0.28  # of the normal variables behind both lengths
 WITHIN, TARGET = 0.05, 0.85
 
+# Launches are captured, so that no layer waits for one; host and device take turns at each step.
+START = {"layer_us": 0.0, "step_us": 3_500.0, "prompt_us": 1_000.0, "prompt_token_us": 2.0}
 BASE = {
-    "weights_bandwidth": 0.03, "kv_bandwidth": 0.2, "layer_us": 0.5, "step_us": 0.5, "row_us": 0.7, "prompt_us": 1.0,
-    "prompt_token_us": 1.0,
+    "weights_bandwidth": 0.03, "kv_bandwidth": 0.2, "step_us": 0.5, "row_us": 0.7, "prompt_us": 0.2,
+    "prompt_token_us": 0.3,
 }  # fmt: skip
-PROMPT_TOKEN_US = 5.0
 ADAPTERS = {
-    "present_us": 50.0, "slot_us": 1.0, "slot_row_us": 0.002, "slot_prompt_us": 0.005, "prompt_us": 0.3,
-    "adapter_us": 5.0, "adapter_bandwidth": 0.2, "passed_us": 0.5,
+    "present_us": 50.0, "block_ns": 0.8, "prompt_us": 0.55, "adapter_us": 5.0, "adapter_bandwidth": 0.2,
+    "passed_us": 0.5, "listed_us": 0.25,
 }  # fmt: skip
-ADAPTER_SPREAD = 1.0
+ADAPTER_SPREADS = {"prompt_us": 0.1, "passed_us": 0.1, "listed_us": 0.2}  # of others 1
+PENALTY_US, PENALTY_SPREAD = 7.0, 1.0  # 6 us with numpy, of 225 and 180 tokens a row, and their way to the device
 SCALE = 0.05
 PROBE_WEIGHT = 2.0
 FEWEST_SETTINGS = 3
@@ -80,6 +87,7 @@ class Sample:
     model: str
     slots: int
     max_rank: int
+    registered: int
     prompts: float
     prompt_tokens: float
     pairs: float
@@ -123,34 +131,41 @@ class AdapterRun:
         return float(self.row[name])
 
     def sample(self) -> Sample:
-        """Its mean iteration: rows that run, adapters in use among them, prompts that come meanwhile."""
-        running, seconds, per_s = self.number("running_mean"), self.number("itl_mean_ms") / 1e3, self.number("req_s")
+        """Its mean iteration: rows that run, adapters in use among them, prompts that come meanwhile. Its seconds are
+        rows over tokens a second: times between what clients receive are longer, some being several tokens at once."""
+        running, per_s = self.number("running_mean"), self.number("req_s")
         prompt, answer = (self.number(name) / self.number("completed") for name in ("in_tokens", "out_tokens"))
+        begun = running * answer * (1 + 1 / ANSWER_SHAPE) / 2  # tokens of answers that the hour cut off
+        seconds = running * HORIZON_S / (self.number("out_tokens") + begun)
         slots, latency = int(self.row["slots"]), running / per_s
         used = sum(1 - np.exp(-rate * latency) for rate in self.rates)
         if self.number("waiting_mean") > 5:  # for a slot, so that all are in use, or for memory
             drawn = (1 - np.exp(-running * rate / sum(self.rates)) for rate in self.rates)
             used = sum(drawn) if self.number("kv_use_mean") > 0.9 else len(self.rates)
-        prompts = per_s * seconds
+        prompts, again = per_s * seconds, self.number("preempted") / HORIZON_S * seconds
+        tokens = prompts * prompt + again * (prompt + answer / 2)
+        prompts += again
         return Sample(
-            self.model, slots, int(self.row["max_rank"]), prompts, prompts * prompt, prompts * prompt * prompt / 2,
-            running, running * (prompt + answer / 2), min(slots, used, running), self.passed_over, seconds, 1.0,
+            self.model, slots, int(self.row["max_rank"]), len(self.rates), prompts, tokens, tokens * prompt / 2,
+            running, self.number("kv_use_mean") * self.number("kv_tokens") - running * PAGE_TOKENS / 2,
+            min(slots, used, running), self.waiting_for_slots, seconds, 1.0,
         )  # fmt: skip
 
     @property
-    def passed_over(self) -> float:
-        """Waiting requests that find no slot, in an iteration."""
-        waiting = self.number("waiting_mean")
-        return waiting if waiting > 5 and self.number("slots") < self.number("adapters") else 0.0
+    def waiting_for_slots(self) -> float:
+        """Requests; all are passed over in every iteration, also in one whose batch is full."""
+        return self.number("waiting_mean") if self.number("slots") < self.number("adapters") else 0.0
 
     @property
     def steady(self) -> bool:
-        """Do its mean iterations say what an iteration costs? Not where adapters come and go with most requests, nor
-        where memory, not slots, makes most of them wait."""
-        if self.number("running_mean") <= 0:
-            return False
-        queues_for_slots = self.number("waiting_mean") > 1_000 and self.number("kv_use_mean") < 0.9
-        return queues_for_slots or self.number("slots") >= self.number("adapters")
+        """Do its mean iterations say what an iteration costs? Not where rows come and go in waves: there adapters come
+        to slots with most requests, or a few slots with all that wait for them."""
+        if self.number("running_mean") <= 0 or self.number("slots") >= self.number("adapters"):
+            return self.number("running_mean") > 0
+        sample, full = self.sample(), self.number("kv_use_mean") > FULL_MEMORY
+        return self.waiting_for_slots > MANY and (
+            full or sample.prompt_tokens > FULL_BATCH * (BATCH_TOKENS - sample.decode_rows)
+        )
 
     def arrivals(self, seed: int) -> Iterator[EngineRequest]:
         """As many as the rates give on average, at random times, for adapters by their rates."""
@@ -162,7 +177,9 @@ class AdapterRun:
         first, second = rng.standard_normal((2, count))
         second = CORRELATION * first + (1 - CORRELATION**2) ** 0.5 * second
         prompts = gamma.ppf(norm.cdf(first), PROMPT_SHAPE, scale=PROMPT_TOKENS / PROMPT_SHAPE).clip(4, LONGEST_PROMPT)
-        answers = gamma.ppf(norm.cdf(second), ANSWER_SHAPE, scale=ANSWER_TOKENS / ANSWER_SHAPE).clip(2, LONGEST_ANSWER)
+        answers = gamma.ppf(norm.cdf(second), ANSWER_SHAPE, scale=ANSWER_TOKENS[self.model] / ANSWER_SHAPE).clip(
+            2, LONGEST_ANSWER
+        )
         for at_s, prompt, answer, owner in zip(times.tolist(), prompts, answers, owners.tolist(), strict=True):
             yield EngineRequest(at_s, int(prompt), int(answer), owner)
 
@@ -173,11 +190,13 @@ class Constants:
 
     base: Efficiency
     costs: Mapping[str, float]
+    penalty_us: float
 
-    def model(self, name: str, slots: Any, max_rank: Any) -> Roofline:
-        """With these slots: numbers, or arrays of them."""
-        costs = AdapterCosts(slots, max_rank, **self.costs)
-        return Roofline(accelerator(DEVICE), shape(name), self.base, adapters=costs)
+    def model(self, name: str, slots: Any, max_rank: Any, registered: Any) -> Roofline:
+        """With these slots for these adapters: numbers, or arrays of them."""
+        costs = AdapterCosts(slots, max_rank, registered, **self.costs)
+        penalty_us = self.penalty_us if name in PENALISED else None
+        return Roofline(accelerator(DEVICE), shape(name), self.base, adapters=costs, penalty_us=penalty_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +217,7 @@ def shape(name: str) -> Architecture:
 def finished(run: AdapterRun, constants: Constants, seed: int = 0) -> Outcome:
     """The run, simulated for its hour; what waits or runs then is dropped."""
     slots = int(run.row["slots"])
-    model = constants.model(run.model, slots, int(run.row["max_rank"]))
+    model = constants.model(run.model, slots, int(run.row["max_rank"]), len(run.rates))
     limits = EngineLimits(run.number("kv_tokens"), MAX_SEQUENCES, BATCH_TOKENS, slots=slots)
     engine = EngineSimulation(model, limits)
     ended = serve(engine, run.arrivals(seed), HORIZON_S, max_waiting=MAX_WAITING)
@@ -229,14 +248,15 @@ def _probe(row: Mapping[str, str]) -> Sample:
         prompts = BATCH_TOKENS / prompt
         seconds = float(row["duration_s"]) * prompts / requests
         tokens = prompts * prompt
-        return Sample(row["model"], 0, 0, prompts, tokens, tokens * prompt / 2, 0, 0, 0, 0, seconds, PROBE_WEIGHT)
+        return Sample(row["model"], 0, 0, 0, prompts, tokens, tokens * prompt / 2, 0, 0, 0, 0, seconds, PROBE_WEIGHT)
     running, slots = float(row["running_busy"]), int(row["slots"] or 0)
     adapters = float(row["adapters"] or 0)
     used = adapters * (1 - (1 - 1 / adapters) ** running) if adapters > 1 else adapters
     seconds, context = float(row["itl_p50_ms"]) / 1e3, running * (prompt + answer / 2)
     return Sample(
-        row["model"], slots, int(row["max_rank"] or 0), 0, 0, 0, running, context, used, 0, seconds, PROBE_WEIGHT
-    )
+        row["model"], slots, int(row["max_rank"] or 0), int(adapters), 0, 0, 0, running, context, used, 0, seconds,
+        PROBE_WEIGHT,
+    )  # fmt: skip
 
 
 def load_us(data: Path) -> dict[str, float]:
@@ -250,12 +270,12 @@ def load_us(data: Path) -> dict[str, float]:
 
 def beginning(load_us: float) -> Constants:
     """Where fits begin."""
-    return Constants(replace(efficiency("vllm"), prompt_token_us=PROMPT_TOKEN_US), {**ADAPTERS, "load_us": load_us})
+    return Constants(replace(efficiency("vllm"), **START), {**ADAPTERS, "load_us": load_us}, PENALTY_US)
 
 
 def fit(samples: Sequence[Sample], start: Constants) -> Constants:
     """The likeliest constants near those of the start; what a load takes stays."""
-    spreads = np.array([*BASE.values(), *(ADAPTER_SPREAD for _ in ADAPTERS)])
+    spreads = np.array([*BASE.values(), *(ADAPTER_SPREADS.get(name, 1.0) for name in ADAPTERS), PENALTY_SPREAD])
     groups = defaultdict[str, list[Sample]](list)
     for sample in samples:
         groups[sample.model].append(sample)
@@ -265,8 +285,8 @@ def fit(samples: Sequence[Sample], start: Constants) -> Constants:
     def constants(shifts: Array) -> Constants:
         factors = np.exp(shifts * spreads).tolist()
         base = {name: getattr(start.base, name) * factor for name, factor in zip(BASE, factors, strict=False)}
-        costs = {n: start.costs[n] * factor for n, factor in zip(ADAPTERS, factors[len(BASE) :], strict=True)}
-        return Constants(replace(start.base, **base), {**start.costs, **costs})
+        costs = {n: start.costs[n] * factor for n, factor in zip(ADAPTERS, factors[len(BASE) :], strict=False)}
+        return Constants(replace(start.base, **base), {**start.costs, **costs}, start.penalty_us * factors[-1])
 
     def residuals(shifts: Array) -> Array:
         predicted = np.concatenate([_seconds(constants(shifts), name, group) for name, group in groups.items()])
@@ -284,10 +304,11 @@ def toml(constants: Constants, command: str, fitted_on: int) -> str:
 
 def _seconds(constants: Constants, model: str, group: Sequence[Sample]) -> Array:
     names = ("prompts", "prompt_tokens", "pairs", "decode_rows", "context", "adapters")
-    slots, ranks, passed_over, *amounts = (
-        np.array([getattr(one, name) for one in group], float) for name in ("slots", "max_rank", "passed_over", *names)
+    slots, ranks, registered, passed_over, *amounts = (
+        np.array([getattr(one, name) for one in group], float)
+        for name in ("slots", "max_rank", "registered", "passed_over", *names)
     )
-    return constants.model(model, slots, ranks).seconds_of(*amounts, passed_over=passed_over)
+    return constants.model(model, slots, ranks, registered).seconds_of(*amounts, passed_over=passed_over)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LORA_TILE = 128  # columns that a block of vLLM's kernel for adapters computes
 DTYPE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp32": 4.0}
 
 
@@ -48,6 +49,14 @@ class Architecture:
     def lora_width(self) -> int:
         """Inputs and outputs of the seven projections of a layer: what one unit of rank costs."""
         return 7 * self.hidden + 2 * self.heads * self.head_size + 2 * self.kv_width + 3 * self.inner
+
+    @property
+    def lora_tiles(self) -> int:
+        """Tiles of 128 columns of a layer's seven projections; q, k and v share a grid as wide as the widest."""
+        attended, hidden, inner = (
+            -(-width // LORA_TILE) for width in (self.heads * self.head_size, self.hidden, self.inner)
+        )
+        return 3 * attended + 2 * hidden + 2 * inner
 
     def weight_bytes(self, dtype: str = "bf16") -> float:
         """All weights; embedding and head stay in two bytes whatever the layers have."""

@@ -63,7 +63,7 @@ class EngineSimulation:
     _users: dict[int, int] = field(default_factory=dict[int, int])  # running requests by adapter
     _in_slots: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])  # least recently admitted first
     _loads: int = 0  # adapters that came to a slot for this iteration
-    _passed_over: int = 0  # waiting requests whose adapters found none
+    _passed_over: int = 0  # waiting requests whose adapters find none
     _iteration: int = 0
     _key: int = 0
     _context: int = 0  # tokens of the decode rows
@@ -135,7 +135,6 @@ class EngineSimulation:
         while admits and budget > 0 and self.running < self.limits.max_sequences:
             slots = self.limits.slots
             request = self.waiting.head(slots is None or len(self._users) < slots)
-            self._passed_over = self.waiting.ahead_of(request)
             if request is None:
                 break
             cached = min(request.cached_tokens, request.to_compute - 1)
@@ -150,6 +149,8 @@ class EngineSimulation:
             self._hold(request, size)
             budget -= size
             found.append((request, size))
+        if len(self._users) == self.limits.slots:
+            self._passed_over = self.waiting.without_slot
         return found
 
     def _admit(self, request: EngineRequest, cached: int) -> None:

@@ -1,7 +1,6 @@
 """Requests that wait, first come, first served, among those whose adapter may run."""
 
 import heapq
-from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -10,25 +9,29 @@ from weft_sim.performance.engine_request import EngineRequest
 
 @dataclass
 class AdapterFifo:
-    """Requests by adapter, with the order of all of them. The base and resident adapters need no slot."""
+    """Requests by adapter, with the order of all of them. The base and resident adapters need no slot.
 
+    `without_slot`: those of adapters that are not resident.
+    """
+
+    without_slot: int = 0
     _by_adapter: dict[int | None, deque[tuple[int, EngineRequest]]] = field(default_factory=dict)
     _heads: list[tuple[int, int | None]] = field(default_factory=list)  # of every adapter; stale ones among them
     _open: list[tuple[int, int | None]] = field(default_factory=list)  # of those that need no slot
     _resident: set[int | None] = field(default_factory=lambda: {None})
-    _orders: list[int] = field(default_factory=list[int])  # of all, ascending
+    _count: int = 0
     _last: int = 0
     _first: int = 0
 
     def __len__(self) -> int:
-        return len(self._orders)
+        return self._count
 
     def append(self, request: EngineRequest) -> None:
         """Behind all."""
         queue = self._by_adapter.setdefault(request.adapter, deque())
         self._last += 1
         queue.append((self._last, request))
-        self._orders.append(self._last)
+        self._counted(request.adapter, 1)
         if len(queue) == 1:
             self._announce(request.adapter)
 
@@ -36,7 +39,7 @@ class AdapterFifo:
         """Before all: it had begun."""
         self._first -= 1
         self._by_adapter.setdefault(request.adapter, deque()).appendleft((self._first, request))
-        self._orders.insert(0, self._first)
+        self._counted(request.adapter, 1)
         self._announce(request.adapter)
 
     def head(self, any_adapter: bool) -> EngineRequest | None:
@@ -50,18 +53,12 @@ class AdapterFifo:
             heapq.heappop(heap)
         return None
 
-    def ahead_of(self, request: EngineRequest | None) -> int:
-        """Requests before what `head` returned; all of them before None."""
-        if request is None:
-            return len(self._orders)
-        return bisect_left(self._orders, self._by_adapter[request.adapter][0][0])
-
     def remove(self, request: EngineRequest) -> None:
         """Take what `head` returned."""
         queue = self._by_adapter[request.adapter]
-        order, first = queue.popleft()
+        _, first = queue.popleft()
         assert first is request
-        del self._orders[bisect_left(self._orders, order)]
+        self._counted(request.adapter, -1)
         if queue:
             self._announce(request.adapter)
 
@@ -69,12 +66,19 @@ class AdapterFifo:
         """This adapter has a slot now."""
         if adapter not in self._resident:
             self._resident.add(adapter)
+            self.without_slot -= len(self._by_adapter.get(adapter, ()))
             self._announce(adapter)
 
     def gone(self, adapter: int | None) -> None:
         """It has none any more."""
-        if adapter is not None:
+        if adapter is not None and adapter in self._resident:
             self._resident.discard(adapter)
+            self.without_slot += len(self._by_adapter.get(adapter, ()))
+
+    def _counted(self, adapter: int | None, more: int) -> None:
+        self._count += more
+        if adapter not in self._resident:
+            self.without_slot += more
 
     def _announce(self, adapter: int | None) -> None:
         queue = self._by_adapter.get(adapter)

@@ -100,8 +100,8 @@ def efficiency(engine: str) -> Efficiency:
 
 
 def adapter_costs(slots: int, max_rank: int) -> AdapterCosts:
-    """What adapters cost vLLM 0.8.5 with so many slots: no other engine's runs with many adapters are published."""
-    return AdapterCosts(slots, max_rank, **_read(ADAPTERS)["vllm"])
+    """What as many adapters cost vLLM 0.8.5: no other engine's runs with many adapters are published."""
+    return AdapterCosts(slots, max_rank, slots, **_read(ADAPTERS)["vllm"])
 
 
 @cache

@@ -11,6 +11,8 @@ The seconds of a step grow with each of its amounts, and are zero for a step wit
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from weft_sim.performance.accelerator import Accelerator
 from weft_sim.performance.architecture import DTYPE_BYTES, Architecture
 from weft_sim.performance.step import StepShape
@@ -18,7 +20,15 @@ from weft_sim.performance.step import StepShape
 # Fitted on 35,742 products of an H200 (`h200_vllm024_gemm_bf16`), median error 7 %: see `weft bench fidelity`.
 BLEND = 3.0
 TILE = 128  # rows and columns that one processor computes at a time
-US = 1e-6
+# What penalties of repetition make a sampler move for each row and entry of the vocabulary, in bytes: counts of prompt
+# and answer (64 bits) are zeroed and compared, masks joined, penalties chosen, multiplied, and two more subtracted,
+# each by a kernel of its own on logits of 32 bits (vLLM 0.8.5).
+PENALTY_BYTES = 129.0
+# Blocks of vLLM's grids for adapters: tokens and rank of the one that shrinks, into how many parts it cuts the inputs,
+# tokens of the one that expands (`Architecture.lora_tiles` are its columns).
+SHRINK_TOKENS, SHRINK_RANK, SHRINK_PARTS, EXPAND_TOKENS = 32, 16, 8, 64
+PROJECTIONS = 7
+US, NS = 1e-6, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +64,33 @@ class Efficiency:
 class AdapterCosts:
     """What adapters of low rank add to a layer, when `slots` of `max_rank` are reserved, in microseconds.
 
-    Grids run over all slots, whether one is in use or not, and over the tokens of the batch; those of prompts outside
-    of captured graphs. Each adapter of the batch is read (`adapter_bandwidth`: share of the device's). The step stands
+    Grids have blocks for the whole batch for every slot, whether an adapter is in it or not: `block_ns` each, of all
+    processors together. Each adapter of the batch is read (`adapter_bandwidth`: share of the device's). The step stands
     still while an adapter comes from host memory to a slot, and while the scheduler passes over waiting requests whose
-    adapters find none. `slots` and `max_rank` may be arrays, as amounts of steps may.
+    adapters find none. For each adapter of the batch the host lists all that are `registered` in its memory. `slots`,
+    `max_rank` and `registered` may be arrays, as amounts of steps may.
     """
 
     slots: Any
     max_rank: Any
+    registered: Any
     present_us: float  # of a batch with any adapter
-    slot_us: float  # each slot
-    slot_row_us: float  # each slot and decode row
-    slot_prompt_us: float  # each slot and prompt token
+    block_ns: float  # each block of a grid
     prompt_us: float  # each prompt token of a batch with any adapter
     adapter_us: float  # each adapter of the batch
     adapter_bandwidth: float
     load_us: float  # each adapter that is brought to a slot
     passed_us: float  # each waiting request that is passed over
+    listed_us: float  # each registered adapter, for each of the batch
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A model on `tensor_parallel` devices with an engine. `dtype`: of the layers' weights and products."""
+    """A model on `tensor_parallel` devices with an engine. `dtype`: of the layers' weights and products.
+
+    `penalty_us`, unless None: repetition is penalised. Beside PENALTY_BYTES, the host writes the tokens of each row
+    into padded matrices when the batch changes.
+    """
 
     accelerator: Accelerator
     architecture: Architecture
@@ -84,6 +99,7 @@ class Roofline:
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
     adapters: AdapterCosts | None = None
+    penalty_us: float | None = None
 
     def seconds(self, step: StepShape) -> float:
         """Seconds of one iteration."""
@@ -117,11 +133,22 @@ class Roofline:
             + e.layer_us * US
         )
         head = self.product(prompts + rows, a.vocab / self.tensor_parallel, a.hidden, "bf16")
+        head += self.penalties(prompts, rows)
         fixed = (e.step_us + e.row_us * rows + e.prompt_us * prompts + e.prompt_token_us * prompt_tokens) * US
         if c is None:
             return a.layers * layer + head + fixed
-        still = (c.load_us * loads + c.passed_us * passed_over) * US
+        still = (c.load_us * loads + c.passed_us * passed_over + c.listed_us * c.registered * adapters) * US
         return a.layers * (layer + self.lora(c, prompt_tokens, rows, adapters)) + head + fixed + still
+
+    def penalties(self, prompts: Any, rows: Any) -> Any:
+        """What the sampler adds where repetition is penalised."""
+        if self.penalty_us is None:
+            return 0.0
+        n_bytes = (prompts + rows) * self.architecture.vocab * PENALTY_BYTES
+        changed = np.minimum(prompts, 1)
+        return n_bytes / (self.accelerator.bytes_per_s * self.efficiency.kv_bandwidth) + (
+            changed * rows * self.penalty_us * US
+        )
 
     def products(self, tokens: Any) -> Any:
         """The matrices of one layer on one rank: q, k, v together; o; gate and up together; down."""
@@ -172,7 +199,10 @@ class Roofline:
     def lora(self, c: AdapterCosts, prompt_tokens: Any, rows: Any, adapters: Any) -> Any:
         """What the adapters of a step add to one layer."""
         n_bytes = adapters * c.max_rank * 2 * self.architecture.lora_width / self.tensor_parallel
-        grids = c.slots * (c.slot_us + c.slot_row_us * rows + c.slot_prompt_us * prompt_tokens)
+        tokens = prompt_tokens + rows
+        expanding = self.architecture.lora_tiles / self.tensor_parallel * (tokens / EXPAND_TOKENS + 0.5)
+        shrinking = PROJECTIONS * SHRINK_PARTS * -(-c.max_rank // SHRINK_RANK) * (tokens / SHRINK_TOKENS + 0.5)
+        grids = c.slots * (expanding + shrinking) * c.block_ns * NS / US
         present = adapters / (adapters + 1e-9)
         added = present * (c.present_us + grids + c.prompt_us * prompt_tokens) + c.adapter_us * adapters
         return added * US + n_bytes / (self.accelerator.bytes_per_s * c.adapter_bandwidth)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from weft_sim.performance.accelerator import ACCELERATORS, accelerator
 from weft_sim.performance.architecture import ARCHITECTURES, architecture
 from weft_sim.performance.models import efficiency
-from weft_sim.performance.roofline import AdapterCosts, Roofline
+from weft_sim.performance.roofline import PENALTY_BYTES, AdapterCosts, Roofline
 from weft_sim.performance.step import StepShape
 
 COSTS = AdapterCosts(
-    16, 16, present_us=90, slot_us=1, slot_row_us=0.002, slot_prompt_us=0.008, prompt_us=1, adapter_us=9,
-    adapter_bandwidth=0.3, load_us=7_000, passed_us=0.5,
+    16, 16, 16, present_us=90, block_ns=0.8, prompt_us=1, adapter_us=9, adapter_bandwidth=0.3, load_us=7_000,
+    passed_us=0.5, listed_us=0.2,
 )  # fmt: skip
 AMOUNTS = (
     "prompts",
@@ -35,6 +35,7 @@ MODELS = st.builds(
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from(["bf16", "fp8"]),
     adapters=st.sampled_from([None, COSTS]),
+    penalty_us=st.sampled_from([None, 7.0]),
 )
 STEPS = st.builds(
     StepShape,
@@ -62,6 +63,48 @@ def test_arrays_cost_what_their_numbers_do() -> None:
     steps = [StepShape(1, 100, 5_050, 7, 900, 3, 1, 500), StepShape(0, 0, 0, 64, 64_000, 0), StepShape(2, 8_000, 10**7)]
     table = np.array([[getattr(step, name) for name in AMOUNTS] for step in steps], float)
     assert model.seconds_of(*table.T) == pytest.approx([model.seconds(step) for step in steps], rel=1e-9)
+
+
+def test_a_slot_costs_the_blocks_of_its_grids() -> None:
+    """Llama-3.1-8B: 384 tiles to expand 64 tokens to, 7 x 8 blocks to shrink 32 of rank 16; on average half of one is
+    begun in vain."""
+    llama = architecture("meta-llama/Llama-3.1-8B")
+    assert llama.lora_tiles == 3 * 32 + 2 * 32 + 2 * 112
+    step = StepShape(decode_rows=128, context_tokens=128, adapters=1)
+
+    def seconds(slots: int, max_rank: int = 16) -> float:
+        costs = replace(COSTS, slots=slots, max_rank=max_rank, adapter_bandwidth=1e9)
+        return Roofline(accelerator("H100"), llama, efficiency("vllm"), adapters=costs).seconds(step)
+
+    expanding, shrinking = 384 * 2.5, 7 * 8 * 4.5
+    assert seconds(101) - seconds(1) == pytest.approx(100 * 32 * (expanding + shrinking) * 0.8e-9)
+    assert seconds(101, 32) - seconds(1, 32) == pytest.approx(100 * 32 * (expanding + 2 * shrinking) * 0.8e-9)
+
+
+def test_each_adapter_of_a_batch_costs_the_host_a_list_of_the_registered_ones() -> None:
+    step = StepShape(decode_rows=64, context_tokens=64, adapters=32)
+    few, many = (
+        Roofline(
+            accelerator("H100"), architecture("Qwen/Qwen2.5-7B"), efficiency("vllm"),
+            adapters=replace(COSTS, registered=count),
+        ).seconds(step)
+        for count in (32, 384)
+    )  # fmt: skip
+    assert many - few == pytest.approx(32 * (384 - 32) * 0.2e-6)
+
+
+def test_penalties_read_the_vocabulary_and_keep_the_host_where_the_batch_changes() -> None:
+    h100, qwen = accelerator("H100"), architecture("Qwen/Qwen2.5-7B")
+    without = Roofline(h100, qwen, efficiency("vllm"))
+    penalised = replace(without, penalty_us=7.0)
+
+    def added(step: StepShape) -> float:
+        return penalised.seconds(step) - without.seconds(step)
+
+    decode = StepShape(decode_rows=900, context_tokens=900)
+    moved = 900 * qwen.vocab * PENALTY_BYTES / (h100.bytes_per_s * efficiency("vllm").kv_bandwidth)
+    assert added(decode) == pytest.approx(moved)
+    assert added(replace(decode, prompts=2, prompt_tokens=20)) == pytest.approx(moved * 902 / 900 + 900 * 7e-6)
 
 
 def test_no_step_is_faster_than_the_data_sheet() -> None:
