@@ -332,7 +332,9 @@ class Predicted:
         return Predicted([self.runs[i] for i in kept], [self.outcomes[i] for i in kept])
 
     def lines(self, origin: Origin, case: str, target: str | None = None) -> Iterator[Line]:
-        """How far off, over all of them; the twin's share where it simulated all of them."""
+        """How far off, over all of them; the twin's share where it simulated all of them. None where there are none."""
+        if not self.runs:
+            return
         off = np.abs(self.ratios - 1)
         twin = [run.row["twin_finished"] for run in self.runs]
         theirs = [float(one) / run.number("completed") for one, run in zip(twin, self.runs, strict=True) if one]

@@ -117,3 +117,9 @@ def test_the_best_number_of_slots_is_judged_by_what_was_measured() -> None:
 def test_without_several_numbers_of_slots_nothing_is_said_of_the_best() -> None:
     (line,) = Predicted([run()], [Outcome(900, 1.0, 0.02, 0)]).cliffs(Origin("", "", ""), "a")
     assert (line.metric, line.value) == ("loads with several numbers of slots", 0)
+
+
+def test_of_a_model_without_runs_nothing_is_said() -> None:
+    assert (
+        list(Predicted([run()], [Outcome(900, 1.0, 0.02, 0)]).of("model", "other").lines(Origin("", "", ""), "a")) == []
+    )
