@@ -33,8 +33,8 @@ def truth(message: Any) -> Any:
 class KvMessages:
     """One way of a stream: bytes as they come, to those that are passed on. `preface`: bytes before the messages."""
 
-    def __init__(self, direction: Direction[Any, Any], tell: Lie, preface: int = 0) -> None:
-        self._direction, self._tell, self._preface = direction, tell, preface
+    def __init__(self, direction: Direction[Any, Any], change: Lie, preface: int = 0) -> None:
+        self._direction, self._change, self._preface = direction, change, preface
         self._data, self._pages, self._added, self._beside = bytearray(), 0, 0, False
 
     def edit(self, data: bytes) -> bytes:
@@ -54,7 +54,7 @@ class KvMessages:
         if self._pages or len(self._data) < LENGTH + (length & ~GOODBYE):
             return None
         frame = self._take(LENGTH + (length & ~GOODBYE))
-        return frame if length & GOODBYE else self._told(frame[LENGTH:])
+        return frame if length & GOODBYE else self._changed(frame[LENGTH:])
 
     def _begin(self) -> bytes | None:
         if len(self._data) < self._preface:
@@ -68,14 +68,14 @@ class KvMessages:
         self._pages -= len(pages)
         return pages if self._pages else pages + bytes(self._added)
 
-    def _told(self, frame: bytes) -> bytes:
+    def _changed(self, frame: bytes) -> bytes:
         envelope = self._direction.envelope()
         envelope.ParseFromString(frame)
         message = self._direction.decode(envelope)
-        told = self._tell(message)
+        other = self._change(message)
         if isinstance(message, KvPages) and not self._beside:
-            self._pages, self._added = message.bytes, max(0, told.bytes - message.bytes)
-        changed = frame if told == message else self._direction.encode(told).SerializeToString()
+            self._pages, self._added = message.bytes, max(0, other.bytes - message.bytes)
+        changed = frame if other == message else self._direction.encode(other).SerializeToString()
         return len(changed).to_bytes(LENGTH) + changed
 
     def _take(self, count: int) -> bytes:
@@ -128,14 +128,14 @@ class LyingLinks:
         await eventually(so_often)
 
     def _edits(self) -> tuple[Edit, Edit]:
-        there = KvMessages(KV_FROM_SENDER, self._tell, len(PREFACE) + TOKEN_BYTES)
-        return there.edit, KvMessages(KV_FROM_RECEIVER, self._tell).edit
+        there = KvMessages(KV_FROM_SENDER, self._change, len(PREFACE) + TOKEN_BYTES)
+        return there.edit, KvMessages(KV_FROM_RECEIVER, self._change).edit
 
-    def _tell(self, message: Any) -> Any:
-        told = self._lie(message)
-        if isinstance(told, KvReady):
-            return replace(told, shard_addresses=tuple(map(behind, told.shard_addresses)))
-        return told
+    def _change(self, message: Any) -> Any:
+        changed = self._lie(message)
+        if isinstance(changed, KvReady):
+            return replace(changed, shard_addresses=tuple(map(behind, changed.shard_addresses)))
+        return changed
 
 
 @contextlib.asynccontextmanager

@@ -142,7 +142,9 @@ class RunnerTemplate(ApiModel):
 
 
 class RunnerGroup(ApiModel):
-    """Runners of one kind. The pool's runners are the sum; groups fill up in list order and empty in reverse."""
+    """Runners of one kind. The pool's runners are the sum; groups fill up in list order and empty in reverse, or follow
+    their phases where phases are split.
+    """
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
