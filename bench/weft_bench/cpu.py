@@ -18,8 +18,9 @@ the page cache holds: what a disk takes is not in these figures.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from weft_bench.cpu_cases import batch1_case, decode_case, int8_case, prefill_case, retention_case, whole_case
+from weft_bench.cpu_cases import batch1_case, decode_case, narrow_case, prefill_case, retention_case, whole_case
 from weft_bench.cpu_context import Bar, Context, Options
 from weft_bench.cpu_decode import Model
 from weft_bench.cpu_loading import loading_case
@@ -37,7 +38,8 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "batch1": batch1_case,
     "prefill": prefill_case,
     "whole": whole_case,
-    "int8": int8_case,
+    "int8": partial(narrow_case, dtype="int8"),
+    "int4": partial(narrow_case, dtype="int4"),
     "loading": loading_case,
     "slots": slots_case,
     "swap": swap_case,

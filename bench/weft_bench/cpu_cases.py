@@ -1,4 +1,4 @@
-"""The cases of `weft bench cpu` that time steps: decode, prefill, retention, batch1, int8, and the whole run."""
+"""The cases of `weft bench cpu` that time steps: decode, prefill, retention, batch1, int8, int4, and the whole run."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -66,28 +66,35 @@ def prefill_case(context: Context) -> Iterator[Line]:
             advanced(1)
 
 
-def int8_case(context: Context) -> Iterator[Line]:
-    """int8 weights against bf16, one row, alternating."""
-    tokens, model, kind = context.options.amounts.tokens, context.model, base(1)
-    sizes = Sizes(rows=1, slots=1, context_tokens=PROMPT_TOKENS + tokens)
-    with context.subject(sizes, "bf16") as bf16, context.subject(sizes, "int8") as int8:
-        if context.on(int8, "int8").dtype != "int8":
-            context.said(f"skipped: {model.name}, int8: the reference executor computes in fp32")
+TARGETS = {("mid", "int8", 1): ">= 1.7", ("mid", "int4", 1): ">= 2.8", ("mid", "int4", 16): ">= 1.5"}
+
+
+def narrow_case(context: Context, dtype: str) -> Iterator[Line]:
+    """Weights of fewer bits (`dtype`: int8, int4) against bf16, alternating: one row, and rows with an adapter each."""
+    tokens, model, amounts = context.options.amounts.tokens, context.model, context.options.amounts
+    kinds = [base(1), Batch(amounts.rows, DISTINCT)]
+    sizes = Sizes(rows=amounts.rows, slots=amounts.rows, context_tokens=PROMPT_TOKENS + tokens)
+    with context.subject(sizes, "bf16") as bf16, context.subject(sizes, dtype) as narrow:
+        reporter = context.on(narrow, dtype)
+        if reporter.dtype != dtype:
+            context.said(f"skipped: {model.name}, {dtype}: the reference executor computes in fp32")
             return
-        subjects = {"bf16": bf16, "int8": int8}
-        with context.bar(f"{model.name}: int8", 1) as advanced:
-            steps = alternating(
-                list(subjects),
-                context.options.amounts.repetitions,
-                lambda dtype: decode(model, subjects[dtype], kind, PROMPT_TOKENS, tokens).step_s,
-            )
-            advanced(1)
-        reporter = context.on(int8, "int8")
-        work = reporter.decode_work(kind, _context_tokens(context))
-        yield reporter.step(kind.name, "decode step", median(steps["int8"]), work)
-        target = ">= 1.7" if model.name == "mid" else None
-        faster = paired(steps["bf16"], steps["int8"])
-        yield reporter.line(kind.name, "bf16 step / int8 step", faster, "x", target=target)
+        subjects = {"bf16": bf16, dtype: narrow}
+        for subject in subjects.values():
+            load_all(model, subject, kinds)
+        with context.bar(f"{model.name}: {dtype}", len(kinds)) as advanced:
+            for kind in kinds:
+                steps = alternating(
+                    list(subjects),
+                    amounts.repetitions,
+                    lambda one, kind=kind: decode(model, subjects[one], kind, PROMPT_TOKENS, tokens).step_s,
+                )
+                advanced(1)
+                work = reporter.decode_work(kind, _context_tokens(context))
+                yield reporter.step(kind.name, "decode step", median(steps[dtype]), work)
+                target = TARGETS.get((model.name, dtype, kind.rows))
+                faster = paired(steps["bf16"], steps[dtype])
+                yield reporter.line(kind.name, f"bf16 step / {dtype} step", faster, "x", target=target)
 
 
 def whole_case(context: Context) -> Iterator[Line]:

@@ -108,11 +108,12 @@ def cpu(
         str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")
     ] = "tiny,small,m135,mid",
     cases: Annotated[
-        str, typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, loading, slots, swap, textgen.")
-    ] = "decode,retention,batch1,prefill,whole,int8,loading,slots,textgen",
+        str,
+        typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, textgen."),
+    ] = "decode,retention,batch1,prefill,whole,int8,int4,loading,slots,textgen",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
     executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="bf16, fp32 or int8 (weights), as the runner's flag.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
     texts: Annotated[int, typer.Option(min=1, help="Requests of text generation; Punica has 1000.")] = 1_000,
     threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: as a runner chooses.")] = 0,
     seed: Annotated[int, typer.Option(help="Of prompts, popularities and lengths.")] = 0,

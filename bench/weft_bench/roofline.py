@@ -67,7 +67,7 @@ class Work:
 
 
 def base_bytes(shape: Shape, weight_bytes: float = BF16_BYTES) -> float:
-    """Wb: the weights, once a step. `weight_bytes` is 1 for int8."""
+    """Wb: the weights, once a step. `weight_bytes` is 1 for int8, 9/16 for int4 with its scales."""
     return weight_bytes * shape.weights
 
 

@@ -50,7 +50,7 @@ void weft_end_ranks(const weft_ranks*) {}
 int64_t weft_layers_done(const int64_t* counter) { return *counter; }
 int64_t weft_await_layers(const int64_t* counter, int64_t, int64_t) { return *counter; }
 int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t) {
-  return kind > WEFT_INT8 ? WEFT_E_SIZE : n_out * n_in;
+  return kind > WEFT_INT4 ? WEFT_E_SIZE : n_out * n_in;
 }
 int32_t weft_pack(weft_pool*, const void*, int32_t, int64_t, int64_t, int64_t, int32_t, void*, int32_t, float*) {
   return 0;

@@ -95,9 +95,9 @@ class RunnerSettings:
         "--ranks-listen of rank 0, for the other hosts (the first one ignores it)", "", metavar="H:P", address=True
     )
     dtype: str = _flag(
-        "numbers of the cuda and cpu executors; int8: of the base's weights only, on cpu",
+        "numbers of the cuda and cpu executors; int8, int4: of the base's weights only, on cpu",
         "bf16",
-        choices=("bf16", "fp32", "int8"),
+        choices=("bf16", "fp32", "int8", "int4"),
     )
     attention: str = _flag(
         "what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",

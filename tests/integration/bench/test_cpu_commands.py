@@ -48,8 +48,9 @@ def test_decode_retention_and_one_row(tmp_path: Path) -> None:
 
 
 def test_prefill_whole_runs_and_loading(tmp_path: Path) -> None:
-    lines, said = lines_of(tmp_path, "prefill,whole,int8,loading", "--threads", "1")
-    assert "skipped: tiny, int8: the reference executor computes in fp32" in said
+    lines, said = lines_of(tmp_path, "prefill,whole,int8,int4,loading", "--threads", "1")
+    for dtype in ("int8", "int4"):
+        assert f"skipped: tiny, {dtype}: the reference executor computes in fp32" in said
     measured = {(line.case.removeprefix("tiny (reference) (1 threads) (quick), "), line.metric): line for line in lines}
     for length in (32, 128):
         adapted = measured[f"prompt of {length}, one adapter", "prefill"]

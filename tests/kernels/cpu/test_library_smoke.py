@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
+from harness.int4 import rounded_to_int4
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sources import LEVELS
-from weft_kernels.cpu.structs import BF16, FP32, INT8
+from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8
 from weft_kernels.cpu.tensors import aligned, matmul, pack
 
 # Building takes half a minute of a machine with two cores, once: later runs find the library in the cache.
@@ -68,6 +69,21 @@ def test_int8_products_are_those_of_the_rounded_weights(library: Library):
     rounded = (weight / scale).round().double() * scale.double()
     assert close(y, (x.double() @ rounded.T).float(), 1e-5)
     assert close(y, (x.double() @ weight.double().T).float(), 2e-2)
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 33])
+@pytest.mark.parametrize(("n_out", "n_in"), [(16, 32), (272, 416), (100, 80), (64, 16), (112, 1072)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_int4_products_are_those_of_the_bf16_numbers_that_it_stands_for(
+    library: Library, m: int, n_out: int, n_in: int, dtype: torch.dtype
+):
+    weight, x = random(n_out, n_in, dtype=dtype), random(m, n_in, dtype=torch.bfloat16)
+    weight[0] = 0.25  # no range: its scale is 0
+    with library.pool(2) as pool:
+        y = matmul(library, pool, pack(library, pool, weight, INT4), x)
+        expected = matmul(library, pool, pack(library, pool, rounded_to_int4(weight), BF16), x)
+    assert torch.equal(y, expected)
+    assert close(y, (x.double() @ weight.double().T).float(), 0.2)
 
 
 def test_a_view_with_longer_rows_is_packed_as_it_stands(library: Library):

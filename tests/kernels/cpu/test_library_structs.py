@@ -11,7 +11,7 @@ import pytest
 from weft_kernels.cpu import structs
 from weft_kernels.cpu.library import SIGNATURES
 from weft_kernels.cpu.sources import LEVELS, SOURCES
-from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT8
+from weft_kernels.cpu.structs import ABI, BF16, CODES, FP32, INT4, INT8
 
 HEADER = SOURCES.folder / "weft_cpu.h"
 TEXT = re.sub(r"//.*", "", HEADER.read_text())
@@ -71,9 +71,10 @@ def test_every_size_and_offset_is_what_the_compiler_says(tmp_path: Path):
 
 @needs_compiler
 def test_constants_are_those_of_the_header(tmp_path: Path):
-    names = "WEFT_ABI WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS".split()
+    kinds = "WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4"
+    names = f"WEFT_ABI {kinds} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS".split()
     theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
-    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, *CODES]
+    assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, *CODES]
 
 
 @needs_compiler

@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.int4 import rounded_to_int4
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
@@ -91,8 +92,8 @@ class Stage:
     def reference(self, dtype: str = "fp32") -> ReferenceExecutor:
         table = TorchAdapterStore(self.spec, max(SLOTS, len(self.ranks)))
         weights = load_weights(self.files, self.spec)
-        if dtype == "int8":
-            weights = rounded_to_int8(weights)
+        if dtype in ROUNDED:
+            weights = rounded(weights, ROUNDED[dtype])
         return self._with_adapters(ReferenceExecutor(self.spec, weights, KvCache(self.spec, PAGES, 16), table))
 
     def _with_adapters(self, executor: Made) -> Made:
@@ -123,13 +124,16 @@ def wide_stage(stage_of: Callable[[str], Stage]) -> Stage:
     return Stage(llama.files, llama.spec, tuple(RANKS[slot % len(RANKS)] for slot in range(MOST_ROWS)))
 
 
-def rounded_to_int8(weights: ModelWeights) -> ModelWeights:
+def rounded_to_int8(matrix: torch.Tensor) -> torch.Tensor:
     """What --dtype int8 computes with: one scale for each output, 127 steps to each side."""
+    scale = matrix.abs().amax(dim=1, keepdim=True) / 127
+    return (matrix / scale).round() * scale
 
-    def of(matrix: torch.Tensor) -> torch.Tensor:
-        scale = matrix.abs().amax(dim=1, keepdim=True) / 127
-        return (matrix / scale).round() * scale
 
+ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"int8": rounded_to_int8, "int4": rounded_to_int4}
+
+
+def rounded(weights: ModelWeights, of: Callable[[torch.Tensor], torch.Tensor]) -> ModelWeights:
     layers = tuple(
         replace(layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down))
         for layer in weights.layers
@@ -248,9 +252,9 @@ def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], fami
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_bf16_and_int8_are_near_the_reference(
+def test_bf16_int8_and_int4_are_near_the_reference(
     stage_of: Callable[[str], Stage], family: str, dtype: str, level: str
 ) -> None:
     stage, whole = stage_of(family), mixed_batch()
@@ -262,7 +266,7 @@ def test_bf16_and_int8_are_near_the_reference(
     assert errors.square().mean().sqrt() < 0.02 * spread
 
 
-CASES = [("bf16", family) for family in FAMILIES] + [("int8", "llama"), ("fp32", "llama")]
+CASES = [("bf16", family) for family in FAMILIES] + [("int8", "llama"), ("int4", "llama"), ("fp32", "llama")]
 
 
 @pytest.mark.parametrize(("dtype", "family"), CASES)
@@ -292,7 +296,7 @@ def test_a_rows_bits_are_its_own_among_many(wide_stage: Stage, level: str, mix: 
         drawn = random.Random(data.draw(st.integers(0, 2**32)))
         lengths = [drawn.choice((1, 2, 3, 4, 20)) for _ in range(data.draw(st.integers(9, MOST_ROWS)))]
         whole = crowd(drawn, lengths, mix)
-        script, dtype = data.draw(scripts(whole, least=9)), data.draw(st.sampled_from(["bf16", "int8", "fp32"]))
+        script, dtype = data.draw(scripts(whole, least=9)), data.draw(st.sampled_from(["bf16", "int8", "int4", "fp32"]))
         pages = drawn.sample(range(PAGES), PAGES)
         got = play(wide_stage.native(level, dtype, data.draw(st.sampled_from([1, 2]))), whole, script, pages, 16)
         same_bits(got, decoded_alone(wide_stage.native(level, dtype), whole))
@@ -325,7 +329,7 @@ def test_sixty_four_rows_and_prompts_longer_than_a_chunk(stage_of: Callable[[str
     same_bits(got, decoded_alone(stage.native(level, "bf16"), whole))
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4", "fp32"])
 @pytest.mark.parametrize("level", SAME_BITS)
 def test_levels_of_one_class_give_the_same_bits(stage_of: Callable[[str], Stage], dtype: str, level: str) -> None:
     stage, whole = stage_of("llama"), mixed_batch()

@@ -31,7 +31,7 @@ from weft_runner.model.memory_estimate import (
 from weft_runner.settings import parse_settings
 
 GIB = 1 << 30
-KINDS = ("bf16", "fp32", "int8", "reference")
+KINDS = ("bf16", "fp32", "int8", "int4", "reference")
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128_256,
@@ -59,12 +59,13 @@ def test_a_large_model_takes_what_its_parameters_and_pages_take():
     embedding, norms = 128_256 * 4096, (2 * 32 + 1) * 4096
     matrices = parameters(spec) - embedding - norms  # the embedding stays in the file
     whole = {kind: needed(LLAMA_8B, kind) for kind in KINDS}
-    assert [whole[kind].kv_pages / GIB for kind in KINDS] == [2.0, 4.0, 2.0, 4.0]
+    assert [whole[kind].kv_pages / GIB for kind in KINDS] == [2.0, 4.0, 2.0, 2.0, 4.0]
     base = {kind: part.total - part.kv_pages for kind, part in whole.items()}
     assert base["bf16"] == 2 * matrices + 4 * norms
     assert base["fp32"] == 4 * matrices + 4 * norms
     assert base["reference"] == 4 * parameters(spec)
     assert base["int8"] == pytest.approx(matrices, rel=0.01)
+    assert base["int4"] == matrices * 9 // 16 + 4 * norms
 
 
 def test_a_tied_head_is_counted_once_and_a_converted_embedding_beside_it():
@@ -84,6 +85,7 @@ def test_packing_pads_to_whole_blocks(n_out, n_in):
     assert 0 <= columns - n_in < 32
     assert packed_bytes(n_out, n_in, "bf16") == 2 * rows * columns
     assert packed_bytes(n_out, n_in, "int8") == rows * columns + 4 * rows
+    assert 0 <= packed_bytes(16, n_in, "int4") * 16 // (9 * 16) - n_in < 64
     assert packed_bytes(n_out, n_in, "reference") == 4 * n_out * n_in
 
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "pack.h"
 #include "pool.h"
 #include "tiles.h"
 #include "weft_cpu.h"
@@ -13,7 +14,7 @@ constexpr int kChunkBytes = 5 << 18;  // of those rows' inputs: they shall stay 
 constexpr int kPanelRows = 256;    // rows of scratch: 256 x 64 results are 64 KiB
 constexpr int kUnitGroups = 4;     // groups of a unit: 64 columns
 constexpr int kUnitColumns = 16 * kUnitGroups;
-constexpr int kWidenedBlocks = 16; // int8 columns are made bf16 for the tiles 512 k at a time: 64 KiB
+constexpr int kWidenedBlocks = 16; // int8 columns for the tiles, and int4 columns, are made bf16 512 k at a time: 64 KiB
 
 constexpr size_t kPanelBytes = sizeof(float) * kPanelRows * kUnitColumns;
 constexpr size_t kWidenedBytes = size_t(kUnitGroups) * kWidenedBlocks * 1024;
@@ -78,6 +79,53 @@ static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, cons
 }
 #endif
 
+// Eight pairs of 16 int4 columns, from two lines.
+template <int Pair = 0>
+static inline void widen_pairs(const uint32_t* words, F scale, F low, F high_scale, F high, char* to) {
+  uint16_t* pair = reinterpret_cast<uint16_t*>(to + 64 * Pair);
+  store_bf16(pair, fma(one_and_sixteenths<4 * Pair>(words), scale, low));
+  store_bf16(pair + 16, fma(one_and_sixteenths<4 * Pair>(words + 16), high_scale, high));
+  if constexpr (Pair < 7) widen_pairs<Pair + 1>(words, scale, low, high_scale, high, to);
+}
+
+// Blocks [block, block + blocks) of a group of int4 columns as bf16; `block` is even. w = (1 + q / 16) (16 scale) + (minimum - 16 scale).
+static inline void widen_int4(const char* group, int block, int blocks, char* to) {
+  for (const int end = block + blocks; block < end; block += 2) {
+    const char* from = group + block / 2 * weft::kInt4Bytes;
+    const F scale = mul(load_bf16(reinterpret_cast<const uint16_t*>(from)), set1(16.0f));
+    const F low = sub(load_bf16(reinterpret_cast<const uint16_t*>(from + 32)), scale);
+    const F scales[2] = {twice(scale, false), twice(scale, true)}, lows[2] = {twice(low, false), twice(low, true)};
+    for (int line = 0; line < (end - block > 1 ? 8 : 4); line += 2, to += 512) {
+      const char* words = from + 64 + 64 * line;
+      __builtin_prefetch(words + kStreamAhead, 0, 3);
+      __builtin_prefetch(words + kStreamAhead + 64, 0, 3);
+      widen_pairs(reinterpret_cast<const uint32_t*>(words), scales[0], lows[0], scales[1], lows[1], to);
+    }
+  }
+}
+
+// A product of int4 columns is that of the bf16 columns that they are, 512 inputs at a time.
+template <class X>
+static inline void product_of_int4(const weft_matrix& w, const X* x, ptrdiff_t xs, int rows, const Span& span, int blocks, float* y, char* widened, Prefetch& prefetch) {
+  const ptrdiff_t group_bytes = (blocks + 1) / 2 * weft::kInt4Bytes;
+  const char* data = static_cast<const char*>(w.data) + span.group * group_bytes;
+  for (int k = 0; k < blocks; k += kWidenedBlocks) {
+    const int n = std::min(kWidenedBlocks, blocks - k), beyond = 16 * (k + n) - (w.n_in + 1) / 2;  // pairs without an input
+    const ptrdiff_t bytes = 1024 * n;
+    for (int g = 0; g < span.count; g++) {
+      widen_int4(data + g * group_bytes, k, n, widened + g * bytes);
+      if (beyond > 0) std::memset(widened + (g + 1) * bytes - 64 * beyond, 0, 64 * beyond);
+    }
+#if WEFT_LEVEL == 4
+    tile_matrix(x + 32 * k, xs, rows, widened, span.count, n, y + span.column, kUnitColumns, k > 0, prefetch);
+#else
+    auto base = [&](int g) { return widened + g * bytes; };
+    dot_all<Bf16W, kTilePairs>(x + 32 * k, xs, rows, base, span.count, 64, 32, 16 * n, y + span.column, kUnitColumns, k > 0);
+#endif
+  }
+  prefetch.all();
+}
+
 // y[rows][kUnitColumns] = x W^T (* scale) (+ bias) in the span's columns. `y` has room for whole blocks of 32 rows. What
 // is `prefetch` has been asked for when it ends.
 template <class Kind>
@@ -87,6 +135,8 @@ static inline void product(const weft_matrix& w, const typename Kind::X* x, ptrd
   if constexpr (std::is_same<Kind, Fp32Kind>::value) {
     prefetch.all();
     vectors<Fp32W>(x, xs, rows, data, ptrdiff_t(pairs) * 128, 128, span, pairs, y);
+  } else if (w.kind == WEFT_INT4) {
+    product_of_int4(w, x, xs, rows, span, pairs / kTilePairs, y, widened, prefetch);
   } else {
     const bool int8 = w.kind == WEFT_INT8;
     const ptrdiff_t group_bytes = ptrdiff_t(pairs) * (int8 ? 32 : 64);

@@ -66,6 +66,30 @@ void pack_int8(const From* const* rows, int n_rows, int64_t n_in, int64_t padded
   }
 }
 
+// Each 64 inputs of an output between their minimum and their maximum, in 15 steps; both numbers are rounded to bf16 first.
+template <class From>
+void pack_int4(const From* const* rows, int n_rows, int64_t n_in, char* to) {
+  for (int64_t begin = 0; begin < n_in; begin += kInt4Inputs, to += kInt4Bytes) {
+    const int64_t end = std::min(begin + kInt4Inputs, n_in);
+    uint16_t* scales = reinterpret_cast<uint16_t*>(to);
+    uint32_t* words = reinterpret_cast<uint32_t*>(to + 64);
+    std::memset(to, 0, kInt4Bytes);
+    for (int r = 0; r < n_rows; r++) {
+      float least = as_float(rows[r][begin]), most = least;
+      for (int64_t k = begin; k < end; k++) least = std::min(least, as_float(rows[r][k])), most = std::max(most, as_float(rows[r][k]));
+      scales[r] = narrow((most - least) / 15);
+      scales[16 + r] = narrow(least);
+      const float scale = widen(scales[r]), minimum = widen(scales[16 + r]);
+      for (int64_t k = begin; k < end; k++) {
+        const float step = scale > 0 ? (as_float(rows[r][k]) - minimum) / scale : 0;
+        const uint32_t q = uint32_t(std::lrintf(std::min(15.0f, std::max(0.0f, step))));
+        const int at = int(k - begin), line = at / 16 * 2 + r / 8, word = r % 8 * 2 + at % 2;
+        words[16 * line + word] |= q << at % 16 / 2 * 4;
+      }
+    }
+  }
+}
+
 // One group of 16 outputs; `rows` has `n_rows` of them.
 template <class From>
 void pack_group(const From* const* rows, int n_rows, int64_t n_in, int pad_in, char* to, int kind, float* scale) {
@@ -74,6 +98,8 @@ void pack_group(const From* const* rows, int n_rows, int64_t n_in, int pad_in, c
     pack_fp32(rows, n_rows, n_in, padded, reinterpret_cast<float*>(to));
   else if (kind == WEFT_BF16)
     pack_bf16(rows, n_rows, n_in, padded, reinterpret_cast<uint16_t*>(to));
+  else if (kind == WEFT_INT4)
+    pack_int4(rows, n_rows, n_in, to);
   else
     pack_int8(rows, n_rows, n_in, padded, reinterpret_cast<int8_t*>(to), scale);
 }
@@ -126,6 +152,7 @@ constexpr int64_t kPageBytes = 4096;
 }  // namespace
 
 int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in) {
+  if (kind == WEFT_INT4) return up(n_out, 16) / 16 * (up(n_in, kInt4Inputs) / kInt4Inputs) * kInt4Bytes;
   return up(n_out, 16) * up(n_in, pad_in) * (kind == WEFT_FP32 ? 4 : kind == WEFT_BF16 ? 2 : 1);
 }
 

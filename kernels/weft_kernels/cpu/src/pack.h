@@ -4,8 +4,14 @@
 //   bf16  [n_out/16][n_in/2][16][2]
 //   fp32  [n_out/16][n_in][16]
 //   int8  [n_out/16][n_in][16], one scale per output
+//   int4  [n_out/16][n_in/64] of 576 bytes: bf16 scale[16], bf16 minimum[16], then 64 inputs of 16 outputs
 //
-// n_in is padded to a multiple of `pad_in` and n_out to 16, with zeros.
+// n_in is padded to a multiple of `pad_in` (int4: of 64) and n_out to 16, with zeros.
+//
+// int4 (FlexGen, section 5: groups of 64, minimum and scale): w = minimum + scale * q, 0 <= q <= 15, rounded to bf16. That
+// bf16 number is the weight: products are those of a bf16 matrix of such numbers, to the bit. The 64 inputs are eight
+// lines of sixteen 32-bit words; nibble i (from the lowest bits) of word j of line 2 l + h is input 16 l + 2 i + j % 2 of
+// output 8 h + j / 2: so the same shift of two lines gives a pair of inputs as it lies in bf16.
 #pragma once
 #include <cstdint>
 
@@ -13,6 +19,8 @@
 #include "weft_cpu.h"
 
 namespace weft {
+
+constexpr int64_t kInt4Inputs = 64, kInt4Bytes = 576;  // of 16 outputs
 
 int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in);
 // Pack row-major [n_out, n_in] (bf16 or fp32, `stride` elements from row to row).

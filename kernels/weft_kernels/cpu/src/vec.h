@@ -65,6 +65,17 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
   second = {_mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(int(0xffff0000))))};
 }
 static inline F load_int8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}; }
+// 1 + q / 16 of the 4-bit numbers q that begin at bit `Bit` of sixteen words.
+template <int Bit>
+static inline F one_and_sixteenths(const uint32_t* p) {
+  const __m512i u = _mm512_loadu_si512(p), at19 = Bit <= 19 ? _mm512_slli_epi32(u, (19 - Bit) & 31) : _mm512_srli_epi32(u, (Bit - 19) & 31);
+  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(at19, _mm512_set1_epi32(15 << 19), _mm512_set1_epi32(0x3f800000), 0xea))};  // a & b | c
+}
+// Lanes 0, 0, 1, 1, ... 7, 7, or those of 8 to 15.
+static inline F twice(F a, bool high) {
+  const __m512i lanes = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+  return {_mm512_permutexvar_ps(high ? _mm512_add_epi32(lanes, _mm512_set1_epi32(8)) : lanes, a.v)};
+}
 static inline F low_half_plus_high(F a) {  // lanes 0-7 = a[i] + a[i + 8]
   return {_mm512_add_ps(a.v, _mm512_shuffle_f32x4(a.v, a.v, 0x4e))};
 }
@@ -133,6 +144,20 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
 }
 static inline __m256 widen(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 static inline F load_int8(const int8_t* p) { return {widen(p), widen(p + 8)}; }
+template <int Bit>
+static inline __m256 one_and_sixteenths_of_8(const uint32_t* p) {
+  const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i at19 = Bit <= 19 ? _mm256_slli_epi32(u, (19 - Bit) & 31) : _mm256_srli_epi32(u, (Bit - 19) & 31);
+  return _mm256_castsi256_ps(_mm256_or_si256(_mm256_and_si256(at19, _mm256_set1_epi32(15 << 19)), _mm256_set1_epi32(0x3f800000)));
+}
+template <int Bit>
+static inline F one_and_sixteenths(const uint32_t* p) {
+  return {one_and_sixteenths_of_8<Bit>(p), one_and_sixteenths_of_8<Bit>(p + 8)};
+}
+static inline F twice(F x, bool high) {
+  const __m256 of = high ? x.b : x.a;
+  return {_mm256_permutevar8x32_ps(of, _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0)), _mm256_permutevar8x32_ps(of, _mm256_set_epi32(7, 7, 6, 6, 5, 5, 4, 4))};
+}
 static inline float sum(F x) {
   __m256 h = _mm256_add_ps(x.a, x.b);
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -189,6 +214,9 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
   }
 }
 static inline F load_int8(const int8_t* p) { WEFT_LANES(p[i]); }
+template <int Bit>
+static inline F one_and_sixteenths(const uint32_t* p) { WEFT_LANES(1.0f + float(p[i] >> Bit & 15) / 16); }
+static inline F twice(F a, bool high) { WEFT_LANES(a.x[i / 2 + (high ? 8 : 0)]); }
 static inline float sum(F a) {
   float h[8], q[4];
   for (int i = 0; i < 8; i++) h[i] = a.x[i] + a.x[i + 8];

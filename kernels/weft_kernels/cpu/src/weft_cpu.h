@@ -10,9 +10,9 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 5
+#define WEFT_ABI 6
 
-enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2 };  // kinds of numbers
+enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4 };
 
 // Instruction levels, worst first. A level is usable when it was compiled in and the CPU (and the kernel) has it.
@@ -155,7 +155,7 @@ void weft_touch(const weft_pack_job*, int32_t n_jobs, int32_t kind);
 void weft_copy(weft_pool*, void* const* to, const void* const* from, int64_t n, int64_t bytes);
 
 // y[m, n_out] fp32 = x[m, n_in] W^T, as the step computes it: what tests and benchmarks call. `x` is WEFT_BF16 or
-// WEFT_FP32 like the model's kind (int8 weights take bf16), row stride n_in.
+// WEFT_FP32 like the model's kind (int8 and int4 weights take bf16), row stride n_in.
 int32_t weft_matmul(int32_t level, weft_pool*, const weft_matrix*, const void* x, int32_t x_kind, int32_t m, float* y);
 
 // The machine, as a step sees it. Seconds of reading `bytes` bytes with all threads, best of `repetitions`; seconds of

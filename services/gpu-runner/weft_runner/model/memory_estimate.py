@@ -79,9 +79,9 @@ def _number(path: Path) -> int | None:
 # ---- what serving takes
 
 PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
-MATRIX_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 1, **PLAIN}  # of a number of a base matrix
-KV_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, **PLAIN}  # of a key's or a value's number
+NUMBER_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, "int4": 2, **PLAIN}  # of KV, of activations
 PAD_IN, PAD_OUT = 32, 16
+INT4_GROUP = 64
 GIB = 1 << 30
 
 
@@ -122,7 +122,7 @@ def estimate_memory(
     ranks: int = 1,
     stages: int = 1,
 ) -> MemoryEstimate:
-    """`kind`: bf16, fp32 or int8, what the cpu executor packs matrices as; or a kind of `PLAIN`.
+    """`kind`: bf16, fp32, int8 or int4, what the cpu executor packs matrices as; or a kind of `PLAIN`.
 
     Adapters that share the budget of the KV pages are no `adapter_bytes`. `ranks`: processes of this machine that the
     model is split over; each has the embedding, and a key-value head that several have is there as often. `stages`:
@@ -131,7 +131,7 @@ def estimate_memory(
     more = ranks - 1 + (stages > 1 and spec.tied_embeddings)
     return MemoryEstimate(
         layers=spec.layers * _layer_bytes(spec, kind),
-        embedding=_embedding_bytes(spec, kind) + more * spec.vocab_size * spec.hidden_size * MATRIX_BYTES[kind],
+        embedding=_embedding_bytes(spec, kind) + more * packed_bytes(spec.vocab_size, spec.hidden_size, kind),
         kv_pages=kv_pages * page_bytes(spec, kind, page_tokens) * max(1, ranks // spec.kv_heads),
         adapters=adapter_bytes,
         workspace=workspace_bytes,
@@ -149,20 +149,22 @@ def device_workspace(
     tables = 4 * -(-context // page_tokens) * (rows + sum(recorded))
     logits = 2 * 4 * rows * spec.vocab_size  # and a copy with penalties
     widths = 2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size
-    return tables + logits + tokens * widths * MATRIX_BYTES[kind] + 4 * context * spec.head_dim
+    return tables + logits + tokens * widths * NUMBER_BYTES[kind] + 4 * context * spec.head_dim
 
 
 def page_bytes(spec: ModelSpec, kind: str, page_tokens: int) -> int:
     """Of one KV page `[L, 2, N, P, D]`."""
-    return spec.layers * 2 * spec.kv_heads * page_tokens * spec.head_dim * KV_BYTES[kind]
+    return spec.layers * 2 * spec.kv_heads * page_tokens * spec.head_dim * NUMBER_BYTES[kind]
 
 
 def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
-    """Of one packed base matrix, with an int8 matrix's scales."""
+    """Of one packed base matrix, with the scales of int8 and int4."""
     if kind in PLAIN:
-        return n_out * n_in * MATRIX_BYTES[kind]
+        return n_out * n_in * PLAIN[kind]
     rows, columns = _up(n_out, PAD_OUT), _up(n_in, PAD_IN)
-    return rows * columns * MATRIX_BYTES[kind] + (rows * 4 if kind == "int8" else 0)
+    if kind == "int4":
+        return rows * _up(n_in, INT4_GROUP) * 9 // 16  # 4 bits, and 32 of scale and minimum for 64 of them
+    return rows * (columns + 4) if kind == "int8" else rows * columns * NUMBER_BYTES[kind]
 
 
 def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:

@@ -1,4 +1,4 @@
-"""The cpu executor: a whole step in one native call, bf16 or fp32 (or int8 weights), on AMX down to plain C++.
+"""The cpu executor: a whole step in one native call, bf16 or fp32 (or int8 or int4 weights), on AMX down to plain C++.
 
 **Bitwise batch invariance.** A row's logits are the same bits whatever its batch-mates, its place among them, its page
 numbers, the number of threads, and whether its context was decoded, prefilled at once, in chunks, or again after a
@@ -61,7 +61,7 @@ class CpuExecutor:
         part: Partition | None = None,
         ranks: RankSlots | None = None,
     ) -> None:
-        """Pack the base (`dtype`: bf16, fp32, int8 for the weights alone), or `part` of it, with its `ranks`.
+        """Pack the base (`dtype`: bf16, fp32, int8 or int4 for the weights alone), or `part` of it, with its `ranks`.
 
         Raises WeightsInvalid, StoppedAtStart.
         """
