@@ -50,6 +50,12 @@ struct Int8W {
     second = load_int8(reinterpret_cast<const int8_t*>(w) + 16);
   }
 };
+struct PairsW {  // bf16, all first ones, then all second ones
+  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
+    first = load_bf16(reinterpret_cast<const uint16_t*>(w));
+    second = load_bf16(reinterpret_cast<const uint16_t*>(w) + 16);
+  }
+};
 struct Fp32W {
   static inline void pair(const char* w, ptrdiff_t second_at, F& first, F& second) {
     first = load(reinterpret_cast<const float*>(w));
@@ -60,7 +66,7 @@ struct Fp32W {
 #if WEFT_LEVEL >= 3
 template <class W>
 static inline __m512bh bf16_columns(const char* w) {  // 16 pairs as VDPBF16PS reads them; int8 is exact in bf16
-  if constexpr (std::is_same<W, Int8W>::value) {
+  if constexpr (!std::is_same<W, Bf16W>::value) {
     F first, second;
     W::pair(w, 0, first, second);
     __m512i high = _mm512_castps_si512(second.v), low = _mm512_srli_epi32(_mm512_castps_si512(first.v), 16);

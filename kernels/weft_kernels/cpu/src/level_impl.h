@@ -79,9 +79,6 @@ static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, 
       float* panel = reinterpret_cast<float*>(me.scratch());
       for (int row = 0; row < m; row += kPanelRows) {
         const int n = std::min(kPanelRows, m - row), columns = std::min(16 * span.count, w.n_out - 16 * span.group);
-#if WEFT_LEVEL == 4
-        shape_for_matrix(n);
-#endif
         Prefetch nothing;
         product<Kind>(w, x + row * stride, stride, n, span, panel, me.scratch() + kPanelBytes, nothing);
         for (int i = 0; i < n; i++) std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns, sizeof(float) * columns);

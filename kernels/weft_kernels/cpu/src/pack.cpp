@@ -72,7 +72,6 @@ void pack_int4(const From* const* rows, int n_rows, int64_t n_in, char* to) {
   for (int64_t begin = 0; begin < n_in; begin += kInt4Inputs, to += kInt4Bytes) {
     const int64_t end = std::min(begin + kInt4Inputs, n_in);
     uint16_t* scales = reinterpret_cast<uint16_t*>(to);
-    uint32_t* words = reinterpret_cast<uint32_t*>(to + 64);
     std::memset(to, 0, kInt4Bytes);
     for (int r = 0; r < n_rows; r++) {
       float least = as_float(rows[r][begin]), most = least;
@@ -82,9 +81,8 @@ void pack_int4(const From* const* rows, int n_rows, int64_t n_in, char* to) {
       const float scale = widen(scales[r]), minimum = widen(scales[16 + r]);
       for (int64_t k = begin; k < end; k++) {
         const float step = scale > 0 ? (as_float(rows[r][k]) - minimum) / scale : 0;
-        const uint32_t q = uint32_t(std::lrintf(std::min(15.0f, std::max(0.0f, step))));
-        const int at = int(k - begin), line = at / 16 * 2 + r / 8, word = r % 8 * 2 + at % 2;
-        words[16 * line + word] |= q << at % 16 / 2 * 4;
+        const int q = int(std::lrintf(std::min(15.0f, std::max(0.0f, step)))), at = int(k - begin);
+        to[64 + 32 * r + at % 32] |= char(at < 32 ? q : q << 4);
       }
     }
   }

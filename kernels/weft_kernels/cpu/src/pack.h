@@ -9,9 +9,8 @@
 // n_in is padded to a multiple of `pad_in` (int4: of 64) and n_out to 16, with zeros.
 //
 // int4 (FlexGen, section 5: groups of 64, minimum and scale): w = minimum + scale * q, 0 <= q <= 15, rounded to bf16. That
-// bf16 number is the weight: products are those of a bf16 matrix of such numbers, to the bit. The 64 inputs are eight
-// lines of sixteen 32-bit words; nibble i (from the lowest bits) of word j of line 2 l + h is input 16 l + 2 i + j % 2 of
-// output 8 h + j / 2: so the same shift of two lines gives a pair of inputs as it lies in bf16.
+// bf16 number is the weight: products are those of a bf16 matrix of such numbers, to the bit. An output's 64 inputs are 32
+// bytes: the low half of byte i is input i, the high half input 32 + i.
 #pragma once
 #include <cstdint>
 

@@ -170,7 +170,6 @@ class Step {
     by_chunks(me, w.n_in, units_of(groups, kUnitGroups), [&](int u, int row, int rows) {
       const Span span{u * kUnitGroups, std::min(kUnitGroups, groups - u * kUnitGroups), 0};
       float* y = reinterpret_cast<float*>(me.scratch());
-      ready(rows);
       Prefetch prefetch;
       prefetch_lora(layer, site, row, rows, &span, 1, prefetch);
       product<Kind>(w, x + row * xs, xs, rows, span, y, me.scratch() + kPanelBytes, prefetch);
@@ -188,7 +187,6 @@ class Step {
       const int group = u * of_unit, count = std::min(of_unit, half - group);
       const Span both{2 * group, 2 * count, 0}, spans[2] = {{group, count, 0}, {half + group, count, 16 * count}};
       float* y = reinterpret_cast<float*>(me.scratch());
-      ready(rows);
       Prefetch prefetch;
       prefetch_lora(layer, kGateUp, row, rows, spans, 2, prefetch);
       product<Kind>(w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, me.scratch() + kPanelBytes, prefetch);
@@ -294,7 +292,6 @@ class Step {
     const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
     float* y = reinterpret_cast<float*>(me.scratch());
     Prefetch nothing;
-    ready(rows);
     product<Kind>(a, x, xs, rows, span, y, nullptr, nothing);
     if (raw != nullptr) {
       const int first = 16 * span.group, n = std::min(16 * span.count, site.rank - first);
@@ -477,8 +474,7 @@ class Step {
       float* y = reinterpret_cast<float*>(me.scratch());
       for (int row = 0; row < s_.n_sampled; row += kPanelRows) {
         const int rows = std::min(kPanelRows, s_.n_sampled - row);
-        ready(rows);
-        Prefetch nothing;
+          Prefetch nothing;
         product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)
@@ -529,13 +525,6 @@ class Step {
       const int first = int(i / units) * of_chunk, last = std::min(first + of_chunk, tokens_);
       for (int row = first; row < last; row += kPanelRows) body(int(i % units), row, std::min(kPanelRows, last - row));
     });
-  }
-
-  static void ready(int rows) {
-#if WEFT_LEVEL == 4
-    if (std::is_same<Kind, Bf16Kind>::value) shape_for_matrix(rows);
-#endif
-    (void)rows;
   }
 
   // units_[r]: tiles of tokens in the rows before row r.

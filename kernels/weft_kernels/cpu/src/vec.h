@@ -71,11 +71,6 @@ static inline F one_and_sixteenths(const uint32_t* p) {
   const __m512i u = _mm512_loadu_si512(p), at19 = Bit <= 19 ? _mm512_slli_epi32(u, (19 - Bit) & 31) : _mm512_srli_epi32(u, (Bit - 19) & 31);
   return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(at19, _mm512_set1_epi32(15 << 19), _mm512_set1_epi32(0x3f800000), 0xea))};  // a & b | c
 }
-// Lanes 0, 0, 1, 1, ... 7, 7, or those of 8 to 15.
-static inline F twice(F a, bool high) {
-  const __m512i lanes = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-  return {_mm512_permutexvar_ps(high ? _mm512_add_epi32(lanes, _mm512_set1_epi32(8)) : lanes, a.v)};
-}
 static inline F low_half_plus_high(F a) {  // lanes 0-7 = a[i] + a[i + 8]
   return {_mm512_add_ps(a.v, _mm512_shuffle_f32x4(a.v, a.v, 0x4e))};
 }
@@ -154,10 +149,6 @@ template <int Bit>
 static inline F one_and_sixteenths(const uint32_t* p) {
   return {one_and_sixteenths_of_8<Bit>(p), one_and_sixteenths_of_8<Bit>(p + 8)};
 }
-static inline F twice(F x, bool high) {
-  const __m256 of = high ? x.b : x.a;
-  return {_mm256_permutevar8x32_ps(of, _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0)), _mm256_permutevar8x32_ps(of, _mm256_set_epi32(7, 7, 6, 6, 5, 5, 4, 4))};
-}
 static inline float sum(F x) {
   __m256 h = _mm256_add_ps(x.a, x.b);
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -216,7 +207,6 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
 static inline F load_int8(const int8_t* p) { WEFT_LANES(p[i]); }
 template <int Bit>
 static inline F one_and_sixteenths(const uint32_t* p) { WEFT_LANES(1.0f + float(p[i] >> Bit & 15) / 16); }
-static inline F twice(F a, bool high) { WEFT_LANES(a.x[i / 2 + (high ? 8 : 0)]); }
 static inline float sum(F a) {
   float h[8], q[4];
   for (int i = 0; i < 8; i++) h[i] = a.x[i] + a.x[i + 8];
