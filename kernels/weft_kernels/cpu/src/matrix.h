@@ -176,24 +176,18 @@ static inline void tiles_of_int4(int n_in, const uint16_t* x, ptrdiff_t xs, int 
   shape.tile(5, 16, 64);
   shape.tile(6, 16, 4 * rows);
   shape.use();
-  // Two tiles of each group, twice: while those of 64 inputs are multiplied the next ones are written. 16 pairs of all rows.
-  constexpr ptrdiff_t kBoth = 2 * kUnitGroups * kTileBytes;
-  char* columns = widened + 2 * kBoth;
-  auto look_up = [&](int b) {
-    char* to = widened + b / 2 % 2 * kBoth;
-    for (int g = 0; g < span.count; g++) tiles_of_outputs(data + g * group_bytes + b / 2 * weft::kInt4Bytes, to + 2 * g * kTileBytes, to + (2 * g + 1) * kTileBytes);
-  };
-  look_up(0);
+  char *outputs = widened, *columns = widened + 2 * kUnitGroups * kTileBytes;  // two tiles of each group; 16 pairs of all rows
   prefetch.over(blocks);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int b = 0; b < blocks; b++) {
-    if (b % 2 == 0 && b + 2 < blocks) look_up(b + 2);
-    char* outputs = widened + b / 2 % 2 * kBoth + b % 2 * kTileBytes;
+    const ptrdiff_t half = b % 2 * kTileBytes;
+    if (half == 0)
+      for (int g = 0; g < span.count; g++) tiles_of_outputs(data + g * group_bytes + b / 2 * weft::kInt4Bytes, outputs + 2 * g * kTileBytes, outputs + (2 * g + 1) * kTileBytes);
     for (int r = 0; n_in < 32 * (b + 1) && r < 16 * span.count; r++)  // beyond the inputs
-      std::memset(outputs + r / 16 * 2 * kTileBytes + r % 16 * 64 + n_in % 32 * 2, 0, 64 - n_in % 32 * 2);
+      std::memset(outputs + r / 16 * 2 * kTileBytes + half + r % 16 * 64 + n_in % 32 * 2, 0, 64 - n_in % 32 * 2);
     const char* pairs = reinterpret_cast<const char*>(x + 32 * b);
     if (rows > 1) {
       __m512i r[16];
@@ -204,18 +198,18 @@ static inline void tiles_of_int4(int n_in, const uint16_t* x, ptrdiff_t xs, int 
     }
     written();
     _tile_loadd(6, pairs, rows > 1 ? 64 : 4);
-    _tile_loadd(4, outputs, 64);
+    _tile_loadd(4, outputs + half, 64);
     _tile_dpbf16ps(0, 4, 6);
     if (span.count > 1) {
-      _tile_loadd(5, outputs + 2 * kTileBytes, 64);
+      _tile_loadd(5, outputs + 2 * kTileBytes + half, 64);
       _tile_dpbf16ps(1, 5, 6);
     }
     if (span.count > 2) {
-      _tile_loadd(4, outputs + 4 * kTileBytes, 64);
+      _tile_loadd(4, outputs + 4 * kTileBytes + half, 64);
       _tile_dpbf16ps(2, 4, 6);
     }
     if (span.count > 3) {
-      _tile_loadd(5, outputs + 6 * kTileBytes, 64);
+      _tile_loadd(5, outputs + 6 * kTileBytes + half, 64);
       _tile_dpbf16ps(3, 5, 6);
     }
     prefetch.some();
