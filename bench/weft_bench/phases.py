@@ -109,7 +109,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, loads: Sequence[float], b
             rate = rate or saturated.rate
             yield origin.line(f"{case}, {mode}, {STREAMS} streams", "requests", saturated.rate, "1/s")
             for load in loads:
-                found = poisson(live, mix, load, load * rate, seed, bar, mode)
+                found = poisson(live, mix, load, rate, seed, bar, mode)
                 unified.setdefault(load, found)
                 yield from _lines(origin, f"{case}, load {load:g}, {mode}", mix, found, unified[load])
                 if mode == "Split":
@@ -130,9 +130,9 @@ def mixed(chance: random.Random, models: Sequence[str], count: int, long_prompt:
     return Mix(bodies, tuple(long))
 
 
-def poisson(live: Live, mix: Mix, load: float, rate: float, seed: int, bar: Bar, case: str) -> LiveRun:
-    """The mix with Poisson arrivals, `rate` a second: the same of every case. Raises RequestFailed."""
-    at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(len(mix.bodies))], rate)
+def poisson(live: Live, mix: Mix, load: float, saturated: float, seed: int, bar: Bar, case: str) -> LiveRun:
+    """The mix with Poisson arrivals, `load` times `saturated` a second: alike in all cases. Raises RequestFailed."""
+    at_s = times([random.Random(f"{seed}/{n}").expovariate(1.0) for n in range(len(mix.bodies))], load * saturated)
     with bar(f"{case}: load {load:g}, {at_s[-1]:.0f} s", 1) as advanced:
         found = live.open(mix.bodies, at_s)
         advanced(1)

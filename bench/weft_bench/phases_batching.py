@@ -74,7 +74,7 @@ def figures(origin: Origin, *, quick: bool, seed: int, bar: Bar) -> Iterator[Lin
                 live.closed(mix.bodies[:STREAMS], STREAMS)  # every adapter in its slot, every path warm
             as_this = replace(simulated, pool=replace(simulated.pool, batching=name))
             for load in LOADS:
-                found = poisson(live, mix, load, load * rate, seed, bar, name)
+                found = poisson(live, mix, load, rate, seed, bar, name)
                 replayed = as_this.replay(found.trace())
                 case = f"batching, {count} requests, load {load:g}, {name}"
                 gaps = [gap for answer in found.answers for gap in answer.gaps()]

@@ -55,7 +55,7 @@ async def stopped_at_other_host(stack: Stack, made: Crowd) -> str:
     return struck
 
 
-async def test_a_runner_one_of_whose_hosts_is_asked_to_stop_moves_its_streams_with_their_kv(stack: Stack) -> None:
+async def test_sigterm_at_one_host_drains_the_runner_with_kv_migration(stack: Stack) -> None:
     def ready() -> bool:
         return all(stack.components()[name]["phase"] == "Ready" for name in stack.names("runner"))
 

@@ -15,8 +15,6 @@ from weft_sim.shells import RunnerShell
 from weft_sim.stack import World
 
 MOST = 5
-
-
 SCALED = {"minReplicas": 2, "maxReplicas": MOST, "idleSeconds": 5.0, "wakeSeconds": 60.0}
 
 

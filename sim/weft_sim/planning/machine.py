@@ -76,7 +76,7 @@ class PlannedMachine:
         self.link_free = 0.0  # when its latest transfer is over
         self._prompts_in_batch = self._batch_tokens = 0
         self._run: DecodeRun | None = None
-        self._began, self._ends, self._steps, self._most_steps, self._epoch = 0.0, 0.0, 0, 0, 0
+        self._began, self._steps, self._most_steps, self._epoch = 0.0, 0, 0, 0
         self._pausing = self._completing = False
         self.busy_s, self.iterations, self.rows, self.prompt_tokens = 0.0, 0, 0, 0
         self.gaps: Counter[int] = Counter()  # times between tokens, in GAP_S
@@ -179,8 +179,7 @@ class PlannedMachine:
 
     def _await(self, seconds: float) -> None:
         self._epoch += 1
-        self._ends = self._clock.now + seconds
-        self._clock.at(self._ends, Rank.WORK, self._completed, self._epoch)
+        self._clock.after(seconds, Rank.WORK, self._completed, self._epoch)
 
     def _completed(self, epoch: int) -> None:
         if epoch != self._epoch:

@@ -186,7 +186,8 @@ static inline void tiles_of_int4(int n_in, const uint16_t* x, ptrdiff_t xs, int 
     const ptrdiff_t half = b % 2 * kTileBytes;
     if (half == 0)
       for (int g = 0; g < span.count; g++) tiles_of_outputs(data + g * group_bytes + b / 2 * weft::kInt4Bytes, outputs + 2 * g * kTileBytes, outputs + (2 * g + 1) * kTileBytes);
-    for (int r = 0; n_in < 32 * (b + 1) && r < 16 * span.count; r++)  // beyond the inputs
+    const bool partial = n_in < 32 * (b + 1);  // what is beyond the inputs is no weight
+    for (int r = 0; partial && r < 16 * span.count; r++)
       std::memset(outputs + r / 16 * 2 * kTileBytes + half + r % 16 * 64 + n_in % 32 * 2, 0, 64 - n_in % 32 * 2);
     const char* pairs = reinterpret_cast<const char*>(x + 32 * b);
     if (rows > 1) {

@@ -1,6 +1,7 @@
 """`python -m weft_runner.worker.local`: a rank beside the first one of a host of several (`parallel.hosts`).
 
-Settings, the base's files and its rank come from the process that starts it, by standard input, with whose end it ends.
+The process that starts it writes settings, the base's files and the rank to its standard input. It ends when that
+input does.
 """
 
 import logging
