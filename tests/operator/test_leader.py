@@ -102,7 +102,7 @@ def test_a_lease_that_somebody_deletes_is_made_anew_with_a_higher_term(stage: St
     leader = leader_of(stage)
     other = waiting_beside(leader, stage)
     before = lease(stage)["leaseTransitions"]
-    stage.kubectl("delete", "lease", "weft-operator")
+    stage.delete("lease", "weft-operator")
     assert leader.ended() == 1
     until(lambda: other.leads, "the other leads")
     assert lease(stage)["leaseTransitions"] > before

@@ -107,7 +107,7 @@ def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: 
     victim = sorted(pods)[0]
     uid = stage.get("pod", victim)["metadata"]["uid"]
     mark = stage.control_plane.mark()
-    stage.kubectl("delete", "pod", victim)
+    stage.delete("pod", victim)
     stage.wait_until("pod", victim, lambda pod: pod["metadata"]["uid"] != uid, "comes again under its name")
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
     assert not [write for write in stage.writes(mark) if "statefulsets" in write], "a pod is Kubernetes' own business"
@@ -171,7 +171,7 @@ def test_what_others_change_in_children_is_put_back(stage: Stage) -> None:
 
     stage.wait_until("service", "base-runners", is_owned, "is owned again")
     uid = stage.get("poddisruptionbudget", "base-runners")["metadata"]["uid"]
-    stage.kubectl("delete", "poddisruptionbudget", "base-runners")
+    stage.delete("poddisruptionbudget", "base-runners")
     stage.wait_until("poddisruptionbudget", "base-runners", lambda found: found["metadata"]["uid"] != uid, "is new")
 
 

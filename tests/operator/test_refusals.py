@@ -42,7 +42,7 @@ def test_a_strangers_object_of_the_same_name_is_not_taken_over(stage: Stage) -> 
     stage.wait_for("servingpool", "base", "Available")  # the rest of what it owns is made all the same
     after = stage.get("poddisruptionbudget", "base-runners")
     assert (after["spec"], "ownerReferences" in after["metadata"]) == (before["spec"], False)
-    stage.kubectl("delete", "poddisruptionbudget", "base-runners")
+    stage.delete("poddisruptionbudget", "base-runners")
     told(stage, "RunnersReady")
     owners = stage.get("poddisruptionbudget", "base-runners")["metadata"]["ownerReferences"]
     assert [owner["kind"] for owner in owners] == ["ServingPool"]

@@ -66,7 +66,7 @@ def test_a_silent_watch_is_found_out_what_it_missed_is_done_and_liveness_fails(s
         stage.apply_adapter("unheard", "file:adapters/json")
         stage.wait_for("loraadapter", "unheard", "Ready")
         uid = stage.get("deployment", "base-runners")["metadata"]["uid"]
-        stage.kubectl("delete", "deployment", "base-runners")
+        stage.delete("deployment", "base-runners")
         stage.wait_until("deployment", "base-runners", lambda found: found["metadata"]["uid"] != uid, "is made anew")
         assert replica.metric("weft_operator_watch_late_objects_total") >= 2
         until(lambda: _touched(stage) and replica.get("/healthz")[0] == 503, "liveness fails")

@@ -208,8 +208,12 @@ class FakeKubelet:
         self._crashed.pop(name, None)
         if played := self.runners.pop(name, None):
             played.task.cancel()
-        with suppress(ApiException):  # gone by now
-            await self._core.delete_namespaced_pod(name, self._namespace, grace_period_seconds=0)
+        force = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
+        try:
+            await self._core.delete_namespaced_pod(name, self._namespace, body=force)
+        except ApiException as error:
+            if error.status not in (404, 409):  # gone by now, or another pod of that name
+                raise
 
     async def _status(self, name: str, status: dict[str, Any]) -> None:
         with suppress(ApiException):  # deleted meanwhile: its next event tells

@@ -288,6 +288,14 @@ class Stage:
     def kubectl(self, *words: str | Path) -> str:
         return self.control_plane.kubectl("-n", self.namespace, *words)
 
+    def delete(self, kind: str, name: str) -> None:
+        """Ask for the deletion of an object that comes again under its name, and do not wait for it.
+
+        `kubectl delete` waits for an event of the name: it misses the deletion, and hangs, where the next object of
+        that name is there before its watch begins.
+        """
+        self.kubectl("delete", kind, name, "--wait=false")
+
     def get(self, kind: str, name: str) -> dict[str, Any]:
         return self.control_plane.get(kind, name, self.namespace)
 
