@@ -8,7 +8,7 @@ the pools of others.
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-Role = Literal["gateway", "scheduler", "predictor", "supervisor", "depot", "operator", "runner", "admin"]
+Role = Literal["gateway", "scheduler", "predictor", "supervisor", "depot", "operator", "runner", "batch", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 DOMAIN = ".weft.internal"
 
@@ -25,6 +25,24 @@ CALLERS: Mapping[str, frozenset[Role]] = {
     "/weft.v1.Runner/Session": frozenset({"gateway"}),
     "/weft.v1.Predictor/Predict": frozenset({"gateway"}),
     "/weft.v1.Predictor/Observe": frozenset({"supervisor"}),
+    **dict.fromkeys(
+        (
+            f"/weft.v1.Batch/{method}"
+            for method in (
+                "UploadFile",
+                "GetFile",
+                "ListFiles",
+                "DeleteFile",
+                "ReadFile",
+                "CreateBatch",
+                "GetBatch",
+                "ListBatches",
+                "CancelBatch",
+                "Lines",
+            )
+        ),
+        frozenset({"gateway"}),
+    ),
     "/grpc.health.v1.Health/Check": ANYONE,
     "/grpc.health.v1.Health/Watch": ANYONE,
 }

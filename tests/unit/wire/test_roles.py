@@ -3,11 +3,11 @@
 import pytest
 
 from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, dns_name, pool_namespaces_of, refusal, roles_of
-from weft.wire.v1 import predictor_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
+from weft.wire.v1 import batch_pb2, predictor_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 
 
 def test_every_call_of_the_contracts_is_in_the_table_and_nothing_else() -> None:
-    files = (m.DESCRIPTOR for m in (predictor_pb2, runner_pb2, scheduler_pb2, supervisor_pb2))
+    files = (m.DESCRIPTOR for m in (batch_pb2, predictor_pb2, runner_pb2, scheduler_pb2, supervisor_pb2))
     methods = {
         f"/{service.full_name}/{method.name}"
         for file in files
