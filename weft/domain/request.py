@@ -7,10 +7,17 @@ scheduler --OutcomeReport--> supervisor --OutcomeAck--> scheduler
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from weft.domain.ids import BASE, NEVER, Epoch, RunnerId
+
+
+class Priority(IntEnum):
+    """Which requests go first, the lower number: batch ones take what interactive ones leave, and are first victims."""
+
+    INTERACTIVE = 0
+    BATCH = 1  # a line of a batch: nobody waits for its next token
 
 
 class FinishReason(Enum):
@@ -141,6 +148,7 @@ class Start:
     stays: bool = False
     kv_to: KvTarget | None = None
     kv_from: RunnerId | None = None
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +272,7 @@ class Submit:
     start_emitted_tokens: int = 0
     numerics_class: str = ""
     token_runner: RunnerId | None = None  # of its Assign, until it has taken over from `runner`
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from weft.domain.adapter import AdapterState, DesiredChange
 from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Priority
 
 PACKED_SLOWDOWN = 1.1
 KV_SHARE = 4  # one adapter, and all pinned ones together, leave one page in so many to sequences
@@ -94,6 +95,7 @@ class SequenceState(NamedTuple):
     reservation_tokens: int  # output tokens from this epoch's start on
     arrived_ms: int
     stays: bool = False  # another one is preempted
+    priority: Priority = Priority.INTERACTIVE
 
 
 class Overrun(NamedTuple):

@@ -21,6 +21,7 @@ from weft.domain.request import (
     OutcomeAck,
     OutcomeReport,
     Preempt,
+    Priority,
     ResubmitComplete,
     RunnerGone,
     Sampling,
@@ -103,9 +104,16 @@ class Shell:
         self.now = end
         return effects
 
-    def submit(self, request_id: str = "r", n: int = 1, model: int = 0, **fields: object) -> list[Effect]:
+    def submit(
+        self,
+        request_id: str = "r",
+        n: int = 1,
+        model: int = 0,
+        priority: Priority = Priority.INTERACTIVE,
+        **fields: object,
+    ) -> list[Effect]:
         route = TABLE.routes[model]
-        self.feed(RequestArrived(request_id), ModelResolved(request_id, route.pool, n))
+        self.feed(RequestArrived(request_id, priority), ModelResolved(request_id, route.pool, n))
         request = PreparedRequest(
             request_id, request_id, "acme", route, (1, 2), "text", 100, Sampling(), bytes_of, 5_000, n=n
         )
@@ -198,6 +206,31 @@ def test_beyond_the_bound_a_request_is_refused_for_as_long_as_it_takes_until_eno
     shell.feed(ClientGone("r0"))
     shell.feed(RequestArrived("more"))
     assert shell.feed(ModelResolved("more", "team/base", 2)) == [Proceed("more")]
+
+
+def test_lines_of_batches_take_no_place_of_interactive_requests_and_have_a_bound_of_their_own() -> None:
+    shell = Shell().ready()
+    for line in range(8):
+        shell.submit(f"line{line}", priority=Priority.BATCH)
+    refused = shell.feed(RequestArrived("more", Priority.BATCH), ModelResolved("more", "team/base", 1))
+    assert [type(one) for one in refused] == [Proceed, Refuse]
+    shell.submit("r", n=8)
+    assert (shell.machine.admission.in_flight, shell.machine.admission.batch) == (16, 8)
+    assert [type(one) for one in shell.feed(RequestArrived("s"), ModelResolved("s", "team/base", 1))][1] is Refuse
+    shell.feed(ClientGone("line0"))
+    assert shell.feed(RequestArrived("more", Priority.BATCH))[0] == Proceed("more")
+
+
+def test_a_line_of_a_batch_keeps_its_priority_on_its_way_and_waits_for_a_runner_without_a_bound() -> None:
+    shell = Shell().ready()
+    effects = shell.submit("line", priority=Priority.BATCH)
+    assert [one.priority for one in sent(effects, Submit) if isinstance(one, Submit)] == [Priority.BATCH]
+    effects = shell.run("line")
+    assert [one.priority for one in sent(effects, Start) if isinstance(one, Start)] == [Priority.BATCH]
+    shell.feed(Closed(runner_peer(FIRST), "broke"), Closed(SCHEDULER, "broke"))
+    assert shell.machine.requests["line"].stream.hold_deadline is None
+    effects = shell.feed(Connected(SCHEDULER))
+    assert [one.priority for one in sent(effects, Submit) if isinstance(one, Submit)] == [Priority.BATCH]
 
 
 def test_a_prediction_is_made_once_for_all_answers_and_a_late_one_counts_no_more() -> None:

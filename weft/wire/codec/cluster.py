@@ -42,12 +42,14 @@ from weft.wire.codec.values import (
     MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
+    PRIORITY,
     epoch,
     fill_epoch,
     fill_runner_id,
     inverted,
     named,
     number,
+    priority,
     runner_id,
     term,
     text,
@@ -141,6 +143,7 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
             reservation_tokens=s.reservation_tokens,
             arrived_ms=s.arrived_ms,
             stays=s.stays,
+            priority=PRIORITY[s.priority],
         )
         fill_epoch(s.epoch, sequence.epoch)
     if report.ended:
@@ -229,6 +232,7 @@ def _sequence(m: spb.SequenceState) -> SequenceState:
         number(m.reservation_tokens, "reservation_tokens", MAX_TOKENS),
         m.arrived_ms,
         m.stays,
+        priority(m.priority),
     )
 
 

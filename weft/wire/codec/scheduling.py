@@ -30,6 +30,7 @@ from weft.wire.codec.values import (
     MAX_RANK,
     MAX_TOKENS,
     MAX_WAITED_MS,
+    PRIORITY,
     enum,
     epoch,
     fill_epoch,
@@ -37,6 +38,7 @@ from weft.wire.codec.values import (
     inverted,
     named,
     number,
+    priority,
     runner_id,
     same_named,
     text,
@@ -92,6 +94,7 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
     m.p90_tokens, m.p99_tokens = submit.p90_tokens, submit.p99_tokens
     m.bucket_tokens = submit.bucket_tokens
     m.waited_ms = round(1000 * submit.waited_s)
+    m.priority = PRIORITY[submit.priority]
     m.migrations, m.preemptions, m.numerics_class = submit.migrations, submit.preemptions, submit.numerics_class
     if submit.runner is not None:
         fill_epoch(submit.epoch, m.epoch)
@@ -125,6 +128,7 @@ def _submit(m: pb.Submit) -> Submit:
         start_emitted_tokens=number(m.start_emitted_tokens, "start_emitted_tokens", MAX_TOKENS),
         numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
         token_runner=runner_id(m.token_runner) if m.HasField("token_runner") else None,
+        priority=priority(m.priority),
     )
 
 

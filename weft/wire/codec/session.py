@@ -32,12 +32,14 @@ from weft.wire.codec.values import (
     MAX_RANK,
     MAX_TOKENS,
     MAX_WAITED_MS,
+    PRIORITY,
     epoch,
     fill_epoch,
     fill_runner_id,
     inverted,
     named,
     number,
+    priority,
     runner_id,
     text,
 )
@@ -93,6 +95,7 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     m.gateway_request_id, m.cache_salt = start.client_request_id, start.cache_salt
     m.waited_ms, m.delay_ms = round(1000 * start.waited_s), round(1000 * start.delay_s)
     m.by_page, m.leaves, m.stays = start.by_page, start.leaves, start.stays
+    m.priority = PRIORITY[start.priority]
     sampling, s = start.sampling, m.sampling
     s.seed, s.choice = sampling.seed, sampling.choice
     s.temperature, s.top_p, s.ignore_eos = sampling.temperature, max(sampling.top_p, LEAST_TOP_P), sampling.ignore_eos
@@ -139,6 +142,7 @@ def _start(m: runner_pb2.Start) -> Start:
         stays=m.stays,
         kv_to=_kv_target(m.kv_to) if m.HasField("kv_to") else None,
         kv_from=runner_id(m.kv_from) if m.HasField("kv_from") else None,
+        priority=priority(m.priority),
     )
 
 

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from weft.domain.ids import MAX_TERM, Epoch, RunnerId
+from weft.domain.request import Priority
 from weft.domain.text import quoted
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2
@@ -23,6 +24,10 @@ MAX_WAITED_MS = 1 << 40  # 35 years
 MAX_PAGES = 1 << 31
 MAX_RANK = 1 << 16
 
+PRIORITY = {
+    Priority.INTERACTIVE: common_pb2.PRIORITY_INTERACTIVE,
+    Priority.BATCH: common_pb2.PRIORITY_BATCH,
+}
 P = TypeVar("P", bound=Enum)
 
 
@@ -87,6 +92,11 @@ def enum(table: Mapping[int, P], value: int, what: str) -> P:
     return found
 
 
+def priority(value: common_pb2.Priority) -> Priority:
+    """Raises PeerError."""
+    return enum(_PRIORITIES, value, "a priority")
+
+
 def same_named(value: Any, *others: str) -> Any:
     """The fields of a dataclass as arguments of a message that names them the same; `others` it does not."""
     names, values_of = _fields(type(value), others)
@@ -101,3 +111,6 @@ def _fields(of: type, others: tuple[str, ...]) -> tuple[tuple[str, ...], Callabl
 
 def inverted(table: Mapping[P, int]) -> dict[int, P]:
     return {number: value for value, number in table.items()}
+
+
+_PRIORITIES = inverted(PRIORITY)

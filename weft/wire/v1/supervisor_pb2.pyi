@@ -146,7 +146,7 @@ class Resync(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ...) -> None: ...
 
 class SequenceState(_message.Message):
-    __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "arrived_ms", "reservation_tokens", "stays")
+    __slots__ = ("request_id", "epoch", "gateway_id", "adapter_digest", "reserved_pages", "arrived_ms", "reservation_tokens", "stays", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class SequenceState(_message.Message):
     ARRIVED_MS_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STAYS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: _common_pb2.Epoch
     gateway_id: str
@@ -163,7 +164,8 @@ class SequenceState(_message.Message):
     arrived_ms: int
     reservation_tokens: int
     stays: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., arrived_ms: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., stays: _Optional[bool] = ...) -> None: ...
+    priority: _common_pb2.Priority
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., gateway_id: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., reserved_pages: _Optional[int] = ..., arrived_ms: _Optional[int] = ..., reservation_tokens: _Optional[int] = ..., stays: _Optional[bool] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ...) -> None: ...
 
 class AdapterState(_message.Message):
     __slots__ = ("digest", "tier", "running", "bytes", "loading", "error", "rank", "shortfall")

@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from weft.domain.machine import Send
 from weft.domain.prediction import PredictItem
+from weft.domain.request import Priority
 from weft_gateway.core.config import Deadline, GatewayConfig, Timers
 from weft_gateway.core.events import (
     PREDICTOR,
@@ -43,6 +44,7 @@ class Arrival:
 
     request_id: str
     arrived: float
+    priority: Priority = Priority.INTERACTIVE
     n: int = 1
     stage: Stage = Stage.SHELL
     pool: str = ""
@@ -53,16 +55,20 @@ class Arrival:
 
 
 class Admission:
-    """`active`: the answers that are submitted already; they count, too."""
+    """`active`: the answers that are submitted already; they count, too.
+
+    Interactive and batch answers are bounded apart, by the same number: neither takes the other's places.
+    """
 
     def __init__(self, config: GatewayConfig, routes: RouteIndex, timers: Timers, active: Sized) -> None:
         self._config, self._routes, self._timers, self._active = config, routes, timers, active
         self.draining = False
         self.arriving = 0  # answers
+        self.batch = 0  # answers of batch priority, submitted ones included
         self._arrivals: dict[str, Arrival] = {}
         self._tokenizers: dict[str, TokenizerChanged] = {}
         self._waiting: dict[str, dict[str, None]] = {}  # requests by the digest whose tokenizer they wait for
-        self._mean_s = 1.0  # from a request's arrival to its end, exponentially weighted
+        self._mean_s = 1.0  # from an interactive request's arrival to its end, exponentially weighted
 
     @property
     def in_flight(self) -> int:
@@ -71,17 +77,18 @@ class Admission:
     def waiting_for_tokenizer(self, digest: str) -> int:
         return len(self._waiting.get(digest, ()))
 
-    def refusal(self) -> Failure | None:
-        """Why no request is taken now. At the bound one leaves every mean duration / limit seconds (Little's law).
+    def refusal(self, priority: Priority = Priority.INTERACTIVE) -> Failure | None:
+        """Why no request of that priority is taken now. The caller counts already.
 
-        The caller counts already.
+        At the bound one leaves every mean duration / limit seconds (Little's law).
         """
         if self.draining:
             return STOPPING
         limit = self._config.max_in_flight
-        if self.in_flight <= limit:
+        count = self.batch if priority is Priority.BATCH else self.in_flight - self.batch
+        if count <= limit:
             return None
-        wait_ms = min(60_000, max(50, round(1000 * self._mean_s * (self.in_flight - limit) / limit)))
+        wait_ms = min(60_000, max(50, round(1000 * self._mean_s * (count - limit) / limit)))
         return Failure("rate_limit_exceeded", f"This gateway is at its limit of {limit} requests at once.", wait_ms)
 
     def not_ready_reason(self) -> str | None:
@@ -108,22 +115,22 @@ class Admission:
 
     # ---------------------------------------------------------------- steps
 
-    def arrive(self, request_id: str, now: float) -> list[Effect]:
-        arrival = self._arrivals[request_id] = Arrival(request_id, now)
-        self.arriving += 1
+    def arrive(self, request_id: str, priority: Priority, now: float) -> list[Effect]:
+        arrival = self._arrivals[request_id] = Arrival(request_id, now, priority)
+        self._count(arrival, 1)
         if self._routes.known:
             return [Proceed(request_id)]  # the shell asks for `refusal` once it knows the caller
-        if failure := self.refusal():
+        if failure := self.refusal(priority):
             return [self._refuse(arrival, failure)]
         self._wait(arrival, Stage.ROUTES, now + self._config.hold_s)
         return []
 
     def resolve(self, event: ModelResolved, now: float) -> list[Effect]:
         arrival = self._arrivals[event.request_id]
-        self.arriving += event.n - arrival.n
+        self._count(arrival, event.n - arrival.n)
         pool = self._routes.pools.get(event.pool)
         arrival.n, arrival.pool, arrival.digest = event.n, event.pool, pool.base_digest if pool else ""
-        if failure := self.refusal():
+        if failure := self.refusal(arrival.priority):
             return [self._refuse(arrival, failure)]
         tokenizer = self._tokenizer(arrival.digest)
         if tokenizer.state is TokenizerState.READY:
@@ -184,9 +191,16 @@ class Admission:
         if arrival := self._arrivals.get(request_id):
             self._leave(arrival)
 
-    def finished(self, total_s: float) -> None:
+    def submitted(self, priority: Priority) -> None:
+        """An answer is active now."""
+        self.batch += priority is Priority.BATCH
+
+    def finished(self, priority: Priority, total_s: float) -> None:
         """An answer has ended so long after its request's arrival."""
-        self._mean_s += MEAN_WEIGHT * (total_s - self._mean_s)
+        if priority is Priority.BATCH:
+            self.batch -= 1
+        else:
+            self._mean_s += MEAN_WEIGHT * (total_s - self._mean_s)
 
     def on_routes(self) -> list[Effect]:
         """A route table is there."""
@@ -215,9 +229,11 @@ class Admission:
         held = [one for one in self._arrivals.values() if one.stage in (Stage.ROUTES, Stage.TOKENIZER)]
         return [self._refuse(arrival, STOPPING) for arrival in held]
 
-    def check(self) -> None:
-        """Raises AssertionError."""
+    def check(self, active_batch: int) -> None:
+        """`active_batch`: submitted answers of batch priority. Raises AssertionError."""
         assert self.arriving == sum(one.n for one in self._arrivals.values()), "requests before their submission"
+        arriving_batch = sum(one.n for one in self._arrivals.values() if one.priority is Priority.BATCH)
+        assert self.batch == active_batch + arriving_batch, "answers of batch priority"
         for arrival in self._arrivals.values():
             waits = arrival.stage is not Stage.SHELL
             assert waits == ((Deadline.ARRIVAL, arrival.request_id) in self._timers), "a wait has an end"
@@ -244,7 +260,12 @@ class Admission:
     def _leave(self, arrival: Arrival) -> None:
         self._end_wait(arrival)
         del self._arrivals[arrival.request_id]
-        self.arriving -= arrival.n
+        self._count(arrival, -arrival.n)
+
+    def _count(self, arrival: Arrival, answers: int) -> None:
+        self.arriving += answers
+        if arrival.priority is Priority.BATCH:
+            self.batch += answers
 
     def _end_wait(self, arrival: Arrival) -> None:
         self._timers.clear((Deadline.ARRIVAL, arrival.request_id))

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send, Tick
-from weft.domain.request import FinishReason, Outcome, Sampling, SessionHello, TokenLogprob
+from weft.domain.request import FinishReason, Outcome, Priority, Sampling, SessionHello, TokenLogprob
 from weft.domain.routes import Route
 
 SCHEDULER = Peer(Kind.SCHEDULER, "scheduler")
@@ -68,9 +68,10 @@ class PreparedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A client's request has arrived and counts from now on. Proceed or Refuse answers it."""
+    """A client's request, or a line of a batch, has arrived and counts from now on. Proceed or Refuse answers it."""
 
     request_id: str
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,7 @@ class Finish:
     outcome: Outcome
     ttft_s: float | None
     total_s: float
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from weft.domain.request import (
     OutcomeAck,
     OutcomeReport,
     Preempt,
+    Priority,
     Reject,
     ResubmitComplete,
     RunnerGone,
@@ -104,7 +105,7 @@ class Gateway:
                 else:
                     effects = self._on_control(message, now)
             case events.RequestArrived():
-                effects = self.admission.arrive(event.request_id, now)
+                effects = self.admission.arrive(event.request_id, event.priority, now)
             case events.ModelResolved():
                 effects = self.admission.resolve(event, now)
             case events.RequestReady():
@@ -174,9 +175,11 @@ class Gateway:
                 arrived=arrival.arrived,
                 now=now,
                 available=self._is_available(pool),
+                priority=arrival.priority,
             )
             active = ActiveRequest(stream, prediction)
             self.requests[stream.request_id] = active
+            self.admission.submitted(stream.priority)
             self._by_pool.setdefault(pool, {})[stream.request_id] = None
             self._update_hold_deadline(active)
             effects.append(Send(SCHEDULER, _submit_of(active, now)))
@@ -359,9 +362,10 @@ class Gateway:
             del self._by_pool[active.pool]
         total_s = now - active.stream.arrived
         ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.stream.arrived
-        self.admission.finished(total_s)
+        self.admission.finished(stream.priority, total_s)
         outcome = _outcome_of(active, total_s, ttft_s)
-        effects: list[Effect] = [events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s)]
+        finish = events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s, stream.priority)
+        effects: list[Effect] = [finish]
         assert request_id not in self.outcomes, "a second outcome"
         try:
             record = self._encode_outcome(outcome)
@@ -433,7 +437,7 @@ class Gateway:
                 running.setdefault(runner_peer(one.runner), set()).add(request_id)
         assert groups == self._answers.keys(), "a request without an answer"
         self.sessions.check(running)
-        self.admission.check()
+        self.admission.check(sum(active.stream.priority is Priority.BATCH for active in self.requests.values()))
         assert by_pool == {pool: set(answers) for pool, answers in self._by_pool.items()}, "requests by pool"
         assert not self.requests.keys() & self.outcomes.keys(), "an active request has an outcome"
 
@@ -466,6 +470,7 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         start_emitted_tokens=stream.start_tokens if running else 0,
         numerics_class=stream.numerics_class,
         token_runner=token_runner,
+        priority=stream.priority,
     )
 
 

@@ -35,6 +35,7 @@ from weft.domain.request import (
     KvTarget,
     NoCapacity,
     Preempt,
+    Priority,
     Reject,
     RejectReason,
     SequenceTokens,
@@ -124,7 +125,8 @@ class RequestStream:
     `hold_s` bounds the time with nowhere to go. A request that merely queues (new, preempted, or refused by NoCapacity)
     in a pool that is available has somewhere to go: its hold time stands still, for the queue's bound and the client's
     patience end such a wait. The hold time of a request that lost its runner otherwise (crash, drain, error) runs until
-    the next assignment. It runs on over assignments that came to nothing and starts again once a runner has begun.
+    the next assignment. It runs on over assignments that came to nothing and starts again once a runner has begun. A
+    line of a batch has no hold time: whoever submitted it ends it.
     """
 
     def __init__(
@@ -136,8 +138,9 @@ class RequestStream:
         arrived: float,
         now: float,
         available: bool = False,
+        priority: Priority = Priority.INTERACTIVE,
     ) -> None:
-        self.arrived = arrived
+        self.arrived, self.priority = arrived, priority
         self.request, self.index, self.request_id = request, index, request.id_of(index)
         self.tokens: list[int] = []
         self.running: Assign | None = None  # the present ownership
@@ -323,6 +326,7 @@ class RequestStream:
             stays=assign.stays,
             kv_to=None if kv_to is None else KvTarget(kv_to.runner, kv_to.kv_address),
             kv_from=kv_from,
+            priority=self.priority,
         )
         runner = assign.runner if prompt_only or self.receiver is None else self.receiver
         return Send(runner_peer(runner), start)
@@ -350,7 +354,8 @@ class RequestStream:
 
     def _update_hold(self, now: float) -> None:
         """The hold time runs exactly while the request has nowhere to go."""
-        stands = bool(self.running or self.end or (self._queues and self.available))
+        waits = self.priority is Priority.BATCH or (self._queues and self.available)
+        stands = bool(self.running or self.end or waits)
         if not stands and self._held_since is None:
             self._held_since = now
         elif stands and self._held_since is not None:

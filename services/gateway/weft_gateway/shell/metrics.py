@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from weft.domain.request import Priority
 from weft_gateway.core.events import Finish
 from weft_gateway.core.gateway import Gateway
 
@@ -41,6 +42,7 @@ class GatewayMetrics:
         )
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("weft_gateway_in_flight", "Requests now.", lambda: gateway.admission.in_flight),
+            ("weft_gateway_batch_in_flight", "Lines of batches now, of these.", lambda: gateway.admission.batch),
             ("weft_gateway_held", "Requests without a runner.", lambda: gateway.held),
             ("weft_gateway_outcomes_unacked", "Outcomes not stored yet.", lambda: len(gateway.outcomes)),
         )
@@ -52,7 +54,7 @@ class GatewayMetrics:
         self.requests.labels(self.label(model) if model else "-", str(status)).inc()
 
     def count_finish(self, finish: Finish) -> None:
-        """An answer that has ended."""
+        """An answer that has ended. Times are those of interactive ones: nobody waits for a line of a batch."""
         outcome, tokens = finish.outcome, finish.outcome.completion_tokens
         label = self.label(outcome.model_name)
         if outcome.choice == 0:  # the answers of a request have one prompt
@@ -60,6 +62,8 @@ class GatewayMetrics:
         self.tokens.labels(label).inc(tokens)
         self.migrations.inc(outcome.migrations)
         self.overruns.inc(outcome.doublings > 0)
+        if finish.priority is Priority.BATCH:
+            return
         self.total.labels(outcome.pool).observe(finish.total_s)
         if finish.ttft_s is not None:
             self.ttft.labels(outcome.pool).observe(finish.ttft_s)

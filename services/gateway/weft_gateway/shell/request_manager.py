@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
-from weft.domain.request import Failed, Freeze, GatewayHello, Start, Stop
+from weft.domain.request import Failed, Freeze, GatewayHello, Priority, Start, Stop
 from weft.domain.routes import Routes
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
@@ -93,13 +93,13 @@ class RequestManager:
     # ---------------------------------------------------------------- what handlers use
 
     @contextlib.asynccontextmanager
-    async def arriving(self, request_id: str) -> AsyncGenerator[None]:
+    async def arriving(self, request_id: str, priority: Priority = Priority.INTERACTIVE) -> AsyncGenerator[None]:
         """Count a request until its submission and wait for the route table. An exception ends the request.
 
         Raises ServiceUnavailable, Overloaded.
         """
         try:
-            await self.step(events.RequestArrived(request_id))
+            await self.step(events.RequestArrived(request_id, priority))
             yield
         except BaseException:
             self.client_gone(request_id)
