@@ -8,6 +8,10 @@ RunnerError
 |   `-- ArtifactUnknown      the depot does not have that digest
 |-- ExecutorUnavailable      the executor that was asked for cannot serve here: ask for another, or mend what it names
 |-- ExecutorLost             a part of what computes is gone for good: this runner ends, its requests go on elsewhere
+|-- OffloadError             an offload pool cannot be planned as it is asked for: change what the message names
+|   |-- MachineInvalid       constants of a machine that are missing, or that no machine has
+|   |-- NoPolicyFits         the budgets hold no policy: a tier is too small, by so many bytes
+|   `-- PolicyInvalid        a policy or a plan that breaks its own laws
 |-- ArtifactUnreachable      the depot does not answer: retry later
 |-- OutOfMemory              the machine or its container is too small: less of everything, or a larger one
 `-- StoppedAtStart           told to stop before it served: nothing is wrong
@@ -44,6 +48,26 @@ class ExecutorUnavailable(RunnerError):
 
 class ExecutorLost(RunnerError):
     """A part of what computes is gone, or no longer in step with the rest; trying again would compute nonsense."""
+
+
+class OffloadError(RunnerError):
+    """An offload pool cannot be planned as it is asked for."""
+
+
+class MachineInvalid(OffloadError):
+    """Constants of a machine that are missing, or that no machine has."""
+
+
+class NoPolicyFits(OffloadError):
+    """The budgets hold no policy. `tier` is the one that is too small, `short_bytes` by how much."""
+
+    def __init__(self, message: str, tier: str, short_bytes: int) -> None:
+        super().__init__(message)
+        self.tier, self.short_bytes = tier, short_bytes
+
+
+class PolicyInvalid(OffloadError):
+    """A policy or a plan that breaks its own laws."""
 
 
 class ArtifactUnreachable(RunnerError):

@@ -1,0 +1,146 @@
+"""What an executor obeys: which packed matrix lies where, a block's sequences by tier, and how large its buffers are.
+
+A layer has four packed matrices (`MATRICES`, in the order in which a step reads them) and lies in whole matrices; the
+head is one more. A matrix that is not on the device passes through the ring: at least `BUFFERS` times the largest
+streamed layer, so that one is read while the one before is computed. KV lies in whole sequences: the first
+`kv_device` places of a block have theirs on the device, the next `kv_host` on the host, the others on the disk.
+Activations lie on one tier.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft_runner.errors import PolicyInvalid
+from weft_runner.offload.policy import Budgets, Formats, Policy, Tier, check_budgets, check_policy, policy_of
+
+MATRICES = ("qkv", "o", "gate_up", "down")
+BUFFERS = 2  # of the largest streamed layer: one is computed while the next one is read
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTiers:
+    """`layers[i][m]`: where matrix `MATRICES[m]` of layer i of this rank lies. `head`: None on a rank without it."""
+
+    layers: tuple[tuple[Tier, Tier, Tier, Tier], ...]
+    head: Tier | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes of one tier by what they are for."""
+
+    weights: int = 0
+    kv: int = 0
+    activations: int = 0
+    adapters: int = 0
+    ring: int = 0
+    workspace: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations + self.adapters + self.ring + self.workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Seconds of one pass over the layers (FlexGen, section 4.2): each stream's own, and what the pass takes in all."""
+
+    disk_read_s: float
+    to_device_s: float
+    to_host_s: float
+    disk_write_s: float
+    compute_s: float
+    pass_s: float
+
+    @property
+    def streams(self) -> dict[str, float]:
+        """By what users read."""
+        return {
+            "disk read": self.disk_read_s, "host to device": self.to_device_s, "device to host": self.to_host_s,
+            "disk write": self.disk_write_s, "compute": self.compute_s,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of a block of `sequences`, prompts in `prompt_passes` passes and then a pass for each further token.
+
+    `prompt`: all prompt passes together; `token`: one pass with KV of its average length. `block_s` counts all;
+    `bound_s`: what disk bytes or FLOPs alone allow for this policy; `token_1_s`: a token of one request alone.
+    """
+
+    prompt: Phase
+    token: Phase
+    block_s: float
+    bound_s: float
+    tokens_per_s: float
+    token_1_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPlan:
+    """`prompt_passes`: passes over the layers in which the prompts of a full block are computed (FlexGen: 1).
+
+    `batch_tokens`: of a device batch, for its workspace. `usage`: of each tier, within the budgets.
+    """
+
+    policy: Policy
+    formats: Formats
+    budgets: Budgets
+    tiers: WeightTiers
+    activations: Tier
+    kv_device: int
+    kv_host: int
+    prompt_passes: int
+    batch_tokens: int
+    usage: dict[Tier, Usage]
+    predicted: Prediction
+    relaxed_s: float  # of a block by the linear program: no rounded policy of this block and batch is faster
+
+    @property
+    def ring_bytes(self) -> int:
+        """On the device, for matrices on their way."""
+        return self.usage[Tier.DEVICE].ring
+
+
+def check_plan(plan: OffloadPlan) -> None:
+    """The laws: the policy's own, no tier above its budget, every sequence's KV on one tier. Raises PolicyInvalid."""
+    check_policy(plan.policy)
+    check_budgets(plan.budgets)
+    for tier in Tier:
+        if (used := plan.usage[tier].total) > plan.budgets.of(tier):
+            raise PolicyInvalid(f"{used} bytes on the {tier}, which has {plan.budgets.of(tier)}")
+    if min(plan.kv_device, plan.kv_host) < 0 or plan.kv_device + plan.kv_host > plan.policy.block:
+        raise PolicyInvalid(f"KV of {plan.kv_device} and {plan.kv_host} of {plan.policy.block} sequences")
+    if not 1 <= plan.prompt_passes <= plan.policy.block:
+        raise PolicyInvalid(f"prompts of {plan.policy.block} sequences in {plan.prompt_passes} passes")
+
+
+def plan_json(plan: OffloadPlan) -> dict[str, Any]:
+    """What `plan_of` reads."""
+    return asdict(plan)
+
+
+def plan_of(fields: Mapping[str, Any]) -> OffloadPlan:
+    """From `plan_json`'s form, also after JSON. Raises PolicyInvalid."""
+    try:
+        tiers, predicted = fields["tiers"], fields["predicted"]
+        head, whole = tiers["head"], dict[str, Any](predicted)
+        whole |= {name: Phase(**predicted[name]) for name in ("prompt", "token")}
+        plan = OffloadPlan(
+            policy=policy_of(fields["policy"]),
+            formats=Formats(**fields["formats"]),
+            budgets=Budgets(**fields["budgets"]),
+            tiers=WeightTiers(
+                tuple((Tier(q), Tier(o), Tier(g), Tier(d)) for q, o, g, d in tiers["layers"]), head and Tier(head)
+            ),
+            activations=Tier(fields["activations"]),
+            usage={Tier(tier): Usage(**used) for tier, used in fields["usage"].items()},
+            predicted=Prediction(**whole),
+            **{name: fields[name] for name in ("kv_device", "kv_host", "prompt_passes", "batch_tokens", "relaxed_s")},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyInvalid(f"a plan that is not whole: {error!r}") from error
+    check_plan(plan)
+    return plan

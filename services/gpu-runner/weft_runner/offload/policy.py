@@ -1,0 +1,136 @@
+"""FlexGen's policy (section 4.3): eleven variables, in which form numbers lie, and the bytes that each tier may have.
+
+**Variables.** A block is `block` sequences (bls), passed through each layer in device batches of `batch` sequences
+(gbs). Three triples say which share of the weights (w), of the activations between layers (h) and of the KV (c) lies
+on the device (g), on the host (c) and on the disk (d).
+
+**Tiers.** The device computes. Without a GPU it is the memory given to the engine, and device and host are one
+memory: the host's budget is then 0. On a GPU all three are real.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from weft_runner.errors import PolicyInvalid
+
+EXACT = 1e-6  # by which a triple may miss 1: a solver's tolerance
+MOST_BLOCK = 4096  # sequences
+MOST_BYTES = 1 << 60
+
+WeightsFormat = Literal["bf16", "fp32", "int8", "int4"]
+KvFormat = Literal["bf16", "fp32", "int4"]
+
+
+class Tier(StrEnum):
+    """Where bytes lie, the fastest first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of one kind of bytes. Each from 0 to 1; they sum to 1."""
+
+    device: float
+    host: float
+    disk: float
+
+    @classmethod
+    def of(cls, by_tier: Mapping[Tier, float]) -> "Shares":
+        """From amounts of any unit; all on the device where there are none."""
+        total = sum(by_tier.values())
+        if total <= 0:
+            return cls(1.0, 0.0, 0.0)
+        return cls(*(by_tier.get(tier, 0.0) / total for tier in Tier))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The eleven variables: bls, gbs, wg wc wd, hg hc hd, cg cc cd."""
+
+    block: int
+    batch: int
+    weights: Shares
+    activations: Shares
+    kv: Shares
+
+    @property
+    def batches(self) -> int:
+        """Device batches of a block."""
+        return -(-self.block // self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How numbers lie, and what else changes the bytes that move.
+
+    `cpu_attention`: scores are computed on the host where KV lies there (section 4.3, delegation).
+    `sparse_attention`: a decode step reads the values of the best tenth of the keys alone (section 5).
+    """
+
+    weights: WeightsFormat = "bf16"
+    kv: KvFormat = "bf16"
+    cpu_attention: bool = False
+    sparse_attention: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Bytes that an engine may have of each tier."""
+
+    device_bytes: int
+    host_bytes: int = 0
+    disk_bytes: int = MOST_BYTES
+
+    def of(self, tier: Tier) -> int:
+        """Of one tier."""
+        return {Tier.DEVICE: self.device_bytes, Tier.HOST: self.host_bytes, Tier.DISK: self.disk_bytes}[tier]
+
+
+def check_shares(shares: Shares, name: str) -> None:
+    """Raises PolicyInvalid: a share outside [0, 1], or a sum that is not 1."""
+    parts = (shares.device, shares.host, shares.disk)
+    if not all(math.isfinite(part) and -EXACT <= part <= 1 + EXACT for part in parts):
+        raise PolicyInvalid(f"{name}: shares {parts} are not all from 0 to 1")
+    if abs(sum(parts) - 1) > EXACT:
+        raise PolicyInvalid(f"{name}: shares {parts} sum to {sum(parts):.6f}, not to 1")
+
+
+def check_policy(policy: Policy) -> None:
+    """Raises PolicyInvalid."""
+    if not 1 <= policy.batch <= policy.block <= MOST_BLOCK:
+        raise PolicyInvalid(
+            f"a device batch of {policy.batch} in a block of {policy.block}: from 1 to the block, at most {MOST_BLOCK}"
+        )
+    for name, shares in (("weights", policy.weights), ("activations", policy.activations), ("KV", policy.kv)):
+        check_shares(shares, name)
+
+
+def check_budgets(budgets: Budgets) -> None:
+    """Raises PolicyInvalid."""
+    for tier in Tier:
+        if not 0 <= budgets.of(tier) <= MOST_BYTES:
+            raise PolicyInvalid(f"a budget of {budgets.of(tier)} bytes of the {tier}")
+    if not budgets.device_bytes:
+        raise PolicyInvalid("the device has no bytes")
+
+
+def policy_of(fields: Mapping[str, Any]) -> Policy:
+    """From `asdict`'s form. Raises PolicyInvalid."""
+    try:
+        shares = {name: Shares(**fields[name]) for name in ("weights", "activations", "kv")}
+        policy = Policy(block=fields["block"], batch=fields["batch"], **shares)
+    except (KeyError, TypeError) as error:
+        raise PolicyInvalid(f"a policy without {error}") from error
+    check_policy(policy)
+    return policy
+
+
+def policy_json(policy: Policy) -> dict[str, Any]:
+    """What `policy_of` reads."""
+    return asdict(policy)
