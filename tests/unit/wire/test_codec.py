@@ -1,8 +1,9 @@
 """Every message of every direction survives its bytes; hostile bytes cost their sender a PeerError."""
 
 import dataclasses
+import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -12,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.adapter import Tier
+from weft.domain.batch import BatchJob, LineResult, NewBatch, NewFile, Page, StoredFile
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.kv_transfer import KvComplete
 from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import EndReason, FinishReason, Outcome, SequenceTokens, Step, Submit
 from weft.domain.routes import PoolSpec, SloAttainment
 from weft.domain.runner import ClusterReport, ReportedRunner, RunnerOrder, RunnerReport, RunnerSpec
-from weft.wire.codec import cluster, kv_transfer, registry, scheduling, session
+from weft.wire.codec import batch, cluster, kv_transfer, registry, scheduling, session
 from weft.wire.codec.cluster import read_report, read_spec, received_report
 from weft.wire.codec.prediction import predict_response, predictions
 from weft.wire.codec.values import MAX_TOKENS
@@ -40,7 +42,7 @@ BASICS: dict[Any, st.SearchStrategy[Any]] = {
 WHOLE_SECONDS = {"idle_s", "drain_s"}
 DIRECTIONS: dict[str, Any] = {
     name: direction
-    for module in (cluster, kv_transfer, registry, scheduling, session)
+    for module in (batch, cluster, kv_transfer, registry, scheduling, session)
     for name, direction in vars(module).items()
     if "_TO_" in name or "_FROM_" in name
 }
@@ -56,6 +58,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*(st.none() if arg is type(None) else values_of(arg) for arg in args))
     if origin is tuple and args[-1] is not Ellipsis:
         return st.tuples(*map(values_of, args))
+    if origin is Mapping:
+        return st.dictionaries(*map(values_of, args), max_size=3)
     if origin in (tuple, Sequence):
         return st.lists(values_of(args[0]), max_size=3, unique_by=_name).map(tuple)
     if not hasattr(hint, "_fields") and not dataclasses.is_dataclass(hint):
@@ -80,6 +84,8 @@ def _allowed(value: Any) -> Any:
         return dataclasses.replace(
             value, logprobs=value.logprobs[: len(value.tokens)], tokens=value.tokens[: len(value.logprobs)]
         )
+    if isinstance(value, LineResult):
+        return dataclasses.replace(value, status=100 + value.status % 500)
     if isinstance(value, PoolSpec):
         return dataclasses.replace(value, tenant_weights=tuple(sorted(dict(value.tenant_weights).items())))
     if isinstance(value, SloAttainment):
@@ -158,6 +164,49 @@ def test_hostile_bytes_are_an_error_of_their_sender(name: str, data: st.DataObje
     except PeerError:
         return
     assert isinstance(message, direction.messages)
+
+
+@given(data=st.data())
+def test_what_calls_of_the_batch_service_carry_comes_out_as_it_went_in(data: st.DataObject) -> None:
+    def drawn(of: type) -> Any:
+        return data.draw(values_of(of))
+
+    file, job, new, order, page = map(drawn, (StoredFile, BatchJob, NewFile, NewBatch, Page))
+    assert batch.stored_files(batch.file_list([file], True)) == ([file], True)
+    read, more = batch.batch_jobs(batch.batch_list([job], False))
+    assert ([plain(job) for job in read], more) == ([plain(job)], False)
+    assert batch.upload_part(batch.upload_header(new)) == new
+    assert batch.upload_part(batch.upload_chunk(b"chunk")) == b"chunk"
+    assert batch.new_batch(batch.create_batch_request(order)) == order
+    assert batch.page(batch.list_request(page)) == page
+    assert batch.file_named(batch.file_request("ns", "file-1")) == ("ns", "file-1")
+    assert batch.batch_named(batch.batch_request("", "batch_1")) == ("", "batch_1")
+
+
+NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}
+
+
+@pytest.mark.parametrize(
+    ("read", "message", "what"),
+    [
+        (batch.upload_part, {}, "unknown part"),
+        (batch.upload_part, {"header": {"purpose": "fine-tune"}}, "purpose 'fine-tune' is not 'batch'"),
+        (batch.upload_part, {"chunk": bytes(batch.MAX_CHUNK_BYTES + 1)}, "a chunk's length"),
+        (batch.page, {"limit": 0}, "a list's limit is 0"),
+        (batch.new_batch, {"endpoint": "/v1/x", "completion_window": "24h"}, "input_file_id is empty"),
+        (
+            batch.new_batch,
+            NEW_BATCH | {"metadata": {str(i): "" for i in range(17)}},
+            "metadata pairs is 17",
+        ),
+        (batch.batch_job, {"id": "b", "input_file_id": "f"}, "a batch's status 0 is unknown"),
+        (batch.batch_job, {"id": "b", "input_file_id": "f", "status": 1, "errors": [{}] * 51}, "errors is 51"),
+    ],
+)  # fmt: skip
+def test_a_call_of_the_batch_service_outside_its_bounds_is_an_error(read: Any, message: Any, what: str) -> None:
+    of = inspect.get_annotations(read, eval_str=True)["m"]
+    with pytest.raises(PeerError, match=what):
+        read(of(**message))
 
 
 ITEM = PredictItem("r", "text", "ns/p", "m", 4, 100, "ns")
