@@ -14,6 +14,7 @@ RunnerError
 |   `-- PolicyInvalid        a policy or a plan that breaks its own laws
 |-- ArtifactUnreachable      the depot does not answer: retry later
 |-- OutOfMemory              the machine or its container is too small: less of everything, or a larger one
+|-- DiskUnusable             weights cannot be kept on the disk that was named: full, too small, or it fails
 `-- StoppedAtStart           told to stop before it served: nothing is wrong
 """
 
@@ -76,6 +77,10 @@ class ArtifactUnreachable(RunnerError):
 
 class OutOfMemory(RunnerError):
     """What serving needs is more than the machine, its container or its GPU has. Told before loading, if known."""
+
+
+class DiskUnusable(RunnerError):
+    """The disk of an offloaded model is full, has no direct I/O, or fails; or its budget is too small."""
 
 
 class StoppedAtStart(RunnerError):

@@ -8,7 +8,7 @@ move: every kernel works on absolute positions and never lets the number of rows
 
 import ctypes
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
-from weft_runner.model.cpu.packed_weights import PackedWeights
+from weft_runner.model.cpu.packed_weights import KINDS, PackedMemory, PackedWeights, RowPacker
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_memory import NativeKvMemory
 from weft_runner.model.partition import Partition
@@ -68,7 +68,7 @@ class CpuExecutor:
         self._part = part = part or Partition(checkpoint.spec)
         self._library, self.spec, self._dtype, self.torch_threads = library, part.local, dtype, 1
         self._pool, self._ranks = library.pool(threads), ranks
-        self._base = PackedWeights(library, self._pool, checkpoint, dtype, page_tokens, part)
+        self._base = self._load(checkpoint, dtype, page_tokens)
         model, spec = self._base.model, part.local
         if ranks is not None:
             model.ranks = ctypes.pointer(ranks.struct)
@@ -85,6 +85,10 @@ class CpuExecutor:
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
         self.layer_counter = library.layer_counter()  # for threads that read KV while a step runs
         self._native, self._prepared = StepStruct(layers_done=self.layer_counter.address), None
+
+    def _load(self, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> PackedWeights:
+        packer = RowPacker(self._library, self._pool, KINDS[dtype])
+        return PackedWeights(PackedMemory(packer, self._part), checkpoint, dtype, page_tokens, self._part)
 
     @property
     def numerics_class(self) -> str:
@@ -147,9 +151,9 @@ class CpuExecutor:
         self._grow_workspace(n_tokens, n_sampled)
         native.n_tokens, native.n_rows = n_tokens, len(arrays.rows)
         native.n_segments, native.n_sampled = len(arrays.segments), n_sampled
-        native.tokens, native.rows = _address(arrays.tokens), _address(arrays.rows)
-        native.page_table, native.segments = _address(arrays.pages), _address(arrays.segments)
-        native.sampled, native.slots = _address(arrays.sampled), ctypes.addressof(self.adapters.table)
+        native.tokens, native.rows = address_of(arrays.tokens), address_of(arrays.rows)
+        native.page_table, native.segments = address_of(arrays.pages), address_of(arrays.segments)
+        native.sampled, native.slots = address_of(arrays.sampled), ctypes.addressof(self.adapters.table)
         native.hidden, native.logits = self._hidden.data_ptr(), self._logits.data_ptr()
         native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
         self._prepared = step
@@ -160,10 +164,13 @@ class CpuExecutor:
             self._hidden = torch.empty(n_tokens, self.spec.hidden_size)
         if n_sampled > len(self._logits):
             self._logits = torch.empty(n_sampled, self.spec.vocab_size)
-        needed = self._library.workspace_bytes(self._base.model, n_tokens, self.adapters.site_rank, n_sampled)
+        needed = self._workspace_of(n_tokens, n_sampled, self.adapters.site_rank)
         if needed > self._workspace.n_bytes:
             self._workspace = MappedMemory(needed)
 
+    def _workspace_of(self, n_tokens: int, n_sampled: int, site_rank: int) -> int:
+        return self._library.workspace_bytes(self._base.model, n_tokens, site_rank, n_sampled)
 
-def _address(array: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]") -> int:
+
+def address_of(array: "np.ndarray[Any, Any]") -> int:
     return array.ctypes.data

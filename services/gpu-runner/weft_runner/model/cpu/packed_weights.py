@@ -1,10 +1,13 @@
 """A base packed for the native kernels: each tensor is read once from the mapped file, packed, and let go again.
 
 So loading needs the packed model and one tensor beside it. The embedding stays where it is, in the file's mapping: a
-step reads a row of it for each token. Layouts: `weft_kernels/cpu/src/pack.h`.
+step reads a row of it for each token. Layouts: `weft_kernels/cpu/src/pack.h`. Where packed matrices go is the matter of
+a `MatrixStore`: memory here, a file in `packed_file.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -21,23 +24,113 @@ from weft_runner.model.weights import check_finite
 LINE = 64  # bytes
 UNIT_ROWS = 32  # of gate, and of up, by turns: what the native step computes together
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}
-_STORED = {torch.bfloat16: BF16, torch.float32: FP32}
+STORED = {torch.bfloat16: BF16, torch.float32: FP32}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatrixRows:
+    """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone).
+
+    `beside`: by turns, so many rows of each as a unit of work takes of it.
+    """
+
+    name: str
+    parts: Mapping[str, torch.Tensor]  # [outputs, inputs] by name
+    beside: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)"""
+        weights = [*self.parts.values()]
+        return sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+
+    def in_order(self) -> list[torch.Tensor]:
+        """Views, in the order in which their rows are packed. Raises WeightsInvalid (NaN or infinite numbers)."""
+        for part, weight in self.parts.items():
+            check_finite(f"{self.name}.{part}", weight)
+        weights = [*self.parts.values()]
+        if not self.beside:
+            return weights
+        turns = zip(*(weight.split(UNIT_ROWS) for weight in weights), strict=True)
+        return [rows for turn in turns for rows in turn]
+
+
+class MatrixStore(Protocol):
+    """Where packed matrices go. They come in the order in which a step reads them, the head last."""
+
+    def add(self, rows: MatrixRows) -> tuple[int | None, int | None]:
+        """Addresses of the packed numbers and of int8's scales; None: they are there only while a step needs them."""
+        ...
+
+    def embed(self, embedding: torch.Tensor) -> int | None:
+        """[V, H] as it is stored, or [0, H]. The address of its rows as BF16 or FP32; None as above."""
+        ...
+
+
+class RowPacker:
+    """Packs rows of matrices to `kind`, with the threads of `pool`."""
+
+    def __init__(self, library: Library, pool: ThreadPool, kind: int) -> None:
+        self._library, self._pool, self.kind = library, pool, kind
+
+    def n_bytes(self, n_out: int, n_in: int) -> int:
+        """Of so many packed rows; without scales."""
+        return self._library.packed_bytes(self.kind, n_out, n_in)
+
+    def pack(self, weight: torch.Tensor, to: int, scale: int | None) -> None:
+        """`to`, `scale`: where its first row goes. fp16 goes through fp32: bf16 cannot hold its fraction."""
+        source = weight if weight.dtype in STORED else weight.float()
+        self._library.pack(
+            self._pool, source.data_ptr(), STORED[source.dtype], source.stride(0), (source.shape[0], source.shape[1]),
+            to, self.kind, scale=scale,
+        )  # fmt: skip
+
+
+class PackedMemory:
+    """The MatrixStore of a model that fits: one piece of memory, as small matrices of their own lie on small pages."""
+
+    def __init__(self, packer: RowPacker, part: Partition) -> None:
+        self._packer = packer
+        self._memory = MappedMemory(sum(self._matrix_bytes(*shape) for shape in matrix_shapes(part)))
+        self._taken = 0
+        self._kept: list[torch.Tensor] = []
+
+    def add(self, rows: MatrixRows) -> tuple[int, int | None]:
+        n_out, n_in = rows.shape
+        address = self._memory.address + self._taken
+        self._taken += self._matrix_bytes(n_out, n_in)
+        scale = torch.zeros(-(-n_out // 16) * 16) if self._packer.kind == INT8 else None
+        done = 0
+        for weight in rows.in_order():
+            to = address + self._packer.n_bytes(done, n_in)
+            self._packer.pack(weight, to, None if scale is None else scale[done:].data_ptr())
+            done += weight.shape[0]
+        return address, None if scale is None else self._keep(scale)
+
+    def embed(self, embedding: torch.Tensor) -> int:
+        """A view of the file, converted where the kernels cannot read it (fp16)."""
+        check_finite(EMBEDDING, embedding)
+        return self._keep(embedding if embedding.dtype in STORED else embedding.float())
+
+    def _matrix_bytes(self, n_out: int, n_in: int) -> int:
+        return -(-self._packer.n_bytes(n_out, n_in) // LINE) * LINE
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
 
 
 class PackedWeights:
     """`model` is what the native step reads; it points into memory that lives as long as this. `kv` is set later."""
 
     def __init__(
-        self, library: Library, pool: ThreadPool, checkpoint: Checkpoint, dtype: str, page_tokens: int, part: Partition
+        self, store: MatrixStore, checkpoint: Checkpoint, dtype: str, page_tokens: int, part: Partition
     ) -> None:
-        """Raises WeightsInvalid (NaN or infinite numbers), StoppedAtStart."""
-        self._library, self._pool, self._checkpoint, self._part = library, pool, checkpoint, part
+        """Raises WeightsInvalid (NaN or infinite numbers), StoppedAtStart, and what `store` raises."""
+        self._store, self._checkpoint, self._part = store, checkpoint, part
         self._kind = KINDS[dtype]
         self._kept: list[object] = []
         spec = part.local
-        # One piece, in the order in which a step reads it: small matrices of their own would lie on small pages.
-        self._memory = MappedMemory(sum(self._matrix_bytes(*shape) for shape in _matrices(part)))
-        self._taken = 0
         layers = (Layer * spec.layers)(*(self._layer(index) for index in part.layers))
         self._kept.append(layers)
         embedding, head = self._embedding(), self._head()
@@ -45,10 +138,10 @@ class PackedWeights:
             layers=spec.layers, hidden=spec.hidden_size, inner=spec.intermediate_size, heads=spec.heads,
             kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab=head.n_out,
             kind=FP32 if self._kind == FP32 else BF16, eps=spec.norm_eps, layer=layers,
-            embedding=embedding.data_ptr() if part.begins else None, norm=self._vector(NORM, checkpoint.norm),
+            embedding=embedding if part.begins else None, norm=self._vector(NORM, checkpoint.norm),
             head=head,
             inverse_frequency=self._keep(inverse_frequencies(spec).contiguous()), kv=None,
-            embedding_kind=_STORED[embedding.dtype], page_tokens=page_tokens, rope_scale=1.0,
+            embedding_kind=STORED.get(checkpoint.embedding.dtype, FP32), page_tokens=page_tokens, rope_scale=1.0,
         )  # fmt: skip
 
     def _layer(self, index: int) -> Layer:
@@ -78,40 +171,13 @@ class PackedWeights:
         *,
         beside: bool = False,
     ) -> Matrix:
-        """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone).
-
-        `beside`: by turns, so many rows of each as a unit of work takes of it.
-        """
-        weights = [tensors[part] for part in parts]
-        for part, weight in zip(parts, weights, strict=True):
-            check_finite(f"{name}.{part}", weight)
-        if beside:
-            turns = zip(*(weight.split(UNIT_ROWS) for weight in weights), strict=True)
-            weights = [rows for turn in turns for rows in turn]
-        n_out, n_in = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-        address = self._memory.address + self._taken
-        self._taken += self._matrix_bytes(n_out, n_in)
-        scale = torch.zeros(-(-n_out // 16) * 16) if self._kind == INT8 else None
-        done = 0
-        for weight in weights:
-            self._pack(weight, address, done, scale)
-            done += weight.shape[0]
+        rows = MatrixRows(name, {part: tensors[part] for part in parts}, beside)
+        n_out, n_in = rows.shape
+        data, scale = self._store.add(rows)
         return Matrix(
-            data=address, scale=None if scale is None else self._keep(scale),
+            data=data, scale=scale,
             bias=None if biases is None else self._vector(f"{name} biases", torch.cat([b.float() for b in biases])),
             n_in=n_in, n_out=n_out, kind=self._kind,
-        )  # fmt: skip
-
-    def _matrix_bytes(self, n_out: int, n_in: int) -> int:
-        return -(-self._library.packed_bytes(self._kind, n_out, n_in) // LINE) * LINE
-
-    def _pack(self, weight: torch.Tensor, to: int, done: int, scale: torch.Tensor | None) -> None:
-        """Rows `done` and on. fp16 goes through fp32: bf16 cannot hold its fraction."""
-        source = weight if weight.dtype in _STORED else weight.float()
-        offset = self._library.packed_bytes(self._kind, done, source.shape[1])
-        self._library.pack(
-            self._pool, source.data_ptr(), _STORED[source.dtype], source.stride(0), (source.shape[0], source.shape[1]),
-            to + offset, self._kind, scale=None if scale is None else scale[done:].data_ptr(),
         )  # fmt: skip
 
     def _head(self) -> Matrix:
@@ -123,15 +189,10 @@ class PackedWeights:
         self._checkpoint.release(name)
         return head
 
-    def _embedding(self) -> torch.Tensor:
-        """[V, H], [0, H] of a later stage: a view of the file, converted where the kernels cannot read it (fp16)."""
-        embedding = self._part.embedding(self._checkpoint.embedding)
-        check_finite(EMBEDDING, embedding)
-        if embedding.dtype not in _STORED:
-            embedding = embedding.float()
+    def _embedding(self) -> int | None:
+        address = self._store.embed(self._part.embedding(self._checkpoint.embedding))
         self._checkpoint.release(EMBEDDING)
-        self._kept.append(embedding)
-        return embedding
+        return address
 
     def _vector(self, name: str, tensor: torch.Tensor) -> int:
         check_finite(name, tensor)
@@ -142,7 +203,7 @@ class PackedWeights:
         return tensor.data_ptr()
 
 
-def _matrices(part: Partition) -> Iterator[tuple[int, int]]:
+def matrix_shapes(part: Partition) -> Iterator[tuple[int, int]]:
     """(outputs, inputs) of every packed matrix."""
     spec = part.local
     hidden, inner = spec.hidden_size, spec.intermediate_size

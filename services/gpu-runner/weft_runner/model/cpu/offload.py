@@ -1,0 +1,390 @@
+"""The cpu executor for a model larger than its memory: weights come from disk while layers compute.
+
+An iteration passes each layer once over all of its rows, in micro-batches, and the next layer's weights are read
+meanwhile: FlexGen's zig-zag block schedule (section 4.1), where a block is an iteration: requests join and leave at
+each. A weight is read once a pass for all rows, whatever their number, and adapters are applied as their layer passes.
+What is computed is what `CpuExecutor` computes, to the bit, and so is the numerics class: sequences may move between
+the two.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft_kernels.cpu.library import Library
+from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu.structs import INT8, Matrix, ModelStruct, StepStruct
+from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
+from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.cpu.direct_io import PAGE, DirectFile, up
+from weft_runner.model.cpu.executor import CpuExecutor, address_of
+from weft_runner.model.cpu.micro_batches import MicroBatch, cut
+from weft_runner.model.cpu.packed_file import PackedFile, PackedLayout, Region, packed_file
+from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
+from weft_runner.model.cpu.weight_stream import Extent, StreamFigures, WeightStream
+from weft_runner.model.executor import LayerDone
+from weft_runner.model.partition import Partition
+from weft_runner.model.step import StepInput
+from weft_runner.offload.residency import WeightResidency, least_bytes, offsets, place_weights
+
+SITES = ("qkv", "o", "gate_up", "down")
+GATHERED_ROWS = 64  # of the embedding that are read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadBudget:
+    """`device_bytes`: for weights that stay, the ring, KV, adapters and what steps work on; `path`: on the disk.
+
+    `base`: the digest that the file is named by. `micro_batch`, `max_tokens`, `max_sequences`: most tokens that a layer
+    computes at a time, and of a step. `max_rank`: of adapters. `share`: of the weights that may stay (FlexGen's wg).
+    """
+
+    device_bytes: int
+    disk_bytes: int
+    path: Path
+    base: str
+    micro_batch: int
+    max_tokens: int
+    max_sequences: int
+    max_rank: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadFigures:
+    """For metrics. Bytes and seconds since start; `streamed_bytes`: of each pass."""
+
+    resident_bytes: int
+    streamed_bytes: int
+    ring_bytes: int
+    stream: StreamFigures
+    step_s: float
+
+
+class OffloadExecutor(CpuExecutor):
+    """Not with tensor ranks: their exchanges would wait for each other's disks."""
+
+    def __init__(
+        self, library: Library, checkpoint: Checkpoint, budget: OffloadBudget, *, dtype: str, threads: int, pages: int,
+        page_tokens: int, slots: int, part: Partition | None = None, stopping: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """Raises WeightsInvalid, OutOfMemory (the budget is too small), DiskUnusable, StoppedAtStart."""
+        self._budget, self._stopping = budget, stopping
+        part = part or Partition(checkpoint.spec)
+        assert part.size == 1, "tensor ranks do not offload"
+        super().__init__(
+            library, checkpoint, dtype=dtype, threads=threads, pages=pages, page_tokens=page_tokens, slots=slots,
+            part=part,
+        )  # fmt: skip
+        self.residency = self._place(pages * self.page_bytes)
+        self._weights = _PlacedWeights(self._file, self.residency, self._base.model)
+        self._head = ModelStruct.from_buffer_copy(self._base.model)
+        self._embedding = _EmbeddingRows(self._file, self._base.model, resident=self.residency.embedding)
+        self._native.layers_done = None
+        self._batches: list[MicroBatch] = []
+        self._structs: list[StepStruct] = []
+        self._step_s = 0.0
+
+    @property
+    def figures(self) -> OffloadFigures:
+        """Any thread."""
+        residency, stream = self.residency, self._weights.figures
+        return OffloadFigures(
+            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream, self._step_s
+        )
+
+    @property
+    def packed(self) -> bool:
+        """The file of its weights was not there, or not whole, and has been written at this start."""
+        return self._file.written
+
+    def close(self) -> None:
+        """Ends the threads that read."""
+        self._weights.close()
+        self._embedding.close()
+
+    def run(
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
+        layer_done: LayerDone | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """See `model.executor.Executor.run`. Raises ExecutorLost where weights cannot be read."""
+        began = time.perf_counter()
+        layers = self.spec.layers
+        last = layers if last is None else last
+        n_tokens, n_sampled = len(step.tokens), len(step.arrays.sampled)
+        samples = last == layers and self._part.ends and n_sampled > 0
+        self._begin(step)
+        self._weights.begin(samples=samples)
+        if hidden is not None:
+            self._hidden[:n_tokens] = hidden
+        elif self._part.begins and first == 0:
+            self._embedding.gather(step.arrays.tokens, self._tokens)
+        for begin, end in self._weights.spans(first, last, single=len(self._structs) == 1):
+            with self._weights.layer(begin):
+                self._layers(begin, end, layer_done)
+        if samples:
+            self._sample_rows(step)
+        self._step_s += time.perf_counter() - began
+        if last < layers or not self._part.ends:
+            return self._hidden[:n_tokens].clone()
+        logits = self._logits[:n_sampled]
+        return logits if self._part.begins else logits.clone()
+
+    def _layers(self, first: int, last: int, layer_done: LayerDone | None) -> None:
+        """Over all micro-batches. A layer is done, to those who wait for it, with the last of them."""
+        for native in self._structs:
+            native.first, native.last = first, last
+            final = native is self._structs[-1]
+            native.layers_done = self.layer_counter.address if final else None
+            self._run(native, layer_done if final else None)
+
+    def _sample_rows(self, step: StepInput) -> None:
+        """Logits of the rows that sample, from the head's pieces as they come."""
+        rows = self._hidden[torch.from_numpy(step.arrays.sampled).long()]
+        for begin, matrix in self._weights.head():
+            self._head.head, self._head.vocab = matrix, matrix.n_out
+            for done in range(0, len(rows), self._budget.micro_batch):
+                part = rows[done : done + self._budget.micro_batch]
+                to = self._logits[done : done + len(part), begin : begin + matrix.n_out]
+                to.copy_(self._logits_of(part, matrix.n_out))
+
+    def _logits_of(self, rows: torch.Tensor, n_out: int) -> torch.Tensor:
+        """[n, n_out] of the head's present piece: a native step of no layers."""
+        found, count = torch.empty(len(rows), n_out), np.arange(len(rows), dtype=np.int32)
+        row = np.array([[0, len(rows), 0, 0]], np.int32)
+        native = StepStruct(
+            n_tokens=len(rows), n_rows=1, n_segments=0, n_sampled=len(rows), first=self.spec.layers,
+            last=self.spec.layers, rows=address_of(row), sampled=address_of(count), hidden=rows.data_ptr(),
+            logits=found.data_ptr(), workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
+        )  # fmt: skip
+        self._library.run(self._pool, self._head, native)
+        return found
+
+    # ---- a step
+
+    def _begin(self, step: StepInput) -> None:
+        """Micro-batches of a step, for as long as it lives; their positions for this iteration."""
+        arrays = step.arrays
+        self._grow_workspace(len(arrays.tokens), len(arrays.sampled))
+        if step is not self._prepared:
+            self._batches = cut(arrays, self._budget.micro_batch)
+            self._tokens = np.arange(len(arrays.tokens), dtype=np.int32)
+            self._prepared = step
+        for batch in self._batches:
+            batch.follow(arrays)
+        hidden_bytes = 4 * self.spec.hidden_size
+        self._structs = [
+            StepStruct(
+                n_tokens=batch.n_tokens, n_rows=len(batch.rows), n_segments=len(batch.segments), n_sampled=0,
+                tokens=address_of(self._tokens) + 4 * batch.start, rows=address_of(batch.rows),
+                page_table=address_of(arrays.pages), segments=address_of(batch.segments),
+                slots=ctypes.addressof(self.adapters.table),
+                hidden=self._hidden.data_ptr() + hidden_bytes * batch.start,
+                workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
+            )
+            for batch in self._batches
+        ]  # fmt: skip
+
+    def _workspace_of(self, n_tokens: int, n_sampled: int, site_rank: int) -> int:
+        """Of the largest micro-batch."""
+        most = self._budget.micro_batch
+        tokens = max(min(n_tokens, most), min(n_sampled, most))
+        return self._library.workspace_bytes(self._base.model, tokens, site_rank, min(n_sampled, most))
+
+    # ---- the start
+
+    def _load(self, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> PackedWeights:
+        packer = RowPacker(self._library, self._pool, KINDS[dtype])
+        budget = self._budget
+        layout = PackedLayout(packer, self._part, budget.base, dtype, checkpoint.embedding.dtype)
+        with packed_file(
+            budget.path, layout, packer, disk_bytes=budget.disk_bytes, stopping=self._stopping
+        ) as self._file:
+            return PackedWeights(self._file, checkpoint, dtype, page_tokens, self._part)
+
+    def _place(self, kv_bytes: int) -> WeightResidency:
+        """Raises OutOfMemory, with what there has to be."""
+        budget, layout, spec = self._budget, self._file.layout, self.spec
+        groups = _groups(layout)
+        sizes = [[region.n_bytes for region in group] for group in groups]
+        rows = 4 * budget.max_tokens * spec.hidden_size
+        logits = 4 * budget.max_sequences * spec.vocab_size * self._part.ends
+        gathered = 0 if not self._part.begins else budget.max_tokens * layout.row_bytes + _bounce_bytes(layout)
+        site_rank = 3 * (budget.max_rank + budget.max_rank % 2)
+        work = rows + 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
+        left = budget.device_bytes - kv_bytes - work
+        if left < (least := least_bytes(sizes)):
+            raise OutOfMemory(
+                f"--offload-device-bytes {budget.device_bytes} is too small: {kv_bytes} for KV and adapters, {work} "
+                f"for what steps work on and at least {least} for one layer's weights take {kv_bytes + work + least}: "
+                "allow more, or ask for fewer --kv-pages, --max-batch-tokens or --max-sequences"
+            )
+        return place_weights(sizes, layout.embedding_bytes, left, budget.share)
+
+
+def _groups(layout: PackedLayout) -> list[list[Region]]:
+    """Of each layer, then of each piece of the head."""
+    layers = [layout.matrices[i : i + len(SITES)] for i in range(0, len(layout.matrices), len(SITES))]
+    return [*layers, *([piece] for piece in layout.head)]
+
+
+class _PlacedWeights:
+    """The model's matrices: those that stay, read once, and those that come. Points the native model at them."""
+
+    def __init__(self, packed: PackedFile, residency: WeightResidency, model: ModelStruct) -> None:
+        self._model, self._layers = model, model.layers
+        self._regions = _groups(packed.layout)
+        self._comes = [
+            [region for region, stays in zip(group, stay, strict=True) if not stays]
+            for group, stay in zip(self._regions, residency.resident, strict=True)
+        ]
+        # place of a group in the stream, of those that have anything there
+        self._places = offsets([bool(group) for group in self._comes])
+        file = packed.open()
+        self._memory = MappedMemory(residency.resident_bytes)
+        self._heads = [
+            Matrix(n_in=one.n_in, n_out=one.n_out, kind=model.layer[0].qkv.kind) for one in packed.layout.head
+        ]
+        try:
+            self._read_resident(file, residency)
+        except DiskUnusable:
+            file.close()
+            raise
+        streamed = [[Extent(one.offset, one.n_bytes) for one in group] for group in self._comes if group]
+        self._streamed_layers = sum(bool(group) for group in self._comes[: self._layers])
+        self._streamed = len(streamed)
+        self._stream = WeightStream(file, streamed, residency.ring_bytes) if streamed else None
+        if self._stream is None:
+            file.close()
+
+    @property
+    def figures(self) -> StreamFigures:
+        return StreamFigures() if self._stream is None else self._stream.figures
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def begin(self, *, samples: bool) -> None:
+        """A step; the head is needed where it samples."""
+        if self._stream is not None:
+            self._stream.begin(self._streamed if samples else max(1, self._streamed_layers))
+
+    def spans(self, first: int, last: int, *, single: bool) -> Iterator[tuple[int, int]]:
+        """Layers [first, last) in the runs that are computed at a time: one, or all that follow it and stay.
+
+        `single`: the step has one micro-batch.
+        """
+        while first < last:
+            end = first + 1
+            while single and end < last and not self._comes[first] and not self._comes[end]:
+                end += 1
+            yield first, end
+            first = end
+
+    def layer(self, index: int) -> "_Acquired":
+        """A context in which this layer's matrices are in memory. Raises ExecutorLost."""
+        return _Acquired(self, index)
+
+    def head(self) -> Iterator[tuple[int, Matrix]]:
+        """(first output, matrix) of each piece of the head, in memory until the next one is asked for."""
+        done = 0
+        for piece, matrix in enumerate(self._heads):
+            with _Acquired(self, self._layers + piece):
+                yield done, matrix
+            done += matrix.n_out
+
+    def acquire(self, group: int) -> None:
+        if self._stream is not None and self._comes[group]:
+            at = self._stream.acquire(self._places[group])
+            for region in self._comes[group]:
+                self._point(group, region, at)
+                at += region.n_bytes
+
+    def release(self, group: int) -> None:
+        if self._stream is not None and self._comes[group]:
+            self._stream.release()
+
+    def _read_resident(self, file: DirectFile, residency: WeightResidency) -> None:
+        at = self._memory.address
+        for group, (regions, stay) in enumerate(zip(self._regions, residency.resident, strict=True)):
+            for region, stays in zip(regions, stay, strict=True):
+                if stays:
+                    file.read(at, region.n_bytes, region.offset)
+                    self._point(group, region, at)
+                    at += region.n_bytes
+
+    def _point(self, group: int, region: Region, address: int) -> None:
+        if group < self._layers:
+            matrix = getattr(self._model.layer[group], SITES[self._regions[group].index(region)])
+        else:
+            matrix = self._heads[group - self._layers]
+        matrix.data = address
+        if matrix.kind == INT8:
+            matrix.scale = address + region.data_bytes
+
+
+class _Acquired:
+    def __init__(self, weights: _PlacedWeights, group: int) -> None:
+        self._weights, self._group = weights, group
+
+    def __enter__(self) -> None:
+        self._weights.acquire(self._group)
+
+    def __exit__(self, *_: object) -> None:
+        self._weights.release(self._group)
+
+
+def _bounce_bytes(layout: PackedLayout) -> int:
+    return GATHERED_ROWS * (up(layout.row_bytes) + PAGE)
+
+
+class _EmbeddingRows:
+    """Rows of the embedding: all of them in memory, or those of a step's tokens, read from the file."""
+
+    def __init__(self, packed: PackedFile, model: ModelStruct, *, resident: bool) -> None:
+        self._layout, self._model, self._resident = packed.layout, model, resident
+        self._file = packed.open()
+        self._rows = np.empty((0, self._layout.row_bytes), np.uint8)
+        self._memory = MappedMemory(self._layout.embedding_bytes if resident else _bounce_bytes(self._layout))
+        if resident and self._layout.rows:
+            self._read(self._memory.address, self._layout.embedding_bytes, self._layout.embedding)
+            model.embedding = self._memory.address
+
+    def gather(self, tokens: np.ndarray, to: np.ndarray) -> None:
+        """Which row each of the tokens is to read, int32 [T] both. Raises ExecutorLost."""
+        if self._resident:
+            to[:] = tokens
+            return
+        ids, of_token = np.unique(tokens, return_inverse=True)
+        to[:] = of_token
+        if len(ids) > len(self._rows):
+            self._rows = np.empty((len(ids), self._layout.row_bytes), np.uint8)
+        self._model.embedding = address_of(self._rows)
+        for done in range(0, len(ids), GATHERED_ROWS):
+            self._copy(ids[done : done + GATHERED_ROWS], done)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _copy(self, ids: np.ndarray, done: int) -> None:
+        """Of neighbours in the file the pages are read once."""
+        n_bytes, stride = self._layout.row_bytes, up(self._layout.row_bytes) + PAGE
+        bounce = self._memory.array()
+        for i, token in enumerate(ids):
+            begin = self._layout.embedding + int(token) * n_bytes
+            first = begin // PAGE * PAGE
+            self._read(self._memory.address + i * stride, up(begin + n_bytes) - first, first)
+            at = i * stride + begin - first
+            self._rows[done + i] = bounce[at : at + n_bytes]
+
+    def _read(self, address: int, n_bytes: int, offset: int) -> None:
+        try:
+            self._file.read(address, n_bytes, offset)
+        except DiskUnusable as error:
+            raise ExecutorLost(f"weights are lost: {error}") from error

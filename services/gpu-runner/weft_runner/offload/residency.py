@@ -1,0 +1,139 @@
+"""Which matrices of a model stay in memory and which come from disk each time their layer is computed. Pure.
+
+FlexGen's `wg` and `wd` (section 4.2) at the grain of a matrix. What stays is spread evenly over the layers, so that the
+disk has as much to read for one layer as for the next. What comes is read into a ring: a **group** is what one layer,
+or one piece of the head, has on disk; groups come in the order of a step, and the ring holds two of the largest, so
+that one is read while another is computed with.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+SHARES = 256  # how finely the share that stays is searched
+
+
+@dataclass(frozen=True, slots=True)
+class WeightResidency:
+    """`resident`: of each group, which of its matrices stay. `ring_bytes`: 0 where all do."""
+
+    groups: tuple[tuple[int, ...], ...]  # bytes of each matrix
+    resident: tuple[tuple[bool, ...], ...]
+    ring_bytes: int
+    embedding: bool  # it stays, too
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(n for sizes, stay in self._rows() for n, here in zip(sizes, stay, strict=True) if here)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Of each pass over the model."""
+        return sum(self.streamed)
+
+    @property
+    def streamed(self) -> tuple[int, ...]:
+        """Of each group."""
+        return tuple(
+            sum(n for n, here in zip(sizes, stay, strict=True) if not here) for sizes, stay in self._rows()
+        )  # fmt: skip
+
+    @property
+    def share(self) -> float:
+        """Of the weights, that stays: FlexGen's wg."""
+        return self.resident_bytes / max(1, self.resident_bytes + self.streamed_bytes)
+
+    def _rows(self) -> "zip[tuple[tuple[int, ...], tuple[bool, ...]]]":
+        return zip(self.groups, self.resident, strict=True)
+
+
+def least_bytes(groups: Sequence[Sequence[int]]) -> int:
+    """With which any pass can be computed: the largest group, alone in the ring."""
+    return max(map(sum, groups), default=0)
+
+
+def place_weights(
+    groups: Sequence[Sequence[int]], embedding_bytes: int, budget: int, share: float = 1.0
+) -> WeightResidency:
+    """As much as fits into `budget` beside the ring, at most `share` of it. `budget` is at least `least_bytes`.
+
+    The embedding, of which a step reads a few rows, stays only where everything else does.
+    """
+    assert budget >= least_bytes(groups), (budget, least_bytes(groups))
+    total = sum(map(sum, groups))
+    if total <= budget and share >= 1.0:
+        stay = tuple((True,) * len(sizes) for sizes in groups)
+        return WeightResidency(tuple(map(tuple, groups)), stay, 0, embedding_bytes <= budget - total)
+    most = int(min(share, 1.0) * SHARES)
+    for depth in (2, 1):
+        for part in range(most, -1, -1):
+            residency = _spread(groups, total * part // SHARES, depth)
+            if residency.resident_bytes + residency.ring_bytes <= budget:
+                return residency
+    raise AssertionError("nothing resident and one group in the ring fit, as was asserted")
+
+
+def _spread(groups: Sequence[Sequence[int]], resident_bytes: int, depth: int) -> WeightResidency:
+    """A matrix stays as soon as the share that is due by its place in the step has room for all of it."""
+    total, due, kept = sum(map(sum, groups)), 0, 0
+    resident: list[tuple[bool, ...]] = []
+    for sizes in groups:
+        stay: list[bool] = []
+        for n_bytes in sizes:
+            due += n_bytes
+            stay.append(kept + n_bytes <= due * resident_bytes // total)
+            kept += n_bytes * stay[-1]
+        resident.append(tuple(stay))
+    whole = WeightResidency(tuple(map(tuple, groups)), tuple(resident), 0, embedding=False)
+    largest = max(whole.streamed, default=0)
+    ring_bytes = min(depth * largest, whole.streamed_bytes)
+    return WeightResidency(whole.groups, whole.resident, ring_bytes, embedding=False)
+
+
+class Ring:
+    """Memory of `n_bytes` that is taken piece by piece, each in one part, and released in the same order.
+
+    A piece that does not fit before the end begins at 0 again. An empty ring has room for any piece up to `n_bytes`.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self._held: deque[tuple[int, int]] = deque()  # (offset, bytes), oldest first
+
+    def take(self, n_bytes: int) -> int | None:
+        """Where the piece begins; None while there is no room for it."""
+        assert 0 < n_bytes <= self.n_bytes, (n_bytes, self.n_bytes)
+        offset = self._place(n_bytes)
+        if offset is not None:
+            self._held.append((offset, n_bytes))
+        return offset
+
+    def release(self) -> None:
+        """The oldest."""
+        self._held.popleft()
+
+    def clear(self) -> None:
+        self._held.clear()
+
+    def check(self) -> None:
+        """No two pieces overlap, and none leaves the ring."""
+        ends = sorted(self._held)
+        for (at, n), after in zip(ends, [*(b for b, _ in ends[1:]), self.n_bytes], strict=bool(ends)):
+            assert 0 <= at <= at + n <= after, (ends, self.n_bytes)
+
+    def _place(self, n_bytes: int) -> int | None:
+        if not self._held:
+            return 0
+        (oldest, _), (newest, last) = self._held[0], self._held[-1]
+        end = newest + last
+        if newest < oldest:  # wrapped
+            return end if end + n_bytes <= oldest else None
+        if end + n_bytes <= self.n_bytes:
+            return end
+        return 0 if n_bytes <= oldest else None
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where each of a row of pieces begins."""
+    return [0, *accumulate(sizes)][:-1]

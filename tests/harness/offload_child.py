@@ -1,0 +1,75 @@
+"""A process that serves an offloaded model, for tests of what it takes and of what its end leaves. Prints JSON.
+
+    python -m harness.offload_child MODEL FOLDER DEVICE_BYTES [GROUP]
+
+`GROUP`: a memory control group (v1) that it enters before it loads, so that the kernel accounts what loading takes.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+from pathlib import Path
+
+from harness.native_models import make_step
+from weft_kernels.cpu.library import load
+from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
+
+MODEL = {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 32, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "vocab_size": 2048,
+}  # fmt: skip
+STEPS = 3
+
+
+def main(model: Path, folder: Path, device_bytes: int, group: Path | None = None) -> None:
+    library = load()
+    if group is not None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    before = anonymous_bytes()
+    files = {path.name: path for path in model.iterdir()}
+    spec = read_spec(files["config.json"])
+    budget = OffloadBudget(
+        device_bytes=device_bytes, disk_bytes=1 << 40, path=folder, base="sha256:" + "7" * 64, micro_batch=64,
+        max_tokens=128, max_sequences=8, max_rank=8,
+    )  # fmt: skip
+    executor = OffloadExecutor(
+        library, open_checkpoint(files, spec), budget, dtype="bf16", threads=1, pages=8, page_tokens=16, slots=1
+    )
+    sums = []
+    for step in range(STEPS):
+        logits = executor.run(make_step([(list(range(100)), 0, list(range(7)), None), ([step], 0, [7], None)]))
+        sums.append(logits.double().sum().item())
+    figures = executor.figures
+    (packed,) = folder.glob("*.packed")
+    print(
+        json.dumps({
+            "taken": anonymous_bytes() - before, "cached": cached_bytes(packed), "sums": sums,
+            "weights": figures.resident_bytes + figures.streamed_bytes, "read": figures.stream.read_bytes,
+            "streamed": figures.streamed_bytes,
+        })
+    )  # fmt: skip
+
+
+def anonymous_bytes() -> int:
+    """Of this process: what is no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def cached_bytes(path: Path) -> int:
+    """Of a file, in the page cache."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        found, view = (ctypes.c_ubyte * pages)(), (ctypes.c_char * len(mapped)).from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        code = libc.mincore(ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(len(mapped)), found)
+        del view
+        assert code == 0, os.strerror(ctypes.get_errno())
+        return sum(one & 1 for one in found) * mmap.PAGESIZE
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), *map(Path, sys.argv[4:]))

@@ -1,0 +1,387 @@
+"""A model larger than its memory: the in-memory executor's bits, whatever stays and whatever the parts."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness import offload_child
+from harness.native_library import native_library
+from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from harness.waiting import PATIENCE_S, wait_until
+from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
+from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
+from weft_runner.model.cpu.packed_file import PackedLayout, packed_file
+from weft_runner.model.cpu.packed_weights import KINDS, RowPacker
+from weft_runner.model.partition import Partition, stage_of
+
+LIBRARY = native_library()
+PAGES, SLOTS = 64, 4
+Made = TypeVar("Made", bound=CpuExecutor)
+BASE = "sha256:" + "5" * 64
+RANKS = ({"q_proj": 8, "v_proj": 8}, {"down_proj": 3, "o_proj": 5, "up_proj": 16}, {"k_proj": 1}, {"gate_proj": 33})
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 5},
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_key_value_heads": 1,
+        "tie_word_embeddings": True, "num_hidden_layers": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Path]]:
+    @cache
+    def make(model: str = "llama", dtype: torch.dtype = torch.bfloat16) -> dict[str, Path]:
+        return write_model(tmp_path_factory.mktemp("models") / model, 7, dtype, **MODELS[model])
+
+    return make
+
+
+@pytest.fixture
+def made() -> Iterator[list[OffloadExecutor]]:
+    """Those that a test has made end with it."""
+    executors: list[OffloadExecutor] = []
+    yield executors
+    for executor in executors:
+        executor.close()
+
+
+def sizes(dtype: str, threads: int = 1) -> dict[str, Any]:
+    return {"dtype": dtype, "threads": threads, "pages": PAGES, "page_tokens": 16, "slots": SLOTS}
+
+
+def with_adapters(executor: Made) -> Made:
+    for slot, ranks in enumerate(RANKS):
+        tensors = adapter_tensors(executor.spec, slot, ranks)
+        executor.adapters.put(slot, executor.adapters.build(tensors, Scales()))
+    return executor
+
+
+def budget(folder: Path, **changed: Any) -> OffloadBudget:
+    values: dict[str, Any] = {
+        "device_bytes": 1 << 30, "disk_bytes": 1 << 30, "path": folder, "base": BASE, "micro_batch": 16,
+        "max_tokens": 512, "max_sequences": 16, "max_rank": 33, **changed,
+    }  # fmt: skip
+    return OffloadBudget(**values)
+
+
+def offloaded(
+    files: dict[str, Path], limits: OffloadBudget, dtype: str = "bf16", part: Partition | None = None, threads: int = 1
+) -> OffloadExecutor:
+    spec = read_spec(files["config.json"])
+    return OffloadExecutor(LIBRARY, open_checkpoint(files, spec), limits, part=part, **sizes(dtype, threads))
+
+
+def in_memory(files: dict[str, Path], dtype: str = "bf16") -> CpuExecutor:
+    return CpuExecutor(LIBRARY, open_checkpoint(files, read_spec(files["config.json"])), **sizes(dtype))
+
+
+def script(seed: int, steps: int = 4) -> list[list[tuple[list[int], int, list[int], int | None]]]:
+    """Steps of rows as `make_step` takes them: prompts, chunks of them and single tokens, with adapters and without."""
+    drawn = random.Random(seed)
+    fed, slots = [0] * 6, [drawn.choice((None, 0, 1, 2, 3)) for _ in range(6)]
+    owned = [list(range(10 * i, 10 * i + 10)) for i in range(6)]
+    made = []
+    for _ in range(steps):
+        rows = []
+        for i in sorted(drawn.sample(range(6), drawn.randint(1, 6))):
+            count = drawn.choice((1, 1, 1, 2, 17, 40))
+            if fed[i] + count <= 160:
+                rows.append(([drawn.randrange(203) for _ in range(count)], fed[i], owned[i], slots[i]))
+                fed[i] += count
+        if rows:
+            made.append(rows)
+    return made
+
+
+def same(one: CpuExecutor, other: CpuExecutor, steps: list[list[tuple[list[int], int, list[int], int | None]]]) -> None:
+    for executor in (one, other):
+        executor.clear_pages(list(range(PAGES)))
+    for rows in steps:
+        found, expected = one.run(make_step(rows)), other.run(make_step(rows))
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+SHARES = (0.0, 0.25, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4"])
+@pytest.mark.parametrize("model", MODELS)
+def test_its_bits_are_those_of_the_executor_in_memory(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], model: str, dtype: str
+) -> None:
+    files = files_of(model)
+    expected = with_adapters(in_memory(files, dtype))
+    for share in SHARES:
+        for micro_batch in (16, 7, 512):
+            limits = budget(tmp_path, share=share, micro_batch=micro_batch)
+            made.append(with_adapters(offloaded(files, limits, dtype, threads=2)))
+            assert made[-1].numerics_class == expected.numerics_class
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(made), st.integers(0, 2**32))
+    def holds(executor: OffloadExecutor, seed: int) -> None:
+        same(executor, expected, script(seed))
+
+    holds()
+    assert [executor.residency.share for executor in made[::3]] == sorted({e.residency.share for e in made})
+
+
+def test_weights_that_do_not_stay_are_read_once_a_pass_and_ahead_of_it(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Whatever the number of rows and micro-batches; the head only where a row samples."""
+    executor = offloaded(files_of(), budget(tmp_path, share=0.0, micro_batch=4))
+    made.append(executor)
+    rows = [([1] * 9, 0, [0], None), ([2] * 9, 0, [1], None)]
+    for done in range(1, 4):
+        executor.run(make_step(rows))
+        assert executor.figures.stream.read_bytes >= done * executor.residency.streamed_bytes
+    ahead = executor.figures.ring_bytes
+    assert executor.figures.stream.read_bytes <= 3 * executor.residency.streamed_bytes + ahead
+
+
+def test_layers_in_any_order_are_read_as_they_are_asked_for(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Half a pass, the same half again, the other one, a whole pass; hidden rows by the caller."""
+    files = files_of()
+    executor, expected = offloaded(files, budget(tmp_path, share=0.25)), in_memory(files)
+    made.append(executor)
+    step = make_step([([5, 6, 7], 0, [0], None), ([8], 0, [1], None)])
+    found = [[one.run(step, last=2) for _ in range(2)] for one in (executor, expected)]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert torch.equal(*(one.run(step, first=2, hidden=found[0][0]).clone() for one in (executor, expected)))
+    assert torch.equal(*(one.run(step).clone() for one in (executor, expected)))
+
+
+def test_a_step_that_advances_has_the_bits_of_one_made_anew(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    executor = offloaded(files_of(), budget(tmp_path, share=0.5, micro_batch=2))
+    made.append(executor)
+    prompts = [([3 + i], 0, [i], None) for i in range(5)]
+    found = []
+    for anew in (False, True):
+        executor.clear_pages(list(range(PAGES)))
+        step = make_step(prompts)
+        executor.run(step)
+        step.advance([9, 8, 7, 6, 5], [1] * 5)
+        if anew:
+            step = make_step([([9 - i], 1, [i], None) for i in range(5)])
+        found.append(executor.run(step).clone())
+    assert torch.equal(*found)
+
+
+def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    executor = offloaded(files_of(), budget(tmp_path, share=0.25, micro_batch=2))
+    made.append(executor)
+    called: list[int] = []
+    executor.run(make_step([([1] * 7, 0, [0], None)]), layer_done=called.append)
+    assert called == list(range(5))
+    assert executor.layer_counter.count == 5
+
+
+def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    files = files_of()
+    spec, expected = read_spec(files["config.json"]), with_adapters(in_memory(files))
+    for stage in range(2):
+        limits = budget(tmp_path, share=0.4 * stage, micro_batch=5)
+        made.append(offloaded(files, limits, part=stage_of(spec, stage, 2)))
+        for slot, ranks in enumerate(RANKS):
+            tensors = adapter_tensors(spec, slot, ranks)
+            made[-1].adapters.put(slot, made[-1].adapters.build(tensors, Scales()))
+    for rows in script(3):
+        step = make_step(rows)
+        assert torch.equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
+
+
+# ---- the file
+
+
+def packed_path(folder: Path) -> Path:
+    (path,) = folder.glob("*.packed")
+    return path
+
+
+def test_runners_of_a_node_share_what_the_first_one_packed(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    made += [offloaded(files_of(), budget(tmp_path, share=share)) for share in (0.0, 0.5)]
+    assert [executor.packed for executor in made] == [True, False]
+    same(*made, script(1))
+    made.append(offloaded(files_of(), budget(tmp_path, base="sha256:" + "6" * 64)))
+    assert made[-1].packed  # of another base
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def with_one_bit_changed(path: Path, at: float = 0.5) -> None:
+    with path.open("r+b") as file:
+        file.seek(int(path.stat().st_size * at))
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def with_another_header(path: Path) -> None:
+    with_one_bit_changed(path, 20 / path.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", [cut_short, emptied, with_one_bit_changed, with_another_header])
+def test_a_damaged_file_is_packed_again_by_name(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor],
+    caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None],
+) -> None:  # fmt: skip
+    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
+    damage(packed_path(tmp_path))
+    caplog.set_level("INFO")
+    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
+    assert made[-1].packed
+    (packing,) = [record for record in caplog.records if record.message == "weights are packed"]
+    assert "no such file" not in packing.kv["why"]  # type: ignore[attr-defined]
+    same(made[-1], in_memory(files_of()), script(2))
+
+
+# ---- processes
+
+GROUPS = Path("/sys/fs/cgroup/memory")  # of v1, whose account begins when a process enters
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 210 MB of packed weights."""
+    root = tmp_path_factory.mktemp("large") / "model"
+    write_model(root, 3, **offload_child.MODEL)
+    return root
+
+
+@pytest.fixture
+def group() -> Iterator[list[str]]:
+    """A control group with a limit of BUDGET and SLACK, where this process may make one."""
+    made = GROUPS / f"weft-test-{os.getpid()}"
+    try:
+        made.mkdir()
+    except OSError:
+        yield []
+        return
+    (made / "memory.limit_in_bytes").write_text(str(BUDGET + SLACK))
+    yield [str(made)]
+    made.rmdir()
+
+
+BUDGET = 48 << 20
+SLACK = 24 << 20  # Python's objects, threads' stacks, buffers of the start
+
+
+def child(*arguments: object) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": str(Path(offload_child.__file__).parents[1])}
+    command = [sys.executable, "-m", "harness.offload_child", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_a_model_four_times_its_budget_stays_inside_it(large: Path, tmp_path: Path, group: list[str]) -> None:
+    """By the kernel's account, which ends a process above its limit, and by its anonymous memory. Packing included."""
+    process = child(large, tmp_path, BUDGET, *group)
+    found = json.loads(process.communicate(timeout=PATIENCE_S)[0])
+    assert process.returncode == 0
+    assert found["weights"] > 4 * BUDGET
+    assert found["taken"] <= BUDGET + SLACK
+    assert found["read"] >= offload_child.STEPS * found["streamed"]
+    assert found["cached"] == 0
+
+
+def test_a_start_that_is_killed_while_it_packs_leaves_nothing_in_the_way(large: Path, tmp_path: Path) -> None:
+    packing = child(large, tmp_path, BUDGET)
+    wait_until(lambda: any(tmp_path.glob("*.partial")), "a file that is being written")
+    packing.kill()
+    packing.communicate(timeout=PATIENCE_S)
+    assert not list(tmp_path.glob("*.packed"))
+    found = json.loads(child(large, tmp_path, BUDGET).communicate(timeout=PATIENCE_S)[0])
+    again = json.loads(child(large, tmp_path, 8 * BUDGET).communicate(timeout=PATIENCE_S)[0])
+    assert found["sums"] == again["sums"]
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".packed"]
+
+
+# ---- refusals and failures
+
+
+def test_a_disk_that_is_too_small_is_named_before_anything_is_packed(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path
+) -> None:
+    with pytest.raises(DiskUnusable, match="--offload-disk-bytes 1000 is below the"):
+        offloaded(files_of(), budget(tmp_path, disk_bytes=1000))
+    assert not list(tmp_path.glob("*.p*"))
+
+
+def test_a_full_disk_is_named_and_keeps_nothing(files_of: Callable[..., dict[str, Path]], tmp_path: Path) -> None:
+    """A model that no disk has room for."""
+    spec = replace(read_spec(files_of()["config.json"]), intermediate_size=1 << 36)
+    packer = RowPacker(LIBRARY, LIBRARY.pool(1), KINDS["bf16"])
+    layout = PackedLayout(packer, Partition(spec), BASE, "bf16", torch.bfloat16)
+    with (
+        pytest.raises(DiskUnusable, match=f"has no room for {layout.n_bytes} bytes of packed weights"),
+        packed_file(tmp_path, layout, packer, disk_bytes=1 << 60, stopping=lambda: False),
+    ):
+        raise AssertionError("nothing is packed")
+    assert not list(tmp_path.glob("*.p*"))
+
+
+def test_a_budget_that_cannot_hold_a_layer_is_refused_with_the_numbers(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path
+) -> None:
+    with pytest.raises(OutOfMemory, match=r"--offload-device-bytes 100000 is too small: .* for KV and adapters"):
+        offloaded(files_of(), budget(tmp_path, device_bytes=100_000))
+
+
+def run_until_lost(executor: OffloadExecutor) -> None:
+    """What was read ahead is still whole: a few passes at the most."""
+    for _ in range(3):
+        executor.run(make_step([([1], 0, [0], None)]))
+
+
+def test_a_file_that_is_cut_short_while_it_serves_ends_the_executor_by_name(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
+    made[0].run(make_step([([1], 0, [0], None)]))
+    os.truncate(packed_path(tmp_path), 8192)
+    with pytest.raises(ExecutorLost, match=r"weights are lost: .*\.packed ends at byte"):
+        run_until_lost(made[0])
+
+
+def test_a_disk_that_fails_ends_the_executor_by_name(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Reads answer with an error of the system: the file behind them is one that cannot be read from."""
+    made.append(offloaded(files_of(), budget(tmp_path, share=0.0)))
+    with (tmp_path / "unreadable").open("wb") as file:
+        for opened in Path("/proc/self/fd").iterdir():
+            if opened.is_symlink() and opened.resolve() == packed_path(tmp_path):
+                os.dup2(file.fileno(), int(opened.name))
+        with pytest.raises(ExecutorLost, match=r"weights are lost: .*\.packed cannot be read at byte"):
+            run_until_lost(made[0])
