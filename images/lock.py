@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CONTROL = ("kubernetes", "gateway", "scheduler", "predictor", "supervisor", "depot", "cli")
+CONTROL = ("kubernetes", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "cli")
 NO_CUDA = ("--excludes", "images/no-cuda.txt", "--no-emit-package", "torch")
 
 

@@ -1,4 +1,4 @@
-"""Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE. PostgreSQL: shared by several supervisors,
+"""Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE. PostgreSQL: shared by several processes,
 READ COMMITTED whatever the server's default; stricter levels only cost repetitions (`weft.store.transactions`)."""
 
 from pathlib import Path
@@ -13,8 +13,8 @@ from weft.store.errors import BadDatabaseUrl
 
 BUSY_TIMEOUT_MS = 5_000
 CONNECT_S = 5.0  # PostgreSQL: a server that does not answer is away
-STATEMENT_S = 30.0  # PostgreSQL: of the longest batch, and of waiting for another supervisor's migration
-CONNECTIONS = 4  # of one supervisor: the writer, the poll of keys, two calls of people
+STATEMENT_S = 30.0  # PostgreSQL: of the longest batch, and of waiting for another process's migration
+CONNECTIONS = 4  # of one process: a writer, a poll, two calls of people
 POSTGRESQL = "postgresql+asyncpg"
 
 

@@ -5,6 +5,11 @@ StoreError
 ├── BadMigration    a migration failed half-way; the transaction was rolled back
 ├── BadDatabaseUrl  the URL names no database that Weft can use
 ├── Unstorable      the database takes everything but this: the row itself is at fault
+├── Superseded      another process has taken a newer term: this one may change nothing any more
+├── NotPossible     what a tenant asked for is not possible; the message is for the tenant
+│   ├── Absent      no such file or batch of this tenant
+│   ├── OverQuota   the tenant has as much as one may
+│   └── Conflict    not in the state that it is in: a file in use, a batch that has ended
 └── StoreUnavailable  the database cannot be opened or written now (full disk, no server): try again later
 """
 
@@ -34,6 +39,26 @@ class BadDatabaseUrl(StoreError):
 
 class Unstorable(StoreError):
     """The database refuses a row for what is in it."""
+
+
+class Superseded(StoreError):
+    """A process with a newer term of the same role has started."""
+
+
+class NotPossible(StoreError):
+    """What a tenant asked for is not possible. The message is a sentence for the tenant."""
+
+
+class Absent(NotPossible):
+    """No such file or batch of this tenant; whether another has it is not said."""
+
+
+class OverQuota(NotPossible):
+    """The tenant has as much as one may."""
+
+
+class Conflict(NotPossible):
+    """The state that it is in does not allow it."""
 
 
 class StoreUnavailable(StoreError):

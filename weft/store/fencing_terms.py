@@ -1,13 +1,18 @@
-"""The highest term seen, so that a restart of everything still fences what ran before."""
+"""The highest term seen of a role, so that a restart of everything still fences what ran before.
+
+A scheduler brings its term, and the supervisor remembers it. A batch service takes the next one at its start, and
+holds it in the transactions that change something: whoever has an older one changes nothing any more.
+"""
 
 from sqlalchemy import case, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.domain.ids import MAX_TERM
+from weft.store.errors import Superseded
 from weft.store.models import TermRow
 from weft.store.transactions import insert_into, transact
 
-ROLE = "scheduler"  # whose terms these are
+ROLE = "scheduler"  # whose terms a supervisor keeps
 
 
 async def highest(engine: AsyncEngine) -> int:
@@ -31,3 +36,22 @@ async def raise_to(engine: AsyncEngine, term: int) -> None:
         await connection.execute(upsert, {"role": ROLE, "term": term})
 
     await transact(engine, write)
+
+
+async def take(engine: AsyncEngine, role: str) -> int:
+    """A term of `role` above all before it. Waits for transactions that hold one. Raises StoreUnavailable."""
+
+    async def write(connection: AsyncConnection) -> int:
+        insert = insert_into(connection, TermRow)
+        upsert = insert.on_conflict_do_update(index_elements=[TermRow.role], set_={"term": TermRow.term + 1})
+        return int((await connection.execute(upsert.returning(TermRow.term), {"role": role, "term": 1})).scalar_one())
+
+    return await transact(engine, write)
+
+
+async def hold(connection: AsyncConnection, role: str, term: int) -> None:
+    """Within a transaction: until its end no higher term is taken. Raises Superseded where one was."""
+    query = select(TermRow.term).where(TermRow.role == role).with_for_update(read=True)
+    highest_term = (await connection.execute(query)).scalar_one()  # SQLite leaves the lock out: it has one writer
+    if highest_term != term:
+        raise Superseded(f"term {highest_term} of role {role} was taken, this process has {term}")

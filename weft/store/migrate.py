@@ -1,6 +1,6 @@
-"""Bringing a database to this version's schema. Run by every supervisor at its start, before anything else.
+"""Bringing a database to this version's schema. Run by every process that opens the store, before anything else.
 
-Supervisors that start together upgrade one after the other: the first one does the work, the others find it done.
+Processes that start together upgrade one after the other: the first one does the work, the others find it done.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ Times are Unix milliseconds (UTC) in 64-bit integers: exact on both databases, n
 
 from datetime import date
 
-from sqlalchemy import BigInteger, Boolean, Date, Index, MetaData, String
+from sqlalchemy import BigInteger, Boolean, Date, Index, LargeBinary, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 # Constraints have names on both databases, so that a later migration can change them.
@@ -75,8 +75,72 @@ class ApiKeyRow(Base):
     revoked_unix_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
+class FileRow(Base):
+    """A file of a tenant. `state`: "writing", "ready" (the only one that its tenant sees), "deleting"."""
+
+    __tablename__ = "files"
+    __table_args__ = (Index(None, "namespace", "created_unix_ms"), Index(None, "state"))
+
+    file_id: Mapped[str] = mapped_column(String(64), primary_key=True)  # also its name in file storage
+    namespace: Mapped[str] = mapped_column(String(320))
+    filename: Mapped[str] = mapped_column(Text)
+    purpose: Mapped[str] = mapped_column(String(32))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    created_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(String(16))
+
+
+class BatchRow(Base):
+    """A batch. Times are 0 for what has not happened. `ending`: what it will be once its output is written."""
+
+    __tablename__ = "batches"
+    __table_args__ = (Index(None, "namespace", "created_unix_ms"), Index(None, "status"))
+
+    batch_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    namespace: Mapped[str] = mapped_column(String(320))
+    input_file_id: Mapped[str] = mapped_column(String(64))
+    endpoint: Mapped[str] = mapped_column(String(64))
+    completion_window: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16))
+    ending: Mapped[str] = mapped_column(String(16))
+    output_file_id: Mapped[str] = mapped_column(String(64))
+    error_file_id: Mapped[str] = mapped_column(String(64))
+    errors: Mapped[str] = mapped_column(Text)  # JSON
+    tags: Mapped[str] = mapped_column(Text)  # JSON: the tenant's metadata
+    created_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    in_progress_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    expires_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    finalizing_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    completed_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    failed_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    expired_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    cancelling_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    cancelled_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    total: Mapped[int] = mapped_column(BigInteger)
+    completed: Mapped[int] = mapped_column(BigInteger)
+    failed: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    line_index: Mapped[bytes] = mapped_column(
+        LargeBinary
+    )  # where lines begin in the input (weft_batch.core.line_index)
+
+
+class BatchResultRow(Base):
+    """A line's result, until the batch's files are written. The key makes a second one of a line change nothing."""
+
+    __tablename__ = "batch_results"
+
+    batch_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    line: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    succeeded: Mapped[bool] = mapped_column(Boolean)  # which of the two files it goes to
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    record: Mapped[bytes] = mapped_column(LargeBinary)  # its line of that file
+
+
 class TermRow(Base):
-    """The highest term ever seen of a role ("scheduler"); it only grows."""
+    """The highest term ever seen of a role ("scheduler", "batch"); it only grows."""
 
     __tablename__ = "terms"
 

@@ -1,0 +1,182 @@
+"""What the lines of an input file mean: JSON objects {custom_id, method, url, body}, judged one at a time.
+
+A line that cannot run fails alone, with the codes of OpenAI's API. What fails the whole batch: no line at all, no line
+that can run, more lines than the quota. Empty lines are no lines, and are not counted.
+
+Memory: a line, and 16 bytes of hash for each custom_id; ids that differ share a hash with a probability of 2^-94 in a
+file of 100,000 lines.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from weft.domain.batch import MAX_BATCH_ERRORS, BatchError
+from weft.domain.strict_json import JsonError, JsonObject, parse_object
+from weft.domain.text import quoted
+from weft_batch.core.line_index import LineIndex
+
+MAX_CUSTOM_ID = 512  # characters
+BOM = b"\xef\xbb\xbf"
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GoodLine:
+    """A line that can run. `body`: JSON of the request."""
+
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot. `custom_id`: None where it has none."""
+
+    custom_id: str | None
+    code: str
+    message: str
+    param: str = ""
+
+
+def compression(start: bytes) -> str | None:
+    """What a file that begins so is packed with; None: it may be text."""
+    return next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
+
+
+def read_line(raw: bytes, endpoint: str, max_line_bytes: int) -> GoodLine | BadLine:
+    """One line, without its line end."""
+    if len(raw) > max_line_bytes:
+        return BadLine(None, "line_too_long", f"the line is longer than {max_line_bytes} bytes")
+    try:
+        given = parse_object(raw, max_bytes=max_line_bytes)
+    except JsonError as error:
+        return BadLine(None, "invalid_json_line", f"the line is not a JSON object: {error}")
+    custom_id = given.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        return BadLine(None, "missing_required_parameter", "custom_id has to be a text that is not empty", "custom_id")
+    if len(custom_id) > MAX_CUSTOM_ID:
+        why = f"custom_id has {len(custom_id)} characters, at most {MAX_CUSTOM_ID} are allowed"
+        return BadLine(custom_id[:MAX_CUSTOM_ID], "invalid_custom_id", why, "custom_id")
+    return _request(custom_id, given, endpoint)
+
+
+def _request(custom_id: str, given: JsonObject, endpoint: str) -> GoodLine | BadLine:
+    if given.get("method") != "POST":
+        return BadLine(custom_id, "invalid_method", f"method is {quoted(given.get('method'))}, not 'POST'", "method")
+    if given.get("url") != endpoint:
+        why = f"url is {quoted(given.get('url'))}, the batch's endpoint is {endpoint!r}"
+        return BadLine(custom_id, "invalid_url", why, "url")
+    body = given.get("body")
+    if not isinstance(body, dict):
+        return BadLine(custom_id, "missing_required_parameter", "body has to be an object", "body")
+    if not isinstance(body.get("model"), str) or not body["model"]:  # pyright: ignore[reportUnknownMemberType]
+        return BadLine(custom_id, "missing_required_parameter", "body.model has to name a model", "body.model")
+    try:
+        return GoodLine(custom_id, json.dumps(body, ensure_ascii=False, allow_nan=False).encode())
+    except ValueError:  # 1e999 is read as infinity
+        return BadLine(custom_id, "invalid_json_line", "body holds a number that is too large", "body")
+
+
+class LineSplitter:
+    """Bytes in blocks -> lines, numbered from `first`, without line ends. Empty lines are none, and not counted.
+
+    A line longer than `max_line_bytes` comes with one byte more than that, not whole.
+    """
+
+    def __init__(self, max_line_bytes: int, *, first: int = 1, offset: int = 0) -> None:
+        self._keep = max_line_bytes + 1
+        self.next_line = first
+        self.index = LineIndex()
+        self._rest = b""  # of the line whose end has not come; at most `_keep` bytes of it
+        self._line_at = self._read = offset  # where that line begins, how far the file is read
+
+    def feed(self, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """The lines that end in this block."""
+        start, at = 0, self._read
+        self._read += len(block)
+        while (end := block.find(b"\n", start)) >= 0:
+            yield from self._line(self._rest + block[start : min(end, start + self._keep)])
+            self._rest, start = b"", end + 1
+            self._line_at = at + start
+        self._rest += block[start : start + max(self._keep - len(self._rest), 0)]
+
+    def finish(self) -> Iterator[tuple[int, bytes]]:
+        """The last line, where no line end follows it."""
+        yield from self._line(self._rest)
+        self._rest = b""
+        self.index.mark(self.next_line, self._read)
+
+    def _line(self, raw: bytes) -> Iterator[tuple[int, bytes]]:
+        if self._line_at == 0:
+            raw = raw.removeprefix(BOM)
+        self.index.add(self.next_line, self._line_at, alone=len(raw) >= self._keep)
+        if len(raw) >= self._keep or raw.strip():
+            self.next_line += 1
+            yield self.next_line - 1, raw[: self._keep].removesuffix(b"\r")
+
+
+class InputReader:
+    """Judges an input file that comes in blocks. `feed` each, then `finish`; afterwards `failure()` and `total`."""
+
+    def __init__(self, endpoint: str, *, max_lines: int, max_line_bytes: int) -> None:
+        self._endpoint, self._max_lines, self._max_line_bytes = endpoint, max_lines, max_line_bytes
+        self._lines = LineSplitter(max_line_bytes)
+        self.total = self.good = 0
+        self.too_many = False
+        self._first_errors: list[BatchError] = []
+        self._ids: dict[bytes, int] = {}
+
+    @property
+    def index(self) -> LineIndex:
+        return self._lines.index
+
+    def feed(self, block: bytes) -> Iterator[tuple[int, BadLine]]:
+        """The bad lines that end in this block, with their numbers."""
+        return self._judged(self._lines.feed(block))
+
+    def finish(self) -> Iterator[tuple[int, BadLine]]:
+        """The last line, where it is a bad one."""
+        yield from self._judged(self._lines.finish())
+        self._ids = {}
+
+    def failure(self) -> list[BatchError]:
+        """Why no line runs; none: lines run."""
+        if self.too_many:
+            why = f"the file has more than {self._max_lines} lines"
+            return [BatchError("too_many_lines", why, self._max_lines + 1)]
+        if not self.total:
+            return [BatchError("empty_file", "the file has no line")]
+        return [] if self.good else self._first_errors
+
+    def _judged(self, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, BadLine]]:
+        for line, raw in lines:
+            if line > self._max_lines:
+                self.too_many = True
+                return
+            self.total = line
+            read = self._unique(line, read_line(raw, self._endpoint, self._max_line_bytes))
+            if isinstance(read, GoodLine):
+                self.good += 1
+                continue
+            if len(self._first_errors) < MAX_BATCH_ERRORS:
+                self._first_errors.append(BatchError(read.code, read.message, line, read.param))
+            yield line, read
+
+    def _unique(self, line: int, read: GoodLine | BadLine) -> GoodLine | BadLine:
+        """The later of two lines with one custom_id is bad."""
+        if read.custom_id is None:
+            return read
+        earlier = self._ids.setdefault(blake2b(read.custom_id.encode(), digest_size=16).digest(), line)
+        if earlier == line or isinstance(read, BadLine):
+            return read
+        why = f"custom_id {quoted(read.custom_id)} is already that of line {earlier}"
+        return BadLine(read.custom_id, "duplicate_custom_id", why, "custom_id")

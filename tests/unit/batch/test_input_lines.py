@@ -1,0 +1,129 @@
+"""What the lines of an input file mean, in whatever blocks the file comes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_batch.core import line_index
+from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineSplitter, compression, read_line
+from weft_batch.core.line_index import LineIndex
+
+ENDPOINT = "/v1/completions"
+
+
+def line(custom_id: object = "a", **changes: object) -> bytes:
+    whole = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"model": "m", "prompt": "p"}} | changes
+    return json.dumps(whole).encode()
+
+
+def judge(*blocks: bytes, max_lines: int = 100, max_line_bytes: int = 1000):
+    reader = InputReader(ENDPOINT, max_lines=max_lines, max_line_bytes=max_line_bytes)
+    bad = [found for block in blocks for found in reader.feed(block)]
+    bad += reader.finish()
+    return reader, {number: (found.custom_id, found.code) for number, found in bad}
+
+
+def test_a_line_that_can_run_keeps_its_request() -> None:
+    body = {"model": "é", "prompt": ["x\n", 1.5, 2**70]}
+    read = read_line(line("ü", body=body), ENDPOINT, 1000)
+    assert isinstance(read, GoodLine)
+    assert (read.custom_id, json.loads(read.body)) == ("ü", body)
+
+
+@pytest.mark.parametrize(
+    ("raw", "custom_id", "code"),
+    [
+        (b"{", None, "invalid_json_line"),
+        (b"[]", None, "invalid_json_line"),
+        (b"\xff{}", None, "invalid_json_line"),
+        (b'{"custom_id": "a", "custom_id": "b"}', None, "invalid_json_line"),
+        (b"[" * 100_000, None, "line_too_long"),
+        (b"x" * 1001, None, "line_too_long"),
+        (b"{}", None, "missing_required_parameter"),
+        (line(7), None, "missing_required_parameter"),
+        (line(""), None, "missing_required_parameter"),
+        (line("x" * 513), "x" * 512, "invalid_custom_id"),
+        (line(method="GET"), "a", "invalid_method"),
+        (line(url="/v1/chat/completions"), "a", "invalid_url"),
+        (line(body=[]), "a", "missing_required_parameter"),
+        (line(body={"prompt": "p"}), "a", "missing_required_parameter"),
+        (line(body={"model": 4}), "a", "missing_required_parameter"),
+        (line().replace(b'"p"', b"1e999"), "a", "invalid_json_line"),
+    ],
+)
+def test_a_line_that_cannot_run_says_why(raw: bytes, custom_id: str | None, code: str) -> None:
+    read = read_line(raw, ENDPOINT, 1000)
+    assert isinstance(read, BadLine)
+    assert (read.custom_id, read.code) == (custom_id, code)
+    assert read.message.isprintable()
+
+
+def test_a_bad_line_fails_alone_and_of_two_with_one_id_the_later() -> None:
+    reader, bad = judge(b"\n".join([line("a"), b"{", line("b"), line("a"), line("c", method="PUT"), line("c")]))
+    assert bad == {
+        2: (None, "invalid_json_line"), 4: ("a", "duplicate_custom_id"), 5: ("c", "invalid_method"),
+        6: ("c", "duplicate_custom_id"),
+    }  # fmt: skip
+    assert (reader.total, reader.good, reader.failure()) == (6, 2, [])
+
+
+def test_empty_lines_are_no_lines() -> None:
+    reader, bad = judge(b"\xef\xbb\xbf\n \r\n" + line("a") + b"\r\n\n\n" + line("b") + b"\n\t\n")
+    assert (reader.total, reader.good, bad) == (2, 2, {})
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b" "])
+def test_a_file_without_a_line_fails_the_batch(content: bytes) -> None:
+    reader, _ = judge(content)
+    assert [error.code for error in reader.failure()] == ["empty_file"]
+
+
+def test_a_file_without_a_line_that_can_run_fails_the_batch_with_its_first_errors() -> None:
+    reader, bad = judge(b"{\n" * 60)
+    assert (len(bad), len(reader.failure()), reader.failure()[49].line) == (60, 50, 50)
+
+
+def test_more_lines_than_the_quota_fail_the_batch() -> None:
+    reader, _ = judge(b"\n".join(line(str(i)) for i in range(4)), max_lines=3)
+    [error] = reader.failure()
+    assert (error.code, error.line, error.message) == ("too_many_lines", 4, "the file has more than 3 lines")
+
+
+@pytest.mark.parametrize(("start", "name"), [(b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"{", None)])
+def test_a_packed_file_is_known_by_its_first_bytes(start: bytes, name: str | None) -> None:
+    assert compression(start) == name
+
+
+LINES = st.lists(st.one_of(st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b"")), st.just(b" ")), max_size=30)
+
+
+@given(lines=LINES, cuts=st.lists(st.integers(0, 900), max_size=10), end=st.booleans(), block=st.integers(1, 50))
+def test_lines_are_the_same_in_any_blocks_and_are_found_by_the_index(
+    lines: list[bytes], cuts: list[int], end: bool, block: int
+) -> None:
+    content, most = b"\n".join(lines) + b"\n" * end, 20
+    whole = content.removeprefix(b"\xef\xbb\xbf")
+    expected = [raw[: most + 1].removesuffix(b"\r") for raw in whole.split(b"\n") if len(raw) > most or raw.strip()]
+    previous, line_index.BLOCK_BYTES = line_index.BLOCK_BYTES, block
+    try:
+        splitter, at, found = LineSplitter(most), 0, []
+        for cut in [*sorted(cuts), len(content)]:
+            found += splitter.feed(content[at:cut])
+            at = max(at, cut)
+        found += splitter.finish()
+    finally:
+        line_index.BLOCK_BYTES = previous
+    assert found == list(enumerate(expected, start=1))
+    index = LineIndex.from_bytes(splitter.index.to_bytes())
+    for number, raw in found:
+        first, start, stop = index.block(number)
+        part = LineSplitter(most, first=first, offset=start)
+        assert dict([*part.feed(content[start:stop]), *part.finish()])[number] == raw
+        assert stop - start <= block + 2 * (most + 2) or len(raw) > most
+
+
+def test_memory_is_that_of_a_line_whatever_its_length() -> None:
+    reader, bad = judge(*[b"x" * 10_000] * 50, b"\n" + line(), max_line_bytes=1000)
+    assert (reader.total, bad) == (2, {1: (None, "line_too_long")})

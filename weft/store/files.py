@@ -1,0 +1,199 @@
+"""Files of tenants: what is known of them. Their bytes are in the batch service's file storage, under their ids.
+
+A file's row is there before its bytes and after them: "writing" until it is whole, "deleting" until its bytes are gone.
+Whatever ends a process, a row says which bytes are left to delete.
+"""
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from weft.domain.batch import ENDED, NewFile, Page, Purpose, StoredFile
+from weft.store import fencing_terms
+from weft.store.errors import Absent, Conflict, OverQuota
+from weft.store.models import BatchRow, FileRow
+from weft.store.transactions import transact
+
+ROLE = "batch"  # whose term is held by what changes files and batches
+WRITING, READY, DELETING = "writing", "ready", "deleting"
+
+
+async def begin(engine: AsyncEngine, term: int, new: NewFile, file_id: str, *, now_unix_ms: int, max_files: int) -> int:
+    """Note a file that will be written. Returns the bytes that its tenant has stored.
+
+    Raises OverQuota, Superseded, StoreUnavailable.
+    """
+
+    async def write(connection: AsyncConnection) -> int:
+        await fencing_terms.hold(connection, ROLE, term)
+        files, stored = await _used(connection, new.namespace)
+        if new.purpose is Purpose.BATCH and files >= max_files:
+            raise OverQuota(f"{files} files are stored, the quota is {max_files}; delete some")
+        await connection.execute(
+            insert(FileRow).values(
+                file_id=file_id,
+                namespace=new.namespace,
+                filename=new.filename,
+                purpose=new.purpose.value,
+                bytes=0,
+                created_unix_ms=now_unix_ms,
+                state=WRITING,
+            )
+        )
+        return stored
+
+    return await transact(engine, write)
+
+
+async def complete(engine: AsyncEngine, term: int, file_id: str, size: int, *, max_bytes: int) -> StoredFile:
+    """Its bytes are in storage. Raises OverQuota (the tenant's files would be more than `max_bytes`), Conflict (it was
+    taken for abandoned), Superseded, StoreUnavailable.
+    """
+
+    async def write(connection: AsyncConnection) -> StoredFile:
+        await fencing_terms.hold(connection, ROLE, term)
+        namespace = select(FileRow.namespace).where(FileRow.file_id == file_id)
+        _, stored = await _used(connection, (await connection.execute(namespace)).scalar_one_or_none() or "")
+        if stored + size > max_bytes:
+            raise over_bytes(stored + size, max_bytes)
+        return await make_ready(connection, file_id, size)
+
+    return await transact(engine, write)
+
+
+def over_bytes(stored: int, max_bytes: int) -> OverQuota:
+    return OverQuota(f"the files would have {stored} bytes in all, the quota is {max_bytes}; delete some")
+
+
+async def make_ready(connection: AsyncConnection, file_id: str, size: int) -> StoredFile:
+    """Within a transaction: the file is there. Raises Conflict where its row was swept."""
+    changed = (
+        update(FileRow)
+        .where(FileRow.file_id == file_id, FileRow.state == WRITING)
+        .values(state=READY, bytes=size)
+        .returning(*_SHOWN)
+    )
+    if (row := (await connection.execute(changed)).first()) is None:
+        raise Conflict("the file took too long to write; send it again")
+    return _stored(row)
+
+
+async def find(engine: AsyncEngine, namespace: str, file_id: str) -> StoredFile:
+    """Raises Absent, StoreUnavailable."""
+
+    async def read(connection: AsyncConnection) -> StoredFile:
+        return await found(connection, namespace, file_id)
+
+    return await transact(engine, read)
+
+
+async def found(connection: AsyncConnection, namespace: str, file_id: str) -> StoredFile:
+    """Within a transaction. Raises Absent."""
+    row = (await connection.execute(select(*_SHOWN).where(*_is(namespace, file_id)))).first()
+    if row is None:
+        raise no_file(file_id)
+    return _stored(row)
+
+
+async def listed(engine: AsyncEngine, page: Page) -> tuple[list[StoredFile], bool]:
+    """A part of a tenant's files, and whether there are more. Raises Absent (`after`), StoreUnavailable."""
+
+    async def read(connection: AsyncConnection) -> tuple[list[StoredFile], bool]:
+        query = select(*_SHOWN).where(FileRow.namespace == page.namespace, FileRow.state == READY)
+        if page.purpose is not None:
+            query = query.where(FileRow.purpose == page.purpose.value)
+        if page.after:
+            anchor = select(FileRow.created_unix_ms).where(*_is(page.namespace, page.after))
+            since = (await connection.execute(anchor)).scalar_one_or_none()
+            if since is None:
+                raise no_file(page.after)
+            query = query.where(behind(page, FileRow.created_unix_ms, FileRow.file_id, since))
+        rows = (await connection.execute(ordered(page, query, FileRow.created_unix_ms, FileRow.file_id))).all()
+        return [_stored(row) for row in rows[: page.limit]], len(rows) > page.limit
+
+    return await transact(engine, read)
+
+
+async def mark_deleting(engine: AsyncEngine, term: int, namespace: str, file_id: str) -> StoredFile:
+    """From here on its tenant does not see it. Raises Absent, Conflict (an unfinished batch reads it), Superseded,
+    StoreUnavailable.
+    """
+
+    async def write(connection: AsyncConnection) -> StoredFile:
+        await fencing_terms.hold(connection, ROLE, term)
+        file = await found(connection, namespace, file_id)
+        ended = [status.value for status in ENDED]
+        uses = select(BatchRow.batch_id).where(BatchRow.input_file_id == file_id, BatchRow.status.not_in(ended))
+        if (batch_id := (await connection.execute(uses.limit(1))).scalar_one_or_none()) is not None:
+            raise Conflict(f"file {file_id} is the input of {batch_id}, which has not ended; cancel it first")
+        await connection.execute(update(FileRow).where(FileRow.file_id == file_id).values(state=DELETING))
+        return file
+
+    return await transact(engine, write)
+
+
+async def abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100) -> list[str]:
+    """Files whose bytes are to be deleted: marked so, or begun before that time and never whole."""
+    left = or_(FileRow.state == DELETING, and_(FileRow.state == WRITING, FileRow.created_unix_ms < before_unix_ms))
+
+    async def read(connection: AsyncConnection) -> list[str]:
+        return list((await connection.execute(select(FileRow.file_id).where(left).limit(most))).scalars())
+
+    return await transact(engine, read)
+
+
+async def mark_abandoned(engine: AsyncEngine, file_id: str) -> None:
+    """Its writer, if one still lives, will not complete it. Raises StoreUnavailable."""
+
+    async def write(connection: AsyncConnection) -> None:
+        unfinished = update(FileRow).where(FileRow.file_id == file_id, FileRow.state == WRITING)
+        await connection.execute(unfinished.values(state=DELETING))
+
+    await transact(engine, write)
+
+
+async def forget(engine: AsyncEngine, file_id: str) -> None:
+    """Its bytes are gone. Raises StoreUnavailable."""
+
+    async def write(connection: AsyncConnection) -> None:
+        await connection.execute(delete(FileRow).where(FileRow.file_id == file_id, FileRow.state == DELETING))
+
+    await transact(engine, write)
+
+
+def behind(page: Page, created: Any, row_id: Any, since: int) -> ColumnElement[bool]:
+    """What a list has behind the row of id `page.after`, made at `since`."""
+    if page.oldest_first:
+        return or_(created > since, and_(created == since, row_id > page.after))
+    return or_(created < since, and_(created == since, row_id < page.after))
+
+
+def ordered(page: Page, query: Any, created: Any, row_id: Any) -> Any:
+    """One row more than the page has: then there are more."""
+    by = (created, row_id) if page.oldest_first else (created.desc(), row_id.desc())
+    return query.order_by(*by).limit(page.limit + 1)
+
+
+def no_file(file_id: str) -> Absent:
+    return Absent(f"no file with the id {file_id[:100]!r}")
+
+
+def _is(namespace: str, file_id: str) -> tuple[ColumnElement[bool], ...]:
+    return FileRow.file_id == file_id, FileRow.namespace == namespace, FileRow.state == READY
+
+
+async def _used(connection: AsyncConnection, namespace: str) -> tuple[int, int]:
+    """(files, bytes) of a tenant's uploads and outputs. A file that is deleted or broken off does not count."""
+    query = select(func.count(), func.coalesce(func.sum(FileRow.bytes), 0))
+    files, stored = (
+        await connection.execute(query.where(FileRow.namespace == namespace, FileRow.state != DELETING))
+    ).one()
+    return int(files), int(stored)
+
+
+_SHOWN = (FileRow.file_id, FileRow.filename, FileRow.purpose, FileRow.bytes, FileRow.created_unix_ms)
+
+
+def _stored(row: Any) -> StoredFile:
+    return StoredFile(row.file_id, row.filename, Purpose(row.purpose), row.bytes, row.created_unix_ms // 1000)
