@@ -1,4 +1,4 @@
-"""The gateway's peers as a test plays them: depot, scheduler, runner and predictor, speaking the real protocols.
+"""The gateway's peers as a test plays them: depot, scheduler, runner, predictor, batch service.
 
 Each records what the gateway says and does what a test says or, on autopilot, the plain thing. Scheduler, runner and
 predictor are gRPC servers in the test's event loop; the depot is an HTTP server on loopback over a real blob folder.
@@ -20,6 +20,8 @@ from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import FileEntry, build_manifest, hex_of
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import (
+    batch_pb2,
+    batch_pb2_grpc,
     common_pb2,
     predictor_pb2,
     predictor_pb2_grpc,
@@ -235,6 +237,109 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
             for i in request.items
         ]
         return predictor_pb2.PredictResponse(items=items, model_version="v1")
+
+
+class FakeBatch(batch_pb2_grpc.BatchServicer):
+    """Files in memory, one batch's answer as a test sets it, and the stream of lines as a test gives them out."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[batch_pb2.UploadFileHeader, bytes]] = {}
+        self.asked: list[Any] = []  # but for uploads
+        self.job = batch_pb2.BatchJob()
+        self.refuses: tuple[grpc.StatusCode, str] | None = None
+        self.uploading, self.broken_uploads = asyncio.Event(), 0
+        self.outbox: SendQueue[batch_pb2.BatchToGateway] = SendQueue()
+        self.inbox: asyncio.Queue[batch_pb2.GatewayToBatch] = asyncio.Queue()
+        self.up = asyncio.Event()
+
+    async def UploadFile(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        header, data, whole = None, b"", False
+        async for message in request_iterator:
+            header = header or message.header
+            self.uploading.set()
+            data += message.chunk
+            whole = message.HasField("chunk") and not message.chunk
+        if not whole:
+            self.broken_uploads += 1
+            await context.abort(grpc.StatusCode.CANCELLED, "the upload broke off")
+        await self._refusal(context)  # once everything has come: a status that meets a write is lost in gRPC
+        file_id = f"file-{len(self.files)}"
+        self.files[file_id] = header, data
+        return self._file(file_id)
+
+    async def GetFile(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._file(await self._named(request, context))
+
+    async def DeleteFile(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = self._file(await self._named(request, context))
+        del self.files[request.file_id]
+        return found
+
+    async def ListFiles(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._refusal(context)
+        self.asked.append(request)
+        own = [file_id for file_id, (header, _) in self.files.items() if header.namespace == request.namespace]
+        return batch_pb2.FileList(files=[self._file(file_id) for file_id in own[: request.limit]], has_more=True)
+
+    async def ReadFile(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        _, data = self.files[await self._named(request, context)]
+        for start in range(0, len(data), 1 << 20):
+            yield batch_pb2.FileChunk(chunk=data[start : start + (1 << 20)])
+
+    async def CreateBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer(request, context)
+
+    async def GetBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer(request, context)
+
+    async def CancelBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer(request, context)
+
+    async def ListBatches(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return batch_pb2.BatchList(batches=[await self._answer(request, context)], has_more=False)
+
+    async def Lines(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.outbox = SendQueue()
+        self.up.set()
+        async for message in serve_stream(request_iterator, context, self.outbox, self.inbox.put_nowait):
+            yield message
+
+    def run(self, line: int, body: bytes, namespace: str = "", endpoint: str = "/v1/completions") -> None:
+        """Give a line out."""
+        given = batch_pb2.RunLine(batch_id="batch_1", line=line, namespace=namespace, endpoint=endpoint, body=body)
+        self.outbox.put(batch_pb2.BatchToGateway(run=given))
+
+    def cancel(self, line: int) -> None:
+        self.outbox.put(batch_pb2.BatchToGateway(cancel=batch_pb2.CancelLine(batch_id="batch_1", line=line)))
+
+    async def next(self, kind: str) -> Any:
+        """The next message of that kind; others before it are passed over."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                message = await self.inbox.get()
+                if message.WhichOneof("message") == kind:
+                    return getattr(message, kind)
+
+    async def _answer(self, request: Any, context: Any) -> Any:
+        await self._refusal(context)
+        self.asked.append(request)
+        return self.job
+
+    async def _named(self, request: Any, context: Any) -> str:
+        await self._refusal(context)
+        header, _ = self.files.get(request.file_id, (None, b""))
+        if header is None or header.namespace != request.namespace:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no file {request.file_id!r}.")
+        return request.file_id
+
+    async def _refusal(self, context: Any) -> None:
+        if self.refuses:
+            await context.abort(*self.refuses)
+
+    def _file(self, file_id: str) -> Any:
+        header, data = self.files[file_id]
+        about = {"filename": header.filename, "purpose": header.purpose, "bytes": len(data), "created_unix_s": 100}
+        return batch_pb2.File(id=file_id, **about)
 
 
 @asynccontextmanager

@@ -4,10 +4,14 @@
     |- BadRequest      400    correct the request (ParameterError: this parameter; BodyTimeout 408: send it at once)
     |- Unauthorized    401    send a valid key
     |- ModelNotFound   404    ask for a model that is there for this key
+    |- NotFound        404    ask for a file or batch that is there for this key
+    |- TooLate        409    too late: the batch has ended
     |- TooLarge        413    send less
-    |- UnsupportedMediaType 415 declare the body as JSON
+    |- UnsupportedMediaType 415 declare the body as what it is
     |- Overloaded      429    try again after `retry_after_ms`
     |- ServiceUnavailable 503    try again: something is missing that is expected back
+    |- QuotaReached    429    delete files, or wait for batches to end
+    |- NotConfigured   501    configure what this installation lacks
     `- Internal        500    report a bug
 
 The core names what fails by a `Failure`; `from_failure` translates it, here and nowhere else.
@@ -98,6 +102,18 @@ class ModelNotFound(ApiError):
         )
 
 
+class NotFound(ApiError):
+    """This caller has no such file or batch. The answer for another tenant's is exactly the same."""
+
+    status, kind, code = 404, INVALID, "not_found"
+
+
+class TooLate(ApiError):
+    """What is asked for is in a state that forbids it."""
+
+    status, kind, code = 409, INVALID, "conflict"
+
+
 class TooLarge(ApiError):
     """The body is beyond its bound."""
 
@@ -105,7 +121,7 @@ class TooLarge(ApiError):
 
 
 class UnsupportedMediaType(ApiError):
-    """The body is not declared as JSON."""
+    """The body is not declared as what the endpoint takes."""
 
     status, kind, code = 415, INVALID, "unsupported_media_type"
 
@@ -120,6 +136,18 @@ class ServiceUnavailable(ApiError):
     """Something that is expected back is missing."""
 
     status, kind, code, retry = 503, SERVER, "unavailable", True
+
+
+class QuotaReached(ApiError):
+    """A tenant's quota of the Batch API. Another try changes nothing."""
+
+    status, kind, code = 429, RATE_LIMIT, "quota_exceeded"
+
+
+class NotConfigured(ApiError):
+    """This installation lacks what the request needs."""
+
+    status, code = 501, "not_configured"
 
 
 class Internal(ApiError):

@@ -16,6 +16,7 @@ from weft.telemetry.logs import kv
 from weft.wire.quiet_server import QuietServer
 from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
+from weft_gateway.openai.lines import LineRunner
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.app import build_app
 from weft_gateway.shell.app_state import AppState
@@ -41,22 +42,27 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal, then drain."""
     stop = stop_on_signals()
     state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"))
+    lines = LineRunner(state) if settings.batch else None
     server = _Server(_config(state))
     gc.collect()
     gc.freeze()  # of 75,000 objects of modules and schemas none ever goes: to visit them takes the collector 40 ms
-    async with state.running() as streams:
+    async with contextlib.AsyncExitStack() as parts:
+        streams = [await parts.enter_async_context(part.running()) for part in (state, lines) if part]
         http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signal")
         host, port = listener.getsockname()[:2]
         log.info("serving", extra=kv(http=f"{host}:{port}", gateway_id=state.machine.gateway_id))
-        await asyncio.wait([stopping, streams, http], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stopping, *streams, http], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        failed = [task for task in streams if task.done()]
+        if lines:
+            await lines.drain()
         await state.manager.drain()  # behind an open port: late requests get an answer, not a broken connection
         server.should_exit = True
         await http
-        if streams.done():
-            log.error("the gateway's streams ended", exc_info=streams.exception())
-        return 1 if streams.done() else 0
+        for task in failed:
+            log.error("the gateway's streams ended", exc_info=task.exception())
+        return 1 if failed else 0
 
 
 class _Server(QuietServer):

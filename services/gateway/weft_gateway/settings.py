@@ -6,13 +6,21 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
+from weft.process import split_address
 from weft.settings import DEPOT, GATEWAY, PREDICTOR, SCHEDULER, Address, ProcessSettings, data_dir_field
+from weft.wire.codec.batch import MAX_LINES_AT_ONCE
 
 
 def _depot_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"{value!r} is not an http:// or https:// URL")
     return value.rstrip("/")
+
+
+def _batch(value: str) -> str:
+    if value:
+        split_address(value)  # ValueError with the form that is expected
+    return value
 
 
 class GatewaySettings(ProcessSettings):
@@ -31,6 +39,9 @@ class GatewaySettings(ProcessSettings):
         description="the depot's URL; tokenizers and chat templates come from there by digest",
         validate_default=True,
     )
+    batch: Annotated[str, AfterValidator(_batch)] = Field(
+        "", description="the batch service's gRPC address; unset: /v1/files and /v1/batches answer 501"
+    )
     data_dir: Path = data_dir_field("gateway", "of this process alone; tokenizers are cached there")
     auth: CliImplicitFlag[bool] = Field(
         True, description="ask for an API key; models and metrics show each namespace only its own"
@@ -40,6 +51,10 @@ class GatewaySettings(ProcessSettings):
     default_max_tokens: int = Field(1024, ge=1, le=1 << 20, description="when a request gives no max_tokens")
     max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="of a request's body; beyond it 413")
+    max_upload_bytes: int = Field(
+        200 << 20, ge=1024, le=1 << 33, description="of an uploaded file, which streams through; beyond it 413"
+    )
+    max_lines: int = Field(128, ge=1, le=MAX_LINES_AT_ONCE, description="lines of batches at once")
     max_adapters: int = Field(
         200, ge=0, le=10_000, description="models with a metric label of their own; beyond: other"
     )

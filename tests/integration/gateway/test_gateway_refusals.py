@@ -516,7 +516,7 @@ async def test_a_client_that_disconnects_within_its_body_is_no_error_of_ours(
 async def test_a_body_that_never_ends_is_given_up_in_bounded_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_gateway.openai.validation.BODY_SECONDS", 0.05)
+    monkeypatch.setattr("weft_gateway.openai.http_requests.BODY_SECONDS", 0.05)
     reader, writer = await half_a_body(world)
     dribbling = asyncio.create_task(dribble(writer))
     head = await soon(reader.readuntil(b"\r\n\r\n"))

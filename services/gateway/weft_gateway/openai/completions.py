@@ -6,18 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
+from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest
-from weft_gateway.openai.streaming_completion import StreamingCompletion
-from weft_gateway.openai.validation import MAX_PROMPT_CHARS, Encode, ParsedRequest, submit
+from weft_gateway.openai.validation import MAX_PROMPT_CHARS, Encode, ModelEndpoint, ParsedRequest
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
-
-
-async def completions(state: AppState, request: Request) -> Response:
-    """A completion of one prompt."""
-    answer = await submit(state, request, CompletionRequest, _prompt)
-    return StreamingCompletion(state.manager, *answer, CompletionEncoder)
 
 
 def _prompt(parsed: ParsedRequest[CompletionRequest]) -> tuple[str, Encode]:
@@ -35,3 +29,11 @@ def _encode(prompt: str | list[int], tokenizer: ModelTokenizer, context_tokens: 
         text = f"prompt: token {max(prompt)} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="prompt")
     return prompt
+
+
+COMPLETIONS = ModelEndpoint("/v1/completions", CompletionRequest, _prompt, CompletionEncoder)
+
+
+async def completions(state: AppState, request: Request) -> Response:
+    """A completion of one prompt."""
+    return await completion(COMPLETIONS, state, request)

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.errors import ModelNotFound
-from weft_gateway.openai.validation import principal_of, wait_for_routes
+from weft_gateway.openai.http_requests import json_response, principal_of, wait_for_routes
 from weft_gateway.shell.app_state import AppState
 
 
@@ -16,7 +15,7 @@ async def list_models(state: AppState, request: Request) -> Response:
     """Bases and adapters, an adapter with its base as `parent`."""
     await wait_for_routes(state, request)
     visible = state.machine.routes.visible(principal_of(state, request))
-    return _json({"object": "list", "data": [_model(*found) for found in visible]})
+    return json_response({"object": "list", "data": [_model(*found) for found in visible]})
 
 
 async def one_model(state: AppState, request: Request) -> Response:
@@ -26,7 +25,7 @@ async def one_model(state: AppState, request: Request) -> Response:
     found = state.machine.routes.find(name, principal_of(state, request))
     if found is None:
         raise ModelNotFound(name)
-    return _json(_model(*found))
+    return json_response(_model(*found))
 
 
 def _model(route: Route, pool: PoolRoute) -> dict[str, Any]:
@@ -39,7 +38,3 @@ def _model(route: Route, pool: PoolRoute) -> dict[str, Any]:
         "parent": pool.base_model_name if route.adapter else None,
         "max_model_len": pool.max_context_tokens or None,
     }
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -10,6 +10,8 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS
+from weft.wire.codec.batch import METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
 from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
 from weft_gateway.openai.unsupported import advice
@@ -20,8 +22,9 @@ MAX_MESSAGES = 4096
 MAX_INT32 = 2**31 - 1
 MAX_ALTERNATIVES = 20  # reported beside each token
 MAX_BIASES, MAX_BIAS = 300, 100
+MAX_ID = 128
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
-T = TypeVar("T", bound="Common")
+T = TypeVar("T", bound="Strict")
 
 
 def _stops(value: Any) -> Any:
@@ -92,6 +95,32 @@ def _prompt(value: Any) -> Any:
             raise PydanticCustomError("prompt", "must be a string, a list of one string, or a list of token ids")
 
 
+def _endpoint(value: Any) -> Any:
+    if value not in ENDPOINTS:
+        raise PydanticCustomError("endpoint", "must be one of {endpoints}", {"endpoints": ", ".join(ENDPOINTS)})
+    return value
+
+
+def _window(value: Any) -> Any:
+    if value != COMPLETION_WINDOW:
+        raise PydanticCustomError("completion_window", 'must be "{window}"', {"window": COMPLETION_WINDOW})
+    return value
+
+
+def _metadata(value: Any) -> Any:
+    bounds = {"pairs": METADATA_PAIRS, "key": METADATA_KEY, "value": METADATA_VALUE}
+    fits = isinstance(value, dict) and len(value) <= METADATA_PAIRS and all(map(_is_metadata, value.items()))
+    if not fits:
+        text = "must be a map of at most {pairs} texts of up to {value} characters, by names of up to {key}"
+        raise PydanticCustomError("metadata", text, bounds)
+    return value
+
+
+def _is_metadata(item: tuple[Any, Any]) -> bool:
+    key, value = item
+    return len(key) <= METADATA_KEY and isinstance(value, str) and len(value) <= METADATA_VALUE
+
+
 class Strict(BaseModel):
     """An object of known names, typed strictly."""
 
@@ -106,6 +135,9 @@ class Strict(BaseModel):
         unknown = next((name for name in value if name not in cls.model_fields), None)
         known = {name: value[name] for name in cls.model_fields if name in value}
         return known if unknown is None else known | {unknown: None}
+
+    def check_together(self) -> None:
+        """Rules across parameters. Raises ParameterError."""
 
 
 class StreamOptions(Strict):
@@ -150,6 +182,10 @@ class Common(Strict):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    def check_together(self) -> None:
+        if self.stream_options and not self.stream:
+            raise ParameterError("stream_options is only taken with stream: true.", param="stream_options")
+
 
 class ChatMessage(Strict):
     """One message of a chat."""
@@ -176,6 +212,13 @@ class ChatRequest(Common):
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    def check_together(self) -> None:
+        super().check_together()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")
+        if self.max_tokens and self.max_completion_tokens:
+            raise ParameterError("Give max_tokens or max_completion_tokens, not both.", param="max_completion_tokens")
+
 
 class CompletionRequest(Common):
     """`POST /v1/completions`."""
@@ -193,6 +236,23 @@ class CompletionRequest(Common):
     def alternatives(self) -> int | None:
         return self.logprobs
 
+    def check_together(self) -> None:
+        super().check_together()
+        if self.best_of not in (None, self.n):
+            text = f"best_of is only taken when it equals n, here {self.n}: every answer is returned, none is selected."
+            raise ParameterError(text, param="best_of", code="unsupported_value")
+
+
+class BatchRequest(Strict):
+    """`POST /v1/batches`."""
+
+    input_file_id: str = Field(min_length=1, max_length=MAX_ID, description="a file of purpose `batch`: JSON lines")
+    endpoint: Annotated[str, BeforeValidator(_endpoint)] = Field(description="of every line")
+    completion_window: Annotated[str, BeforeValidator(_window)] = Field(description="after it what is left expires")
+    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(
+        default_factory=dict[str, str], description="up to 16 texts of up to 512 characters, by names of up to 64"
+    )
+
 
 def parse(kind: type[T], body: bytes) -> T:
     """A request body as a typed request. Raises BadRequest or ParameterError naming what is wrong and what is right."""
@@ -206,7 +266,7 @@ def parse(kind: type[T], body: bytes) -> T:
         request = kind.model_validate(_without_nulls(value))
     except ValidationError as error:
         raise _explained(kind, error.errors(include_url=False, include_context=False)[0]) from error
-    _check_together(request)
+    request.check_together()
     return request
 
 
@@ -217,19 +277,7 @@ def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
     return present
 
 
-def _check_together(request: Common) -> None:
-    if request.stream_options and not request.stream:
-        raise ParameterError("stream_options is only taken with stream: true.", param="stream_options")
-    if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n):
-        text = f"best_of is only taken when it equals n, here {request.n}: every answer is returned, none is selected."
-        raise ParameterError(text, param="best_of", code="unsupported_value")
-    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
-        raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")
-    if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
-        raise ParameterError("Give max_tokens or max_completion_tokens, not both.", param="max_completion_tokens")
-
-
-def _explained(kind: type[Common], error: ErrorDetails) -> ParameterError:
+def _explained(kind: type[Strict], error: ErrorDetails) -> ParameterError:
     path = _path(error["loc"])
     match error["type"]:
         case "extra_forbidden" if len(error["loc"]) == 1:

@@ -16,10 +16,13 @@ from starlette.responses import Response
 
 from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal
+from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
+from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
 from weft_gateway.openai.models import list_models, one_model
-from weft_gateway.openai.schema import ChatRequest, CompletionRequest
+from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest
+from weft_gateway.openai.validation import Call
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.metrics import exposition
 from weft_gateway.shell.request_ids import ResponseHeaders, ids_of
@@ -45,6 +48,15 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/completions", completions, post, CompletionRequest)
     _route(app, state, "/v1/models", list_models, get)
     _route(app, state, "/v1/models/{model:path}", one_model, get)
+    _route(app, state, "/v1/files", upload_file, post)
+    _route(app, state, "/v1/files", list_files, get)
+    _route(app, state, "/v1/files/{file_id}", one_file, get)
+    _route(app, state, "/v1/files/{file_id}", delete_file, ["DELETE"])
+    _route(app, state, "/v1/files/{file_id}/content", file_content, get)
+    _route(app, state, "/v1/batches", create_batch, post, BatchRequest)
+    _route(app, state, "/v1/batches", list_batches, get)
+    _route(app, state, "/v1/batches/{batch_id}", one_batch, get)
+    _route(app, state, "/v1/batches/{batch_id}/cancel", cancel_batch, post)
     _route(app, state, "/status", _status, get)
     _route(app, state, "/", _page, get)
     _route(app, state, "/healthz", _healthz, get)
@@ -96,7 +108,7 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 async def _on_api_error(state: AppState, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     _count(state, request, error.status)
-    about = {"param": error.param and error.param[:128], "model": getattr(request.state, "model", None)}
+    about = {"param": error.param and error.param[:128], "model": _model_of(request)}
     known = {key: value for key, value in about.items() if value is not None}
     request_id = ids_of(request.scope).request_id
     log.info("refused", extra=kv(request_id=request_id, status=error.status, code=error.code, **known))
@@ -124,7 +136,13 @@ async def _on_bug(state: AppState, request: Request, error: Exception) -> Respon
 
 def _count(state: AppState, request: Request, status: int) -> None:
     """A request that was refused; "-" stands for all names that are no model."""
-    state.manager.metrics.count_request(getattr(request.state, "model", None), status)
+    state.manager.metrics.count_request(_model_of(request), status)
+
+
+def _model_of(request: Request) -> str | None:
+    """The model that it names, once that is found."""
+    call: Call | None = getattr(request.state, "call", None)
+    return call.model if call else None
 
 
 # ---------------------------------------------------------------- health and status

@@ -1,4 +1,4 @@
-"""The process's parts put together: the request manager and the tokenizers."""
+"""The process's parts put together: the request manager, the tokenizers, the batch service's client."""
 
 import asyncio
 import contextlib
@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.wire.tls import Tls
 from weft_gateway.settings import GatewaySettings
+from weft_gateway.shell.batch_client import BatchClient
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
 
@@ -21,6 +22,7 @@ class AppState:
         self.settings, self.registry = settings, registry
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine
+        self.batch = BatchClient(settings.batch, tls)
         self.tokenizers = TokenizerCache(
             settings.depot,
             settings.data_dir / "blobs",
@@ -39,6 +41,7 @@ class AppState:
             task.cancel()
             await asyncio.wait([task])
             await self.tokenizers.close()
+            await self.batch.close()
 
     def _on_routes(self, pools_changed: bool) -> None:
         if pools_changed:

@@ -55,10 +55,15 @@ def ids_of(scope: Scope) -> Ids:
     return ids
 
 
-def _ids(header: bytes) -> Ids:
-    """An id that is missing, too long or of other characters is replaced."""
-    if _FIT.fullmatch(header):
-        given = header.decode()
-        return Ids(given, f"{given}-{secrets.token_hex(_UNIQUE_BYTES)}")
+def drawn_ids() -> Ids:
+    """Of a request whose client gave none."""
     drawn = f"req-{secrets.token_hex(16)}"
     return Ids(drawn, drawn)
+
+
+def _ids(header: bytes) -> Ids:
+    """An id that is missing, too long or of other characters is replaced."""
+    if not _FIT.fullmatch(header):
+        return drawn_ids()
+    given = header.decode()
+    return Ids(given, f"{given}-{secrets.token_hex(_UNIQUE_BYTES)}")

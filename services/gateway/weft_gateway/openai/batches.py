@@ -1,0 +1,87 @@
+"""`/v1/batches`: many requests of a file, answered within a day in room that others leave."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.domain.batch import BatchError, BatchJob, NewBatch, Page
+from weft_gateway.openai.http_requests import json_body, json_response, tenant_of
+from weft_gateway.openai.lists import Query, listed
+from weft_gateway.openai.schema import BatchRequest, parse
+from weft_gateway.shell.app_state import AppState
+
+LIMIT, MAX_LIMIT = 20, 100  # of a list, as OpenAI's
+
+
+async def create_batch(state: AppState, request: Request) -> Response:
+    """Start a batch: every line of its file is answered once."""
+    namespace = await tenant_of(state, request)
+    given = parse(BatchRequest, await json_body(request, state.settings.max_body_bytes))
+    new = NewBatch(namespace, given.input_file_id, given.endpoint, given.completion_window, given.metadata)
+    return json_response(_batch(await state.batch.create(new)))
+
+
+async def list_batches(state: AppState, request: Request) -> Response:
+    """This caller's batches, the newest first."""
+    namespace = await tenant_of(state, request)
+    query = Query(request, "after", "limit")
+    batches, has_more = await state.batch.batches(Page(namespace, query.limit(LIMIT, MAX_LIMIT), query.after()))
+    return json_response(listed([_batch(batch) for batch in batches], has_more))
+
+
+async def one_batch(state: AppState, request: Request) -> Response:
+    """A batch now: its status, how many of its lines are done, its files."""
+    namespace = await tenant_of(state, request)
+    return json_response(_batch(await state.batch.batch(namespace, request.path_params["batch_id"])))
+
+
+async def cancel_batch(state: AppState, request: Request) -> Response:
+    """End a batch; the lines that are done stay."""
+    namespace = await tenant_of(state, request)
+    return json_response(_batch(await state.batch.cancel(namespace, request.path_params["batch_id"])))
+
+
+def _batch(batch: BatchJob) -> dict[str, Any]:
+    return {
+        "id": batch.batch_id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": [_error(error) for error in batch.errors]} if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status.value,
+        "output_file_id": batch.output_file_id or None,
+        "error_file_id": batch.error_file_id or None,
+        "created_at": batch.created_unix_s,
+        "in_progress_at": batch.in_progress_unix_s or None,
+        "expires_at": batch.expires_unix_s or None,
+        "finalizing_at": batch.finalizing_unix_s or None,
+        "completed_at": batch.completed_unix_s or None,
+        "failed_at": batch.failed_unix_s or None,
+        "expired_at": batch.expired_unix_s or None,
+        "cancelling_at": batch.cancelling_unix_s or None,
+        "cancelled_at": batch.cancelled_unix_s or None,
+        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "usage": _usage(batch),
+        "metadata": dict(batch.metadata) or None,
+    }
+
+
+def _error(error: BatchError) -> dict[str, Any]:
+    return {
+        "code": error.code,
+        "message": error.message,
+        "line": error.line or None,
+        "param": error.param or None,
+    }
+
+
+def _usage(batch: BatchJob) -> dict[str, Any]:
+    return {
+        "input_tokens": batch.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": batch.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": batch.prompt_tokens + batch.completion_tokens,
+    }

@@ -1,0 +1,111 @@
+"""`/v1/files`: what batches read and write. The bytes stream through, to and from the batch service."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from weft.domain.batch import NewFile, Page, Purpose, StoredFile
+from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge
+from weft_gateway.openai import http_requests
+from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
+from weft_gateway.openai.lists import Query, listed
+from weft_gateway.openai.upload_form import UploadForm
+from weft_gateway.shell.app_state import AppState
+
+UPLOAD_SECONDS = 900.0  # for a whole file
+FORM_BYTES = 64 << 10  # of a form beside its file
+MAX_LIMIT = 10_000  # of a list, as OpenAI's
+_CONTENT_HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+
+
+async def upload_file(state: AppState, request: Request) -> Response:
+    """Upload JSON lines: a form with `file` and `purpose`, which is `batch`."""
+    namespace = await tenant_of(state, request)
+    no_foreign_page(request)
+    limit = state.settings.max_upload_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit + FORM_BYTES:
+        raise TooLarge(f"The file is larger than {limit} bytes.")
+    form = UploadForm(request.headers.get("content-type", ""), _body(request), limit)
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            new = NewFile(namespace, await form.open(), Purpose.BATCH)
+            return json_response(_file(await state.batch.upload(new, form.chunks())))
+    except TimeoutError as error:
+        raise BodyTimeout(f"The file did not arrive within {UPLOAD_SECONDS:g} s.") from error
+    except ClientDisconnect as error:
+        raise BadRequest("The client went away.", code="client_gone", status=499) from error
+
+
+async def list_files(state: AppState, request: Request) -> Response:
+    """This caller's files, the newest first."""
+    namespace = await tenant_of(state, request)
+    query = Query(request, "after", "limit", "order", "purpose")
+    purpose = query.one_of("purpose", {one.value: one for one in Purpose})
+    oldest_first = query.one_of("order", {"asc": True, "desc": False})
+    page = Page(namespace, query.limit(MAX_LIMIT, MAX_LIMIT), query.after(), purpose, bool(oldest_first))
+    files, has_more = await state.batch.files(page)
+    return json_response(listed([_file(file) for file in files], has_more))
+
+
+async def one_file(state: AppState, request: Request) -> Response:
+    """What is known of a file."""
+    namespace = await tenant_of(state, request)
+    return json_response(_file(await state.batch.file(namespace, request.path_params["file_id"])))
+
+
+async def file_content(state: AppState, request: Request) -> Response:
+    """The bytes of a file, as they are stored."""
+    namespace = await tenant_of(state, request)
+    file = await state.batch.file(namespace, request.path_params["file_id"])
+    chunks = state.batch.read(namespace, file.file_id)
+    first = await anext(chunks, b"")  # a file that has gone meanwhile is refused with its status
+    headers = _CONTENT_HEADERS | {
+        "content-length": str(file.bytes),
+        "content-disposition": f'attachment; filename="{file.file_id}.jsonl"',
+    }
+    return StreamingResponse(_after(first, chunks), headers=headers, media_type="application/octet-stream")
+
+
+async def delete_file(state: AppState, request: Request) -> Response:
+    """Delete a file. A batch that reads it goes on."""
+    namespace = await tenant_of(state, request)
+    file = await state.batch.delete_file(namespace, request.path_params["file_id"])
+    return json_response({"id": file.file_id, "object": "file", "deleted": True})
+
+
+def _file(file: StoredFile) -> dict[str, Any]:
+    return {
+        "id": file.file_id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_unix_s,
+        "expires_at": None,
+        "filename": file.filename,
+        "purpose": file.purpose.value,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+async def _body(request: Request) -> AsyncGenerator[bytes]:
+    """The body as it comes, no part of it late. Raises BodyTimeout."""
+    stream, seconds = request.stream(), http_requests.BODY_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                chunk = await anext(stream, None)
+        except TimeoutError as error:
+            raise BodyTimeout(f"Nothing of the file arrived for {seconds:g} s.") from error
+        if chunk is None:
+            return
+        yield chunk
+
+
+async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    yield first
+    async for chunk in chunks:
+        yield chunk

@@ -1,0 +1,95 @@
+"""What an HTTP request brings: its caller, its body within bounds of size and time, its model call."""
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from weft_gateway.core.routes import Principal
+from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType, from_failure
+from weft_gateway.openai.streaming_completion import StreamingCompletion
+from weft_gateway.openai.validation import Call, ModelEndpoint, T, submit
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import authenticate
+from weft_gateway.shell.request_ids import ids_of
+
+JSON = "application/json"
+BODY_SECONDS = 30.0  # for a client to send its body
+
+
+async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Request) -> Response:
+    """Hold the request while there is no route table, check it, and hand it to the scheduler. Raises ApiError."""
+    ids = ids_of(request.scope)
+    async with state.manager.arriving(ids.request_id):
+        call = Call(ids, principal_of(state, request), time.time_ns() // 1_000_000)
+        request.state.call = call
+        if failure := state.machine.admission.refusal():
+            raise from_failure(failure)
+        answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
+        return StreamingCompletion(answer, state.settings.ping_seconds)
+
+
+async def wait_for_routes(state: AppState, request: Request) -> None:
+    """A process that has just started holds its first requests. Raises ServiceUnavailable, Overloaded."""
+    if not state.machine.routes.known:
+        request_id = ids_of(request.scope).request_id
+        async with state.manager.arriving(request_id):
+            state.manager.client_gone(request_id)  # it needs nothing more
+
+
+def principal_of(state: AppState, request: Request) -> Principal:
+    """Raises Unauthorized, ServiceUnavailable."""
+    return authenticate(request.headers.get("authorization"), state.machine.routes, auth=state.settings.auth)
+
+
+async def tenant_of(state: AppState, request: Request) -> str:
+    """The caller's namespace; "" where keys are off. Raises ApiError."""
+    await wait_for_routes(state, request)
+    return principal_of(state, request).namespace or ""
+
+
+def no_foreign_page(request: Request) -> None:
+    """A form can be sent by any page that a person has open, without asking first. Raises BadRequest."""
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise BadRequest("A page of another site may not send this.", code="permission_denied", status=403)
+
+
+def json_response(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type=JSON)
+
+
+async def json_body(request: Request, limit: int) -> bytes:
+    """The whole body within bounds of size and time. Raises UnsupportedMediaType, TooLarge, BodyTimeout, BadRequest."""
+    _check_json(request)
+    return await _body(request, limit)
+
+
+def _check_json(request: Request) -> None:
+    """A foreign page's form or plain text is sent without asking first; JSON makes its browser ask. Raises 415."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != JSON:
+        raise UnsupportedMediaType(
+            f"The body is declared as {given[:128] or 'nothing'!r}; send it with the header `Content-Type: {JSON}`."
+        )
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The whole body within bounds of size and time. Raises TooLarge, BodyTimeout, BadRequest."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise TooLarge(f"The body is larger than {limit} bytes.")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise TooLarge(f"The body is larger than {limit} bytes.")
+    except TimeoutError as error:
+        raise BodyTimeout(f"The body did not arrive within {BODY_SECONDS:g} s.") from error
+    except ClientDisconnect as error:
+        raise BadRequest("The client went away.", code="client_gone", status=499) from error
+    return bytes(body)

@@ -1,0 +1,179 @@
+"""Lines of batches, run as requests of batch priority for the batch service, which gives them out over one stream.
+
+A line takes the way of a client's request, from its body to its body's answer. What a client would be asked to repeat
+(no runner, a full queue) gives the line back instead, after a pause: so often and no more is a line tried. The end of
+the stream ends its lines: the batch service gives them out again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from weft.domain.batch import CancelLine, LineReleased, LineResult, LinesHello, RunLine
+from weft.domain.request import Priority
+from weft.telemetry.logs import kv
+from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
+from weft.wire.errors import PeerError
+from weft.wire.streams import ClientStream
+from weft.wire.v1 import batch_pb2
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal
+from weft_gateway.errors import ApiError, BadRequest, Internal, ServiceUnavailable, Unauthorized, from_failure
+from weft_gateway.openai.answer import Answer
+from weft_gateway.openai.chat import CHAT
+from weft_gateway.openai.completions import COMPLETIONS
+from weft_gateway.openai.validation import Call, ModelEndpoint, submit
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.request_ids import Ids, drawn_ids
+
+RETRY_S = 1.0  # before a line that could not run is given back
+DRAIN_S = 1.0  # for what is queued to reach the batch service before the process ends
+MAX_ANSWER_BYTES = 8 << 20  # of a line, log probabilities and all
+RETRIED = frozenset(
+    "rate_limit_exceeded queue_full slo_unattainable shutting_down no_scheduler no_runner_available "
+    "model_not_ready".split()
+)
+ENDPOINTS: Mapping[str, ModelEndpoint[Any]] = {endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS)}
+Key = tuple[str, int]  # batch and line
+log = logging.getLogger(__name__)
+
+
+class LineRunner:
+    """One gateway's end of the stream of lines, and the lines that run. One event loop owns it."""
+
+    def __init__(self, state: AppState) -> None:
+        """Raises NotConfigured."""
+        self._state, self._draining = state, False
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._link: ClientStream[batch_pb2.GatewayToBatch, batch_pb2.BatchToGateway] = ClientStream(
+            "batch",
+            state.batch.stub.Lines,
+            hello=lambda: [GATEWAY_TO_BATCH.encode(self._hello())],
+            on_message=self._on_message,
+            on_down=self._on_down,
+        )
+        self._work: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[asyncio.Task[None]]:
+        """Keep the stream for the length of the block; the task ends early by `drain`, or by a bug."""
+        self._work = asyncio.create_task(self._link.run(), name="lines")
+        try:
+            yield self._work
+        finally:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+            self._end_all()
+
+    async def drain(self) -> None:
+        """Take no more lines, give back those that run, and end the stream."""
+        self._draining = True
+        self._send(self._hello())
+        for batch_id, line in self._end_all():
+            self._send(LineReleased(batch_id, line, "the gateway drains"))
+        self._link.close()
+        if self._work:
+            await asyncio.wait([self._work], timeout=DRAIN_S)
+
+    def _hello(self) -> LinesHello:
+        lines = 0 if self._draining else self._state.settings.max_lines
+        return LinesHello(self._state.machine.gateway_id, lines)
+
+    def _send(self, message: LinesHello | LineResult | LineReleased) -> None:
+        """Without a stream the lines are given out again."""
+        self._link.send(GATEWAY_TO_BATCH.encode(message))
+
+    def _on_message(self, envelope: batch_pb2.BatchToGateway) -> None:
+        """Raises PeerError."""
+        message = BATCH_TO_GATEWAY.decode(envelope)
+        key = message.batch_id, message.line
+        if isinstance(message, CancelLine):
+            if task := self._tasks.pop(key, None):
+                task.cancel()
+        elif key in self._tasks:
+            raise PeerError(f"line {message.line} of {message.batch_id} runs here already")
+        elif self._draining:
+            self._send(LineReleased(*key, "the gateway drains"))
+        elif len(self._tasks) >= self._state.settings.max_lines:
+            raise PeerError(f"more than {self._state.settings.max_lines} lines at once")
+        else:
+            self._tasks[key] = asyncio.create_task(self._run(message), name=f"line {message.line} {message.batch_id}")
+
+    def _on_down(self, _reason: str) -> None:
+        self._end_all()
+
+    def _end_all(self) -> list[Key]:
+        """End every line without an answer. Returns which."""
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.cancel()
+        return list(tasks)
+
+    async def _run(self, line: RunLine) -> None:
+        outcome = await self._outcome(line)
+        del self._tasks[line.batch_id, line.line]  # its place is free before the batch service learns of it
+        self._send(outcome)
+
+    async def _outcome(self, line: RunLine) -> LineResult | LineReleased:
+        """A line's one end."""
+        ids = drawn_ids()
+        call: Call | None = None
+        try:
+            call = self._call(line, ids)
+            answer = await self._submitted(line, call)
+            try:
+                body = await self._body(answer)
+                usage = answer.usage
+            finally:
+                answer.leave()
+            tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            return LineResult(line.batch_id, line.line, 200, ids.client_request_id, body, *tokens)
+        except ApiError as error:
+            refusal = error
+        except Exception:
+            log.exception("line failed inside the gateway", extra=kv(request_id=ids.request_id, batch=line.batch_id))
+            refusal = Internal(f"The gateway failed on this request; its logs name it {ids.request_id}.")
+        if refusal.code in RETRIED:
+            await asyncio.sleep(max(RETRY_S, refusal.retry_after_ms / 1000))
+            return LineReleased(line.batch_id, line.line, refusal.message)
+        return LineResult(line.batch_id, line.line, refusal.status, ids.client_request_id, refusal.body())
+
+    def _call(self, line: RunLine, ids: Ids) -> Call:
+        """A batch is its namespace's whatever has become of the key. Raises Unauthorized."""
+        principal = Principal(line.namespace) if line.namespace else ANY_NAMESPACE
+        if self._state.settings.auth and not line.namespace:
+            raise Unauthorized(
+                "This batch was made while keys were off, and now they are on: make it again with a key."
+            )
+        return Call(ids, principal, time.time_ns() // 1_000_000, Priority.BATCH)
+
+    async def _submitted(self, line: RunLine, call: Call) -> Answer:
+        """Raises ApiError, which is counted."""
+        try:
+            endpoint = ENDPOINTS.get(line.endpoint)
+            if endpoint is None:
+                raise BadRequest(f"url: lines go to {' or '.join(ENDPOINTS)}.")
+            async with self._state.manager.arriving(call.ids.request_id, call.priority):
+                if failure := self._state.machine.admission.refusal(call.priority):
+                    raise from_failure(failure)
+                return await submit(self._state, endpoint, call, line.body)
+        except ApiError as error:
+            self._state.manager.metrics.count_request(call.model, error.status)
+            raise
+
+    async def _body(self, answer: Answer) -> bytes:
+        """Raises ApiError, also where the line waits in a pool that has no runner: its place is another's."""
+        while not answer.group.over:
+            awake = await answer.group.wait(self._state.settings.hold_seconds)
+            pool = self._state.machine.routes.pools.get(answer.group.request.route.pool)
+            if not awake and not (pool and pool.ready_runners):
+                raise ServiceUnavailable("Its pool has no runner.", code="no_runner_available")
+        body = await answer.whole()
+        if body is None:
+            raise Internal("The request was ended inside the gateway.")
+        if len(body) > MAX_ANSWER_BYTES:
+            text = f"The answer has {len(body)} bytes, a line's at most {MAX_ANSWER_BYTES}: ask for less."
+            raise BadRequest(text, code="answer_too_large")
+        return body

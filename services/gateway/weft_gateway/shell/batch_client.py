@@ -1,0 +1,143 @@
+"""Calls to the batch service for callers of the API. What it refuses becomes an error here and nowhere else."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator
+from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from weft.domain.batch import BatchJob, NewBatch, NewFile, Page, StoredFile
+from weft.wire.codec import batch as codec
+from weft.wire.streams import channel
+from weft.wire.tls import Tls
+from weft.wire.v1 import batch_pb2, batch_pb2_grpc
+from weft_gateway.errors import (
+    ApiError,
+    BadRequest,
+    Internal,
+    NotConfigured,
+    NotFound,
+    QuotaReached,
+    ServiceUnavailable,
+    TooLate,
+)
+
+CALL_S = 15.0  # of everything but the bytes of files
+_ERRORS: dict[grpc.StatusCode, type[ApiError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: BadRequest,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: QuotaReached,
+    grpc.StatusCode.FAILED_PRECONDITION: TooLate,
+}
+_LATER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+UploadCall: TypeAlias = "grpc.aio.StreamUnaryCall[batch_pb2.UploadFileRequest, batch_pb2.File]"
+T = TypeVar("T")
+
+
+class BatchClient:
+    """One channel to the batch service; `address` "": there is none. Each call raises ApiError."""
+
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        self._channel = channel(address, tls, "batch") if address else None
+        self._stub = batch_pb2_grpc.BatchStub(self._channel) if self._channel else None
+
+    @property
+    def stub(self) -> batch_pb2_grpc.BatchStub:
+        """Raises NotConfigured."""
+        if self._stub is None:
+            raise NotConfigured(
+                "Files and batches are not served here: this gateway has no batch service. "
+                "Start it with `--batch HOST:PORT`; the chart does with `batch.enabled: true`.",
+                code="batch_not_configured",
+            )
+        return self._stub
+
+    async def close(self) -> None:
+        if self._channel:
+            await self._channel.close(None)
+
+    async def upload(self, new: NewFile, chunks: AsyncIterator[bytes]) -> StoredFile:
+        """Send a file as its chunks come. An exception of `chunks` ends the upload: nothing is kept."""
+        call = self.stub.UploadFile()
+        try:
+            with _refusals():
+                try:
+                    await _write(call, codec.upload_header(new))
+                    async for chunk in chunks:
+                        if chunk:
+                            await _write(call, codec.upload_chunk(chunk))
+                    await _write(call, codec.upload_chunk(b""))  # it is whole
+                    await call.done_writing()
+                except asyncio.InvalidStateError:
+                    pass  # the service has ended the call: its status says why
+                return codec.stored_file(await call)
+        finally:
+            call.cancel()
+
+    async def file(self, namespace: str, file_id: str) -> StoredFile:
+        request = codec.file_request(namespace, file_id)
+        return codec.stored_file(await _called(self.stub.GetFile(request, timeout=CALL_S)))
+
+    async def files(self, page: Page) -> tuple[list[StoredFile], bool]:
+        return codec.stored_files(await _called(self.stub.ListFiles(codec.list_request(page), timeout=CALL_S)))
+
+    async def delete_file(self, namespace: str, file_id: str) -> StoredFile:
+        request = codec.file_request(namespace, file_id)
+        return codec.stored_file(await _called(self.stub.DeleteFile(request, timeout=CALL_S)))
+
+    async def read(self, namespace: str, file_id: str) -> AsyncGenerator[bytes]:
+        """The bytes of a file."""
+        with _refusals():
+            call = self.stub.ReadFile(codec.file_request(namespace, file_id))
+            try:
+                async for message in call:
+                    yield codec.file_chunk(message)
+            finally:
+                call.cancel()
+
+    async def create(self, new: NewBatch) -> BatchJob:
+        return codec.batch_job(await _called(self.stub.CreateBatch(codec.create_batch_request(new), timeout=CALL_S)))
+
+    async def batch(self, namespace: str, batch_id: str) -> BatchJob:
+        request = codec.batch_request(namespace, batch_id)
+        return codec.batch_job(await _called(self.stub.GetBatch(request, timeout=CALL_S)))
+
+    async def batches(self, page: Page) -> tuple[list[BatchJob], bool]:
+        return codec.batch_jobs(await _called(self.stub.ListBatches(codec.list_request(page), timeout=CALL_S)))
+
+    async def cancel(self, namespace: str, batch_id: str) -> BatchJob:
+        request = codec.batch_request(namespace, batch_id)
+        return codec.batch_job(await _called(self.stub.CancelBatch(request, timeout=CALL_S)))
+
+
+async def _write(call: UploadCall, message: batch_pb2.UploadFileRequest) -> None:
+    """Raises ServiceUnavailable: of a call that ends while it is written to, gRPC loses the status."""
+    try:
+        await call.write(message)
+    except grpc.aio.AioRpcError as error:
+        text = "The batch service ended the upload; nothing of it is kept."
+        raise ServiceUnavailable(text, code="batch_unavailable", retry_after_ms=1000) from error
+
+
+async def _called(call: Awaitable[T]) -> T:
+    with _refusals():
+        return await call
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """The sentence of a refusal is written for the client; any other failure is named for the operator's logs only."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        code, details = error.code(), error.details() or ""
+        if kind := _ERRORS.get(code):
+            raise kind(details) from error
+        if code in _LATER:
+            text = (
+                "The batch service does not answer; files and batches are kept, and running batches go on once it does."
+            )
+            raise ServiceUnavailable(text, code="batch_unavailable", retry_after_ms=1000) from error
+        raise Internal(f"The batch service failed ({code.name}); its logs say why.") from error
