@@ -12,8 +12,8 @@ NO_CUDA = ("--excludes", "images/no-cuda.txt", "--no-emit-package", "torch")
 def main() -> int:
     lock("build", "images/build.in")
     lock("control", *extras(*CONTROL))
-    lock("runner", *extras("runner"))
-    lock("runner-cpu", *extras("runner"), *NO_CUDA)
+    lock("runner", *extras("runner", "offload"))
+    lock("runner-cpu", *extras("runner", "offload"), *NO_CUDA)
     return 0
 
 

@@ -130,7 +130,7 @@ def test_the_control_planes_image_has_no_torch() -> None:
 
 def test_the_runners_image_has_no_web_framework_and_no_control_plane() -> None:
     assert {"torch", "numpy", "google-re2", "psutil", "grpcio"} <= names("images/runner.lock")
-    light = {"fastapi", "starlette", "uvicorn", "kopf", "kubernetes", "pydantic", "scipy", "sqlalchemy", "boto3"}
+    light = {"fastapi", "starlette", "uvicorn", "kopf", "kubernetes", "pydantic", "sqlalchemy", "boto3"}
     assert names("images/runner.lock") & light == set()
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from harness.ranks import settings_of
 from weft.domain.model.config import ModelSpec, parse_spec
+from weft.domain.model.packed import packed_bytes
 from weft.domain.model.tensors import model_tensors
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors import ModelSource, make_executor
@@ -25,7 +26,6 @@ from weft_runner.model.memory_estimate import (
     check_memory,
     device_workspace,
     estimate_memory,
-    packed_bytes,
     page_bytes,
 )
 from weft_runner.settings import parse_settings

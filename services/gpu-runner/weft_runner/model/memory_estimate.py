@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from weft.domain.model.config import ModelSpec
+from weft.domain.model.packed import NUMBER_BYTES, PLAIN, packed_bytes, vector_numbers
 from weft.domain.model.tensors import PROJECTIONS
 from weft_runner.errors import OutOfMemory
 
@@ -78,10 +79,6 @@ def _number(path: Path) -> int | None:
 
 # ---- what serving takes
 
-PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
-NUMBER_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, "int4": 2, **PLAIN}  # of KV, of activations
-PAD_IN, PAD_OUT = 32, 16
-INT4_GROUP = 64
 GIB = 1 << 30
 
 
@@ -157,16 +154,6 @@ def page_bytes(spec: ModelSpec, kind: str, page_tokens: int) -> int:
     return spec.layers * 2 * spec.kv_heads * page_tokens * spec.head_dim * NUMBER_BYTES[kind]
 
 
-def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
-    """Of one packed base matrix, with the scales of int8 and int4."""
-    if kind in PLAIN:
-        return n_out * n_in * PLAIN[kind]
-    rows, columns = _up(n_out, PAD_OUT), _up(n_in, PAD_IN)
-    if kind == "int4":
-        return rows * _up(n_in, INT4_GROUP) * 9 // 16  # 4 bits, and 32 of scale and minimum for 64 of them
-    return rows * (columns + 4) if kind == "int8" else rows * columns * NUMBER_BYTES[kind]
-
-
 def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:
     """Raises OutOfMemory, with the numbers."""
     if needed.total > available.n_bytes:
@@ -178,9 +165,7 @@ def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:
 
 def _layer_bytes(spec: ModelSpec, kind: str) -> int:
     matrices = sum(packed_bytes(n_out, n_in, kind) for n_in, n_out in map(spec.projection, PROJECTIONS))
-    norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.qk_norm else 0)
-    biases = spec.q_size + 2 * spec.kv_size if spec.qkv_bias else 0
-    return matrices + 4 * (norms + biases)
+    return matrices + 4 * vector_numbers(spec)
 
 
 def _embedding_bytes(spec: ModelSpec, kind: str) -> int:
@@ -189,10 +174,6 @@ def _embedding_bytes(spec: ModelSpec, kind: str) -> int:
     converted = not spec.tied_embeddings if kind in PLAIN else spec.dtype == "float16"
     number = PLAIN.get(kind, 4)
     return head + (spec.vocab_size * spec.hidden_size * number if converted else 0) + 4 * spec.hidden_size
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _gib(size: int) -> str:

@@ -19,7 +19,7 @@ MOST_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineRates:
     """Rates in bytes a second, but `attention_flops_per_s`. `products`: by the format of the weights.
 
     `one_memory`: device and host are the same memory: nothing is copied between them, and all of it is the device.
@@ -53,7 +53,7 @@ def product_s(table: Table, rows: float) -> float:
     return low[1] + (high[1] - low[1]) * (rows - low[0]) / (high[0] - low[0])
 
 
-def check_machine(machine: Machine) -> None:
+def check_machine(machine: MachineRates) -> None:
     """Raises MachineInvalid: a rate that is none, a table that falls or has no entry."""
     for name in RATES:
         rate = getattr(machine, name)
@@ -79,14 +79,14 @@ def rising(measured: Mapping[int, float]) -> Table:
     return tuple(reversed(found))
 
 
-def machine_json(machine: Machine) -> dict[str, Any]:
+def machine_json(machine: MachineRates) -> dict[str, Any]:
     """What `machine_of` reads."""
     return asdict(machine)
 
 
-def machine_of(fields: Mapping[str, Any]) -> Machine:
+def machine_of(fields: Mapping[str, Any]) -> MachineRates:
     """Raises MachineInvalid, with the names of what is missing or unknown."""
-    known = {*Machine.__dataclass_fields__}
+    known = {*MachineRates.__dataclass_fields__}
     if unknown := sorted(set(fields) - known):
         raise MachineInvalid(f"unknown: {', '.join(map(str, unknown))[:200]}")
     if missing := sorted({*RATES, "products"} - set(fields)):
@@ -98,6 +98,6 @@ def machine_of(fields: Mapping[str, Any]) -> Machine:
     except (AttributeError, TypeError, ValueError) as error:
         raise MachineInvalid(f"products: {error}") from error
     values: dict[str, Any] = {**fields, "products": products}
-    machine = Machine(**values)
+    machine = MachineRates(**values)
     check_machine(machine)
     return machine

@@ -1,9 +1,10 @@
 """What an executor obeys: which packed matrix lies where, a block's sequences by tier, and how large its buffers are.
 
 A layer has four packed matrices (`MATRICES`, in the order in which a step reads them) and lies in whole matrices; the
-head is one more. A matrix that is not on the device passes through the ring: at least `BUFFERS` times the largest
-streamed layer, so that one is read while the one before is computed. KV lies in whole sequences: the first
-`kv_device` places of a block have theirs on the device, the next `kv_host` on the host, the others on the disk.
+head is one more, which passes in pieces no larger than a matrix. What is not on the device passes through the ring:
+`buffers` times the largest streamed layer. With two of them one is read while the one before is computed. KV lies in
+whole sequences: the first `kv_device` places of a block have theirs on the device, the next `kv_host` on the host, the
+others on the disk.
 Activations lie on one tier.
 """
 
@@ -12,18 +13,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from weft_runner.errors import PolicyInvalid
-from weft_runner.offload.policy import Budgets, Formats, Policy, Tier, check_budgets, check_policy, policy_of
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, check_budgets, check_policy, policy_of
 
 MATRICES = ("qkv", "o", "gate_up", "down")
-BUFFERS = 2  # of the largest streamed layer: one is computed while the next one is read
+BUFFERS = (2, 1)  # of the largest streamed layer: with one, nothing is read while a layer computes
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTiers:
     """`layers[i][m]`: where matrix `MATRICES[m]` of layer i of this rank lies. `head`: None on a rank without it."""
 
-    layers: tuple[tuple[Tier, Tier, Tier, Tier], ...]
-    head: Tier | None
+    layers: tuple[tuple[MemoryTier, MemoryTier, MemoryTier, MemoryTier], ...]
+    head: MemoryTier | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class PassTime:
     """Seconds of one pass over the layers (FlexGen, section 4.2): each stream's own, and what the pass takes in all."""
 
     disk_read_s: float
@@ -63,15 +64,15 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class BlockTime:
     """Of a block of `sequences`, prompts in `prompt_passes` passes and then a pass for each further token.
 
     `prompt`: all prompt passes together; `token`: one pass with KV of its average length. `block_s` counts all;
     `bound_s`: what disk bytes or FLOPs alone allow for this policy; `token_1_s`: a token of one request alone.
     """
 
-    prompt: Phase
-    token: Phase
+    prompt: PassTime
+    token: PassTime
     block_s: float
     bound_s: float
     tokens_per_s: float
@@ -89,26 +90,27 @@ class OffloadPlan:
     formats: Formats
     budgets: Budgets
     tiers: WeightTiers
-    activations: Tier
+    activations: MemoryTier
     kv_device: int
     kv_host: int
     prompt_passes: int
     batch_tokens: int
-    usage: dict[Tier, Usage]
-    predicted: Prediction
+    buffers: int
+    usage: dict[MemoryTier, Usage]
+    predicted: BlockTime
     relaxed_s: float  # of a block by the linear program: no rounded policy of this block and batch is faster
 
     @property
     def ring_bytes(self) -> int:
         """On the device, for matrices on their way."""
-        return self.usage[Tier.DEVICE].ring
+        return self.usage[MemoryTier.DEVICE].ring
 
 
 def check_plan(plan: OffloadPlan) -> None:
     """The laws: the policy's own, no tier above its budget, every sequence's KV on one tier. Raises PolicyInvalid."""
     check_policy(plan.policy)
     check_budgets(plan.budgets)
-    for tier in Tier:
+    for tier in MemoryTier:
         if (used := plan.usage[tier].total) > plan.budgets.of(tier):
             raise PolicyInvalid(f"{used} bytes on the {tier}, which has {plan.budgets.of(tier)}")
     if min(plan.kv_device, plan.kv_host) < 0 or plan.kv_device + plan.kv_host > plan.policy.block:
@@ -127,18 +129,22 @@ def plan_of(fields: Mapping[str, Any]) -> OffloadPlan:
     try:
         tiers, predicted = fields["tiers"], fields["predicted"]
         head, whole = tiers["head"], dict[str, Any](predicted)
-        whole |= {name: Phase(**predicted[name]) for name in ("prompt", "token")}
+        whole |= {name: PassTime(**predicted[name]) for name in ("prompt", "token")}
         plan = OffloadPlan(
             policy=policy_of(fields["policy"]),
             formats=Formats(**fields["formats"]),
             budgets=Budgets(**fields["budgets"]),
             tiers=WeightTiers(
-                tuple((Tier(q), Tier(o), Tier(g), Tier(d)) for q, o, g, d in tiers["layers"]), head and Tier(head)
+                tuple((MemoryTier(q), MemoryTier(o), MemoryTier(g), MemoryTier(d)) for q, o, g, d in tiers["layers"]),
+                head and MemoryTier(head),
             ),
-            activations=Tier(fields["activations"]),
-            usage={Tier(tier): Usage(**used) for tier, used in fields["usage"].items()},
-            predicted=Prediction(**whole),
-            **{name: fields[name] for name in ("kv_device", "kv_host", "prompt_passes", "batch_tokens", "relaxed_s")},
+            activations=MemoryTier(fields["activations"]),
+            usage={MemoryTier(tier): Usage(**used) for tier, used in fields["usage"].items()},
+            predicted=BlockTime(**whole),
+            **{
+                name: fields[name]
+                for name in ("kv_device", "kv_host", "prompt_passes", "batch_tokens", "buffers", "relaxed_s")
+            },
         )
     except (KeyError, TypeError, ValueError) as error:
         raise PolicyInvalid(f"a plan that is not whole: {error!r}") from error

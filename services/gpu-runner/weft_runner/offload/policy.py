@@ -24,7 +24,7 @@ WeightsFormat = Literal["bf16", "fp32", "int8", "int4"]
 KvFormat = Literal["bf16", "fp32", "int4"]
 
 
-class Tier(StrEnum):
+class MemoryTier(StrEnum):
     """Where bytes lie, the fastest first."""
 
     DEVICE = "device"
@@ -41,12 +41,12 @@ class Shares:
     disk: float
 
     @classmethod
-    def of(cls, by_tier: Mapping[Tier, float]) -> "Shares":
+    def of(cls, by_tier: Mapping[MemoryTier, float]) -> "Shares":
         """From amounts of any unit; all on the device where there are none."""
         total = sum(by_tier.values())
         if total <= 0:
             return cls(1.0, 0.0, 0.0)
-        return cls(*(by_tier.get(tier, 0.0) / total for tier in Tier))
+        return cls(*(by_tier.get(tier, 0.0) / total for tier in MemoryTier))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,13 @@ class Budgets:
     host_bytes: int = 0
     disk_bytes: int = MOST_BYTES
 
-    def of(self, tier: Tier) -> int:
+    def of(self, tier: MemoryTier) -> int:
         """Of one tier."""
-        return {Tier.DEVICE: self.device_bytes, Tier.HOST: self.host_bytes, Tier.DISK: self.disk_bytes}[tier]
+        return {
+            MemoryTier.DEVICE: self.device_bytes,
+            MemoryTier.HOST: self.host_bytes,
+            MemoryTier.DISK: self.disk_bytes,
+        }[tier]
 
 
 def check_shares(shares: Shares, name: str) -> None:
@@ -113,7 +117,7 @@ def check_policy(policy: Policy) -> None:
 
 def check_budgets(budgets: Budgets) -> None:
     """Raises PolicyInvalid."""
-    for tier in Tier:
+    for tier in MemoryTier:
         if not 0 <= budgets.of(tier) <= MOST_BYTES:
             raise PolicyInvalid(f"a budget of {budgets.of(tier)} bytes of the {tier}")
     if not budgets.device_bytes:

@@ -6,37 +6,42 @@ from dataclasses import replace
 import pytest
 
 from weft_runner.errors import MachineInvalid, PolicyInvalid
-from weft_runner.offload.machine import Machine, check_machine, machine_json, machine_of, product_s, rising
+from weft_runner.offload.machine import MachineRates, check_machine, machine_json, machine_of, product_s, rising
 from weft_runner.offload.plan import (
+    BlockTime,
     OffloadPlan,
-    Phase,
-    Prediction,
+    PassTime,
     Usage,
     WeightTiers,
     check_plan,
     plan_json,
     plan_of,
 )
-from weft_runner.offload.policy import Budgets, Formats, Policy, Shares, Tier, check_policy
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares, check_policy
 
 ALL = Shares(1.0, 0.0, 0.0)
 POLICY = Policy(8, 4, Shares(0.25, 0.0, 0.75), ALL, ALL)
-PHASE = Phase(1.0, 0.0, 0.0, 0.0, 0.5, 1.0)
+PHASE = PassTime(1.0, 0.0, 0.0, 0.0, 0.5, 1.0)
 PLAN = OffloadPlan(
     policy=POLICY,
     formats=Formats(),
     budgets=Budgets(1000, 0, 5000),
-    tiers=WeightTiers(((Tier.DEVICE, Tier.DISK, Tier.DISK, Tier.DISK),), Tier.DISK),
-    activations=Tier.DEVICE,
+    tiers=WeightTiers(((MemoryTier.DEVICE, MemoryTier.DISK, MemoryTier.DISK, MemoryTier.DISK),), MemoryTier.DISK),
+    activations=MemoryTier.DEVICE,
     kv_device=8,
     kv_host=0,
     prompt_passes=2,
     batch_tokens=512,
-    usage={Tier.DEVICE: Usage(weights=300, ring=100), Tier.HOST: Usage(), Tier.DISK: Usage(weights=900)},
-    predicted=Prediction(PHASE, PHASE, 32.0, 30.0, 8.0, 1.0),
+    buffers=2,
+    usage={
+        MemoryTier.DEVICE: Usage(weights=300, ring=100),
+        MemoryTier.HOST: Usage(),
+        MemoryTier.DISK: Usage(weights=900),
+    },
+    predicted=BlockTime(PHASE, PHASE, 32.0, 30.0, 8.0, 1.0),
     relaxed_s=31.0,
 )
-MACHINE = Machine(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
+MACHINE = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
 
 
 def test_a_plan_and_a_machine_come_back_from_json() -> None:

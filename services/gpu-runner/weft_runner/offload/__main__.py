@@ -1,0 +1,29 @@
+"""`python -m weft_runner.offload < request.json > answer.json`: the search as a process of its own.
+
+A runner that serves starts it once and never imports a solver. The answer is `{"plan": ...}`, or `{"error": NAME,
+"message": ..., "tier": ..., "short_bytes": ...}` with exit code 1.
+"""
+
+import json
+import sys
+
+from weft_runner.errors import NoPolicyFits, OffloadError
+from weft_runner.offload.plan import plan_json
+from weft_runner.offload.search import find_plan
+from weft_runner.offload.solver import relax
+from weft_runner.offload.wire import request_of
+
+
+def main() -> int:
+    try:
+        answer: dict[str, object] = {"plan": plan_json(find_plan(request_of(json.load(sys.stdin)), relax))}
+    except (OffloadError, json.JSONDecodeError) as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+        if isinstance(error, NoPolicyFits):
+            answer |= {"tier": error.tier, "short_bytes": error.short_bytes}
+    json.dump(answer, sys.stdout)
+    return "error" in answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

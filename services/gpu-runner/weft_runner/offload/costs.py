@@ -1,0 +1,252 @@
+"""What a policy takes of time and of each tier: FlexGen's cost model (section 4.2 and appendix A.3), for our shapes.
+
+    T = T_prompt + (n - 1) T_token          for prompts of s tokens and answers of n
+    T_pass = max(disk read, host to device, device to host, disk write, compute)
+
+The paper writes T_pre and T_gen of one layer and multiplies them with l; here they are of a whole pass, so that the
+head counts as well. Streams that do not overlap fully (`MachineRates.overlap` below 1) add that part of their sum. KV
+of a token pass has its average length, s + n/2. The paper leaves out what is added here: adapters of all rows of a
+block, products by measured tables instead of one rate, prompts in several passes.
+
+**Every amount is linear** in the six unknowns (`Outside`): shares of weights, activations and KV that lie on the host
+and on the disk; what is left is on the device. So the linear program and the prediction of a rounded policy are the
+same coefficients.
+"""
+
+from dataclasses import astuple, dataclass
+
+from weft.domain.model.packed import round_up
+from weft_runner.offload.machine import MachineRates, product_s
+from weft_runner.offload.plan import PassTime
+from weft_runner.offload.policy import Formats, MemoryTier
+from weft_runner.offload.sizes import SLACK_ROWS, ModelSizes
+
+SPARSE = 0.55  # of KV is read where attention is sparse: all keys, and the values of a tenth of them (section 5.2)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWork:
+    """What a block is: `prompt` and `output` tokens of each sequence, `adapters` of `adapter_rank` among them all.
+
+    `batch_tokens`: of a device batch, at most. `in_flight`: blocks at a time, one for each stage of a pipeline.
+    """
+
+    prompt: int
+    output: int
+    adapters: int = 0
+    adapter_rank: int = 0
+    batch_tokens: int = 512
+    page_tokens: int = 16
+    in_flight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Shares that are not on the device."""
+
+    weights_host: float = 0.0
+    weights_disk: float = 0.0
+    activations_host: float = 0.0
+    activations_disk: float = 0.0
+    kv_host: float = 0.0
+    kv_disk: float = 0.0
+
+
+UNKNOWNS = tuple(Outside.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`constant` and a coefficient for each of UNKNOWNS."""
+
+    constant: float = 0.0
+    of: tuple[float, ...] = (0.0,) * len(UNKNOWNS)
+
+    def at(self, outside: Outside) -> float:
+        """Its value."""
+        return self.constant + sum(a * x for a, x in zip(self.of, astuple(outside), strict=True))
+
+
+def linear(constant: float = 0.0, **of: float) -> Linear:
+    """Coefficients by name; 0 where none is given."""
+    return Linear(constant, tuple(of.get(name, 0.0) for name in UNKNOWNS))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One linear program: everything but the six unknowns. `passes`: over the layers, for the prompts of a block.
+
+    `buffers`: of the largest streamed layer. With one, nothing is read while a layer computes.
+    """
+
+    sizes: ModelSizes
+    machine: MachineRates
+    formats: Formats
+    work: BlockWork
+    block: int
+    batch: int
+    passes: int = 1
+    buffers: int = 2
+
+    @property
+    def overlap(self) -> float:
+        """The share of the shorter streams that runs beside the longest."""
+        return self.machine.overlap if self.buffers > 1 else 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Of a device batch, at most."""
+        prompts = min(self.batch * self.work.prompt, max(self.work.batch_tokens, 1))
+        return max(self.batch, prompts)
+
+    @property
+    def sequence_kv(self) -> float:
+        """Bytes of whole pages for a sequence at its end."""
+        tokens = round_up(self.work.prompt + self.work.output, self.work.page_tokens)
+        return tokens * self.sizes.kv_token
+
+    @property
+    def adapters(self) -> int:
+        """Distinct ones of a block."""
+        return min(self.block, self.work.adapters)
+
+    @property
+    def resident_adapters(self) -> int:
+        """Distinct ones of all blocks in flight: all are on the device."""
+        return min(self.block * self.work.in_flight, self.work.adapters)
+
+    @property
+    def pass_rows(self) -> int:
+        """Prompt tokens of a pass."""
+        return -(-self.block // self.passes) * self.work.prompt
+
+
+# ---- time
+
+STREAMS = ("disk_read", "to_device", "to_host", "disk_write", "compute")  # in the order of `PassTime`
+
+
+def prompt_streams(case: Case) -> tuple[Linear, ...]:
+    """Seconds of each of STREAMS in one pass with prompts. A block has `passes` of them."""
+    sizes, machine, block = case.sizes, case.machine, case.block / case.passes
+    weights, hidden = float(sizes.weights), block * case.work.prompt * sizes.hidden_row * sizes.layers
+    kv = block * (case.work.prompt + 1) * sizes.kv_token
+    rows = block * case.work.prompt
+    batches = -(-rows // case.tokens)  # each reads the adapters of its rows
+    attention = block * 2 * case.work.prompt * sizes.attended(case.work.prompt) * sizes.q_size * sizes.layers
+    compute = (
+        _products_s(case, rows, case.tokens)
+        + block * sizes.head_numbers * product_s(case.machine.products[case.formats.weights], case.batch) / case.batch
+        + attention / machine.attention_flops_per_s
+        + min(batches * case.adapters, case.block) * sizes.adapter / machine.memory_read
+    )
+    return _streams(machine, weights, read_kv=0.0, write_kv=kv, hidden=hidden, compute=linear(compute))
+
+
+def token_streams(case: Case) -> tuple[Linear, ...]:
+    """The same of a pass in which each sequence of the block gets a token, with KV of its average length."""
+    sizes, machine, block = case.sizes, case.machine, case.block
+    context = case.work.prompt + case.work.output / 2
+    kv = block * sizes.attended(context) * sizes.kv_token * (SPARSE if case.formats.sparse_attention else 1.0)
+    delegated = case.formats.cpu_attention
+    batches = -(-block // case.batch)
+    compute = (
+        _products_s(case, block, case.batch)
+        + block * sizes.head_numbers * product_s(machine.products[case.formats.weights], case.batch) / case.batch
+        + min(batches * min(case.adapters, case.batch), block) * sizes.adapter / machine.memory_read
+        + kv / machine.attention
+    )
+    more = kv / machine.host_attention - kv / machine.attention if delegated else 0.0
+    return _streams(
+        machine, float(sizes.weights), read_kv=kv, write_kv=block * sizes.kv_token,
+        hidden=block * sizes.hidden_row * sizes.layers, compute=linear(compute, kv_host=more, kv_disk=more),
+        delegated=delegated,
+    )  # fmt: skip
+
+
+def _products_s(case: Case, rows: float, batch: int) -> float:
+    """Of all layers for so many rows in device batches."""
+    table = case.machine.products[case.formats.weights]
+    return rows / batch * case.sizes.layers * sum(case.sizes.numbers) * product_s(table, batch)
+
+
+def _streams(
+    machine: MachineRates, weights: float, *, read_kv: float, write_kv: float, hidden: float, compute: Linear,
+    delegated: bool = False,
+) -> tuple[Linear, ...]:  # fmt: skip
+    """Appendix A.3: dtoc, ctog, gtoc, ctod, comp. In one memory a byte comes from the disk to where it is used."""
+    read = linear(
+        weights_disk=weights / machine.disk_read,
+        kv_disk=read_kv / machine.disk_read,
+        activations_disk=hidden / machine.disk_read,
+    )
+    write = linear(kv_disk=write_kv / machine.disk_write, activations_disk=hidden / machine.disk_write)
+    if machine.one_memory:
+        return read, Linear(), Linear(), write, compute
+    up, down = machine.to_device, machine.to_host
+    transferred = 0.0 if delegated else read_kv
+    to_device = linear(
+        weights_host=weights / up, weights_disk=weights / up, kv_host=transferred / up, kv_disk=transferred / up,
+        activations_host=hidden / up, activations_disk=hidden / up,
+    )  # fmt: skip
+    to_host = linear(
+        kv_host=write_kv / down, kv_disk=write_kv / down, activations_host=hidden / down,
+        activations_disk=hidden / down,
+    )  # fmt: skip
+    return read, to_device, to_host, write, compute
+
+
+def phase(streams: tuple[Linear, ...], outside: Outside, overlap: float, times: int = 1) -> PassTime:
+    """Of so many passes that are alike."""
+    seconds = [times * stream.at(outside) for stream in streams]
+    return PassTime(*seconds, pass_s=overlap * max(seconds) + (1.0 - overlap) * sum(seconds))
+
+
+# ---- memory
+
+
+def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
+    """Most bytes of each tier at a time, by part (the names of `plan.Usage`), and no more than any rounding needs.
+
+    The ring has room for the mean of what is streamed, which the largest streamed layer is no smaller than. Where KV
+    or activations lie outside, a device batch's part of a layer passes through two buffers; half of it counts half.
+    """
+    sizes, work = case.sizes, case.work
+    weights = float(sizes.weights)
+    mean = case.buffers * weights / (sizes.layers + sizes.panels)
+    kv = work.in_flight * case.block * case.sequence_kv
+    hidden = float(max(case.pass_rows, case.block) * sizes.hidden_row)
+    kv_buffers = case.buffers * case.batch * case.sequence_kv / sizes.layers
+    hidden_buffers = float(case.buffers * case.tokens * sizes.hidden_row)
+    pass_rows = max(case.pass_rows, case.block)  # embeddings are gathered, logits copied out for those who sample
+    rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
+    rows += 2 * case.block * sizes.logits_row + pass_rows * sizes.embedding_row
+    both = ("host", "disk")
+    workspace = linear(
+        float(rows + sizes.fixed),
+        **{f"kv_{tier}": kv_buffers for tier in both},
+        **{f"activations_{tier}": hidden_buffers for tier in both},
+    )
+    device = {
+        "weights": linear(weights, weights_host=-weights, weights_disk=-weights),
+        "kv": linear(kv, kv_host=-kv, kv_disk=-kv),
+        "activations": linear(hidden, activations_host=-hidden, activations_disk=-hidden),
+        "adapters": linear(float(case.resident_adapters * sizes.adapter)),
+        "ring": linear(weights_host=mean, weights_disk=mean),
+        "workspace": workspace,
+    }
+    staged = 0.0 if case.machine.one_memory else 1.0  # a byte of the disk passes through the host
+    host = {
+        "weights": linear(weights_host=weights),
+        "kv": linear(kv_host=kv),
+        "activations": linear(activations_host=hidden),
+        "workspace": linear(
+            weights_disk=staged * mean, kv_disk=staged * kv_buffers, activations_disk=staged * hidden_buffers
+        ),
+    }
+    disk = {
+        "weights": linear(float(sizes.file)),  # all of them: what is resident is read from there at start
+        "kv": linear(kv_disk=kv),
+        "activations": linear(activations_disk=hidden),
+    }
+    return {MemoryTier.DEVICE: device, MemoryTier.HOST: host, MemoryTier.DISK: disk}

@@ -1,0 +1,109 @@
+"""Bytes and numbers of a model, or of a pipeline rank's layers of it, as an offloading executor holds them. Exact.
+
+FlexGen's formulas are OPT's (8 h1^2 + 4 h1 h2 a layer); here the shapes are the model's own: key-value heads of their
+own number, three matrices of the MLP, a head that may be tied. Matrices are those that are packed, and begin on pages
+of `ALIGN` bytes on every tier, so that a disk can be read past the page cache.
+"""
+
+from dataclasses import dataclass
+
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.packed import packed_bytes, round_up, stacked_shapes, vector_numbers
+from weft_runner.offload.policy import Formats
+
+ALIGN = 4096
+NUMBER = {
+    "bf16": 2.0,
+    "fp32": 4.0,
+    "int4": 0.5625,
+}  # bytes of a number of KV; int4: groups of 64 with scale and minimum
+NUMBER_OF = {"bfloat16": 2}  # bytes of a number of the embedding as it is stored; fp16 is converted to fp32
+RESIDUAL = 4  # bytes of a number of the hidden rows between layers, which are fp32
+SLACK_ROWS = 64  # that the kernels' workspace has beyond its tokens, at most
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """`matrices`: bytes of a layer's four (`plan.MATRICES`), `numbers`: of numbers in each. Head: 0 on a rank without.
+
+    `panel`: bytes of the head that pass through the ring at a time, no more than a matrix. `file`: of the packed file,
+    which has every matrix and the embedding. `fixed`: of norms and biases. `kv_token`: of a token in all these layers.
+    `row`: workspace of a token in a device batch. `logits_row`: of a row that samples. `embedding_row`: of a token of
+    a step. `adapter`: of one of the workload's rank.
+    """
+
+    layers: int
+    matrices: tuple[int, int, int, int]
+    numbers: tuple[int, int, int, int]
+    head: int
+    head_numbers: int
+    panel: int
+    file: int
+    fixed: int
+    kv_token: float
+    hidden_row: int
+    row: int
+    logits_row: int
+    embedding_row: int
+    adapter: int
+    q_size: int
+    windows: tuple[int, ...]
+
+    @property
+    def layer(self) -> int:
+        """Bytes of a layer's matrices."""
+        return sum(self.matrices)
+
+    @property
+    def weights(self) -> int:
+        """Bytes that a pass reads: all layers and the head."""
+        return self.layers * self.layer + self.head
+
+    @property
+    def panels(self) -> int:
+        """In which a head that is not on the device is read."""
+        return -(-self.head // self.panel) if self.head else 0
+
+    def attended(self, context: float) -> float:
+        """Tokens that a row attends to, the mean of the layers."""
+        return sum(min(context, window or context) for window in self.windows) / len(self.windows)
+
+
+def model_sizes(
+    spec: ModelSpec, formats: Formats, *, adapter_rank: int = 0, layers: range | None = None
+) -> ModelSizes:  # fmt: skip
+    """Of `layers` (None: all). The first rank has the embedding, the last one the head."""
+    layers = range(spec.layers) if layers is None else layers
+    shapes, ends = stacked_shapes(spec), layers.stop == spec.layers
+    number = 4 if formats.weights == "fp32" else 2  # of activations in the kernels and of adapters
+    head = round_up(packed_bytes(spec.vocab_size, spec.hidden_size, formats.weights), ALIGN) if ends else 0
+    matrices = [round_up(packed_bytes(n_out, n_in, formats.weights), ALIGN) for n_out, n_in in shapes]
+    embedding_row = NUMBER_OF.get(spec.dtype, 4) * spec.hidden_size if layers.start == 0 else 0
+    rank = adapter_rank + adapter_rank % 2
+    widths = max(spec.hidden_size, spec.q_size) + spec.intermediate_size + spec.q_size + 3 * rank
+    return ModelSizes(
+        layers=len(layers),
+        matrices=(matrices[0], matrices[1], matrices[2], matrices[3]),
+        numbers=(shapes[0][0] * shapes[0][1], shapes[1][0] * shapes[1][1], shapes[2][0] * shapes[2][1],
+                 shapes[3][0] * shapes[3][1]),
+        head=head,
+        head_numbers=spec.vocab_size * spec.hidden_size if ends else 0,
+        panel=round_up(-(-head // max(1, -(-head // max(matrices)))), ALIGN),
+        file=len(layers) * sum(matrices) + head + round_up(spec.vocab_size * embedding_row, ALIGN),
+        fixed=4 * (len(layers) * vector_numbers(spec) + spec.hidden_size),
+        kv_token=len(layers) * 2 * spec.kv_size * NUMBER[formats.kv],
+        hidden_row=RESIDUAL * spec.hidden_size,
+        row=number * (widths + 3 * 32) + 4 * (spec.q_size + 2 * spec.kv_size + spec.head_dim + 1),
+        logits_row=4 * spec.vocab_size if ends else 0,
+        embedding_row=embedding_row,
+        adapter=number * rank * len(layers) * adapter_widths(spec),
+        q_size=spec.q_size,
+        windows=tuple(spec.windows[i] for i in layers),
+    )  # fmt: skip
+
+
+def adapter_widths(spec: ModelSpec) -> int:
+    """Inputs and outputs of the seven projections of a layer: an adapter has so many numbers for each of its rank."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    attention = 2 * (hidden + spec.q_size) + 2 * (hidden + spec.kv_size)
+    return attention + 3 * (hidden + inner)

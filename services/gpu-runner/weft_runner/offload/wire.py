@@ -1,0 +1,75 @@
+"""A request of the search as JSON, and the search in a process of its own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from weft.domain.model.config import ModelSpec, RopeSpec
+from weft_runner.errors import NoPolicyFits, OffloadError, PolicyInvalid
+from weft_runner.offload.costs import BlockWork
+from weft_runner.offload.machine import machine_json, machine_of
+from weft_runner.offload.plan import OffloadPlan, plan_of
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier
+from weft_runner.offload.rounding import Supports
+from weft_runner.offload.search import PolicySearch
+
+SOLVE_S = 120.0  # the largest grid takes some ten seconds
+
+
+def request_json(request: PolicySearch) -> dict[str, Any]:
+    """What `request_of` reads."""
+    spec = asdict(replace(request.spec, eos=frozenset()))
+    layers = None if request.layers is None else [request.layers.start, request.layers.stop]
+    return {
+        "spec": {**spec, "eos": []},
+        "machine": machine_json(request.machine),
+        "budgets": asdict(request.budgets),
+        "formats": asdict(request.formats),
+        "work": asdict(request.work),
+        "supports": asdict(request.supports),
+        "most_block": request.most_block,
+        "layers": layers,
+    }
+
+
+def request_of(fields: Mapping[str, Any]) -> PolicySearch:
+    """From `request_json`'s form, also after JSON. Raises PolicyInvalid, MachineInvalid."""
+    try:
+        spec, supports, layers = dict[str, Any](fields["spec"]), fields["supports"], fields["layers"]
+        spec |= {"rope": RopeSpec(**spec["rope"]), "windows": tuple(spec["windows"]), "eos": frozenset[int]()}
+        return PolicySearch(
+            ModelSpec(**spec),
+            machine_of(fields["machine"]),
+            Budgets(**fields["budgets"]),
+            Formats(**fields["formats"]),
+            BlockWork(**fields["work"]),
+            Supports(tuple(map(MemoryTier, supports["kv"])), tuple(map(MemoryTier, supports["activations"]))),
+            fields["most_block"],
+            None if layers is None else range(*layers),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyInvalid(f"a request that is not whole: {error!r}") from error
+
+
+def solve(request: PolicySearch, timeout_s: float = SOLVE_S) -> OffloadPlan:
+    """The search in a short-lived process. Raises NoPolicyFits, OffloadError: it found none, or could not run."""
+    command, sent = [sys.executable, "-m", "weft_runner.offload"], json.dumps(request_json(request))
+    try:
+        done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 (our own module)
+    except subprocess.TimeoutExpired as error:
+        raise OffloadError(f"no policy within {timeout_s:g} s") from error
+    except OSError as error:
+        raise OffloadError(f"the planner's process did not start: {error}") from error
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as error:
+        why = " ".join(done.stderr.strip().splitlines()[-1:])
+        raise OffloadError(f"the planner's process failed: {why}; it needs weft[offload]") from error
+    if "error" not in answer:
+        return plan_of(answer["plan"])
+    if "tier" in answer:
+        raise NoPolicyFits(answer["message"], answer["tier"], answer["short_bytes"])
+    raise OffloadError(f"{answer['error']}: {answer['message']}")

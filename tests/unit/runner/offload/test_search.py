@@ -1,0 +1,250 @@
+"""Laws of the search: budgets hold, more is never worse, no linear program is beaten, no other policy is better."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from weft.domain.model.config import parse_spec
+from weft_runner.errors import NoPolicyFits
+from weft_runner.offload.costs import (
+    BlockWork,
+    Case,
+    Outside,
+    memory,
+    phase,
+    prompt_streams,
+    token_streams,
+)
+from weft_runner.offload.machine import MachineRates, rising
+from weft_runner.offload.plan import MATRICES, OffloadPlan, check_plan
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier
+from weft_runner.offload.rounding import EVERYTHING, Supports, residents, round_case, spread
+from weft_runner.offload.search import PolicySearch, find_plan, find_plans, least_budgets
+from weft_runner.offload.sizes import ModelSizes
+from weft_runner.offload.solver import relax
+from weft_runner.offload.wire import request_json, request_of, solve
+
+MIB = 1 << 20
+SPEC = parse_spec(
+    {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1376,
+        "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+    }
+)  # fmt: skip
+PRODUCTS = {
+    "bf16": rising({1: 1e-10, 4: 1e-10, 16: 1.2e-10, 64: 3e-10, 256: 1.1e-9}),
+    "int4": rising({1: 5e-11, 4: 6e-11, 16: 1.2e-10, 64: 3.2e-10, 256: 1.2e-9}),
+}
+MACHINE = MachineRates(1e9, 5e8, 1e10, 8e9, 2e10, 1e10, 5e9, 1e11, PRODUCTS)
+WORK = BlockWork(64, 16, adapters=4, adapter_rank=16, batch_tokens=128)
+ON_DEVICE = Supports()
+
+budgets = st.builds(
+    lambda device, host: Budgets(device * MIB // 2, host * MIB // 2, 400 * MIB),
+    st.integers(16, 130),
+    st.integers(0, 90),
+)
+machines = st.builds(
+    lambda read, copy, overlap, one: replace(
+        MACHINE, disk_read=read * 1e7, to_device=copy * 1e8, to_host=copy * 9e7, overlap=overlap, one_memory=one
+    ),
+    st.integers(1, 400), st.integers(1, 200), st.sampled_from([1.0, 0.9, 0.5]), st.booleans(),
+)  # fmt: skip
+few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def request(
+    machine: MachineRates = MACHINE,
+    budget: Budgets | None = None,
+    *,
+    most_block: int = 4,
+    supports: Supports = EVERYTHING,
+) -> PolicySearch:
+    return PolicySearch(SPEC, machine, budget or Budgets(30 * MIB), Formats(), WORK, supports, most_block)
+
+
+def plan_of(asked: PolicySearch) -> OffloadPlan | None:
+    try:
+        return find_plan(asked, relax)
+    except NoPolicyFits:
+        return None
+
+
+@few
+@given(machines, budgets, st.sampled_from([EVERYTHING, ON_DEVICE]))
+def test_a_plan_keeps_to_its_budgets_and_no_bound_is_beaten(
+    machine: MachineRates, budget: Budgets, supports: Supports
+) -> None:
+    asked = request(machine, budget, supports=supports)
+    plan = plan_of(asked)
+    if plan is None:
+        least = least_budgets(asked)
+        assert any(least.of(tier) > asked.tiers.of(tier) for tier in MemoryTier)
+        return
+    check_plan(plan)
+    assert plan.relaxed_s <= plan.predicted.block_s
+    assert plan.predicted.block_s >= plan.predicted.bound_s * (1 - 1e-9)
+    assert _bytes_by_tier(plan, asked.sizes) == pytest.approx(
+        [share * asked.sizes.weights for share in _weight_shares(plan)], abs=1.0
+    )
+
+
+def _bytes_by_tier(plan: OffloadPlan, sizes: ModelSizes) -> list[int]:
+    """Of each tier, from the matrices' own places."""
+    rows = [[*zip(layer, sizes.matrices, strict=True)] for layer in plan.tiers.layers]
+    places = [*itertools.chain(*rows), (plan.tiers.head, sizes.head)]
+    return [sum(size for tier, size in places if tier is wanted) for wanted in MemoryTier]
+
+
+def _weight_shares(plan: OffloadPlan) -> list[float]:
+    return [plan.policy.weights.device, plan.policy.weights.host, plan.policy.weights.disk]
+
+
+@few
+@given(machines, budgets, st.integers(0, 40), st.integers(0, 40), st.floats(1.0, 8.0))
+def test_more_memory_or_a_faster_disk_is_never_slower(
+    machine: MachineRates, budget: Budgets, device: int, host: int, factor: float
+) -> None:
+    before = plan_of(request(machine, budget))
+    if before is None:
+        return
+    more = Budgets(budget.device_bytes + device * MIB, budget.host_bytes + host * MIB, budget.disk_bytes)
+    faster = replace(machine, disk_read=machine.disk_read * factor, disk_write=machine.disk_write * factor)
+    for asked in (request(machine, more), request(faster, budget)):
+        after = plan_of(asked)
+        assert after is not None
+        assert after.predicted.tokens_per_s >= before.predicted.tokens_per_s * (1 - 1e-9)
+
+
+@few
+@given(machines, budgets)
+def test_no_policy_of_a_grid_is_faster_than_its_linear_program(machine: MachineRates, budget: Budgets) -> None:
+    """Brute force over shares in quarters, where the cost model itself says that they fit."""
+    asked = request(machine, budget)
+    case = Case(asked.sizes, machine, asked.formats, asked.work, 8, 4, 2)
+    bound = relax(case, asked.tiers, EVERYTHING)
+    parts, prompt, token = memory(case), prompt_streams(case), token_streams(case)
+    quarters = [(h / 4, d / 4) for h in range(5) for d in range(5 - h) if not (machine.one_memory and h)]
+    best = math.inf
+    for weights, hidden, kv in itertools.product(quarters, repeat=3):
+        outside = Outside(*weights, *hidden, *kv)
+        fits = all(
+            sum(part.at(outside) for part in parts[tier].values()) <= asked.tiers.of(tier) for tier in MemoryTier
+        )
+        if fits:
+            prompts = phase(prompt, outside, machine.overlap, case.passes).pass_s
+            best = min(best, prompts + 15 * phase(token, outside, machine.overlap).pass_s)
+    assert bound is not None or best == math.inf
+    if bound is not None:
+        assert bound.block_s <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("device_mib", [24])
+@pytest.mark.parametrize("host_mib", [0, 20])
+def test_what_is_found_is_the_best_of_all_roundings(device_mib: int, host_mib: int) -> None:
+    """Bounds only leave out what cannot be the best: rounding every case finds nothing faster."""
+    asked = request(replace(MACHINE, one_memory=not host_mib), Budgets(device_mib * MIB, host_mib * MIB, 400 * MIB))
+    plan, cases = find_plan(asked, relax), []
+    for block, batch, passes, buffers in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2)):
+        if block % batch == 0 and block % passes == 0:
+            cases.append(Case(asked.sizes, asked.machine, asked.formats, asked.work, block, batch, passes, buffers))
+    every = [(case, round_case(case, asked.tiers, EVERYTHING)) for case in cases]
+    best = max(case.block * 16 / found.prediction.block_s for case, found in every if found)
+    assert plan.predicted.tokens_per_s == pytest.approx(best)
+
+
+def test_rounding_costs_little_where_layers_are_many() -> None:
+    plan = find_plan(request(most_block=16, supports=ON_DEVICE), relax)
+    assert plan.predicted.block_s <= 1.1 * plan.relaxed_s
+
+
+def test_budgets_that_hold_nothing_are_refused_with_the_tier_the_bytes_and_what_would_fit() -> None:
+    asked = request(budget=Budgets(4 * MIB), supports=ON_DEVICE)
+    with pytest.raises(NoPolicyFits, match=r"the device has 4194304 bytes, .* too few") as refused:
+        find_plan(asked, relax)
+    assert refused.value.tier is MemoryTier.DEVICE
+    enough = replace(asked, budgets=Budgets(4 * MIB + refused.value.short_bytes))
+    assert find_plan(enough, relax).policy.block == 1
+    with pytest.raises(NoPolicyFits):
+        find_plan(replace(enough, budgets=Budgets(enough.budgets.device_bytes - 1)), relax)
+    with pytest.raises(NoPolicyFits, match="the disk has") as refused:
+        find_plan(request(budget=Budgets(40 * MIB, 0, 1 * MIB)), relax)
+    assert refused.value.tier is MemoryTier.DISK
+
+
+def test_an_executor_without_other_places_keeps_kv_and_activations_on_the_device() -> None:
+    plan = find_plan(request(supports=ON_DEVICE), relax)
+    assert (plan.policy.kv.device, plan.policy.activations.device, plan.kv_device) == (1.0, 1.0, plan.policy.block)
+
+
+def test_int4_weights_that_fit_are_faster_than_bf16_that_do_not() -> None:
+    asked = request(budget=Budgets(35 * MIB))
+    small = find_plan(replace(asked, formats=Formats("int4")), relax)
+    assert small.predicted.tokens_per_s > 2 * find_plan(asked, relax).predicted.tokens_per_s
+
+
+def test_one_request_alone_is_bound_by_the_bytes_that_are_not_resident() -> None:
+    plan = find_plan(request(most_block=1), relax)
+    streamed = plan.policy.weights.disk * request().sizes.weights
+    assert plan.predicted.token_1_s >= streamed / MACHINE.disk_read
+    if plan.buffers > 1:
+        assert plan.predicted.token_1_s == pytest.approx(streamed / MACHINE.disk_read)
+
+
+def test_ranks_get_policies_of_their_own_and_two_are_as_fast_as_their_budgets_together() -> None:
+    """Each of two with 40 % of the weights holds 80 % of its half (FlexGen, section 4.4): the disk reads a third."""
+    weights = request().sizes.weights
+    budget = Budgets(weights * 2 // 5 + 8 * MIB)
+    one = find_plan(request(budget=budget), relax)
+    ranks = {0: range(3), 1: range(3, 6)}
+    two = find_plans({rank: replace(request(budget=budget), layers=layers) for rank, layers in ranks.items()}, relax)
+    assert {plan.policy.block for plan in two.values()} == {two[0].policy.block}
+    assert [plan.tiers.head is None for plan in two.values()] == [True, False]
+    assert len(two[0].tiers.layers) == 3
+    assert min(plan.predicted.tokens_per_s for plan in two.values()) > 1.8 * one.predicted.tokens_per_s
+    with pytest.raises(NoPolicyFits, match="rank 1: "):
+        find_plans({0: request(budget=budget), 1: request(budget=Budgets(MIB))}, relax)
+
+
+@given(st.integers(1, 40), st.data())
+def test_resident_matrices_are_spread_evenly(layers: int, data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, layers))
+    places = sorted(spread(n, range(layers)))
+    gaps = [b - a for a, b in itertools.pairwise(places)]
+    assert len(places) == n
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_what_can_be_resident_ascends_and_its_ring_holds_the_largest_streamed_layer() -> None:
+    sizes = request().sizes
+    every = residents(sizes, 2)
+    assert [one.bytes for one in every] == sorted({one.bytes for one in every})
+    assert (every[0].bytes, every[-1].bytes, every[-1].ring) == (0, sizes.weights, 0)
+    for one in every:
+        streamed = [sum(size for n, size in zip(one.counts, sizes.matrices, strict=True) if n < sizes.layers)]
+        assert one.ring == 2 * max(*streamed, 0 if one.head else sizes.panel)
+    assert len(MATRICES) == len(sizes.matrices)
+
+
+def test_sizes_are_those_of_the_packed_matrices() -> None:
+    sizes = request().sizes
+    assert sizes.matrices[0] == (512 + 2 * 128) * 512 * 2
+    assert sizes.head == 4096 * 512 * 2
+    assert sizes.file == 6 * sizes.layer + 2 * sizes.head
+    assert sizes.kv_token == 6 * 2 * 128 * 2
+    assert sizes.adapter == 2 * 16 * 6 * (2 * (512 + 512) + 2 * (512 + 128) + 3 * (512 + 1376))
+
+
+def test_the_search_in_its_own_process_answers_as_here() -> None:
+    asked = request(most_block=2)
+    assert solve(asked) == find_plan(asked, relax)
+    with pytest.raises(NoPolicyFits, match="too few") as refused:
+        solve(request(budget=Budgets(MIB)))
+    assert refused.value.short_bytes > 0
+    assert request_of(json.loads(json.dumps(request_json(asked)))) == asked

@@ -1,0 +1,42 @@
+"""Bytes of a model's matrices as the executors hold them. Layouts: `weft_kernels/cpu/src/pack.h`.
+
+The cpu executor packs matrices, with columns padded to 32 and rows to 16; int8 has a scale for each row, int4 a scale
+and a minimum for each group of 64. The reference and the cuda executor hold plain tensors of one dtype.
+"""
+
+from weft.domain.model.config import ModelSpec
+
+PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
+NUMBER_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, "int4": 2, **PLAIN}  # of KV, of activations
+PAD_IN, PAD_OUT = 32, 16
+INT4_GROUP = 64
+LINE = 64  # bytes: a packed matrix begins on one
+
+
+def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
+    """Of one packed base matrix, with the scales of int8 and int4."""
+    if kind in PLAIN:
+        return n_out * n_in * PLAIN[kind]
+    rows, columns = round_up(n_out, PAD_OUT), round_up(n_in, PAD_IN)
+    if kind == "int4":
+        return rows * round_up(n_in, INT4_GROUP) * 9 // 16  # 4 bits, and 32 of scale and minimum for 64 of them
+    return rows * (columns + 4) if kind == "int8" else rows * columns * NUMBER_BYTES[kind]
+
+
+def stacked_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """(outputs, inputs) of a layer's four packed matrices, in the order in which a step reads them: q|k|v, o, gate|up,
+    down.
+    """
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    return (spec.q_size + 2 * spec.kv_size, hidden), (hidden, spec.q_size), (2 * inner, hidden), (hidden, inner)
+
+
+def vector_numbers(spec: ModelSpec) -> int:
+    """Numbers of a layer's norms and biases, which are fp32 in every executor."""
+    norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.qk_norm else 0)
+    return norms + (spec.q_size + 2 * spec.kv_size if spec.qkv_bias else 0)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The least multiple that is no smaller."""
+    return -(-number // multiple) * multiple
