@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 6
+ABI = 7
 BF16, FP32, INT8, INT4 = range(4)
 LOST = -4
 CODES = {

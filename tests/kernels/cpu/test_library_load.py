@@ -99,8 +99,8 @@ def test_a_level_that_the_cpu_lacks_is_told_from_one_that_was_not_compiled(what:
 
 
 def test_another_abi_is_refused(tmp_path: Path):
-    other = Sources(small_sources(tmp_path / "src", abi=7).folder, "aarch64")
-    with pytest.raises(NativeUnavailable, match=r"speaks ABI 7, and this Weft speaks \d+:"):
+    other = Sources(small_sources(tmp_path / "src", abi=99).folder, "aarch64")
+    with pytest.raises(NativeUnavailable, match=r"speaks ABI 99, and this Weft speaks \d+:"):
         load(what=other, packaged=ABSENT, environment=environment(tmp_path))
 
 

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from harness.int4 import rounded_to_int4
+from harness.int4 import GROUP, int4_of, rounded_to_int4
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sources import LEVELS
@@ -74,16 +75,44 @@ def test_int8_products_are_those_of_the_rounded_weights(library: Library):
 @pytest.mark.parametrize("m", [1, 2, 5, 33])
 @pytest.mark.parametrize(("n_out", "n_in"), [(16, 32), (272, 416), (100, 80), (64, 16), (112, 1072)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_int4_products_are_those_of_the_bf16_numbers_that_it_stands_for(
+def test_int4_products_are_scaled_dot_products_of_64_inputs(
     library: Library, m: int, n_out: int, n_in: int, dtype: torch.dtype
 ):
     weight, x = random(n_out, n_in, dtype=dtype), random(m, n_in, dtype=torch.bfloat16)
     weight[0] = 0.25  # no range: its scale is 0
+    steps, scale, minimum = int4_of(weight)
+    expected = torch.zeros(m, n_out)
     with library.pool(2) as pool:
         y = matmul(library, pool, pack(library, pool, weight, INT4), x)
-        expected = matmul(library, pool, pack(library, pool, rounded_to_int4(weight), BF16), x)
+        for k, part in enumerate(x.split(GROUP, dim=1)):
+            numbers = (1 + steps[:, k, : part.shape[1]] / 16).contiguous()
+            dots = matmul(library, pool, pack(library, pool, numbers.bfloat16(), BF16), part.contiguous())
+            of_dot, of_sum = 16 * scale[:, k, 0], minimum[:, k, 0] - 16 * scale[:, k, 0]
+            expected = fma(library, dots, of_dot, expected)
+            expected = fma(library, in_lanes(part)[:, None], of_sum, expected)
     assert torch.equal(y, expected)
+    assert close(y, (x.double() @ rounded_to_int4(weight.float()).double().T).float(), 1e-5)
     assert close(y, (x.double() @ weight.double().T).float(), 0.2)
+
+
+def fma(library: Library, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c in fp32, rounded once where the level has such an instruction."""
+    if library.level == "portable":
+        return a * b + c
+    exact = a.numpy().astype(np.longdouble) * b.numpy().astype(np.longdouble) + c.numpy().astype(np.longdouble)
+    return torch.from_numpy(exact.astype(np.float32))
+
+
+def in_lanes(x: torch.Tensor) -> torch.Tensor:
+    """The sums of rows of at most 64 inputs: sixteen lanes first, then halves of them."""
+    lanes = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % 16)).unflatten(1, (-1, 16))
+    total = lanes[:, 0]
+    for part in lanes[:, 1:].unbind(1):
+        total = total + part
+    while total.shape[1] > 1:
+        low, high = total.chunk(2, dim=1)
+        total = low + high
+    return total[:, 0]
 
 
 def test_a_view_with_longer_rows_is_packed_as_it_stands(library: Library):

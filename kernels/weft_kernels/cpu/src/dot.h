@@ -13,6 +13,13 @@
 
 namespace WEFT_NS {
 
+// GCC holds sums of a loop in registers only where it unrolls the loop early.
+#if defined(__GNUC__) && !defined(__clang__)
+#define WEFT_UNROLL _Pragma("GCC unroll 8")
+#else
+#define WEFT_UNROLL
+#endif
+
 constexpr int kTilePairs = 16;   // pairs of a block of a matrix or of scores: one full tile
 constexpr int kValuePairs = 8;   // pairs of a block of values: 16 positions, so that a block never spans two pages
 
@@ -48,12 +55,6 @@ struct Int8W {
   static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
     first = load_int8(reinterpret_cast<const int8_t*>(w));
     second = load_int8(reinterpret_cast<const int8_t*>(w) + 16);
-  }
-};
-struct PairsW {  // bf16, all first ones, then all second ones
-  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
-    first = load_bf16(reinterpret_cast<const uint16_t*>(w));
-    second = load_bf16(reinterpret_cast<const uint16_t*>(w) + 16);
   }
 };
 struct Fp32W {
@@ -114,22 +115,32 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
   for (int block = 0; block < pairs; block += Block) {
     const int end = pairs - block < Block ? pairs : block + Block;
     F even[MR][NG], odd[MR][NG];
+    WEFT_UNROLL
     for (int m = 0; m < MR; m++)
-      for (int g = 0; g < NG; g++) even[m][g] = odd[m][g] = zero();
+      WEFT_UNROLL
+      for (int g = 0; g < NG; g++) {  // apart: a copy of one keeps GCC from holding them in registers
+        even[m][g] = zero();
+        odd[m][g] = zero();
+      }
     for (int p = block; p < end; p++) {
       if (Stream) w.fetch(p, pairs);
       F first[NG], second[NG];
+      WEFT_UNROLL
       for (int g = 0; g < NG; g++) W::pair(w.base[g] + p * w.step, w.second_at, first[g], second[g]);
+      WEFT_UNROLL
       for (int m = 0; m < MR; m++) {
         F a, b;
         spread(x[m] + 2 * p, a, b);
+        WEFT_UNROLL
         for (int g = 0; g < NG; g++) {
           even[m][g] = fma(a, first[g], even[m][g]);
           odd[m][g] = fma(b, second[g], odd[m][g]);
         }
       }
     }
+    WEFT_UNROLL
     for (int m = 0; m < MR; m++)
+      WEFT_UNROLL
       for (int g = 0; g < NG; g++) y[m][g] = add(y[m][g], add(even[m][g], odd[m][g]));
   }
 }

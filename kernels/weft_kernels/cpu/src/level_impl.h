@@ -80,7 +80,7 @@ static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, 
       for (int row = 0; row < m; row += kPanelRows) {
         const int n = std::min(kPanelRows, m - row), columns = std::min(16 * span.count, w.n_out - 16 * span.group);
         Prefetch nothing;
-        product<Kind>(w, x + row * stride, stride, n, span, panel, me.scratch() + kPanelBytes, nothing);
+        product<Kind>(me, w, x + row * stride, stride, n, span, panel, nothing);
         for (int i = 0; i < n; i++) std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns, sizeof(float) * columns);
       }
     });

@@ -82,7 +82,7 @@ void pack_int4(const From* const* rows, int n_rows, int64_t n_in, char* to) {
       for (int64_t k = begin; k < end; k++) {
         const float step = scale > 0 ? (as_float(rows[r][k]) - minimum) / scale : 0;
         const int q = int(std::lrintf(std::min(15.0f, std::max(0.0f, step)))), at = int(k - begin);
-        to[64 + 32 * r + at % 32] |= char(at < 32 ? q : q << 4);
+        to[64 + 64 * (at / 8) + 4 * r + at % 2 * 2 + at % 8 / 4] |= char(at % 4 < 2 ? q : q << 4);
       }
     }
   }

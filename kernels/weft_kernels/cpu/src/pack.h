@@ -8,9 +8,8 @@
 //
 // n_in is padded to a multiple of `pad_in` (int4: of 64) and n_out to 16, with zeros.
 //
-// int4 (FlexGen, section 5: groups of 64, minimum and scale): w = minimum + scale * q, 0 <= q <= 15, rounded to bf16. That
-// bf16 number is the weight: products are those of a bf16 matrix of such numbers, to the bit. An output's 64 inputs are 32
-// bytes: the low half of byte i is input i, the high half input 32 + i.
+// int4 (FlexGen, section 5: groups of 64, minimum and scale): w = minimum + scale * q, 0 <= q <= 15; int4.h multiplies.
+// The 64 inputs are eight lines of a word for each output. In line i, bits 4 j and 16 + 4 j begin the two of pair 4 i + j.
 #pragma once
 #include <cstdint>
 

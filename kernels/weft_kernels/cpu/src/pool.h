@@ -13,7 +13,7 @@
 
 namespace weft {
 
-constexpr size_t kScratchBytes = 128 * 1024;  // of each thread: a panel of results and widened columns, or an attention tile
+constexpr size_t kScratchBytes = 280 * 1024;  // of each thread: unit.h, or an attention tile
 
 // Denormals are zero while this lives, as they are to the matrix instructions; the caller's setting comes back.
 class Denormals {
@@ -74,12 +74,14 @@ class Member {
   // Meet without a unit of work between.
   void meet() { team_.barrier(); }
 
+  const void* kept = nullptr;  // of which rows of this phase the scratch has sums, see int4.h
   unsigned exchanges = 0;  // of this step with other ranks, so far: every thread counts them alike
 
   // Do units [0, n) of a phase together, then meet. A phase of one thread takes them in order.
   template <class Unit>
   void share(int64_t n, Unit unit) {
     const int threads = team_.threads();
+    kept = nullptr;
     for (int i = 0; i < threads; i++) {
       const int of = (thread_ + i) % threads;
       const int64_t begin = n * of / threads, size = n * (of + 1) / threads - begin;

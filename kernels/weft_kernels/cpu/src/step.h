@@ -172,7 +172,7 @@ class Step {
       float* y = reinterpret_cast<float*>(me.scratch());
       Prefetch prefetch;
       prefetch_lora(layer, site, row, rows, &span, 1, prefetch);
-      product<Kind>(w, x + row * xs, xs, rows, span, y, me.scratch() + kPanelBytes, prefetch);
+      product<Kind>(me, w, x + row * xs, xs, rows, span, y, prefetch);
       add_lora(layer, site, row, rows, &span, 1, y);
       epilogue(y, row, rows, span);
     });
@@ -189,7 +189,7 @@ class Step {
       float* y = reinterpret_cast<float*>(me.scratch());
       Prefetch prefetch;
       prefetch_lora(layer, kGateUp, row, rows, spans, 2, prefetch);
-      product<Kind>(w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, me.scratch() + kPanelBytes, prefetch);
+      product<Kind>(me, w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, prefetch);
       add_lora(layer, kGateUp, row, rows, spans, 2, y);
       for (int m = 0; m < rows; m++)
         for (int g = 0; g < count; g++) {
@@ -292,7 +292,7 @@ class Step {
     const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
     float* y = reinterpret_cast<float*>(me.scratch());
     Prefetch nothing;
-    product<Kind>(a, x, xs, rows, span, y, nullptr, nothing);
+    product<Kind>(me, a, x, xs, rows, span, y, nothing);
     if (raw != nullptr) {
       const int first = 16 * span.group, n = std::min(16 * span.count, site.rank - first);
       for (int m = 0; m < rows; m++) std::memcpy(raw + int64_t(row + m) * width + first, y + m * kUnitColumns, sizeof(float) * n);
@@ -475,7 +475,7 @@ class Step {
       for (int row = 0; row < s_.n_sampled; row += kPanelRows) {
         const int rows = std::min(kPanelRows, s_.n_sampled - row);
           Prefetch nothing;
-        product<Kind>(m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, me.scratch() + kPanelBytes, nothing);
+        product<Kind>(me, m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)
           std::memcpy(to + int64_t(row + m) * m_.vocab + 16 * span.group, y + m * kUnitColumns, sizeof(float) * n);

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 6
+#define WEFT_ABI 7
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4 };
