@@ -14,13 +14,11 @@ from typing import Any
 import httpx2
 
 from weft_cli.errors import BadInput, CommandError
+from weft_cli.gateway import gateway_client, link_errors, refused
 from weft_cli.output import note, say
-from weft_cli.sse import BadEvent, Lines, event_of, refusal_of
+from weft_cli.sse import BadEvent, Lines, event_of
 
 INTERRUPTED = 130
-CONNECT_S = 5.0
-SILENCE_S = 3600.0  # a pool may hold a request so long until it has a runner; then the gateway pings
-KEY_HINT = "give one with --key or $WEFT_API_KEY; `weft key create --namespace NAME` makes one"
 MODELS_HINT = "`weft get lora -A` lists adapters, `weft get spool -A` base models"
 Message = dict[str, str]
 
@@ -127,9 +125,9 @@ class Reply:
         for message in self._messages:
             _check_text("--system" if message["role"] == "system" else "the question", message["content"])
         body = self._model.body(self._messages)
-        with _told(self._model), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+        with link_errors(self._model.url), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
-                raise _refused(response.read(), response.status_code)
+                raise refused(response.read(), response.status_code, MODELS_HINT)
             lines = Lines()
             for data in response.iter_bytes():
                 for line in lines.feed(data):
@@ -160,39 +158,7 @@ def _check_text(what: str, text: str) -> None:
 
 
 def _client(model: Model) -> httpx2.Client:
-    headers = {"authorization": f"Bearer {model.key}"} if model.key else {}
-    timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
-    try:
-        return httpx2.Client(base_url=model.url, headers=headers, timeout=timeout, trust_env=False)
-    except (httpx2.InvalidURL, UnicodeEncodeError) as error:
-        raise BadInput(f"--url or --key: {error}") from error
-
-
-@contextlib.contextmanager
-def _told(model: Model) -> Generator[None]:
-    """What goes wrong on the way, in one line."""
-    try:
-        yield
-    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
-        raise BadInput(f"--url: {model.url!r} is no URL of a gateway: {error}") from error
-    except httpx2.ConnectError as error:
-        raise CommandError(f"no gateway answers at {model.url}: {error}", "`weft status` shows this stack's") from error
-    except httpx2.HTTPError as error:
-        why = str(error) or type(error).__name__
-        raise CommandError(f"the gateway at {model.url} went away: {why}") from error
-
-
-def _refused(body: bytes, status: int) -> CommandError:
-    message = refusal_of(body, status)
-    match status:
-        case 401:
-            return CommandError(message, KEY_HINT)
-        case 404:
-            return CommandError(message, MODELS_HINT)
-        case 400 | 413:
-            return BadInput(message)
-        case _:
-            return CommandError(message)
+    return gateway_client(model.url, model.key)
 
 
 def _piped() -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
 from weft_cli.options import (
@@ -48,6 +49,8 @@ app = typer.Typer(
 
     - `weft chat acme/upper "hello"`  ask a model
 
+    - `weft batch run in.jsonl -o out.jsonl`  ask many, when there is room
+
     - `weft top`  what the runners do now
 
     - `weft apply -f adapter.yaml`  add or change an adapter, without restarting anything
@@ -57,6 +60,7 @@ app = typer.Typer(
     Exit codes: 0 done, 1 it failed, 2 the command line or a manifest is wrong.
     """,
 )
+app.add_typer(batch_app, name="batch", rich_help_panel="Stack")
 app.add_typer(key_app, name="key")
 app.add_typer(plan_app, name="plan", rich_help_panel="Tools")
 

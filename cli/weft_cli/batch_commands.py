@@ -1,0 +1,112 @@
+"""`weft batch run | wait | list | get | cancel`: the command line of `batch.py`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft_cli.errors import BadInput
+from weft_cli.options import DataDir, GatewayUrl, Key, gateway_url
+
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Where the answers go, a line each; those of failed lines go beside it.")
+]
+BatchId = Annotated[str, typer.Argument(help="As `weft batch list` shows it.")]
+
+batch_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="""Many requests from a file, answered in room that interactive requests leave (OpenAI's Batch API).
+
+    A line of the file is one request, to any model that your key may use:
+
+    `{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "acme/upper",
+    "messages": [{"role": "user", "content": "hello"}]}}`
+    """,
+)
+
+
+@batch_app.command("run")
+def batch_run(
+    file: Annotated[Path, typer.Argument(help="JSON lines, as OpenAI's Batch API takes them.")],
+    output: Output,
+    endpoint: Annotated[str | None, typer.Option(help="Of every line.", show_default="the first line's `url`")] = None,
+    delete_files: Annotated[
+        bool, typer.Option("--delete-files", help="Delete the batch's files from the gateway once they are here.")
+    ] = False,
+    url: GatewayUrl = None,
+    key: Key = None,
+    directory: DataDir = None,
+) -> int:
+    """Answer every line of a file. Ctrl-C leaves the batch running.
+
+    - `weft batch run in.jsonl -o out.jsonl`  answers in out.jsonl, failed lines in out.errors.jsonl
+
+    - `weft batch wait BATCH -o out.jsonl`  after Ctrl-C, or from another machine
+
+    - `weft batch run in.jsonl -o out.jsonl --url https://weft.example.com --key KEY`  a stack elsewhere
+
+    Exit codes: 0 every line is answered, 1 some failed, 2 the command line or the file is wrong, 130 Ctrl-C.
+    """
+    from weft_cli.batch import Batches
+
+    with Batches(gateway_url(directory, url), key) as batches:
+        return batches.run(file, output, endpoint, delete_files=delete_files)
+
+
+@batch_app.command("wait")
+def batch_wait(
+    batch: BatchId,
+    output: Output,
+    delete_files: Annotated[
+        bool, typer.Option("--delete-files", help="Delete the batch's files from the gateway once they are here.")
+    ] = False,
+    url: GatewayUrl = None,
+    key: Key = None,
+    directory: DataDir = None,
+) -> int:
+    """Wait for a batch and fetch its answers: `weft batch wait BATCH -o out.jsonl`. Exit codes as of `run`."""
+    from weft_cli.batch import Batches
+
+    with Batches(gateway_url(directory, url), key) as batches:
+        return batches.wait(batch, output, delete_files=delete_files)
+
+
+@batch_app.command("list")
+def batch_list(
+    limit: Annotated[int, typer.Option(min=1, max=100, help="The newest so many.")] = 20,
+    url: GatewayUrl = None,
+    key: Key = None,
+    directory: DataDir = None,
+) -> None:
+    """Your batches, the newest first."""
+    from weft_cli.batch import Batches
+
+    with Batches(gateway_url(directory, url), key) as batches:
+        batches.list(limit)
+
+
+@batch_app.command("get")
+def batch_get(
+    batch: BatchId,
+    output: Annotated[str, typer.Option("--output", "-o", help="json or yaml.")] = "yaml",
+    url: GatewayUrl = None,
+    key: Key = None,
+    directory: DataDir = None,
+) -> None:
+    """Everything about one batch, as the API gives it."""
+    from weft_cli.batch import Batches
+
+    if output not in ("json", "yaml"):
+        raise BadInput(f"there is no output {output!r}", "there are: json, yaml")
+    with Batches(gateway_url(directory, url), key) as batches:
+        batches.show(batch, output)
+
+
+@batch_app.command("cancel")
+def batch_cancel(batch: BatchId, url: GatewayUrl = None, key: Key = None, directory: DataDir = None) -> None:
+    """End a batch; lines that are answered stay, `weft batch wait BATCH -o out.jsonl` fetches them."""
+    from weft_cli.batch import Batches
+
+    with Batches(gateway_url(directory, url), key) as batches:
+        batches.cancel(batch)
