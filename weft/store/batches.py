@@ -147,7 +147,9 @@ async def failed(
     async def write(connection: AsyncConnection) -> None:
         await fencing_terms.hold(connection, ROLE, term)
         known = json.dumps([asdict(error) for error in errors])
-        await _change(connection, batch_id, status=BatchStatus.FAILED, failed_unix_ms=now_unix_ms, errors=known)
+        await _change(
+            connection, batch_id, status=BatchStatus.FAILED, failed_unix_ms=now_unix_ms, errors=known, failed=0
+        )
 
     await transact(engine, write)
 

@@ -15,11 +15,11 @@ from weft.store.transactions import insert_into, transact
 ROLE = "scheduler"  # whose terms a supervisor keeps
 
 
-async def highest(engine: AsyncEngine) -> int:
-    """The highest term raised so far; 0 before the first, and where none can be above. Raises StoreUnavailable."""
+async def highest(engine: AsyncEngine, role: str = ROLE) -> int:
+    """The highest term of a role so far; 0 before the first, and where none can be above. Raises StoreUnavailable."""
 
     async def read(connection: AsyncConnection) -> int:
-        found = await connection.execute(select(TermRow.term).where(TermRow.role == ROLE, TermRow.term < MAX_TERM))
+        found = await connection.execute(select(TermRow.term).where(TermRow.role == role, TermRow.term < MAX_TERM))
         return found.scalar_one_or_none() or 0
 
     return await transact(engine, read)

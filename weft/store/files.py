@@ -143,14 +143,14 @@ async def abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100
     return await transact(engine, read)
 
 
-async def mark_abandoned(engine: AsyncEngine, file_id: str) -> None:
-    """Its writer, if one still lives, will not complete it. Raises StoreUnavailable."""
+async def mark_abandoned(engine: AsyncEngine, file_id: str) -> bool:
+    """Its writer, if one still runs, will not complete it. False: it has completed it. Raises StoreUnavailable."""
 
-    async def write(connection: AsyncConnection) -> None:
-        unfinished = update(FileRow).where(FileRow.file_id == file_id, FileRow.state == WRITING)
-        await connection.execute(unfinished.values(state=DELETING))
+    async def write(connection: AsyncConnection) -> bool:
+        unfinished = update(FileRow).where(FileRow.file_id == file_id, FileRow.state != READY)
+        return (await connection.execute(unfinished.values(state=DELETING))).rowcount > 0
 
-    await transact(engine, write)
+    return await transact(engine, write)
 
 
 async def forget(engine: AsyncEngine, file_id: str) -> None:

@@ -225,6 +225,10 @@ class Batches:
     def next_deadline(self) -> float | None:
         return self._timers.next()
 
+    def is_at(self, peer: Peer, batch_id: str, line: int) -> bool:
+        """Whether that gateway has the line, or is to get it."""
+        return (batch_id, line) in gateway.flying if (gateway := self._gateways.get(peer)) else False
+
     def open_batches(self) -> int:
         return len(self._books)
 

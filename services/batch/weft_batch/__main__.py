@@ -1,0 +1,7 @@
+"""`python -m weft_batch`."""
+
+import sys
+
+from weft_batch.main import main
+
+sys.exit(main())

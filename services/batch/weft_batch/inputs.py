@@ -1,0 +1,69 @@
+"""Input files as lines: read from storage in blocks, in threads, a few blocks kept."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from weft.wire.codec.batch import MAX_BODY_BYTES
+from weft_batch.core.input_lines import LineSplitter
+from weft_batch.core.line_index import LineIndex
+from weft_batch.storage import FileStorage
+
+READ_BYTES = 1 << 20
+KEPT_BLOCKS = 64  # of 256 KiB, or one line that is longer
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A validated input file."""
+
+    file_id: str
+    index: LineIndex
+
+
+class InputLines:
+    """Lines by number. Neighbours come from one read."""
+
+    def __init__(self, storage: FileStorage) -> None:
+        self._storage = storage
+        self._blocks: OrderedDict[tuple[str, int], asyncio.Task[dict[int, bytes]]] = OrderedDict()
+
+    async def line(self, file: InputFile, line: int) -> bytes:
+        """One line, without its line end. Raises StorageError."""
+        first, start, end = file.index.block(line)
+        key = (file.file_id, start)
+        if (read := self._blocks.get(key)) is None:
+            work = asyncio.to_thread(self._read, file.file_id, first, start, end)
+            read = self._blocks[key] = asyncio.create_task(work)
+            if len(self._blocks) > KEPT_BLOCKS:
+                self._blocks.popitem(last=False)
+        else:
+            self._blocks.move_to_end(key)
+        try:
+            return (await asyncio.shield(read))[line]
+        except BaseException:
+            self._blocks.pop(key, None)
+            raise
+
+    def _read(self, file_id: str, first: int, start: int, end: int) -> dict[int, bytes]:
+        splitter = LineSplitter(MAX_BODY_BYTES, first=first, offset=start)
+        return dict([*splitter.feed(self._storage.read(file_id, start, end - start)), *splitter.finish()])
+
+
+async def blocks(storage: FileStorage, file_id: str) -> AsyncIterator[bytes]:
+    """A file's bytes, 1 MiB at a time. Raises StorageError."""
+    offset = 0
+    while block := await asyncio.to_thread(storage.read, file_id, offset, READ_BYTES):
+        yield block
+        offset += len(block)
+
+
+async def all_lines(storage: FileStorage, file_id: str) -> AsyncIterator[tuple[int, bytes]]:
+    """Every line of a file with its number. Raises StorageError."""
+    splitter = LineSplitter(MAX_BODY_BYTES)
+    async for block in blocks(storage, file_id):
+        for line in splitter.feed(block):
+            yield line
+    for line in splitter.finish():
+        yield line

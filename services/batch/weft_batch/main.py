@@ -1,0 +1,125 @@
+"""The process: `weft_batch [flags]`."""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import grpc.aio
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
+from weft.store import fencing_terms, migrate
+from weft.store.database import open_database, postgresql_url, sqlite_url
+from weft.store.errors import StoreError, StoreUnavailable
+from weft.store.files import ROLE
+from weft.telemetry import logs
+from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
+from weft.wire.serving import serve, stop_on_signals
+from weft.wire.tls import Tls, load_tls
+from weft.wire.v1.batch_pb2_grpc import add_BatchServicer_to_server
+from weft_batch.errors import StorageError
+from weft_batch.server import BatchServer, Limits
+from weft_batch.settings import BatchSettings
+from weft_batch.storage import FileStorage, FolderStorage
+
+STORE_S, STORE_PAUSE_S = 60.0, 1.0  # PostgreSQL may start after the batch service
+FILE = "batch.sqlite"
+QUIET = ("alembic", "botocore", "urllib3")  # one line about the store is enough; headers and signatures are none
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM. 0 after a drain, 2 for what stops a start: settings, a port, store or storage."""
+    settings = BatchSettings.parse(argv)
+    logs.configure("batch", level=settings.log_level, fmt=settings.log_format)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        with lock_data_dir(settings.data_dir, "batch"):
+            asyncio.run(_run(settings))
+    except (CannotStart, OSError, StoreError, StorageError) as error:
+        log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
+        return EXIT_CANNOT_START
+    return 0
+
+
+def open_storage(settings: BatchSettings) -> FileStorage:
+    """Raises S3NotUsable, StorageUnavailable. The S3 library is only loaded where it is used."""
+    if not settings.files:
+        return FolderStorage(settings.data_dir / "files")
+    from weft_batch.storage_s3 import S3NotUsable, S3Storage, read_keys
+
+    if settings.s3_credentials is None:
+        raise S3NotUsable("--files s3:// needs --s3-credentials: a folder with accessKeyId and secretAccessKey")
+    keys = read_keys(settings.s3_credentials)
+    try:
+        return S3Storage(settings.files, endpoint=settings.s3_endpoint, region=settings.s3_region, keys=keys)
+    except ValueError as error:
+        raise S3NotUsable(f"--files {settings.files} or --s3-endpoint: {error}") from error
+
+
+async def _run(settings: BatchSettings) -> None:
+    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "batch")
+    shared, storage = settings.database != "", open_storage(settings)
+    engine = open_database(postgresql_url(settings.database) if shared else sqlite_url(settings.data_dir / FILE))
+    try:
+        term = await _ready(engine, stop, patience_s=STORE_S if shared else 0.0)
+        if term is not None:
+            await _serve(settings, engine, term, storage, stop, tls)
+    finally:
+        await engine.dispose()
+
+
+async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float) -> int | None:
+    """This process's term, in a store at this version's revision; None: a signal to stop came. Raises StoreError."""
+    deadline = time.monotonic() + patience_s
+    while not stop.is_set():
+        try:
+            revision, term = await migrate.upgrade(engine), await fencing_terms.take(engine, ROLE)
+            log.info("store ready", extra=kv(revision=revision, term=term))
+            return term
+        except StoreUnavailable as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("the store does not answer yet", extra=kv(error=error))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), STORE_PAUSE_S)
+    return None
+
+
+async def _serve(
+    settings: BatchSettings,
+    engine: AsyncEngine,
+    term: int,
+    storage: FileStorage,
+    stop: asyncio.Event,
+    tls: Tls | None,
+) -> None:
+    shared = settings.database != ""
+    limits = Limits(**{name: getattr(settings, name) for name in Limits.__slots__})  # pyright: ignore[reportAttributeAccessIssue]
+    server = BatchServer(engine, term, storage, limits, lines_in_flight=settings.lines_in_flight)
+    probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.trouble)
+    probes.start()
+    with contextlib.closing(probes):
+        await server.load(sole=not shared)
+
+        def register(grpc_server: grpc.aio.Server) -> None:
+            add_BatchServicer_to_server(server, grpc_server)
+
+        running = asyncio.create_task(server.run(shared=shared, keep_days=settings.keep_days))
+        running.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
+        try:
+            await serve(
+                register,
+                listen=settings.listen,
+                names=("weft.v1.Batch",),
+                stop=stop,
+                probes=probes,
+                drain=server.drain,
+                tls=tls,
+            )
+        finally:  # a drained server ends by itself; one that was never drained (a port in use) does not
+            await server.drain()
+            await running

@@ -1,0 +1,131 @@
+"""A batch's output and error file, written by streaming from the store: memory holds a page of results.
+
+They become visible together with the batch's end, in one transaction; a try that fails, or dies, leaves rows of files
+in state "writing", by which their bytes are deleted.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.domain.batch import BatchStatus, NewFile, Purpose
+from weft.store import batches, files
+from weft.wire.codec.batch import MAX_BODY_BYTES
+from weft_batch import records
+from weft_batch.core.batches import LineFailed
+from weft_batch.core.input_lines import read_line
+from weft_batch.errors import BytesMissing
+from weft_batch.inputs import all_lines
+from weft_batch.storage import FileStorage, FileWriter
+
+WRITE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EndingBatch:
+    """What its files are written from."""
+
+    batch_id: str
+    namespace: str
+    endpoint: str
+    input_file_id: str
+    ending: BatchStatus
+
+
+@dataclass(slots=True)
+class _File:
+    file_id: str
+    writer: FileWriter
+    size: int = 0
+    lines: int = 0
+    buffer: list[bytes] = field(default_factory=list[bytes])
+    buffered: int = 0
+
+
+class OutputFiles:
+    """The two files of one batch; each is begun with its first line."""
+
+    def __init__(
+        self, engine: AsyncEngine, term: int, storage: FileStorage, batch: EndingBatch, draw_id: Callable[[], str],
+        now_unix_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._engine, self._term, self._storage, self._batch = engine, term, storage, batch
+        self._draw_id, self._now_unix_ms = draw_id, now_unix_ms
+        self._files: dict[bool, _File] = {}  # by whether its lines succeeded
+
+    async def write(self) -> None:
+        """Write both, end the batch, delete its results. Raises StoreError, StorageError: try again, from the start."""
+        try:
+            async for succeeded, record in self._records():
+                await self._add(succeeded, record)
+            for file in self._files.values():
+                await self._flush(file)
+                await asyncio.to_thread(file.writer.close)
+            output, errors = self._files.get(True), self._files.get(False)
+            await batches.ended(
+                self._engine,
+                self._term,
+                self._batch.batch_id,
+                self._batch.ending,
+                now_unix_ms=self._now_unix_ms(),
+                output=(output.file_id, output.size) if output else None,
+                errors=(errors.file_id, errors.size) if errors else None,
+                failed=errors.lines if errors else 0,
+            )
+        except BaseException:
+            for file in self._files.values():
+                await asyncio.to_thread(file.writer.abandon)  # its row is swept
+                with contextlib.suppress(Exception):
+                    await files.mark_abandoned(self._engine, file.file_id)
+            raise
+        await batches.drop_results(self._engine, self._batch.batch_id)
+
+    async def _records(self) -> AsyncIterator[tuple[bool, bytes]]:
+        """In the lines' order: results, and for a batch that expired the lines that have none."""
+        stored = batches.results(self._engine, self._batch.batch_id)
+        if self._batch.ending is not BatchStatus.EXPIRED:
+            async for _, succeeded, record in stored:
+                yield succeeded, record
+            return
+        result = await anext(stored, None)
+        async with contextlib.aclosing(self._input_lines()) as lines:
+            async for line, custom_id in lines:
+                if result is not None and result[0] == line:
+                    yield result[1], result[2]
+                    result = await anext(stored, None)
+                else:
+                    failed = LineFailed(self._batch.batch_id, line, *records.EXPIRED)
+                    yield False, records.unanswered(failed, custom_id).record
+        while result is not None:  # of an input whose bytes are missing
+            yield result[1], result[2]
+            result = await anext(stored, None)
+
+    async def _input_lines(self) -> AsyncGenerator[tuple[int, str | None]]:
+        """Every line's number and custom_id."""
+        with contextlib.suppress(BytesMissing):
+            async for line, raw in all_lines(self._storage, self._batch.input_file_id):
+                yield line, read_line(raw, self._batch.endpoint, MAX_BODY_BYTES).custom_id
+
+    async def _add(self, succeeded: bool, record: bytes) -> None:
+        if (file := self._files.get(succeeded)) is None:
+            file = self._files[succeeded] = await self._begin("output" if succeeded else "error")
+        file.buffer += (record, b"\n")
+        file.buffered += len(record) + 1
+        file.lines += 1
+        if file.buffered >= WRITE_BYTES:
+            await self._flush(file)
+
+    async def _begin(self, what: str) -> _File:
+        name = f"{self._batch.batch_id}_{what}.jsonl"
+        new, file_id = NewFile(self._batch.namespace, name, Purpose.BATCH_OUTPUT), self._draw_id()
+        await files.begin(self._engine, self._term, new, file_id, now_unix_ms=self._now_unix_ms(), max_files=0)
+        return _File(file_id, await asyncio.to_thread(self._storage.writer, file_id))
+
+    async def _flush(self, file: _File) -> None:
+        if file.buffered:
+            await asyncio.to_thread(file.writer.write, b"".join(file.buffer))
+        file.size += file.buffered
+        file.buffer, file.buffered = [], 0

@@ -1,0 +1,54 @@
+"""Lines of output and error files, in OpenAI's form. One JSON object a line."""
+
+import json
+from typing import Any
+
+from weft.domain.batch import LineResult
+from weft.store.batches import StoredResult
+from weft_batch.core.batches import LineFailed
+from weft_batch.core.input_lines import BadLine
+
+EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+
+
+def answered(result: LineResult, custom_id: str | None) -> StoredResult:
+    """What a gateway's answer leaves. An answer that is no JSON is an error of the line, never a damaged file."""
+    try:
+        body = json.dumps(json.loads(result.body), ensure_ascii=False, allow_nan=False)
+        body.encode()  # no half of a surrogate pair
+    except (ValueError, RecursionError):
+        failed = LineFailed(result.batch_id, result.line, "invalid_answer", "the gateway's answer is not JSON")
+        return unanswered(failed, custom_id)
+    response = json.dumps({"status_code": result.status, "request_id": result.request_id})[:-1]
+    return StoredResult(
+        result.batch_id,
+        result.line,
+        200 <= result.status < 300,
+        _record(result.batch_id, result.line, custom_id, f'{response}, "body": {body}}}', "null"),
+        result.prompt_tokens,
+        result.completion_tokens,
+    )
+
+
+def unanswered(failed: LineFailed, custom_id: str | None) -> StoredResult:
+    """A line that has no answer."""
+    error = {"code": failed.code, "message": failed.message}
+    record = _record(failed.batch_id, failed.line, custom_id, "null", _text(error))
+    return StoredResult(failed.batch_id, failed.line, False, record)
+
+
+def refused(batch_id: str, line: int, bad: BadLine) -> StoredResult:
+    """A line of the input that cannot run. The message names it, whether it has a custom_id or not."""
+    error: dict[str, Any] = {"code": bad.code, "message": f"line {line}: {bad.message}", "line": line}
+    if bad.param:
+        error["param"] = bad.param
+    return StoredResult(batch_id, line, False, _record(batch_id, line, bad.custom_id, "null", _text(error)))
+
+
+def _record(batch_id: str, line: int, custom_id: str | None, response: str, error: str) -> bytes:
+    name = _text(f"batch_req_{batch_id.removeprefix('batch_')}_{line}")
+    return f'{{"id": {name}, "custom_id": {_text(custom_id)}, "response": {response}, "error": {error}}}'.encode()
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,119 @@
+"""Bytes of files, by names of ours (ids with 128 random bits), in a folder or on S3. Blocking: called in threads.
+
+A file is there whole or not at all: a writer that is not closed leaves nothing that `read` finds.
+"""
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from weft.files import sync_folder
+from weft_batch.errors import BytesMissing, StorageUnavailable
+
+TEMPORARY = ".tmp"
+
+
+class FileWriter(Protocol):
+    """One file on its way. Every method raises StorageUnavailable."""
+
+    def write(self, chunk: bytes) -> None: ...
+
+    def close(self) -> None:
+        """It is whole, and durable when this returns."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave nothing of it. Raises nothing: `delete` is called again later."""
+        ...
+
+
+class FileStorage(Protocol):
+    """Where the bytes are."""
+
+    def writer(self, name: str) -> FileWriter:
+        """Raises StorageUnavailable."""
+        ...
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Fewer bytes at the file's end. Raises BytesMissing, StorageUnavailable."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """The file, and what a writer that was killed left of it. Raises StorageUnavailable."""
+        ...
+
+    def clean(self) -> int:
+        """At the start: remove what writers of a killed process left. Returns how many. Raises StorageUnavailable."""
+        ...
+
+
+class FolderStorage:
+    """A folder of one process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises StorageUnavailable."""
+        self._folder = folder
+        with _storage_errors():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def writer(self, name: str) -> "FolderWriter":
+        with _storage_errors():
+            return FolderWriter(self._folder / name)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        with _storage_errors(), (self._folder / name).open("rb") as file:
+            return os.pread(file.fileno(), length, offset)
+
+    def delete(self, name: str) -> None:
+        with _storage_errors():
+            for path in (self._folder / name, _temporary(self._folder / name)):
+                path.unlink(missing_ok=True)
+
+    def clean(self) -> int:
+        with _storage_errors():
+            left = list(self._folder.glob(f"*{TEMPORARY}"))
+            for path in left:
+                path.unlink(missing_ok=True)
+        return len(left)
+
+
+class FolderWriter:
+    """Writes beside the name, and takes the name once everything is on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO = _temporary(path).open("wb")
+
+    def write(self, chunk: bytes) -> None:
+        with _storage_errors():
+            self._file.write(chunk)
+
+    def close(self) -> None:
+        with _storage_errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            _temporary(self._path).replace(self._path)
+            sync_folder(self._path.parent)
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk refuses what is still buffered
+            self._file.close()
+        with contextlib.suppress(OSError):
+            _temporary(self._path).unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + TEMPORARY)
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Generator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BytesMissing("the file's bytes are not in storage") from error
+    except OSError as error:
+        raise StorageUnavailable(f"file storage: {error.strerror or error}") from error

@@ -1,0 +1,160 @@
+"""Bytes of files on S3: AWS, or any server that speaks S3. Multipart uploads, so memory holds one part of a file.
+
+Credentials are the depot's form: a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones,
+sessionToken. Never the environment, a profile or an instance's metadata.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import urllib3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from weft.process import CannotStart
+from weft_batch.errors import BytesMissing, StorageUnavailable
+
+PART_BYTES = 8 << 20  # S3 takes 10,000 parts of at least 5 MiB
+CONNECT_S, READ_S, TRIES = 5.0, 30.0, 3
+_PLACE = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9._/-]*))?", re.ASCII)
+KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")
+
+
+class S3NotUsable(CannotStart):
+    """`--files` or its credentials cannot be used."""
+
+
+def parse_place(uri: str) -> tuple[str, str]:
+    """`s3://bucket/prefix` -> (bucket, prefix, which is empty or ends with a slash). Raises ValueError."""
+    found = _PLACE.fullmatch(uri)
+    if found is None or ".." in uri:
+        raise ValueError(f"{uri!r} is not s3://BUCKET/PREFIX")
+    prefix = (found["prefix"] or "").strip("/")
+    return found["bucket"], f"{prefix}/" if prefix else ""
+
+
+def read_keys(folder: Path) -> dict[str, str]:
+    """A Secret's entries. Raises S3NotUsable."""
+    keys: dict[str, str] = {}
+    for name in KEYS:
+        with contextlib.suppress(FileNotFoundError):
+            keys[name] = (folder / name).read_text().strip()
+    if missing := [name for name in KEYS[:2] if not keys.get(name)]:
+        raise S3NotUsable(f"--s3-credentials {folder} has no file {' and no file '.join(missing)}")
+    return keys
+
+
+class S3Storage:
+    """A place in a bucket. Several processes may share it: names are random."""
+
+    def __init__(self, uri: str, *, endpoint: str, region: str, keys: dict[str, str]) -> None:
+        self._bucket, self._prefix = parse_place(uri)
+        self._client: Any = botocore.session.Session().create_client(
+            "s3",
+            region_name=region,
+            endpoint_url=endpoint or None,
+            aws_access_key_id=keys["accessKeyId"],
+            aws_secret_access_key=keys["secretAccessKey"],
+            aws_session_token=keys.get("sessionToken"),
+            config=Config(
+                connect_timeout=CONNECT_S,
+                read_timeout=READ_S,
+                retries={"total_max_attempts": TRIES, "mode": "standard"},
+                s3={"addressing_style": "path" if endpoint else "auto"},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                ignore_configured_endpoint_urls=True,
+                max_pool_connections=16,
+            ),
+        )
+
+    def writer(self, name: str) -> "S3Writer":
+        return S3Writer(self._client, {"Bucket": self._bucket, "Key": self._prefix + name})
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        with _storage_errors():
+            asked = {"Range": f"bytes={offset}-{offset + length - 1}"}
+            try:
+                found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **asked)
+            except ClientError as error:
+                if _code(error) == "InvalidRange":  # at or behind the end
+                    return b""
+                raise
+            with found["Body"] as body:
+                return body.read()
+
+    def delete(self, name: str) -> None:
+        key = self._prefix + name
+        with _storage_errors():
+            left: Any = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=key)
+            for upload in left.get("Uploads", ()):
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload["UploadId"])
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def clean(self) -> int:
+        """Nothing: other processes may be writing. The store's rows say what was left (weft/store/files.py)."""
+        return 0
+
+
+class S3Writer:
+    """Parts of 8 MiB; a file with less is put at once. It appears when it is closed."""
+
+    def __init__(self, client: Any, where: dict[str, str]) -> None:
+        self._client, self._where = client, where
+        self._buffer = bytearray()
+        self._upload_id = ""
+        self._parts: list[dict[str, Any]] = []
+        self._lock = threading.Lock()  # a writer whose thread was left behind by a cancelled task may be abandoned
+
+    def write(self, chunk: bytes) -> None:
+        with self._lock:
+            self._buffer += chunk
+            while len(self._buffer) >= PART_BYTES:
+                self._send(bytes(self._buffer[:PART_BYTES]))
+                del self._buffer[:PART_BYTES]
+
+    def close(self) -> None:
+        with self._lock, _storage_errors():
+            if not self._upload_id:
+                self._client.put_object(Body=bytes(self._buffer), **self._where)
+                return
+            if self._buffer:
+                self._send(bytes(self._buffer))
+            parts = {"Parts": self._parts}
+            self._client.complete_multipart_upload(UploadId=self._upload_id, MultipartUpload=parts, **self._where)
+
+    def abandon(self) -> None:
+        with self._lock, contextlib.suppress(BotoCoreError, ClientError, urllib3.exceptions.HTTPError):
+            if self._upload_id:
+                self._client.abort_multipart_upload(UploadId=self._upload_id, **self._where)
+
+    def _send(self, part: bytes) -> None:
+        with _storage_errors():
+            if not self._upload_id:
+                self._upload_id = str(self._client.create_multipart_upload(**self._where)["UploadId"])
+            number = len(self._parts) + 1
+            sent = self._client.upload_part(PartNumber=number, UploadId=self._upload_id, Body=part, **self._where)
+            self._parts.append({"PartNumber": number, "ETag": sent["ETag"]})
+
+
+def _code(error: ClientError) -> str:
+    answer: Any = error.response
+    return str(answer.get("Error", {}).get("Code", ""))
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Generator[None]:
+    """botocore's errors -> ours; their text is not repeated, it may quote what was signed."""
+    try:
+        yield
+    except ClientError as error:
+        if _code(error) in ("NoSuchKey", "404"):
+            raise BytesMissing("the file's bytes are not in storage") from None
+        raise StorageUnavailable(f"file storage answered {_code(error)[:60]}") from None
+    except (BotoCoreError, urllib3.exceptions.HTTPError, OSError) as error:
+        raise StorageUnavailable(f"file storage: {type(error).__name__}") from error

@@ -1,0 +1,233 @@
+"""A batch service's shell on loopback with a real store and real file storage; gateways are played by the test.
+
+A played gateway is a client of the contract's stream of lines. It answers each line at once unless a test says how.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from harness.waiting import PATIENCE_S
+from weft.domain.batch import (
+    BatchJob,
+    BatchStatus,
+    CancelLine,
+    LineResult,
+    LinesHello,
+    NewBatch,
+    NewFile,
+    Page,
+    Purpose,
+    RunLine,
+    StoredFile,
+)
+from weft.store import fencing_terms, migrate
+from weft.store.database import open_database, sqlite_url
+from weft.wire.codec import batch as codec
+from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
+from weft.wire.streams import SendQueue, channel
+from weft.wire.v1.batch_pb2_grpc import BatchStub, add_BatchServicer_to_server
+from weft_batch.server import BatchServer, Limits
+from weft_batch.storage import FolderStorage
+
+ENDPOINT = "/v1/completions"
+CHUNK = 1 << 20
+Answer = Callable[[RunLine], LineResult | Any | None]
+
+
+def input_line(custom_id: object, **body: object) -> bytes:
+    request = {"model": "m", "prompt": "p"} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": request}).encode()
+
+
+def input_file(count: int, first: int = 0) -> bytes:
+    return b"".join(input_line(f"id-{i}", n=i) + b"\n" for i in range(first, first + count))
+
+
+def answer(run: RunLine, status: int = 200) -> LineResult:
+    """What a gateway would have answered: the request, echoed."""
+    body = json.dumps({"echo": json.loads(run.body)}).encode()
+    return LineResult(run.batch_id, run.line, status, f"req-{run.line}", body, 3, 4)
+
+
+@dataclass
+class PlayedGateway:
+    """Runs lines by `answers`; None: it keeps the line."""
+
+    stub: BatchStub
+    name: str = "g1"
+    max_lines: int = 100
+    answers: Answer = answer
+    runs: Counter = field(default_factory=Counter)  # (batch, line): how often it was to run
+    kept: dict[tuple[str, int], RunLine] = field(default_factory=dict)
+    cancelled: list[CancelLine] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    outbox: SendQueue = field(default_factory=lambda: SendQueue(1 << 20))
+
+    async def run(self) -> None:
+        """Until its stream ends."""
+        self.outbox = SendQueue(1 << 20)
+        self.send(LinesHello(self.name, self.max_lines))
+        call = self.stub.Lines(aiter(self.outbox))
+        try:
+            async for envelope in call:
+                self._take(BATCH_TO_GATEWAY.decode(envelope))
+        finally:
+            call.cancel()
+
+    def send(self, message: Any) -> None:
+        self.outbox.put(GATEWAY_TO_BATCH.encode(message))
+
+    def _take(self, message: RunLine | CancelLine) -> None:
+        if isinstance(message, CancelLine):
+            self.cancelled.append(message)
+            self.kept.pop((message.batch_id, message.line), None)
+        else:
+            self.runs[message.batch_id, message.line] += 1
+            reply = self.answers(message)
+            if reply is None:
+                self.kept[message.batch_id, message.line] = message
+            else:
+                self.send(reply)
+        self.changed.set()
+
+    async def until(self, condition: Callable[["PlayedGateway"], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition(self):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@dataclass
+class Client:
+    """Calls as the gateway makes them for a tenant."""
+
+    stub: BatchStub
+    namespace: str = "a"
+
+    async def upload(self, content: bytes | Iterable[bytes], filename: str = "in.jsonl") -> StoredFile:
+        chunks = (
+            (content[at : at + CHUNK] for at in range(0, len(content), CHUNK))
+            if isinstance(content, bytes)
+            else content
+        )
+
+        async def parts() -> AsyncIterator[Any]:
+            yield codec.upload_header(NewFile(self.namespace, filename, Purpose.BATCH))
+            for chunk in chunks:
+                yield codec.upload_chunk(chunk)
+
+        return codec.stored_file(await self.stub.UploadFile(parts()))
+
+    async def content(self, file_id: str) -> bytes:
+        parts = self.stub.ReadFile(codec.file_request(self.namespace, file_id))
+        return b"".join([codec.file_chunk(part) async for part in parts])
+
+    async def lines(self, file_id: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (await self.content(file_id)).splitlines()] if file_id else []
+
+    async def files(self, **of: Any) -> list[StoredFile]:
+        return codec.stored_files(await self.stub.ListFiles(codec.list_request(Page(self.namespace, 1000, **of))))[0]
+
+    async def delete(self, file_id: str) -> StoredFile:
+        return codec.stored_file(await self.stub.DeleteFile(codec.file_request(self.namespace, file_id)))
+
+    async def create(self, file_id: str, **changes: Any) -> BatchJob:
+        new = NewBatch(self.namespace, file_id, **{"endpoint": ENDPOINT} | changes)
+        return codec.batch_job(await self.stub.CreateBatch(codec.create_batch_request(new)))
+
+    async def batch(self, batch_id: str) -> BatchJob:
+        return codec.batch_job(await self.stub.GetBatch(codec.batch_request(self.namespace, batch_id)))
+
+    async def cancel(self, batch_id: str) -> BatchJob:
+        return codec.batch_job(await self.stub.CancelBatch(codec.batch_request(self.namespace, batch_id)))
+
+    async def submit(self, content: bytes, **changes: Any) -> BatchJob:
+        return await self.create((await self.upload(content)).file_id, **changes)
+
+    async def ended(self, batch_id: str, *, seconds: float = PATIENCE_S) -> BatchJob:
+        return await self.until(batch_id, lambda job: job.status.ended, seconds=seconds)
+
+    async def until(
+        self, batch_id: str, condition: Callable[[BatchJob], bool], *, seconds: float = PATIENCE_S
+    ) -> BatchJob:
+        """A batch tells of nothing by itself, so it is asked."""
+        async with asyncio.timeout(seconds):
+            while not condition(job := await self.batch(batch_id)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            return job
+
+    async def in_status(self, batch_id: str, status: BatchStatus) -> BatchJob:
+        return await self.until(batch_id, lambda job: job.status is status)
+
+
+@dataclass
+class World:
+    server: BatchServer
+    stub: BatchStub
+    engine: Any
+    storage: Any
+
+    def client(self, namespace: str = "a") -> Client:
+        return Client(self.stub, namespace)
+
+    @asynccontextmanager
+    async def gateway(self, name: str = "g1", **how: Any) -> AsyncIterator[PlayedGateway]:
+        played = PlayedGateway(self.stub, name, **how)
+        running = asyncio.create_task(played.run())
+        try:
+            yield played
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await running
+
+
+@asynccontextmanager
+async def serving(
+    engine: Any, storage: Any, limits: Limits | None = None, *, sole: bool = True, lines_in_flight: int = 1000
+) -> AsyncIterator[World]:
+    """A service that has started, at an address of its own."""
+    term = await fencing_terms.take(engine, "batch")
+    server = BatchServer(engine, term, storage, limits or Limits(), lines_in_flight=lines_in_flight)
+    await server.load(sole=sole)
+    running = asyncio.create_task(server.run(shared=not sole, keep_days=1))
+    listener = grpc.aio.server()
+    add_BatchServicer_to_server(server, listener)
+    port = listener.add_insecure_port("127.0.0.1:0")
+    await listener.start()
+    try:
+        async with channel(f"127.0.0.1:{port}") as to_server:
+            yield World(server, BatchStub(to_server), engine, storage)
+    finally:
+        await server.drain()
+        await listener.stop(PATIENCE_S)
+        await running
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Any]:
+    engine = open_database(sqlite_url(tmp_path / "batch.sqlite"))
+    await migrate.upgrade(engine)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> FolderStorage:
+    return FolderStorage(tmp_path / "files")
+
+
+@pytest.fixture
+async def world(store: Any, storage: FolderStorage) -> AsyncIterator[World]:
+    async with serving(store, storage) as world:
+        yield world
