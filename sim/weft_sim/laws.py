@@ -20,6 +20,7 @@ from weft.domain.request import (
     Frozen,
     NoCapacity,
     OutcomeReport,
+    Priority,
     Reject,
     ResubmitComplete,
     Start,
@@ -64,6 +65,7 @@ class ClientRequest:
     adapter: str = ""  # what the gateway resolved the name to
     resolved: bool = False
     route: object = None
+    priority: Priority = Priority.INTERACTIVE
     _expected: tuple[str, str] | None = None
 
     def expected(self) -> tuple[str, str]:
@@ -85,6 +87,7 @@ class Waiting:
     tenant: str
     since: float
     number: int
+    priority: Priority = Priority.INTERACTIVE
     fresh: bool = True  # nothing has happened to it yet
     passes: int = 0
 
@@ -234,7 +237,12 @@ class Laws:
         self.preemptions[failed.request_id] += preempted
 
     def _preempted_again(self, request_id: str) -> None:
-        """It starts anew: after a bounded number of preemptions. One that is rejected is stopped by another one."""
+        """It starts anew: after a bounded number of preemptions. One that is rejected is stopped by another one.
+
+        Lines of batches leave for interactive requests as often as these need their capacity.
+        """
+        if self.requests[request_id].priority is Priority.BATCH:
+            return
         count = self.preemptions[request_id]
         if count > self.max_preemptions and self.requests[request_id].trusted:
             raise LawBroken(f"{request_id} is preempted {count} times, the bound is {self.max_preemptions}")
@@ -262,7 +270,8 @@ class Laws:
                     fresh = submit.request_id not in self.epochs
                     since = self.scheduler_now() - submit.waited_s
                     tenant = submit.namespace if self.fair else ""
-                    waiting = Waiting(peer.name, submit.pool, tenant, since, self._arrivals, fresh)
+                    order = since, self._arrivals, submit.priority
+                    waiting = Waiting(peer.name, submit.pool, tenant, *order, fresh)
                     self.waiting[submit.request_id] = waiting
             case Received(message=Failed(request_id=request_id, reason=reason)):
                 if reason not in (FailReason.NO_CAPACITY, FailReason.PREEMPTED) and (at := event.peer.name):
@@ -307,10 +316,13 @@ class Laws:
             return
         for request_id, waiting in self.waiting.items():
             quiet = self.now() - self.lost_at.get(waiting.gateway, -1e9) > self.avoid_s
+            here = (waiting.pool, waiting.gateway in self.complete) == (taken.pool, True)
+            passes = (waiting.priority, taken.priority) == (Priority.INTERACTIVE, Priority.BATCH)
+            if here and passes and waiting.fresh and taken.fresh:
+                raise LawBroken(f"{assign.request_id} is placed, a line of a batch, while {request_id} waits")
             older = (waiting.since, waiting.number) < (taken.since, taken.number)
-            same = (waiting.pool, waiting.tenant) == (taken.pool, taken.tenant)
-            here = same and waiting.gateway in self.complete
-            if here and waiting.fresh and taken.fresh and older and quiet:
+            same = (waiting.tenant, waiting.priority) == (taken.tenant, taken.priority)
+            if here and same and waiting.fresh and taken.fresh and older and quiet:
                 waiting.passes += 1
                 if self.bound is not None and waiting.passes > self.bound:
                     raise LawBroken(f"{request_id} has been passed {waiting.passes} times, the bound is {self.bound}")

@@ -10,6 +10,7 @@ from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Received
 from weft.domain.prediction import Prediction
+from weft.domain.request import Priority
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerRole, RunnerSpec
 from weft_runner.core.events import Drain
@@ -75,6 +76,7 @@ def scenario(seed: int) -> Scenario:
         ),
     )
     requests = tuple(_requests(chance, random_of(seed, "tenants"), deployment, lies))
+    _draw_priorities(random_of(seed, "priorities"), requests)
     if seed % 8 == 3:
         deployment = _autoscaled(deployment, seed)
     cancels = tuple(
@@ -245,6 +247,15 @@ def _requests(
             )
         )  # fmt: skip
     return found
+
+
+def _draw_priorities(chance: random.Random, requests: tuple[tuple[float, list[ClientRequest], int], ...]) -> None:
+    """In half of the scenarios there are lines of batches, few or most of the requests."""
+    share = chance.choice((0.0, 0.0, 0.3, 0.7))
+    for _, answers, _ in requests:
+        batch = chance.random() < share
+        for answer in answers:
+            answer.priority = Priority.BATCH if batch else Priority.INTERACTIVE
 
 
 class Run:

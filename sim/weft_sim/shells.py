@@ -582,7 +582,7 @@ class GatewayShell(BaseShell):
     def arrive(self, process: Process, request_id: str, answers: list[ClientRequest]) -> None:
         """A client's request for one answer or several."""
         self._clients[request_id] = answers
-        process.post(gw.RequestArrived(request_id))
+        process.post(gw.RequestArrived(request_id, answers[0].priority))
 
     def perform(self, process: Process, effect: Any) -> None:
         world = self._world

@@ -247,4 +247,5 @@ class Driver:
     def view(self, request_id: str, reservation_tokens: int = 16) -> SequenceState:
         """That request as its runner reports it."""
         request = self.request(request_id)
-        return sequence(request_id, request.epoch, request.adapter, reservation_tokens)
+        seen = sequence(request_id, request.epoch, request.adapter, reservation_tokens)
+        return seen._replace(priority=request.priority)

@@ -8,6 +8,7 @@ from weft.domain.machine import Send
 from weft.domain.request import Assign, Preempt, Reject
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.effects import (
+    BatchPreempted,
     Consolidated,
     Effect,
     Judged,
@@ -46,6 +47,9 @@ class SchedulerMetrics:
             "hand_offs_total", "KV sent from prompt to token runners: in one numerics class, across, or lost", "result"
         )
         self.kv_migrations = counter("kv_migrations_total", "Running requests migrated with their KV", "reason")
+        self.batch_preemptions = counter(
+            "batch_preemptions_total", "Batch requests ordered off runners for interactive ones", "pool"
+        )
         self.role_changes = counter("role_changes_total", "Roles that runners were ordered to take", "pool", "role")
         self.prefetched = counter("prefetch_orders_total", "Adapters that runners were sent to prefetch", "pool")
         self.stale = counter("stale_total", "Events that changed nothing any more", "event")
@@ -58,8 +62,10 @@ class SchedulerMetrics:
         )
         self.term = gauge("term", "The epoch term in force")
         self.of_pools = (
-            gauge("queue_length", "Requests waiting", "pool"),
+            gauge("queue_length", "Interactive requests waiting", "pool"),
             gauge("running", "Requests on runners", "pool"),
+            gauge("batch_queue_length", "Batch requests waiting", "pool"),
+            gauge("batch_running", "Batch requests on runners, of those running", "pool"),
             gauge("ready_runners", "Runners that are Ready", "pool"),
             gauge("wanted_runners", "Runners wanted", "pool"),
             gauge("victims", "Runners that take nothing new and should go", "pool"),
@@ -107,6 +113,8 @@ class SchedulerMetrics:
                 self.kv_migrations.labels(effect.reason).inc()
             case RoleChanged():
                 self.role_changes.labels(effect.pool, effect.role).inc()
+            case BatchPreempted():
+                self.batch_preemptions.labels(effect.pool).inc(len(effect.request_ids))
             case Prefetched():
                 self.prefetched.labels(effect.pool).inc(len(effect.digests))
             case Judged():
@@ -127,7 +135,8 @@ class SchedulerMetrics:
         for name, pool in state.pools.items():
             wanted, victims = pool.autoscaler.wanted_runners, len(pool.autoscaler.victims)
             counters = pool.queue.counters
-            values = (len(pool.queue), pool.running, pool.ready_runners, wanted, victims)
+            values = (len(pool.queue), pool.running, len(pool.batch_queue), pool.batch_running)
+            values += (pool.ready_runners, wanted, victims)
             values += (len(counters), counters.spread)
             for gauge, value in zip(self.of_pools, values, strict=True):
                 gauge.labels(name).set(value)

@@ -25,6 +25,7 @@ from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft_scheduler.core.check import OWNERSHIP, size
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.effects import (
+    BatchPreempted,
     Consolidated,
     Effect,
     Event,
@@ -202,7 +203,9 @@ async def _serve_stream(requests: Any, context: Any, session: Session, kind: str
             log.info("stream ended", extra=about)
 
 
-def _log(effect: Queued | Requeued | Resumed | RoleChanged | Consolidated | Stale | RunnerLost) -> None:
+def _log(
+    effect: Queued | Requeued | Resumed | RoleChanged | BatchPreempted | Consolidated | Stale | RunnerLost,
+) -> None:
     match effect:
         case Queued() | Requeued():
             about = kv(request_id=effect.request_id, pool=effect.pool, reason=effect.reason)
@@ -217,6 +220,9 @@ def _log(effect: Queued | Requeued | Resumed | RoleChanged | Consolidated | Stal
         case Consolidated():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
             log.info("lightly loaded runner emptied", extra=about)
+        case BatchPreempted():
+            about = kv(pool=effect.pool, runner=effect.runner.uuid, requests=len(effect.request_ids))
+            log.info("batch requests leave for interactive ones", extra=about)
         case RoleChanged():
             about = kv(pool=effect.pool, runner=effect.runner.uuid, role=effect.role, reason=effect.reason)
             log.info("role of a runner changed", extra=about)

@@ -1,9 +1,13 @@
 """Which prompt is computed, for any trace; and when a batch may run again without being chosen anew."""
 
+import random
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain.request import Priority
 from weft_runner.core.batch import Batching, BatchLimits, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.step_time_model import GUESS, StepModel
@@ -146,3 +150,91 @@ def test_request_level_batching_begins_no_request_before_the_last_of_the_batch_i
     assert rows("cd", "ab") == "ab", "whoever comes later waits"
     assert rows("cd", "b") == "b"
     assert rows("cd", "") == "cd"
+
+
+# ---- batch requests beside interactive ones
+
+MODELS = st.builds(
+    StepModel,
+    base_ms=st.floats(0.5, 20.0),
+    row_ms=st.floats(0.0, 2.0),
+    key_ms=st.floats(0.0, 0.01),
+    token_ms=st.floats(0.001, 2.0),
+)
+
+
+def rows_of(kind: str, priority: Priority, keys: list[int], pending: int = 1) -> list[Candidate]:
+    return [Candidate(f"{kind}{i}", "", pending, keys=count, priority=priority) for i, count in enumerate(keys)]
+
+
+KEYS = st.lists(st.integers(1, 2000), max_size=10)
+PENDING = st.integers(1, 300)
+
+
+@given(MODELS, KEYS, KEYS, PENDING, st.booleans(), st.booleans(), st.sampled_from([5.0, 20.0, 60.0, float("inf")]))
+def test_no_step_with_interactive_rows_passes_the_token_time_because_of_batch_rows(
+    model, interactive, batch, pending, prompt, batch_prompt, token_time_ms
+):
+    chooser = BatchScheduler(BatchLimits(max_prefills=2, max_batch_tokens=64, token_time_ms=token_time_ms), model)
+    rows = rows_of("i", Priority.INTERACTIVE, interactive)
+    prompts = rows_of("ip", Priority.INTERACTIVE, [0] * prompt, pending)
+    lines, line_prompts = rows_of("b", Priority.BATCH, batch), rows_of("bp", Priority.BATCH, [0] * batch_prompt, 40)
+    keys = sum(row.keys for row in (*rows, *lines))
+    found = chooser.schedule([*prompts, *line_prompts], [*rows, *lines], keys, lambda: 9)
+    of = {row.key: row for row in found.rows}
+    assert found.n_tokens <= 64
+    if not rows and not prompts:
+        assert {*of} >= {row.key for row in lines}, "nobody waits for a token: no bound"
+        return
+    before = BatchScheduler(BatchLimits(max_prefills=2, max_batch_tokens=64, token_time_ms=token_time_ms), model)
+    alone = before.schedule(prompts, rows, sum(row.keys for row in rows), lambda: 0)
+    assert {row.key: row for row in alone.rows} == {key: row for key, row in of.items() if key.startswith("i")}
+    with_batch = [key for key in of if key.startswith("b")]
+    decoded = [row for row in (*rows, *lines) if row.key in of]
+    expected = chooser.step_time.late_ms(len(decoded), sum(row.keys for row in decoded), found.prompt_tokens)
+    assert not with_batch or expected <= chooser.token_time_ms * (1 + 1e-9)
+    assert chooser.keys == sum(row.keys for row in decoded)
+    assert chooser.standing is None
+
+
+@given(st.integers(1, 12), st.integers(0, 8))
+def test_batch_rows_that_do_not_all_fit_take_turns(batch, fitting):
+    """Rows of equal cost: after any number of steps no one has run more than one step more than another."""
+    chooser = BatchScheduler(BatchLimits(token_time_ms=11.0 + fitting), StepModel(10.0, 1.0, 0.0, 0.1))
+    chooser.step_time.late = 1.0
+    rows, lines = decoding(1), rows_of("b", Priority.BATCH, [5] * batch)
+    ran = Counter(dict.fromkeys((line.key for line in lines), 0))
+    for _ in range(3 * batch):
+        found = chooser.schedule([], [*rows, *lines], 0, lambda: 9)
+        ran.update(row.key for row in found.rows if row.key in ran)
+    assert sum(ran.values()) == 3 * batch * min(batch, fitting)
+    assert max(ran.values()) - min(ran.values()) <= 1
+    assert chooser.held_rows == 3 * batch * (batch - min(batch, fitting))
+
+
+def test_a_batch_prompt_comes_after_an_interactive_one_and_before_batch_rows_that_all_fit():
+    chooser = BatchScheduler(BatchLimits(max_prefills=2, token_time_ms=40.0), StepModel(10.0, 1.0, 0.0, 1.0))
+    chooser.step_time.late = 1.0
+    line = Candidate("bp", "", 100, priority=Priority.BATCH)
+    rows, lines = decoding(1), rows_of("b", Priority.BATCH, [5] * 3)
+
+    def tokens(prompts: list[Candidate]) -> dict[str, int]:
+        found = chooser.schedule(prompts, [*rows, *lines], 0, lambda: 9)
+        return {row.key: row.n_tokens for row in found.rows}
+
+    assert tokens([line]) == {"bp": 16, "d0": 1, "b0": 1, "b1": 1, "b2": 1}
+    assert tokens([Candidate("p", "", 5), line]) == {"p": 5, "bp": 16, "d0": 1, "b0": 1, "b1": 1, "b2": 1}
+    assert tokens([Candidate("p", "", 500), line]) == {"p": 32, "d0": 1}
+    lines = rows_of("b", Priority.BATCH, [5] * 40)
+    assert len(tokens([line])) == 30, "one row more would gain nothing while these do not all fit"
+
+
+def test_the_share_of_late_steps_is_kept_at_one_in_a_hundred():
+    times = BatchScheduler(BatchLimits(), StepModel(10.0, 0.0, 0.0, 1.0)).step_time
+    chance, late = random.Random(1), 0
+    for step in range(4000):
+        measured = 10.0 * chance.choice((0.9, 1.0, 1.1)) if chance.random() < 0.95 else 13.0
+        late += step >= 1000 and measured > times.late_ms(1, 0, 0)
+        times.learn(1, 0, 0, measured)
+    assert late < 0.03 * 3000
+    assert 1.1 < times.late < 1.5

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Priority
 from weft.domain.runner import (
     Overrun,
     PreemptDecision,
@@ -97,6 +98,29 @@ def test_an_overrunner_that_is_alone_is_left_alone():
 def test_an_overrun_of_an_epoch_that_has_left_calls_for_nobody():
     stale = Overrun("a", Epoch(0, 9), 1, 32)
     assert select_victim(book(sequence("a", 1), sequence("b", 2), overruns=(stale,))) is None
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from(Priority), st.booleans(), st.booleans(), st.booleans()), min_size=2, max_size=8
+    )
+)
+def test_no_interactive_request_is_the_victim_while_a_batch_one_is_there(rows):
+    """Rows: priority, whether it waits for a page, leaves by itself, was preempted as often as it may be."""
+    here = [
+        sequence(f"r{i}", i, stays=stays and not waits)._replace(priority=priority)
+        for i, (priority, waits, _, stays) in enumerate(rows)
+    ]
+    overruns = tuple(Overrun(f"r{i}", EPOCH, 1, 32, leaves) for i, (_, waits, leaves, _) in enumerate(rows) if waits)
+    decision = select_victim(book(*here, overruns=overruns))
+    if not overruns:
+        assert decision is None
+        return
+    assert decision is not None
+    priorities = {one.request_id: one.priority for one in here}
+    assert priorities[decision.request_id] is max(priorities.values()), "batch ones leave first"
+    waiting = [priorities[overrun.request_id] for overrun in overruns]
+    assert priorities[decision.for_request_id] is min(waiting), "interactive ones get the pages first"
 
 
 def test_one_victim_at_a_time_until_a_report_shows_it_gone():

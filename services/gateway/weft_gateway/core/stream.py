@@ -200,6 +200,11 @@ class RequestStream:
         may = runner == running.runner or (second is not None and runner == second.runner)
         return may or any(one.runner == runner for one in self.runners)
 
+    def _has_left(self, epoch: Epoch, runner: RunnerId | None) -> bool:
+        """Whether the present epoch is another runner's by now: its end at the one that handed it over ends nothing."""
+        present = self.running is not None and epoch == self.running.epoch
+        return present and runner is not None and all(one.runner != runner for one in self.runners)
+
     @property
     def hold_deadline(self) -> float | None:
         """When the hold time runs out; None while it stands still, and at the end."""
@@ -226,6 +231,8 @@ class RequestStream:
                 effects = self._fail_epoch(event.epoch, FailReason.PREEMPTED, stop=True)
             case NoCapacity() | Ended() if self.freezing and event.epoch == self.freezing.epoch:
                 effects = self._recompute(now)
+            case NoCapacity() | Ended() if self._has_left(event.epoch, runner):
+                pass
             case NoCapacity():
                 reason, pages = FailReason.NO_CAPACITY, event.free_pages
                 effects = self._fail_epoch(event.epoch, reason, event.reason, pages, runner=runner)

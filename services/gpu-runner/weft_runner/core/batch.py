@@ -13,6 +13,8 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
+from weft.domain.request import Priority
+
 
 class Batching(Enum):
     """The batching mechanisms that Splitwise compares (section 2.5). Only the first one is for serving."""
@@ -45,11 +47,13 @@ class Row(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A sequence that may run: `pending` tokens are to be fed before its next token can be chosen."""
+    """A sequence that may run: `pending` tokens are to be fed before its next token can be chosen, to `keys` in KV."""
 
     key: str
     adapter: str
     pending: int
+    keys: int = 0
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)

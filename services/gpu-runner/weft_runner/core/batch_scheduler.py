@@ -3,12 +3,19 @@
 Prompts run in the order of the pool's queue policy, chunk by chunk: under fcfs no later request has run more iterations
 than an earlier one that could run (ORCA, section 4.2). `StepTimeEstimator` says how large a chunk may be beside running
 rows.
+
+Rows and prompts of batch requests join interactive ones only as far as the step is expected to end within the token
+time (`_beside_interactive`); the others keep their KV and pause.
 """
 
 from collections.abc import Callable, Sequence
+from math import inf, isfinite
 
+from weft.domain.request import Priority
 from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, form_batch
 from weft_runner.core.step_time_model import StepModel, StepTimeEstimator
+
+TOKEN_TIMES = 2.0  # steps of one row: the token time beside batch rows in a pool that states none
 
 
 class BatchScheduler:
@@ -24,6 +31,9 @@ class BatchScheduler:
         self.keys = 0  # tokens in KV of the decode rows that were chosen last
         self._steps = 0
         self._together: frozenset[str] = frozenset()  # of request-level batching: those of the present batch
+        self._turns: dict[str, int] = {}  # of batch rows that decode: when each ran last beside interactive ones
+        self._turn = 0
+        self.held_rows = 0  # batch rows that could have run and paused, of all iterations
 
     def schedule(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int]
@@ -33,6 +43,21 @@ class BatchScheduler:
         `keys`: tokens in KV of the decoding ones. `steps`: iterations, this one included, before one of them needs a
         page, or 0 where the batch must not run again as it is; asked only when no prompt waits.
         """
+        batch = [one for one in (*prefilling, *decoding) if one.priority is Priority.BATCH]
+        if batch and self._limits.batching is Batching.MIXED:
+            if len(batch) < len(prefilling) + len(decoding):
+                return self._beside_interactive(prefilling, decoding)
+            return self._schedule(prefilling, decoding, keys, steps, inf)  # nobody waits for a token
+        return self._schedule(prefilling, decoding, keys, steps, self._limits.token_time_ms)
+
+    def _schedule(
+        self,
+        prefilling: Sequence[Candidate],
+        decoding: Sequence[Candidate],
+        keys: int,
+        steps: Callable[[], int],
+        token_time_ms: float,
+    ) -> Batch:
         if self._limits.batching is not Batching.MIXED:
             prefilling, decoding = self._apart(prefilling, decoding)
             keys *= bool(decoding)
@@ -43,8 +68,47 @@ class BatchScheduler:
             self.standing = batch if self._steps > 1 else None
             return batch
         most = self._limits.max_batch_tokens - len(decoding)
-        tokens = self.step_time.prompt_tokens(len(decoding), keys, self._limits.token_time_ms, most)
+        tokens = self.step_time.prompt_tokens(len(decoding), keys, token_time_ms, most)
         return form_batch(prefilling, decoding, self._limits, prompt_tokens=tokens)
+
+    @property
+    def token_time_ms(self) -> float:
+        """Within it a step with interactive and batch rows has to end: the pool's, or twice that of one row alone."""
+        stated = self._limits.token_time_ms
+        return stated if isfinite(stated) else TOKEN_TIMES * self.step_time.step_ms(1, 0, 0)
+
+    def _beside_interactive(self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]) -> Batch:
+        """Interactive rows and prompts as if they were alone; of batch ones what keeps the token time beside them.
+
+        Batch rows take turns: those that ran longest ago come first. While all of them fit, a batch prompt goes before
+        them, for it becomes another row; while not all of them do, another row would gain nothing.
+        """
+        limits, times, target_ms = self._limits, self.step_time, self.token_time_ms
+        prompts, rows = _of(prefilling, Priority.INTERACTIVE), _of(decoding, Priority.INTERACTIVE)
+        alone = self._schedule(prompts, rows, sum(row.keys for row in rows), lambda: 0, limits.token_time_ms)
+        keys, prompt_tokens = self.keys, alone.prompt_tokens
+
+        def fits(n_rows: int, in_kv: int) -> bool:
+            n_rows += len(rows)
+            late_ms = times.late_ms(n_rows, keys + in_kv, prompt_tokens)
+            return late_ms <= target_ms and n_rows + prompt_tokens <= limits.max_batch_tokens
+
+        waiting, batch_prompts = _of(decoding, Priority.BATCH), _of(prefilling, Priority.BATCH)
+        fed = prompt_tokens == sum(prompt.pending for prompt in prompts)
+        if batch_prompts and fed and fits(len(waiting), sum(row.keys for row in waiting)):
+            most = limits.max_batch_tokens - len(rows) - prompt_tokens
+            prompt_tokens += times.tokens_within(target_ms, len(rows), keys, prompt_tokens, most)
+        self._turns = {row.key: self._turns.get(row.key, 0) for row in waiting}
+        joining, in_kv = list[Candidate](), 0
+        for row in sorted(waiting, key=lambda row: self._turns[row.key]):
+            if fits(len(joining) + 1, in_kv + row.keys):
+                joining.append(row)
+                in_kv += row.keys
+        self._turns.update((row.key, turn) for turn, row in enumerate(joining, start=self._turn + 1))
+        self._turn += len(joining)
+        self.keys = keys + in_kv
+        self.held_rows += len(waiting) - len(joining)
+        return form_batch([*prompts, *batch_prompts], [*rows, *joining], limits, prompt_tokens=prompt_tokens)
 
     def _apart(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate]
@@ -81,3 +145,7 @@ class BatchScheduler:
         """How long that batch took. `keys`: those when it was chosen, if others have been chosen since."""
         keys = self.keys if keys is None else keys
         self.step_time.learn(len(batch.rows) - batch.n_prefills, keys, batch.prompt_tokens, measured_ms)
+
+
+def _of(candidates: Sequence[Candidate], priority: Priority) -> list[Candidate]:
+    return [one for one in candidates if one.priority is priority]

@@ -79,9 +79,11 @@ class KvSwap:
         return sum(len(swap.hosts) for swap in self.by_key.values())
 
     def returning(self) -> list[SwappedKv]:
-        """Those that are out, the earliest arrival first."""
+        """Those that are out: interactive ones first, then the earliest arrival."""
         out = [swap for swap in self.by_key.values() if swap.sequence.phase is SequencePhase.SWAPPED]
-        return sorted(out, key=lambda swap: (swap.sequence.arrived, swap.sequence.admitted))
+        return sorted(
+            out, key=lambda swap: (swap.sequence.start.priority, swap.sequence.arrived, swap.sequence.admitted)
+        )
 
     def swap_out(self, sequence: Sequence, pages: list[int], wanted_pages: int, recompute_ms: float) -> bool:
         """Begin to copy these pages, which hold its tokens. False: recomputing is cheaper, or host memory is full."""

@@ -113,7 +113,7 @@ class Reporter:
         return SequenceState(
             start.request_id, start.epoch, sequence.gateway, start.adapter,
             self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, round(1000 * sequence.arrived),
-            start.stays,
+            start.stays, start.priority,
         )  # fmt: skip
 
     def _forget_changes(self) -> None:

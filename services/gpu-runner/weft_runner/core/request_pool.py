@@ -13,12 +13,13 @@ from math import inf
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.machine import Peer, Send
-from weft.domain.preemption import latest_arrival
+from weft.domain.preemption import latest_arrival, of_lowest_priority
 from weft.domain.request import (
     Ended,
     EndReason,
     FinishReason,
     NoCapacity,
+    Priority,
     SequenceTokens,
     Start,
     Step,
@@ -232,7 +233,7 @@ class RequestPool:
             self.reuse.extend(sequence)
         self.settle()
         overrun = False
-        for sequence in list(self._here(SequencePhase.DECODE)):
+        for sequence in sorted(self._here(SequencePhase.DECODE), key=_priority):
             if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
                 overrun = self.adapters.page_debt = True
         if self.reservations.paused:
@@ -324,7 +325,7 @@ class RequestPool:
         if fault := adapters.infeasible_reason(digest):
             return ended(start, EndReason.LOAD_FAILED, fault)
         context = limits.context_beside(adapters.pages_beside(digest, announced=False))
-        free_pages = adapters.free_pages(digest, alone=not self.sequences) - self.owed_pages()
+        free_pages = adapters.free_pages(digest, alone=not self.sequences) - self.owed_pages(start.priority)
         if (answer := refusal(start, limits, context, free_pages)) is not None:
             return answer
         if len(self.sequences) >= limits.max_sequences:
@@ -431,7 +432,8 @@ class RequestPool:
                 if self.adapters.loading:
                     return
                 here = [s for s in self.sequences.values() if s.phase is not SequencePhase.SWAPPED]
-                self._give_back(latest_arrival(here or self.sequences.values(), _arrived))
+                last = of_lowest_priority(here or list(self.sequences.values()), _priority)
+                self._give_back(latest_arrival(last, _arrived))
             self.settle()
 
     # ---- swap
@@ -440,14 +442,15 @@ class RequestPool:
         """Paused sequences, and pages that they want, where the supervisor has to name a victim."""
         return self.reservations.paused if self.stuck else {}
 
-    def owed_pages(self) -> int:
-        """What sequences in host memory, and adapters that went with them, want before any newcomer.
+    def owed_pages(self, priority: Priority = Priority.INTERACTIVE) -> int:
+        """What sequences in host memory, and adapters that went with them, want before any newcomer of that priority.
 
+        Batch ones wait until no interactive newcomer takes their pages.
         They come back as soon as they fit, so no newcomer is admitted while one is out, though it would fit (as in
         vLLM). The pages that lie free meanwhile, 2 % at the most, are those that running sequences grow into; newcomers
         would take them, and swap out others for it.
         """
-        out = self.swap.returning()
+        out = [swap for swap in self.swap.returning() if _priority(swap.sequence) <= priority]
         adapters = {swap.sequence.start.adapter for swap in out}
         return sum(swap.wanted_pages for swap in out) + self.adapters.pages_to_load(adapters) if out else 0
 
@@ -459,10 +462,12 @@ class RequestPool:
         here = [s for s in self.sequences.values() if s.phase not in elsewhere]
         if len(here) < 2:
             return self.swap.moving
-        victim = next((s for s in map(self.sequences.__getitem__, self.reservations.paused) if s.start.leaves), None)
+        last = of_lowest_priority(here, _priority)
+        paused = map(self.sequences.__getitem__, self.reservations.paused)
+        victim = next((s for s in paused if s.start.leaves and s in last), None)
         if victim is None:
-            again = [s for s in here if s.swaps < MOST_SWAPS and not s.start.stays]
-            victim = latest_arrival(again or here, _arrived)
+            again = [s for s in last if s.swaps < MOST_SWAPS and not s.start.stays]
+            victim = latest_arrival(again or last, _arrived)
         return self._swap_out_one(victim)
 
     def _swap_out_one(self, victim: Sequence) -> bool:
@@ -634,7 +639,11 @@ class RequestPool:
 
 
 def _candidate(sequence: Sequence) -> Candidate:
-    return Candidate(sequence.key, sequence.start.adapter, sequence.pending)
+    return Candidate(sequence.key, sequence.start.adapter, sequence.pending, sequence.in_kv, sequence.start.priority)
+
+
+def _priority(sequence: Sequence) -> Priority:
+    return sequence.start.priority
 
 
 def _arrived(sequence: Sequence) -> float:

@@ -86,8 +86,8 @@ class Reservations:
         return grown
 
     def serve_paused(self, sequences: Mapping[str, Sequence]) -> None:
-        """What is free goes to those who have waited longest."""
-        for key, wanted in list(self.paused.items()):
+        """What is free goes to interactive ones, then to those who have waited longest."""
+        for key, wanted in sorted(self.paused.items(), key=lambda entry: sequences[entry[0]].start.priority):
             if not self._grant(key, wanted):
                 return
             del self.paused[key]

@@ -73,9 +73,9 @@ class Sequence:
         return self.phase in RUNNING
 
     @property
-    def order(self) -> tuple[float, int]:
-        """Prompts run in this order: the pool's queue policy decided it."""
-        return self.arrived + self.start.delay_s, self.admitted
+    def order(self) -> tuple[int, float, int]:
+        """Prompts run in this order: interactive ones first, then as the pool's queue policy decided."""
+        return self.start.priority, self.arrived + self.start.delay_s, self.admitted
 
     @property
     def base_len(self) -> int:

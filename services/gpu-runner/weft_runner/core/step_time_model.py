@@ -16,6 +16,9 @@ TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same
 RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
+LATE = 0.01  # of the steps take longer than `late` says
+LATE_STEP = 0.05  # of what is expected: how far one late step raises it; a hundred others undo that
+
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
@@ -40,6 +43,7 @@ class StepTimeEstimator:
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self.decode = self.prompt = 1.0
+        self.late = 1.0 + LATE_STEP  # what 99 of 100 steps take, over what they were expected to
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """What such a step is expected to take."""
@@ -56,11 +60,25 @@ class StepTimeEstimator:
         burst while no prompt ran could hold every later chunk at its least for as long as prompts come without a gap.
         """
         decode_ms = self.decode * self.model.decode_ms(rows, keys)
+        prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
+        if measured_ms > self.late * (decode_ms + prompt_ms):
+            self.late = min(self.late + LATE_STEP, STEP_MOST)
+        elif self.late > 1.0:
+            self.late -= LATE * LATE_STEP
         if not prompt_tokens or measured_ms < decode_ms:
             self.decode *= _correction(measured_ms, decode_ms)
         else:
-            prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
             self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
+
+    def late_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
+        """What such a step takes at most, but for one in a hundred."""
+        return self.late * self.step_ms(rows, keys, prompt_tokens)
+
+    def tokens_within(self, target_ms: float, rows: int, keys: int, prompt_tokens: int, most: int) -> int:
+        """Prompt tokens beyond those with which such a step is not late: whole tiles, or what is less than one."""
+        left_ms = target_ms / self.late - self.step_ms(rows, keys, prompt_tokens)
+        fit = min(most, int(max(0.0, left_ms) / (self.prompt * self.model.token_ms)))
+        return fit // TILE * TILE or fit
 
     def prompt_tokens(self, rows: int, keys: int, target_ms: float, most: int) -> int:
         """Prompt tokens of the next step: all that keep it within `target_ms`, at least MIN_CHUNK, at most `most`.

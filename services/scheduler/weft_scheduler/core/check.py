@@ -4,19 +4,24 @@ Used by tests, the simulator and the idle service; nothing here changes anything
 """
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from itertools import islice
 
 from weft.domain.ids import BASE, NEVER
+from weft.domain.request import Priority
 from weft.domain.runner import RunnerRole
+from weft_scheduler.core.batch_preemption import batch_victims
 from weft_scheduler.core.model.pool import Pool, new_placement
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.autoscaling.autoscaler import Contribution
 from weft_scheduler.core.policy.consolidation.consolidation import MAX_CONSOLIDATIONS
+from weft_scheduler.core.policy.placement.policy import Choice
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.placement.splitwise import KvDomain, domain_of
 from weft_scheduler.core.policy.queue.overtaking import Admitted
-from weft_scheduler.core.scheduling import PoolContext
+from weft_scheduler.core.scheduling import BatchContext, PoolContext
 from weft_scheduler.core.state import State
 
 # Violated, a request may run twice or nowhere: what this machine knows of requests cannot be trusted.
@@ -37,6 +42,7 @@ def check_all(state: State) -> None:
     check_consolidation(state)
     check_queues(state)
     check_scheduled(state)
+    check_batch_yields(state)
     check_accounts(state)
     check_pooled(state)
     check_roles(state)
@@ -56,7 +62,7 @@ def check_one_place(state: State) -> None:
     for runner in state.runners.values():
         for request_id in runner.owned:
             owners.setdefault(request_id, []).append(runner.id.uuid)
-    waiting = Counter(r.id for pool in state.pools.values() for r in pool.queue)
+    waiting = Counter(r.id for pool in state.pools.values() for r in (*pool.queue, *pool.batch_queue))
     for request in state.requests.values():
         runners = request.placement.runners if request.placement is not None else ()
         expected = [runner_id.uuid for runner_id in runners if state.runner(runner_id) is not None]
@@ -98,8 +104,14 @@ def check_consolidation(state: State) -> None:
 
 def check_queues(state: State) -> None:
     """The order of the policy; no request was overtaken more often than the bound."""
-    for pool in state.pools.values():
-        waiting, counters = pool.queue, pool.queue.counters
+    queues = [
+        (pool, waiting, overtaking)
+        for pool in state.pools.values()
+        for waiting, overtaking in ((pool.queue, pool.overtaking), (pool.batch_queue, pool.batch_overtaking))
+    ]
+    for pool, waiting, overtaking in queues:
+        counters = waiting.counters
+        assert all(request.batch == (waiting is pool.batch_queue) for request in waiting), (pool.name, "priorities")
         tenants = [*waiting.tenants()]
         assert [counters.key_of(t) for t in tenants] == sorted(counters.key_of(t) for t in tenants), pool.name
         assert {*tenants} == {waiting.tenant_of(request) for request in waiting}, (pool.name, tenants)
@@ -111,9 +123,9 @@ def check_queues(state: State) -> None:
             assert keys == sorted(keys), (pool.name, tenant, keys)
             oldest = waiting.oldest(tenant, len(of_tenant))
             assert [r.order for r in oldest] == sorted(r.order for r in of_tenant), (pool.name, oldest)
-        counts, bound = pool.overtaking.counts, pool.starvation_bound(state.config)
+        counts, bound = overtaking.counts, pool.starvation_bound(state.config)
         assert all(count <= bound for count in counts.values()), (pool.name, counts)
-        assert {r for r, count in counts.items() if count} <= {r.id for r in pool.queue}, (pool.name, counts)
+        assert {r for r, count in counts.items() if count} <= {r.id for r in waiting}, (pool.name, counts)
 
 
 def check_scheduled(state: State) -> None:
@@ -122,20 +134,46 @@ def check_scheduled(state: State) -> None:
     if due is not None and due <= state.now:
         return
     for pool in state.pools.values():
-        if not len(pool.queue):
+        bound, window = pool.starvation_bound(state.config), state.config.window
+        if len(pool.queue):
+            dry = DryRun(state, pool, None)
+            pool.overtaking.copy().schedule(pool.queue, dry, bound, window)
+        elif len(pool.batch_queue):
+            dry = DryRun(state, pool, None, BatchContext(state, pool, None).place)
+            pool.batch_overtaking.copy().schedule(pool.batch_queue, dry, bound, window)
+        else:
             continue
-        dry = DryRun(state, pool, None)
-        pool.overtaking.copy().schedule(pool.queue, dry, pool.starvation_bound(state.config), state.config.window)
         assert dry.placeable is None, (pool.name, dry.placeable)
 
 
+def check_batch_yields(state: State) -> None:
+    """No batch request keeps what an interactive one waits for: it has been ordered off."""
+    due = state.timers.next()
+    if due is not None and due <= state.now:
+        return
+    for pool in state.pools.values():
+        if pool.batch_running and len(pool.queue):
+            context, waiting = PoolContext(state, pool, ()), islice(pool.queue, state.config.window)
+            victims = batch_victims(state, pool, waiting, context.could_run)
+            assert not victims, (pool.name, victims)
+
+
 class DryRun(PoolContext):
-    """Admits nothing, and remembers what it could have admitted."""
+    """Admits nothing, and remembers what it could have admitted. `batch`: where a batch request would be placed."""
 
     placeable: tuple[str, str] | None = None
 
+    def __init__(
+        self, state: State, pool: Pool, changed: None, batch: Callable[..., Choice | None] | None = None
+    ) -> None:
+        super().__init__(state, pool, changed)
+        self._of_batch = batch
+
+    def holds_back(self, tenant: str) -> bool:
+        return self._of_batch is None and super().holds_back(tenant)
+
     def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
-        choice = self.place(request, closed)
+        choice = (self._of_batch or self.place)(request, closed)
         if choice is not None:
             self.placeable = (request.id, choice.uuid)
         return None
@@ -153,6 +191,10 @@ def check_accounts(state: State) -> None:
             a.adapter for a in runner.unacked.values()
         )
         del used[BASE]
+        batch = {r for r, s in runner.sequences.items() if s.priority is Priority.BATCH}
+        batch |= {r for r, a in runner.unacked.items() if a.priority is Priority.BATCH}
+        assert runner.batch.keys() == batch, (runner.id, runner.batch, batch)
+        assert runner.batch_pages == sum(runner.batch.values()), runner.id
         assert runner.active == dict(used), (runner.id, runner.active, used)
 
 
@@ -208,9 +250,11 @@ def check_counts(state: State) -> None:
     for pool in state.pools.values():
         requests = [state.requests[r] for r in pool.request_ids()]
         assert pool.running == sum(r.placed for r in requests), pool.name
+        assert pool.batch_running == sum(r.placed for r in requests if r.batch), pool.name
+        assert pool.batch_requests == sum(r.batch for r in requests), pool.name
         assert pool.present_weight == sum(pool.queue.counters.weight(tenant) for tenant in pool.tenants), pool.name
-        assert dict(pool.running_of) == dict(Counter(r.tenant for r in requests if r.placed)), pool.name
-        assert dict(pool.tenants) == dict(Counter(r.tenant for r in requests)), pool.name
+        assert dict(pool.running_of) == dict(Counter(r.tenant for r in requests if r.placed and not r.batch)), pool.name
+        assert dict(pool.tenants) == dict(Counter(r.tenant for r in requests if not r.batch)), pool.name
         assert all(state.requests[r].adapter == a for a, ids in pool.requests.items() for r in ids), pool.name
         waiting = list(pool.queue)
         assert dict(pool.queued_by_adapter) == dict(Counter(r.adapter for r in waiting)), pool.name

@@ -78,6 +78,15 @@ class Consolidated:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPreempted:
+    """For logs and metrics: these batch requests are ordered off a runner, for interactive ones that wait."""
+
+    pool: str
+    runner: RunnerId
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetched:
     """For metrics: a runner was sent adapters that requests may name soon."""
 
@@ -124,6 +133,7 @@ Effect = (
     | KvMigration
     | RoleChanged
     | Consolidated
+    | BatchPreempted
     | Prefetched
     | Judged
     | Stale

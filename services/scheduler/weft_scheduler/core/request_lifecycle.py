@@ -113,7 +113,8 @@ def account(runner: RunnerAccount, request: Request, pool: Pool) -> None:
             both = runner.shape.tokens_with_adapter(tokens, pool.adapters.size(adapter)[1])
             with_adapter = pages_of(both, runner.spec.page_tokens)
     computed = request.prefill_tokens if runner.id == placement.prompt else 0
-    runner.own(request.id, UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed))
+    assign = UnackedAssign(request.epoch, pages, request.adapter, with_adapter - pages, computed, request.priority)
+    runner.own(request.id, assign)
     runner.expect(request.id, None if hands_off else request.forecast, request.emitted_tokens)
 
 
@@ -188,7 +189,7 @@ def drop(state: State, request: Request, output_tokens: int = 0) -> None:
         state.timers.set(timer, max(state.now, draining.grace_until))
     del state.requests[request.id]
     state.gateways[request.gateway].remove(request.id, pool.name)
-    state.mark_schedulable(pool.name, () if request.tenant in pool.tenants else None)
+    state.mark_schedulable(pool.name, () if request.batch or request.tenant in pool.tenants else None)
 
 
 def reject(state: State, request: Request, reason: RejectReason, message: str, retry_after_ms: int = 0) -> None:

@@ -63,7 +63,7 @@ def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComple
     gateway.resubmitted()
     state.timers.clear(Timer(TimerKind.RESUBMIT, gateway.id))
     held = [state.requests[r] for r in gateway.requests if state.requests[r].phase is Phase.UNPLACED]
-    for request in sorted(held, key=lambda r: r.order):
+    for request in sorted(held, key=lambda r: (r.priority, r.order)):
         _enqueue_and_schedule(state, request)
 
 
@@ -92,8 +92,7 @@ def on_submit(state: State, gateway: GatewayStream, submit: Submit) -> None:
     request.reserve(policy.initial_tokens(expected), by_page=policy.by_page, leaves=policy.leaves, pooled=policy.pooled)
     request.limit_preemptions(state.config.max_preemptions)
     if newcomer:
-        pool.roles.work.observe(request.prompt_tokens, request.median_tokens)
-        pool.prompt_arrivals.count(state.now, request.prompt_tokens)
+        pool.arrived(request, state.now)
     if submit.runner is not None and request.epoch != NEVER:
         _adopt(state, pool, request, Placement(submit.runner, submit.token_runner))
     elif gateway.complete:
@@ -128,8 +127,9 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
         state.lengths.observe(report.pool, report.adapter, report.completion_tokens, report.censored)
         if request.forecast is not None:
             pool.margin.ended()
-        pool.departures.count(state.now)
-        if pool.declared.has_slo:
+        if not request.batch:
+            pool.departures.count(state.now)
+        if pool.declared.has_slo and not request.batch:
             ttft_s, total_s = report.ttft_ms / 1000, report.total_ms / 1000
             met = pool.service_level.judge(ttft_s, report.completion_tokens, total_s, state.now)
             state.emit(Judged(pool.name, *met))
@@ -172,9 +172,13 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
         reject(state, request, *infeasible)
         return
     changed = state.schedulable.pop(pool.name, None)
-    if changed is None or changed or not pool.overtaking.out_of_reach(pool.queue, request):
+    out_of_reach = pool.overtaking_of(request).out_of_reach(pool.queue_of(request), request)
+    if changed is None or changed or not out_of_reach or pool.batch_running:
         schedule_pool(state, pool, changed)
     if request.phase is not Phase.WAITING:
+        return
+    if request.batch:
+        state.emit(Queued(request.id, pool.name, "no runner has capacity beside interactive requests"))
         return
     if not request.admitted_before and pool.full_for(pool.queue.tenant_of(request)):
         after_ms = pool.retry_after_ms(request, state.now)

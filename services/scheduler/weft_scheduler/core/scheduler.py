@@ -113,6 +113,8 @@ class Scheduler:
             case TimerKind.AVOIDANCE:
                 request = state.requests[timer.name]
                 rescheduling.on_avoid_expired(state, timer, request.avoidance, (request.pool,))
+            case TimerKind.BATCH_HEADROOM if timer.name in state.pools:
+                state.mark_schedulable(timer.name, ())
             case TimerKind.CLASS_WAIT:
                 request = state.requests[timer.name]
                 if request.phase is Phase.WAITING and request.awaited_class:

@@ -1,31 +1,48 @@
 """One scheduling pass over a pool's queue: which requests are placed now, and which can never be."""
 
-from collections.abc import Collection, Container
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from itertools import islice
 
 from weft.domain.ids import BASE
 from weft.domain.request import RejectReason
 from weft.domain.runner import RunnerRole
+from weft_scheduler.core.batch_preemption import preempt_batch
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
+from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.placement.policy import Choice, PlacementRequest, RunnerLoad
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core.policy.priority.headroom import HEADROOM_S
 from weft_scheduler.core.policy.queue.overtaking import Admitted
 from weft_scheduler.core.request_lifecycle import assign, reject
 from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
 
 
 def schedule_pool(state: State, pool: Pool, changed: Collection[str] | None) -> None:
     """Place what the pool's policies place now. `changed`: runners that have changed since the last pass; None: all."""
+    bound, window = pool.starvation_bound(state.config), state.config.window
     if len(pool.queue):
-        bound, window = pool.starvation_bound(state.config), state.config.window
         pool.overtaking.schedule(pool.queue, PoolContext(state, pool, changed), bound, window)
+    if len(pool.queue):
+        pool.pass_over_batch()
+        if pool.batch_running:
+            could_run = PoolContext(state, pool, ()).could_run
+            preempt_batch(state, pool, islice(pool.queue, window), could_run)
+    elif len(pool.batch_queue):
+        everything = pool.renew_headroom(state.now) | pool.batch_was_passed_over()
+        context = BatchContext(state, pool, None if everything else changed)
+        pool.batch_overtaking.schedule(pool.batch_queue, context, bound, window)
+        if len(pool.batch_queue) and pool.arrivals.headroom.sequences:
+            state.timers.set_earlier(Timer(TimerKind.BATCH_HEADROOM, pool.name), state.now + HEADROOM_S)
 
 
 def reject_infeasible(state: State, pool: Pool) -> None:
     """Reject what no runner can take any more, where that may have changed."""
     if pool.rechecked():
-        for request in list(pool.queue):
+        for request in (*pool.queue, *pool.batch_queue):
             reason = infeasible_reason(state, pool, request)
             if reason is not None:
                 reject(state, request, *reason)
@@ -68,6 +85,12 @@ class PoolContext:
 
     def holds_back(self, tenant: str) -> bool:
         return self._pool.holds_back(tenant)
+
+    def could_run(self, request: Request, runner: RunnerAccount) -> bool:
+        """Whether that runner is one for it, whatever else runs there."""
+        rank, uuid = self._pool.adapters.rank(request.adapter), runner.id.uuid
+        fits = runner.shape.fits(rank, request.context_tokens, self._required_class(request))
+        return fits and uuid not in self._avoided(request)
 
     def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
         choice = self.place(request, closed)
@@ -130,10 +153,40 @@ class PoolContext:
             one_runner=not self._pool.splits(request),
         )
 
-    def _avoided(self, request: Request) -> Container[str]:
+    def _avoided(self, request: Request) -> AbstractSet[str]:
         """UUIDs of the present incarnations that it avoids."""
         of_gateway, now = self._state.gateways[request.gateway].avoidance, self._state.now
         if not of_gateway and not request.avoidance:
-            return ()
+            return frozenset()
         both = (*of_gateway.current(now), *request.avoidance.current(now))
         return {runner_id.uuid for runner_id in both if self._state.runner(runner_id)}
+
+
+class BatchContext(PoolContext):
+    """The same for batch requests, which leave room on every runner (`policy/priority`)."""
+
+    def __init__(self, state: State, pool: Pool, changed: Collection[str] | None) -> None:
+        super().__init__(state, pool, changed)
+        self._crowded = {uuid for uuid, runner in pool.runners.items() if self._is_crowded(runner)}
+
+    def holds_back(self, tenant: str) -> bool:
+        del tenant
+        return False
+
+    def admit(self, request: Request, closed: AbstractSet[RunnerShape]) -> Admitted | None:
+        admitted = super().admit(request, closed)
+        for _, uuid in admitted.runners if admitted is not None else ():
+            if self._is_crowded(self._pool.runners[uuid]):
+                self._crowded.add(uuid)
+        return admitted
+
+    def _is_crowded(self, runner: RunnerAccount) -> bool:
+        """Whether its places are taken, or left to interactive requests: at most half of them."""
+        if runner.spec is None:
+            return True
+        most = runner.spec.max_sequences
+        return runner.working_set + min(self._pool.arrivals.headroom.sequences, most // 2) >= most
+
+    def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
+        footprint, avoid = self._pool.batch_footprint(request), self._crowded | self._avoided(request)
+        return replace(super()._ask(request, numerics_class), footprint_tokens=footprint, avoid=avoid)

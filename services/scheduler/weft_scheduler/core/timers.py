@@ -10,6 +10,7 @@ class TimerKind(StrEnum):
     ADAPTER_DRAIN = "adapter_drain"  # pool, adapter: a draining digest's grace or deadline
     ASSIGN_TIMEOUT = "assign_timeout"  # request: not started, or stopping while its gateway is silent
     AVOIDANCE = "avoidance"  # request: a runner that it avoids may be used again
+    BATCH_HEADROOM = "batch_headroom"  # pool: interactive arrivals may need less of the room that batch requests leave
     CLASS_WAIT = "class_wait"  # request: it need not wait for its numerics class any longer
     CONSOLIDATION = "consolidation"  # pool: a lightly loaded runner may be emptied
     FIRST_ROUTES = "first_routes"  # the route table is published without the keys

@@ -11,7 +11,7 @@ leave one runner after another: one that was preempted as often as a request may
 from typing import NamedTuple
 
 from weft.domain.ids import RunnerId
-from weft.domain.preemption import latest_arrival
+from weft.domain.preemption import latest_arrival, of_lowest_priority
 from weft.domain.runner import PreemptDecision, RunnerBook
 
 
@@ -71,6 +71,7 @@ def select_victim(book: RunnerBook) -> PreemptDecision | None:
 
     A sequence without pages of its own is in host memory: its leaving would help nobody. One that stays was preempted
     as often as a request may be; it has all its pages, so one that waits for a page is always there to leave instead.
+    Batch requests leave before interactive ones, whatever holds among themselves.
     """
     here = [sequence for sequence in book.sequences.values() if sequence.reserved_pages]
     if book.figures.free_pages > 0 or len(here) < 2:
@@ -79,10 +80,11 @@ def select_victim(book: RunnerBook) -> PreemptDecision | None:
     waiting = [s for s in book.sequences.values() if (s.request_id, s.epoch) in paused]
     if not waiting:
         return None
-    leaving = [sequence for sequence in waiting if paused[sequence.request_id, sequence.epoch].leaves]
-    movable = [sequence for sequence in here if not sequence.stays]
-    victim = latest_arrival(leaving or movable or here, lambda sequence: sequence.arrived_ms)
+    candidates = of_lowest_priority(here, lambda sequence: sequence.priority)
+    leaving = [one for one in waiting if paused[one.request_id, one.epoch].leaves and one in candidates]
+    movable = [sequence for sequence in candidates if not sequence.stays]
+    victim = latest_arrival(leaving or movable or candidates, lambda sequence: sequence.arrived_ms)
     own = paused.get((victim.request_id, victim.epoch))
     reservation = own.reservation_tokens if own else victim.reservation_tokens
-    oldest = min(waiting, key=lambda sequence: sequence.arrived_ms)
+    oldest = min(waiting, key=lambda sequence: (sequence.priority, sequence.arrived_ms))
     return PreemptDecision(book.spec.runner, victim.request_id, victim.epoch, oldest.request_id, reservation)

@@ -5,6 +5,7 @@ Only the methods here write the fields; each policy owns its own index.
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import lt
 from typing import TypeVar
 
 from weft.domain.ids import BASE
@@ -25,6 +26,7 @@ from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.placement.splitwise import Splitwise, can_split
 from weft_scheduler.core.policy.prefetch.prefetch import MODES as PREFETCH_MODES
 from weft_scheduler.core.policy.prefetch.prefetch import Candidates
+from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters
 from weft_scheduler.core.policy.queue.waiting_queue import WaitingQueue
@@ -55,14 +57,18 @@ class Pool:
         self.candidates = Candidates()  # for prefetch
         # requests
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests
-        self.tenants: Counter[str] = Counter()  # of its requests
+        self.tenants: Counter[str] = Counter()  # of its interactive requests
         self.present_weight = 0  # of those tenants
-        self.queue = _queue(DEFAULTS)
-        self.overtaking = Overtaking[Request]()
+        self.queue, self.batch_queue = _queue(DEFAULTS), _queue(DEFAULTS)  # interactive requests, and the others
+        self.overtaking, self.batch_overtaking = Overtaking[Request](), Overtaking[Request]()
+        self.batch_requests = 0
+        self.batch_passed_over = False
+        self.arrivals = InteractiveArrivals()
         self.queued_by_adapter: Counter[str] = Counter()
         self.queued_tokens = self.queued_work = self.queued_prompt_tokens = 0
         self.running = 0  # requests on runners
-        self.running_of: Counter[str] = Counter()  # by tenant
+        self.batch_running = 0  # of them
+        self.running_of: Counter[str] = Counter()  # interactive ones, by tenant
         self.departures = DecayedRate()  # of requests
         self.prompt_arrivals = DecayedRate()  # of their tokens
         self.reuse = ReusedShare()
@@ -172,9 +178,9 @@ class Pool:
         """The pool as the autoscaler sees it."""
         waiting = self.queued_by_adapter
         return PoolLoad(
-            running=self.running,
+            running=self.running - self.batch_running,
             queued=len(self.queue),
-            reserved_tokens=self.autoscaler.capacity.sum.reserved_tokens,
+            reserved_tokens=self._reserved_tokens,
             queued_tokens=self.queued_tokens,
             busy_slots=self.autoscaler.capacity.sum.busy_slots,
             queued_prompt_tokens=self.queued_prompt_tokens,
@@ -182,6 +188,7 @@ class Pool:
             split=self.declared.split,
             prompt_tokens_per_s=self.prompt_arrivals.per_s(now),
             reused_share=self.reuse.share(now),
+            batch=self.batch_requests > 0,
             queued_adapters=len(waiting) - sum(a in waiting for a in (BASE, *self.adapters.pinned)) if waiting else 0,
         )
 
@@ -225,7 +232,8 @@ class Pool:
         if (self.declared.slo_ttft_s, self.declared.slo_token_time_s) != (before.slo_ttft_s, before.slo_token_time_s):
             self.service_level = _service_level(self.declared)
         if _order(self.declared) != _order(before):
-            waiting, self.queue = sorted(self.queue, key=lambda request: request.order), _queue(self.declared)
+            waiting = sorted((*self.queue, *self.batch_queue), key=lambda request: request.order)
+            self.queue, self.batch_queue = _queue(self.declared), _queue(self.declared)
             self.present_weight = sum(map(self.queue.counters.weight, self.tenants))
             for request in waiting:
                 self._push(request)
@@ -238,36 +246,83 @@ class Pool:
     # ------------------------------------------------------------ requests
 
     def add(self, request: Request) -> None:
-        self.tenants[request.tenant] += 1
-        if self.tenants[request.tenant] == 1:
-            self.present_weight += self.queue.counters.weight(request.tenant)
+        if request.batch:
+            self.batch_requests += 1
+        else:
+            self.tenants[request.tenant] += 1
+            if self.tenants[request.tenant] == 1:
+                self.present_weight += self.queue.counters.weight(request.tenant)
         self.requests.setdefault(request.adapter, {})[request.id] = None
 
     def remove(self, request: Request) -> bool:
         """Forget a request. True where it was the last one of its adapter."""
-        _decrement(self.tenants, request.tenant)
-        if request.tenant not in self.tenants:
-            self.present_weight -= self.queue.counters.weight(request.tenant)
+        if request.batch:
+            self.batch_requests -= 1
+        else:
+            _decrement(self.tenants, request.tenant)
+            if request.tenant not in self.tenants:
+                self.present_weight -= self.queue.counters.weight(request.tenant)
         ids = self.requests[request.adapter]
         del ids[request.id]
         if not ids:
             del self.requests[request.adapter]
         return not ids
 
+    def queue_of(self, request: Request) -> WaitingQueue[Request]:
+        """The one of its priority."""
+        return self.batch_queue if request.batch else self.queue
+
+    def overtaking_of(self, request: Request) -> Overtaking[Request]:
+        return self.batch_overtaking if request.batch else self.overtaking
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A newcomer: what is expected of the next ones follows interactive ones alone."""
+        if request.batch:
+            return
+        self.roles.work.observe(request.prompt_tokens, request.median_tokens)
+        self.prompt_arrivals.count(now, request.prompt_tokens)
+        self.arrivals.count(now, request.footprint_tokens)
+
+    def pass_over_batch(self) -> None:
+        """Interactive requests wait: what changes meanwhile is not looked at for batch ones."""
+        self.batch_passed_over = True
+
+    def batch_was_passed_over(self) -> bool:
+        """Whether they were, since the last call."""
+        passed, self.batch_passed_over = self.batch_passed_over, False
+        return passed
+
+    def renew_headroom(self, now: float) -> bool:
+        """The room that batch requests leave follows the arrivals so far. True where it is less than before."""
+        before = self.arrivals.headroom
+        self.arrivals.renew(now, sum(self.accepting.values()))
+        return any(map(lt, self.arrivals.headroom, before))
+
+    def batch_footprint(self, request: Request) -> int:
+        """Tokens that a runner needs free for a batch request: beside it the headroom, but for an empty runner."""
+        total, needed = self.autoscaler.capacity.sum, request.queued_tokens
+        runner_tokens = total.kv_tokens // max(1, total.for_tokens)
+        return max(needed, min(needed + self.arrivals.headroom.tokens, runner_tokens))
+
     def enqueue(self, request: Request) -> None:
         self._push(request)
+        if request.batch:
+            return
         self.queued_by_adapter[request.adapter] += 1
         self.queued_tokens += request.queued_tokens
         self.queued_work += request.queued_work
         self.queued_prompt_tokens += request.prompt_tokens
 
     def _push(self, request: Request) -> None:
-        self.queue.push(request, self.work_per_s if self.queue.policy.ages else 0.0)
+        waiting = self.queue_of(request)
+        waiting.push(request, self.work_per_s if waiting.policy.ages else 0.0)
 
     def dequeue(self, request: Request) -> None:
         """Raises KeyError where it does not wait."""
-        self.queue.remove(request)
-        self.overtaking.forget(request.id)
+        self.queue_of(request).remove(request)
+        self.overtaking_of(request).forget(request.id)
+        if request.batch:
+            return
         self.queued_tokens -= request.queued_tokens
         self.queued_work -= request.queued_work
         self.queued_prompt_tokens -= request.prompt_tokens
@@ -282,13 +337,16 @@ class Pool:
         if not runner.has_adapter(request.adapter):
             load_s = self.adapters.size(request.adapter)[1] / LOAD_BYTES_PER_S
             more += load_s * self.autoscaler.throughput.per_s()
-        self.queue.counters.charge(self.queue.tenant_of(request), more)
+        self._charge(request, more)
 
     def settle(self, request: Request, output_tokens: int) -> None:
         """A request that was on a runner is over: its tenant is charged for what was computed, and no prediction."""
         if request.charged:
-            more = request.charge(request.cost_of(output_tokens))
-            self.queue.counters.charge(self.queue.tenant_of(request), more)
+            self._charge(request, request.charge(request.cost_of(output_tokens)))
+
+    def _charge(self, request: Request, tokens: float) -> None:
+        waiting = self.queue_of(request)
+        waiting.counters.charge(waiting.tenant_of(request), tokens)
 
     def delay_s(self, request: Request, now: float) -> float:
         """What the arrival of a request that leaves the queue is delayed by, in the order of prompts.
@@ -296,6 +354,8 @@ class Pool:
         The prompts of a tenant that runs more than its share come after those that others bring within a while: else
         each of those waited for the prompts that a flood has on the runner already.
         """
+        if request.batch:
+            return self.batch_queue.delay_s(request, now, alone=True)  # its prompt comes after interactive ones anyway
         alone = not self.queue.fair or len(self.tenants) == 1
         beyond = not alone and self._beyond_share(request.tenant)
         return self.queue.delay_s(request, now, alone=alone) + beyond * BEYOND_SHARE_S
@@ -310,10 +370,17 @@ class Pool:
         if len(self.tenants) < 2 or not self.queue.fair or (len(counters) > 1 and counters.is_next(tenant)):
             return False
         capacity = self.autoscaler.capacity.sum
-        free, free_tokens = capacity.sequences - self.running, capacity.kv_tokens - capacity.reserved_tokens
+        free = capacity.sequences - self.running + self.batch_running
+        free_tokens = capacity.kv_tokens - self._reserved_tokens
         if free > capacity.sequences // HEADROOM and free_tokens > capacity.kv_tokens // HEADROOM:
             return False
         return self._beyond_share(tenant)
+
+    @property
+    def _reserved_tokens(self) -> int:
+        """Of interactive requests: those of batch ones are theirs whenever they need them."""
+        total = self.autoscaler.capacity.sum
+        return max(0, total.reserved_tokens - total.batch_tokens)
 
     def _beyond_share(self, tenant: str) -> bool:
         """Whether it runs more sequences than its share, by weight, among the tenants that are there."""
@@ -361,13 +428,16 @@ class Pool:
 
     def stop_awaiting_class(self, request: Request) -> None:
         """A queued request has waited long enough for its numerics class; it keeps its place by age."""
-        self.queue.remove(request)
+        self.queue_of(request).remove(request)
         request.stop_awaiting_class()
         self._push(request)
 
     def count_running(self, request: Request, by: int) -> None:
         """It is on a runner (1), or was (-1)."""
         self.running += by
+        if request.batch:
+            self.batch_running += by
+            return
         self.running_of[request.tenant] += by
         if not self.running_of[request.tenant]:
             del self.running_of[request.tenant]

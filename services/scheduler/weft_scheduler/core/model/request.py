@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from weft.domain.ids import NEVER, Epoch, RunnerId
-from weft.domain.request import FailReason, Submit
+from weft.domain.request import FailReason, Priority, Submit
 from weft_scheduler.core.model.gateway import Avoidance
 from weft_scheduler.core.policy.length_distribution import LengthDistribution
 from weft_scheduler.core.policy.reservation.policies import remaining_tokens
@@ -73,6 +73,7 @@ class Request:
     emitted_tokens: int
     arrived_s: float  # on this process's clock: now - waited
     ticket: int  # breaks ties of `arrived_s`
+    priority: Priority = Priority.INTERACTIVE
     quantiles: tuple[tuple[float, int], ...] = ()  # of its answer: (level, tokens)
     migrations: int = 0
     consolidations: int = 0  # migrations that consolidation ordered: they count for no failure
@@ -119,6 +120,7 @@ class Request:
             quantiles=quantiles if submit.p90_tokens and len(quantiles) > 1 else (),
             arrived_s=now - submit.waited_s,
             ticket=ticket,
+            priority=submit.priority,
             migrations=submit.migrations,
             preemptions=submit.preemptions,
             reserved_until=submit.start_emitted_tokens + reserved if reserved else 0,
@@ -134,6 +136,11 @@ class Request:
     def phase(self) -> Phase:
         """Where it is."""
         return self._phase
+
+    @property
+    def batch(self) -> bool:
+        """A line of a batch."""
+        return self.priority is Priority.BATCH
 
     @property
     def placed(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import BASE, Epoch, RunnerId
 from weft.domain.lru import LruDict
+from weft.domain.request import Priority
 from weft.domain.runner import (
     ReportGap,
     ReportInvalid,
@@ -44,6 +45,7 @@ class UnackedAssign:
     adapter: str
     adapter_pages: int = 0  # that its adapter will take
     prompt_tokens: int = 0  # that the runner will compute before the first token
+    priority: Priority = Priority.INTERACTIVE
 
 
 class StaleReport(Exception):
@@ -77,6 +79,8 @@ class RunnerAccount:
         self.unacked: dict[str, UnackedAssign] = {}
         self.unacked_pages = 0
         self.unacked_prompt_tokens = 0
+        self.batch: dict[str, int] = {}  # batch requests among its sequences and unacknowledged ones -> their pages
+        self.batch_pages = 0
         self.role = RunnerRole.MIXED  # that it is wanted in
         self.alone = True  # no other runner exchanges KV with it: prompts that do not wait here cannot go elsewhere
         self.pooled: PooledUse | None = None  # of the sequences that are admitted by their expected use
@@ -176,7 +180,7 @@ class RunnerAccount:
             return ()
         figures = self.figures
         flags = (self.confirmed, self.serving, self.cordoned, figures.draining, self.version is None)
-        sequences = self.working_set, self.most_sequences
+        sequences = self.working_set, self.most_sequences, len(self.batch), self.batch_pages
         phases = self.role, self.alone, self.pending_prompt_tokens if split else 0
         return (self.free_tokens, sequences, self.busy_adapters(pinned), len(pinned), flags, phases)
 
@@ -185,7 +189,8 @@ class RunnerAccount:
         spec, free_tokens, working_set = self.spec, self.free_tokens, self.working_set
         if spec is None or not self.placeable or not free_tokens:
             return None
-        if working_set >= (spec.max_sequences if self.role is RunnerRole.PROMPT else self.most_sequences):
+        most = spec.max_sequences if self.role is RunnerRole.PROMPT else self.most_sequences
+        if working_set >= spec.max_sequences or working_set - len(self.batch) >= most:
             return None
         busy, pending = self.busy_adapters(pinned), self.pending_prompt_tokens
         good, packed, full = self.good_sequences, self.packed_sequences if packs else 0, len(busy) >= spec.max_adapters
@@ -209,8 +214,8 @@ class RunnerAccount:
         )
         pages = (total, reserved) if self.confirmed and self.serving else (0, 0)
         prefill_tokens_per_s = int(spec.prefill_tokens_per_s) * for_prompts
-        groups = spec.role is RunnerRole.PROMPT, spec.role is RunnerRole.TOKEN
-        return Contribution(*held, *pages, prefill_tokens_per_s, for_prompts, for_tokens, *groups)
+        phases = for_prompts, for_tokens, spec.role is RunnerRole.PROMPT, spec.role is RunnerRole.TOKEN
+        return Contribution(*held, *pages, prefill_tokens_per_s, *phases, self.batch_pages * page_tokens * for_tokens)
 
     def serves(self, held: Iterable[tuple[str, bool, Tier]], version: int) -> bool:
         """Ready, or held back by nothing but adapters that failed to load: those must not take a runner away."""
@@ -310,6 +315,8 @@ class RunnerAccount:
             self.unacked_pages += assign.pages + assign.adapter_pages
             self.unacked_prompt_tokens += assign.prompt_tokens
             self._count(assign.adapter, 1)
+            if assign.priority is Priority.BATCH:
+                self._count_batch(request_id)
 
     def expect(self, request_id: str, forecast: UseForecast | None, emitted_tokens: int) -> None:
         """A request that is placed here is admitted by what it is expected to use; None: by what it reserves."""
@@ -347,6 +354,8 @@ class RunnerAccount:
             self.sequences, self.adapters, self.errors, self.active, self._busy = {}, {}, {}, {}, None
             for assign in self.unacked.values():
                 self._count(assign.adapter, 1)
+            for request_id in [*self.batch]:
+                self._count_batch(request_id)
         self.version, self.figures, self.reported_s = report.version, report.figures, now
         self.progress = report.progress
         self.overdue_pages = sum([overrun.wanted_pages for overrun in report.overruns]) if report.overruns else 0
@@ -354,6 +363,8 @@ class RunnerAccount:
             ended = self.sequences.pop(request_id, None)
             if ended is not None:
                 self._count(ended.adapter, -1)
+                if ended.priority is Priority.BATCH:
+                    self._count_batch(request_id)
         acknowledged = [s.request_id for s in report.sequences if self._include(s)] if report.sequences else []
         if self.pooled is not None:
             self._follow(self.pooled, report)
@@ -387,10 +398,12 @@ class RunnerAccount:
             self._count(sequence.adapter, 1)
         self.sequences[sequence.request_id] = sequence
         assign = self.unacked.get(sequence.request_id)
-        if assign is None or sequence.epoch < assign.epoch:
-            return False
-        self._acknowledge(sequence.request_id)
-        return True
+        acknowledges = assign is not None and sequence.epoch >= assign.epoch
+        if acknowledges:
+            self._acknowledge(sequence.request_id)
+        if sequence.priority is Priority.BATCH or sequence.request_id in self.batch:
+            self._count_batch(sequence.request_id)
+        return acknowledges
 
     def _acknowledge(self, request_id: str) -> None:
         """Its Assign counts no longer."""
@@ -398,6 +411,8 @@ class RunnerAccount:
         self.unacked_pages -= assign.pages + assign.adapter_pages
         self.unacked_prompt_tokens -= assign.prompt_tokens
         self._count(assign.adapter, -1)
+        if assign.priority is Priority.BATCH:
+            self._count_batch(request_id)
 
     def _follow(self, pooled: PooledUse, report: RunnerReport) -> None:
         """The expected use of its sequences, as of a report that has been applied but for this."""
@@ -431,6 +446,19 @@ class RunnerAccount:
                 else:
                     del self.errors[adapter.digest]
         return changed
+
+    def _count_batch(self, request_id: str) -> None:
+        """What a batch request has here may have changed: pages that were reported, or that its Assign will take."""
+        assign, sequence = self.unacked.get(request_id), self.sequences.get(request_id)
+        of_assign = assign is not None and assign.priority is Priority.BATCH
+        of_report = sequence is not None and sequence.priority is Priority.BATCH
+        self.batch_pages -= self.batch.pop(request_id, 0)
+        if of_assign or of_report:
+            pages = (assign.pages if assign is not None and of_assign else 0) + (
+                sequence.reserved_pages if sequence is not None and of_report else 0
+            )
+            self.batch[request_id] = pages
+            self.batch_pages += pages
 
     def _count(self, adapter: str, by: int) -> None:
         """The base takes no slot."""

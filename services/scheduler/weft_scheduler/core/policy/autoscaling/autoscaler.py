@@ -33,6 +33,7 @@ class Contribution(NamedTuple):
     for_tokens: int = 0
     of_prompt_group: int = 0  # 1: its hardware is for prompts
     of_token_group: int = 0
+    batch_tokens: int = 0  # of the reserved ones, those of batch requests
 
 
 class PhaseBounds(NamedTuple):

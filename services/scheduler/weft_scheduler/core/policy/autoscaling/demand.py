@@ -44,6 +44,7 @@ class PoolLoad:
     split: bool = False  # prompts and the tokens after them are counted apart
     prompt_tokens_per_s: float = 0.0
     reused_share: float = 0.0
+    batch: bool = False  # there are batch requests; everything else is of interactive ones
 
     @property
     def computed_share(self) -> float:
@@ -73,14 +74,18 @@ def demand_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: floa
 
     For any phase, or for each apart where they are split.
     """
-    filled = _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s)))
-    return PhaseCounts(_ceil(_prompts(load, capacity, work_s)), filled) if load.split else PhaseCounts(any=filled)
+    least = int(load.batch)  # all that batch requests ask for
+    filled = max(least, _ceil(max(_filled(load, capacity), _pressure(load, capacity, work_s))))
+    if not load.split:
+        return PhaseCounts(any=filled)
+    return PhaseCounts(max(least, _ceil(_prompts(load, capacity, work_s))), filled)
 
 
 def desired_runners(load: PoolLoad, capacity: RunnerCapacity | None, work_s: float, least: PhaseCounts) -> PhaseCounts:
     """The same with a lightly loaded runner to spare, and `least` of a phase; none where nothing runs or waits."""
     if not load.requests:
-        return PhaseCounts()
+        alone = PhaseCounts(least.prompt, least.token) if load.split else PhaseCounts(any=1)
+        return alone if load.batch else PhaseCounts()
     spare = SPARE_RUNNERS if capacity is not None else 0.0
     filled, pressure = _filled(load, capacity), _pressure(load, capacity, work_s)
     if not load.split:

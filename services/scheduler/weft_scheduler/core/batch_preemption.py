@@ -1,0 +1,87 @@
+"""Batch requests leave their runners for interactive ones that wait (`policy/priority`)."""
+
+from collections.abc import Callable, Iterable
+
+from weft.domain.ids import BASE
+from weft.domain.runner import RunnerRole
+from weft_scheduler.core.effects import BatchPreempted
+from weft_scheduler.core.model.pool import Pool
+from weft_scheduler.core.model.request import Phase, Request
+from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_victims
+from weft_scheduler.core.request_lifecycle import preempt
+from weft_scheduler.core.state import State
+
+MayRun = Callable[[Request, RunnerAccount], bool]
+
+
+def preempt_batch(state: State, pool: Pool, waiting: Iterable[Request], may_run: MayRun) -> None:
+    """Order off the batch requests whose capacity interactive ones wait for. `may_run`: as `batch_victims`."""
+    for uuid, request_ids in batch_victims(state, pool, waiting, may_run).items():
+        for request_id in request_ids:
+            preempt(state, state.requests[request_id])
+        state.emit(BatchPreempted(pool.name, state.runners[uuid].id, tuple(request_ids)))
+
+
+def batch_victims(state: State, pool: Pool, waiting: Iterable[Request], may_run: MayRun) -> dict[str, list[str]]:
+    """By runner, the batch requests that have to leave so that those that wait can be placed, as many as possible.
+
+    `may_run`: whether a request could be placed on that runner if it were empty.
+    """
+    runners = {
+        uuid: runner
+        for uuid, runner in pool.runners.items()
+        if runner.batch and runner.placeable and runner.role is not RunnerRole.PROMPT
+    }
+    needs = [Need(request.adapter, _tokens_on(pool, request, runners, may_run)) for request in waiting]
+    victims: dict[str, list[str]] = {}
+    for uuid, request_id in select_victims(needs, [_capacity(state, pool, runner) for runner in runners.values()]):
+        victims.setdefault(uuid, []).append(request_id)
+    return victims
+
+
+def _tokens_on(
+    pool: Pool, request: Request, runners: dict[str, RunnerAccount], may_run: MayRun
+) -> Callable[[str, bool], int | None]:
+    n_bytes = pool.adapters.size(request.adapter)[1]
+    possible = {uuid for uuid, runner in runners.items() if may_run(request, runner)}
+
+    def tokens_on(uuid: str, in_use: bool) -> int | None:
+        if uuid not in possible:
+            return None
+        tokens = request.queued_tokens
+        return tokens if in_use else runners[uuid].shape.tokens_with_adapter(tokens, n_bytes)
+
+    return tokens_on
+
+
+def _capacity(state: State, pool: Pool, runner: RunnerAccount) -> Capacity:
+    """What is free, or is about to be: what its report still has of requests that have ended or were ordered off."""
+    spec = runner.spec
+    assert spec is not None, runner.id
+    page_tokens, in_kv = spec.page_tokens, dict(runner.in_kv())
+    stays, ended_tokens, ended = list[BatchSequence](), 0, 0
+    shared = {*pool.adapters.pinned, BASE}
+    ids = dict.fromkeys((*runner.sequences, *runner.unacked))
+    for request_id in ids:
+        request = state.requests.get(request_id) if request_id in runner.owned else None
+        sequence, assign = runner.sequences.get(request_id), runner.unacked.get(request_id)
+        pages = (sequence.reserved_pages if sequence is not None else 0) + (assign.pages if assign is not None else 0)
+        if request is None or request.phase is Phase.STOPPING:
+            ended_tokens, ended = ended_tokens + pages * page_tokens, ended + 1
+        elif request.batch and request.runner == runner.id:  # not where its prompt alone is computed
+            computed = in_kv.get(request_id, 0)
+            stays.append(BatchSequence(request_id, request.adapter, pages * page_tokens, computed, request.arrived_s))
+        else:
+            shared.add(request.adapter)
+    batch_adapters = {one.adapter for one in stays} - shared
+    in_use = len(shared - {BASE}) + len(batch_adapters)
+    return Capacity(
+        uuid=runner.id.uuid,
+        free_tokens=runner.free_tokens + ended_tokens,
+        free_sequences=spec.max_sequences - len(ids) + ended,
+        free_interactive=runner.most_sequences - (len(ids) - ended - len(stays)),
+        free_adapters=max(0, spec.max_adapters - in_use),
+        shared=shared,
+        lines=stays,
+    )

@@ -1,0 +1,1 @@
+"""Batch requests take the room that interactive ones leave, and give it back."""

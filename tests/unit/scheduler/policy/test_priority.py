@@ -1,0 +1,266 @@
+"""Interactive requests go first, batch ones take what they leave, and leave it again."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.scheduler_driver import Driver, of
+from weft.domain.machine import Closed, Connected, Kind, Peer, Received
+from weft.domain.request import (
+    Assign,
+    Failed,
+    FailReason,
+    GatewayHello,
+    Preempt,
+    Priority,
+    Reject,
+    ResubmitComplete,
+    Submit,
+)
+from weft.domain.routes import PoolStatus
+from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
+from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_victims
+
+BATCH: dict[str, Any] = {"priority": Priority.BATCH}
+
+
+def seen(driver: Driver, *request_ids: str) -> list[Any]:
+    """These requests as their runner reports them: two pages each, of 16 tokens."""
+    return [driver.view(request_id)._replace(reserved_pages=2) for request_id in request_ids]
+
+
+def report(driver: Driver, *request_ids: str, pages: int, **state: Any) -> list[Any]:
+    """A report of runner a, whose other pages are free."""
+    return driver.runner("a", *seen(driver, *request_ids), free=pages - 2 * len(request_ids), **state)
+
+
+# ---------------------------------------------------------------- order
+
+
+def test_a_batch_request_is_placed_once_no_interactive_one_waits_however_long_it_has_waited(driver: Driver) -> None:
+    driver.start(starvation_bound=0)
+    driver.submit("line", waited_s=10_000.0, **BATCH)
+    driver.submit("r")
+    effects = driver.runner("a", max_sequences=1)
+    assert [assign.request_id for assign in of(effects, Assign)] == ["r"]
+    assert [assign.request_id for assign in of(driver.outcome("r"), Assign)] == ["line"]
+
+
+def test_tenants_share_what_is_left_by_what_their_batch_requests_received(driver: Driver) -> None:
+    driver.start()
+    driver.runner("a", max_sequences=1)
+    driver.place("running", **BATCH)
+    for number in range(3):
+        driver.submit(f"flood{number}", namespace="acme", **BATCH)
+    driver.submit("other", namespace="other", **BATCH)
+    assert of(driver.outcome("running"), Assign)[0].request_id == "other"
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.booleans(), st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=12),
+    queue=st.sampled_from(["fcfs", "s3", "shortest"]),
+)
+def test_no_batch_request_is_placed_while_an_interactive_one_waits(
+    arrivals: list[tuple[bool, int, int]], queue: str
+) -> None:
+    driver = Driver().start(queue=queue)
+    driver.runner("a", max_sequences=2, total_pages=8)
+    for number, (batch, prompt, waited) in enumerate(arrivals):
+        fields: dict[str, Any] = BATCH if batch else {}
+        waiting = len(driver.pool().queue)
+        effects = driver.submit(f"r{number}", prompt_tokens=prompt, waited_s=float(waited), **fields)
+        placed = [driver.request(assign.request_id).batch for assign in of(effects, Assign)]
+        assert not (waiting and any(placed))
+    assert all(request.batch for request in driver.pool().batch_queue)
+
+
+# ---------------------------------------------------------------- room
+
+
+def test_room_for_the_arrivals_of_a_second_stays_free_and_comes_back_as_they_cease() -> None:
+    arrivals = InteractiveArrivals()
+    arrivals.renew(0.0, 1)
+    assert arrivals.headroom == (0, 0)
+    for number in range(300):
+        arrivals.count(number / 10, 100)
+    arrivals.renew(30.0, 1)
+    assert arrivals.headroom.sequences == 7  # (1 - 1/e) of ten a second
+    assert arrivals.headroom.tokens == 700
+    arrivals.renew(30.0, 7)
+    assert arrivals.headroom.sequences == 1
+    arrivals.renew(1000.0, 1)
+    assert arrivals.headroom == (0, 0)
+
+
+def test_batch_requests_leave_places_and_pages_to_interactive_arrivals(driver: Driver) -> None:
+    driver.start()
+    driver.runner("a", max_sequences=4)
+    for number in range(40):
+        driver.place(f"r{number}")
+        driver.outcome(f"r{number}")
+    placed = [bool(of(driver.submit(f"line{number}", **BATCH), Assign)) for number in range(4)]
+    assert placed == [True, True, False, False], "half of the places at most are left"
+    driver.runner("a", *seen(driver, "line0", "line1"), free=96)
+    effects = driver.wait(60.0)
+    assert [assign.request_id for assign in of(effects, Assign)][:1] == ["line2"], "nothing arrives any more"
+
+
+def test_one_too_large_to_fit_beside_that_room_takes_an_empty_runner(driver: Driver) -> None:
+    driver.start()
+    driver.runner("a")
+    for number in range(40):
+        driver.place(f"r{number}")
+        driver.outcome(f"r{number}")
+    assert driver.place("line", prompt_tokens=1500, **BATCH).runner.uuid == "a"
+    assert driver.pool().arrivals.headroom.tokens
+
+
+# ---------------------------------------------------------------- victims
+
+
+def test_an_interactive_request_that_finds_no_room_has_the_batch_request_with_least_progress_leave(
+    driver: Driver,
+) -> None:
+    driver.start()
+    report(driver, pages=9, total_pages=9, max_sequences=4)
+    for name, waited_s in (("old", 9.0), ("young", 1.0)):
+        driver.place(name, waited_s=waited_s, **BATCH)
+    driver.place("chat")
+    report(driver, "old", "young", "chat", pages=9, total_pages=9)
+    driver.place("more", **BATCH)
+    effects = driver.submit("r")
+    assert [preempt.request_id for preempt in of(effects, Preempt)] == ["more"]
+    assert of(driver.submit("s"), Preempt)[0].request_id == "young", "each has room of its own"
+    driver.failed("more", FailReason.PREEMPTED)
+    assert driver.request("r").phase is not Phase.WAITING, "what was not reported is free at once"
+    assert not of(driver.failed("young", FailReason.PREEMPTED, 3), Preempt), "it leaves; the report has it yet"
+    effects = report(driver, "old", "chat", pages=9)
+    assert [assign.request_id for assign in of(effects, Assign)] == ["s"]
+    assert {r.id for r in driver.pool().batch_queue} == {"more", "young"}
+    assert driver.request("young").emitted_tokens == 3
+
+
+def test_interactive_requests_are_never_preempted_for_others(driver: Driver) -> None:
+    driver.start()
+    driver.runner("a", max_sequences=2)
+    driver.place("chat")
+    driver.place("line", **BATCH)
+    driver.runner("a", *seen(driver, "chat", "line"), free=90, max_sequences=2)
+    assert [preempt.request_id for preempt in of(driver.submit("r"), Preempt)] == ["line"]
+    assert not of(driver.submit("s"), Preempt)
+    assert not of(driver.submit("another", **BATCH), Preempt)
+
+
+def test_a_slot_for_an_adapter_is_room_too(driver: Driver) -> None:
+    driver.start("x", "y", "z")
+    driver.runner("a", max_adapters=2, max_sequences=8)
+    driver.place("line1", "x", **BATCH)
+    driver.place("line2", "y", **BATCH)
+    driver.place("chat", "y")
+    driver.runner("a", *seen(driver, "line1", "line2", "chat"), free=90)
+    assert [preempt.request_id for preempt in of(driver.submit("r", "z"), Preempt)] == ["line1"]
+
+
+SEQUENCES = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 40), st.integers(0, 40)), max_size=8)
+
+
+@given(
+    runners=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 2), st.integers(0, 1), SEQUENCES), min_size=1, max_size=4
+    ),
+    needs=st.lists(st.tuples(st.sampled_from(["", "w", "x"]), st.integers(1, 80)), max_size=5),
+)
+def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
+    runners: list[tuple[int, int, int, list[tuple[str, int, int]]]], needs: list[tuple[str, int]]
+) -> None:
+    def capacities() -> list[Capacity]:
+        return [
+            Capacity(
+                f"runner{i}", tokens, places, 9, slots, {""},
+                [BatchSequence(f"{i}/{j}", adapter, size, done, float(j)) for j, (adapter, size, done) in enumerate(b)],
+            )
+            for i, (tokens, places, slots, b) in enumerate(runners)
+        ]  # fmt: skip
+
+    wanted = [Need(adapter, lambda _, in_use, t=tokens: t if in_use else t + 5) for adapter, tokens in needs]
+    victims = select_victims(wanted, capacities())
+    assert len(set(victims)) == len(victims)
+    known = {(capacity.uuid, one.request_id) for capacity in capacities() for one in capacity.lines}
+    assert set(victims) <= known
+
+    def without(leaving: set[tuple[str, str]]) -> list[Capacity]:
+        """After these have left."""
+        left = capacities()
+        for capacity in left:
+            gone = [one for one in capacity.lines if (capacity.uuid, one.request_id) in leaving]
+            capacity.lines = [one for one in capacity.lines if one not in gone]
+            capacity.free_adapters += len(
+                {o.adapter for o in gone} - {o.adapter for o in capacity.lines} - capacity.shared
+            )
+            capacity.free_tokens += sum(one.tokens for one in gone)
+            capacity.free_sequences += len(gone)
+        return left
+
+    if len(wanted) == 1 and victims:
+        assert not select_victims(wanted, without(set(victims))), "one request has one set of victims"
+        assert all(select_victims(wanted, without({*victims} - {one})) for one in victims), "each of them is needed"
+
+
+# ---------------------------------------------------------------- what does not count them
+
+
+def test_the_queues_bound_and_its_estimates_are_of_interactive_requests(driver: Driver) -> None:
+    driver.start(max_queue=1)
+    driver.runner("a", max_sequences=1)
+    driver.place("running")
+    for number in range(3):
+        assert not of(driver.submit(f"line{number}", **BATCH), Reject)
+    assert not of(driver.submit("r"), Reject)
+    assert of(driver.submit("s"), Reject)[0].message == "1 requests wait for acme/p"
+
+
+def test_batch_requests_wake_a_pool_and_never_grow_it(driver: Driver) -> None:
+    driver.start(min_runners=0, max_runners=9)
+    for number in range(50):
+        driver.submit(f"line{number}", **BATCH)
+    wanted = [status.wanted_runners for status in of(driver.wait(1.0), PoolStatus)]
+    assert wanted[-1:] == [1]
+    driver.runner("a", max_sequences=4)
+    status = of(driver.wait(1.0), PoolStatus)[-1]
+    assert (status.wanted_runners, status.demand_runners, status.running, status.queued) == (1, 1, 4, 46)
+    for number in range(9):
+        driver.submit(f"r{number}")
+    assert of(driver.wait(1.0), PoolStatus)[-1].wanted_runners == 3
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_priority_survives_a_new_stream_of_its_gateway(driver: Driver, running: bool) -> None:
+    driver.start()
+    if running:
+        driver.runner("a")
+    driver.submit("line", **BATCH)
+    request = driver.request("line")
+    peer, epoch, placement = Peer(Kind.GATEWAY, "g"), request.epoch, request.placement
+    driver.handle(Closed(peer))
+    driver.handle(Connected(peer, GatewayHello("g")))
+    again = Submit("line", "acme/p", "acme", "m", "", 16, 100, priority=Priority.BATCH)
+    if placement is not None:
+        again = Submit(
+            "line", "acme/p", "acme", "m", "", 16, 100, epoch=epoch, runner=placement.prompt, reservation_tokens=16,
+            priority=Priority.BATCH,
+        )  # fmt: skip
+    driver.handle(Received(peer, again))
+    driver.handle(Received(peer, ResubmitComplete()))
+    assert driver.request("line").batch
+    assert (driver.pool().batch_running, len(driver.pool().batch_queue)) == (running, not running)
+
+
+def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) -> None:
+    driver.start()
+    driver.runner("a", max_sequences=1)
+    assign = driver.place("line", **BATCH)
+    driver.gateway_sends(Failed("line", assign.epoch, FailReason.RUNNER_ERROR, 2))
+    assert [request.id for request in driver.pool().batch_queue] == ["line"]
