@@ -21,6 +21,17 @@ PAGE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Offload:
+    """Weights on disk in `folder`, under the digest `base`; at most `share` of them stay in `device_bytes`."""
+
+    folder: Path
+    base: str
+    device_bytes: int
+    share: float = 1.0
+    batch_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What an engine is built for. `executor` and `dtype` as the runner's flags; `threads` 0: chosen by it.
 
@@ -39,6 +50,7 @@ class Sizes:
     adapter_pages: int = 0
     token_time_ms: int = 60_000
     profile: bool = False
+    offload: "Offload | None" = None
 
 
 class Subject(Player):
@@ -65,6 +77,7 @@ class Subject(Player):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.engine.close()
+        self.built.close()
 
     @property
     def executor(self) -> str:
@@ -88,4 +101,10 @@ def settings(sizes: Sizes) -> RunnerSettings:
         "max-batch-tokens": max(sizes.batch_tokens, sizes.rows), "max-prefills": sizes.prefills,
         "max-rank": sizes.max_rank, "token-time-ms": sizes.token_time_ms,
     }  # fmt: skip
+    if (offload := sizes.offload) is not None:
+        flags |= {
+            "base-digest": offload.base, "offload-device-bytes": offload.device_bytes,
+            "offload-disk-path": offload.folder, "offload-weights-share": offload.share,
+            "offload-batch-tokens": offload.batch_tokens,
+        }  # fmt: skip
     return parse_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -189,6 +190,52 @@ def peers(
     with failures_told():
         lines = bench.figures(options, chosen, origin("safetensors"), progress)
         keep("peers", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
+def offload(
+    shapes: Annotated[str, typer.Option(help="Of tiny, small, m135, mid; separated by commas.")] = "mid",
+    shares: Annotated[str, typer.Option(help="Memory for weights, in percent of their bytes.")] = "25,50,100",
+    rows: Annotated[str, typer.Option(help="Requests at a time.")] = "1,8,32",
+    popularities: Annotated[str, typer.Option(help="Of base, Identical, Distinct.")] = "base,Distinct",
+    quick: Annotated[bool, typer.Option("--quick", help="Short prompts: shows that it works, not how fast.")] = False,
+    dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",
+    threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: as a runner chooses.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    models: Models = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """A model larger than its memory: tokens a second by budget and batch, against what disk and arithmetic allow.
+
+    Packed weights lie beside the models, on a file system with direct I/O. `--quick --shapes tiny` takes seconds.
+    """
+    from weft_bench import offload as bench
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SHAPES
+    from weft_bench.machine import origin
+
+    chosen, kinds = among("shapes", shapes, SHAPES), among("popularities", popularities, (BASE, IDENTICAL, DISTINCT))
+    percents, counts = (_numbers(name, text) for name, text in (("shares", shares), ("rows", rows)))
+    options = bench.Options(
+        models or cache_dir(), [percent / 100 for percent in percents], counts, kinds, dtype, threads, seed
+    )
+    if quick:
+        options = replace(options, prompt_tokens=32, tokens=4, usual=False)
+    typer.echo(f"seed {seed}", err=True)
+    with failures_told():
+        lines = bench.figures(options, chosen, origin("safetensors"), progress)
+        keep("offload", bench.__doc__ or "", lines, docs)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers from 1 on, separated by commas. Raises typer.BadParameter."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--{option} {text!r}: numbers separated by commas") from error
+    if min(found) < 1:
+        raise typer.BadParameter(f"--{option} {text!r}: numbers from 1 on")
+    return found
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

@@ -19,6 +19,7 @@ from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
@@ -67,6 +68,8 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
         settings = replace(settings, executor="cuda")  # an attention of GPUs needs one
+    if settings.offload_device_bytes:
+        settings = replace(settings, executor="cpu")  # which alone has weights on disk
     if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
         return _split(settings, base)
     if settings.executor == "reference":
@@ -103,7 +106,11 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
         device = _check_gpus(settings, parts)
     else:
         kind = settings.dtype if settings.executor == "cpu" else "reference"
-        _check_memory(settings, base, kind, grid, parts[: len(settings.ranks_here)] if settings.ranks_listen else ())
+        if settings.offload_device_bytes:
+            _check_budgets(settings)
+        else:
+            own = parts[: len(settings.ranks_here)] if settings.ranks_listen else ()
+            _check_memory(settings, base, kind, grid, own)
     if settings.executor == "cpu" and (why := _native_unavailable(settings, parts)):
         raise ExecutorUnavailable(f"--executor cpu: {why}")
     files = {name: path.absolute() for name, path in base.files.items()}
@@ -235,13 +242,32 @@ def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
     part = Partition(base.spec)
     if reason := _native_unavailable(settings, [part]):
         raise NativeUnavailable(reason)
-    _check_memory(settings, base, settings.dtype)
+    if settings.offload_device_bytes:
+        _check_budgets(settings)
+    else:
+        _check_memory(settings, base, settings.dtype)
     return _cpu_part(settings, base, part, None)
 
 
 def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: TorchRanks | None) -> Executor:
-    """`ranks`: with whom it computes each layer. Raises WeightsInvalid, StoppedAtStart."""
+    """`ranks`: with whom it computes each layer.
+
+    Raises WeightsInvalid, StoppedAtStart; where weights are offloaded OutOfMemory, DiskUnusable.
+    """
     library = load()
+    if settings.offload_device_bytes:
+        return OffloadExecutor(
+            library,
+            open_checkpoint(base.files, base.spec, base.stopping),
+            _offload_budget(settings),
+            dtype=settings.dtype,
+            threads=base.threads,
+            pages=settings.kv_pages,
+            page_tokens=settings.page_tokens,
+            slots=_slots(settings),
+            part=part,
+            stopping=base.stopping,
+        )
     return CpuExecutor(
         library,
         open_checkpoint(base.files, base.spec, base.stopping),
@@ -253,6 +279,30 @@ def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, rank
         part=part,
         ranks=None if ranks is None else ranks.native_slots(library.native, slot_bytes(settings, part)),
     )
+
+
+def _offload_budget(settings: RunnerSettings) -> OffloadBudget:
+    return OffloadBudget(
+        device_bytes=settings.offload_device_bytes,
+        disk_bytes=settings.offload_disk_bytes,
+        path=settings.offload_disk_path or settings.data_dir / "offload",
+        base=settings.base_digest,
+        micro_batch=min(settings.offload_batch_tokens, settings.max_batch_tokens),
+        max_tokens=settings.max_batch_tokens,
+        max_sequences=settings.max_sequences,
+        max_rank=settings.max_rank,
+        share=settings.offload_weights_share,
+    )
+
+
+def _check_budgets(settings: RunnerSettings) -> None:
+    """Raises OutOfMemory: the ranks of this host have budgets that it has no memory for."""
+    needed, available = settings.offload_device_bytes * len(settings.ranks_here), available_memory()
+    if needed > available.n_bytes:
+        raise OutOfMemory(
+            f"--offload-device-bytes of {len(settings.ranks_here)} ranks here are {needed}, and {available.limit} has "
+            f"{available.n_bytes} left: give it more memory, or ask for less"
+        )
 
 
 def slot_bytes(settings: RunnerSettings, part: Partition) -> int:

@@ -135,6 +135,24 @@ class RunnerSettings:
         1,
         1 << 24,
     )
+    offload_device_bytes: int = _number(
+        "bytes for weights, KV, adapters and steps of the cpu executor, a rank: weights that do not fit come from "
+        "disk while layers compute (0: all are in memory)",
+        0,
+        0,
+        1 << 50,
+        metavar="N",
+    )
+    offload_disk_bytes: int = _number("most bytes of a rank's weights on disk", 1 << 50, 1, 1 << 50, metavar="N")
+    offload_disk_path: Path | None = _flag(  # noqa: RUF009
+        "where these lie, with direct I/O; runners of a node may share it (unset: in --data-dir)", None, metavar="DIR"
+    )
+    offload_batch_tokens: int = _number(
+        "tokens that an offloaded layer computes at a time", 256, 1, 1 << 20, metavar="N"
+    )
+    offload_weights_share: float = _flag(
+        "of the weights, that stay at most, from 0 to 1 (1: as many as fit)", 1.0, metavar="SHARE"
+    )
     log_level: str = _flag("", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     log_format: str = _flag("", "text", choices=("text", "json"))
 
@@ -224,6 +242,13 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield "--ranks-per-host is for ranks of several hosts: say where by --ranks-listen and --leader"
     if values.leader and not index and not values.ranks_listen:
         yield "--leader without --ranks-listen is for hosts from 1 on: say which by --host-index"
+    if values.offload_device_bytes and (values.executor not in ("auto", "cpu") or values.tensor_parallel > 1):
+        yield (
+            "--offload-device-bytes is for --executor cpu without --tensor-parallel: "
+            "split the model by --pipeline-parallel, whose stages have a budget each"
+        )
+    if not 0.0 <= values.offload_weights_share <= 1.0:
+        yield f"--offload-weights-share {values.offload_weights_share:g} is outside 0..1"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):
         yield (
             f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "

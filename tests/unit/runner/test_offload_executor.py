@@ -1,6 +1,7 @@
 """A model larger than its memory: the in-memory executor's bits, whatever stays and whatever the parts."""
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -15,18 +16,26 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from harness import offload_child
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S, wait_until
+from weft.domain.request import Sampling
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
+from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
 from weft_runner.model.cpu.packed_file import PackedLayout, packed_file
 from weft_runner.model.cpu.packed_weights import KINDS, RowPacker
 from weft_runner.model.partition import Partition, stage_of
+from weft_runner.model.sampling import SamplingArgs
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.settings import parse_settings
+from weft_runner.shell.engine_factory import batch_limits
+from weft_runner.shell.metrics import OffloadMetrics
 
 LIBRARY = native_library()
 PAGES, SLOTS = 64, 4
@@ -265,6 +274,86 @@ def test_a_damaged_file_is_packed_again_by_name(
     (packing,) = [record for record in caplog.records if record.message == "weights are packed"]
     assert "no such file" not in packing.kv["why"]  # type: ignore[attr-defined]
     same(made[-1], in_memory(files_of()), script(2))
+
+
+# ---- a runner
+
+FLAGS = [
+    "--listen=127.0.0.1:1", "--probes=127.0.0.1:2", "--supervisor=127.0.0.1:3", "--depot=http://127.0.0.1:4",
+    "--pool=a/b", f"--base-digest={BASE}", f"--kv-pages={PAGES}", "--max-sequences=8", "--max-batch-tokens=64",
+    "--dtype=bf16", "--max-adapters=4", "--offload-batch-tokens=8",
+]  # fmt: skip
+
+
+def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Each stage has its own budget and its own file; the tokens are those of one process in memory."""
+    files = files_of()
+    spec, plain = read_spec(files["config.json"]), in_memory(files)
+    prompt = ([5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 0, [0], None)
+    draws = [SamplingArgs(Sampling(temperature=0.0), 11)]
+    expected = plain.sample(plain.run(make_step([prompt])), draws)
+    base = ModelSource(spec, files, 1)
+    flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload-device-bytes={12 << 20}", "--offload-weights-share=0.3"]
+    one = make_executor(parse_settings(flags), base)
+    assert isinstance(one, OffloadExecutor)
+    made.append(one)
+    assert 0.0 < one.residency.share <= 0.3
+    assert one.sample(one.run(make_step([prompt])), draws) == expected
+    two = make_executor(parse_settings([*flags, "--pipeline-parallel=2"]), base)
+    assert isinstance(two, PipelineParallelExecutor)
+    try:
+        assert two.launch(make_step([prompt]), draws).result() == expected
+        assert len(list((tmp_path / "offload").glob("*.packed"))) == 3
+    finally:
+        two.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--executor=reference"], "--offload-device-bytes is for --executor cpu"),
+        (["--tensor-parallel=2"], "split the model by --pipeline-parallel"),
+        (["--offload-weights-share=1.5"], "--offload-weights-share 1.5 is outside 0..1"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings([*FLAGS, f"--data-dir={tmp_path}", "--offload-device-bytes=1000000", *flags])
+    assert said in capsys.readouterr().err
+
+
+def test_a_budget_that_the_machine_does_not_have_is_refused(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path
+) -> None:
+    files = files_of()
+    flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload-device-bytes={1 << 49}"]
+    with pytest.raises(OutOfMemory, match="--offload-device-bytes of 1 ranks here"):
+        make_executor(parse_settings(flags), ModelSource(read_spec(files["config.json"]), files, 1))
+
+
+def test_a_pass_from_disk_takes_all_prompts_that_it_can(tmp_path: Path) -> None:
+    """It takes as long with one row as with many: to chunk prompts by a token time would gain nothing."""
+    flags = [*FLAGS, f"--data-dir={tmp_path}", "--offload-device-bytes=1000000"]
+    limits = batch_limits(parse_settings(flags))
+    assert (limits.max_prefills, limits.token_time_ms) == (8, math.inf)
+
+
+def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    made.append(offloaded(files_of(), budget(tmp_path, share=0.5)))
+    registry = CollectorRegistry()
+    metrics = OffloadMetrics(registry, made[0])
+    made[0].run(make_step([([1], 0, [0], None)]))
+    metrics.observe()
+    figures = made[0].figures
+    assert registry.get_sample_value("weft_runner_offload_weight_bytes", {"place": "disk"}) == figures.streamed_bytes
+    assert (registry.get_sample_value("weft_runner_offload_read_bytes_total") or 0) >= figures.streamed_bytes
+    assert 0 <= (registry.get_sample_value("weft_runner_offload_wait_seconds_total") or 0) <= figures.step_s
 
 
 # ---- processes

@@ -22,6 +22,7 @@ from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
+from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.adapters import ShardedAdapterStore
@@ -96,6 +97,8 @@ def build_engine(
         own.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
     bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
+    if isinstance(executor, OffloadExecutor):
+        bundle = replace(bundle, close=executor.close)
     if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too
         executor.watch(lambda error: engine.post(ExecutorFailed(error)))
         bundle = replace(bundle, close=executor.close)
@@ -151,9 +154,7 @@ def pool_limits(
         max_context_tokens=min(spec.max_positions, settings.kv_pages * settings.page_tokens),
         vocab_size=spec.vocab_size,
         eos=spec.eos,
-        batch=BatchLimits(
-            settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), Batching(settings.batching)
-        ),
+        batch=batch_limits(settings),
         starvation=settings.starvation,
         host_bytes=settings.host_mib << 20,
         page_bytes=page_bytes,
@@ -161,6 +162,14 @@ def pool_limits(
         swap_page_bytes=page_bytes if swaps else 0,
         kv_claim_s=settings.kv_claim_ms / 1e3,
     )
+
+
+def batch_limits(settings: RunnerSettings) -> BatchLimits:
+    """Where weights come from disk a pass takes as long as that, with one row or many: it takes all that it can."""
+    batching = Batching(settings.batching)
+    if settings.offload_device_bytes:
+        return BatchLimits(settings.max_sequences, settings.max_batch_tokens, batching=batching)
+    return BatchLimits(settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), batching)
 
 
 def default_threads(spec: ModelSpec) -> int:

@@ -6,6 +6,7 @@ from weft.domain.request import Ended, NoCapacity, Step
 from weft.domain.runner import RunnerRole
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.profile_model import Profile
+from weft_runner.model.cpu.offload import OffloadExecutor, OffloadFigures
 from weft_runner.shell.engine import Output
 from weft_runner.shell.kv_figures import KvTransfer
 
@@ -89,6 +90,34 @@ class KvMetrics:
         self._seconds.labels(direction, carrier).inc(seconds)
 
 
+class OffloadMetrics:
+    """Of weights that come from disk; their names are there only where some may."""
+
+    def __init__(self, registry: CollectorRegistry, executor: OffloadExecutor) -> None:
+        def counter(name: str, text: str) -> _Total:
+            return _Total(Counter(f"weft_runner_offload_{name}", text, registry=registry))
+
+        self._executor, figures = executor, executor.figures
+        places = Gauge(
+            "weft_runner_offload_weight_bytes", "Bytes of weights by place: memory, disk (read in each pass), ring",
+            ("place",), registry=registry,
+        )  # fmt: skip
+        places.labels("memory").set(figures.resident_bytes)
+        places.labels("disk").set(figures.streamed_bytes)
+        places.labels("ring").set(figures.ring_bytes)
+        self._read = counter("read_bytes", "Bytes of weights read from disk")
+        self._reading = counter("reading_seconds", "Time in which at least one read was under way")
+        self._waited = counter("wait_seconds", "Time for which steps waited for weights")
+        self._steps = counter("step_seconds", "Time of steps")
+
+    def observe(self) -> None:
+        figures: OffloadFigures = self._executor.figures
+        self._read.set(figures.stream.read_bytes)
+        self._reading.set(figures.stream.reading_s)
+        self._waited.set(figures.stream.waited_s)
+        self._steps.set(figures.step_s)
+
+
 class RunnerMetrics:
     """Fed from the shell's event loop with the engine's output."""
 
@@ -145,6 +174,7 @@ class RunnerMetrics:
         self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
         self._vllm_kv = Gauge("vllm:kv_cache_usage_perc", "KV use, 0..1", labels, registry=registry)
         self._model, self._total_pages = model, total_pages
+        self._registry, self._offload = registry, None
 
     def corrupt_artifact(self) -> None:
         """A cached file was not what its digest says. From any thread."""
@@ -159,8 +189,14 @@ class RunnerMetrics:
         for time in profile.decode:
             self._step.labels(str(time.rows)).set(time.ms / 1e3)
 
+    def offloaded(self, executor: OffloadExecutor) -> None:
+        """Its weights come from disk."""
+        self._offload = OffloadMetrics(self._registry, executor)
+
     def observe(self, output: Output) -> None:
         if output.done is not None:
+            if self._offload is not None:
+                self._offload.observe()
             batch = output.done.step.batch
             self._busy.inc(output.busy_s)
             self._rows.observe(len(batch.rows))

@@ -19,6 +19,7 @@ from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
+from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.executor import WrapExecutor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -131,6 +132,8 @@ class RunnerApp:
         self._engine = built.engine
         if built.profile is not None:
             metrics.profiled(built.profile)
+        if isinstance(built.engine.executor, OffloadExecutor):
+            metrics.offloaded(built.engine.executor)
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)

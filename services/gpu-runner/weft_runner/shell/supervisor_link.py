@@ -1,7 +1,8 @@
 """The runner's end of the supervisor's stream: the machine's messages go out, what comes in is an event of the engine.
 
 The machine paces reports and heartbeats. While a forward runs longer than that, this link renews the lease, and stops
-when the forward does not end: a runner that computes nothing must lose its lease.
+when the forward neither ends nor completes a layer (a pass of an offloaded model may take minutes): a runner that
+computes nothing must lose its lease.
 """
 
 import asyncio
@@ -68,9 +69,12 @@ class SupervisorLink:
         self._engine.post(Closed(SUPERVISOR, reason))
 
     async def _keep_lease(self) -> None:
+        layers, advanced = 0, self._clock()
         while True:
             await asyncio.sleep(self._lease_s / 4)
             since, now = self._engine.busy_since, self._clock()
+            if (done := self._engine.layers.count) != layers:
+                layers, advanced = done, now
             late = now - self._sent_at >= self._lease_s / 4
-            if since is not None and late and now - since <= STALL_S:
+            if since is not None and late and now - max(since, advanced) <= STALL_S:
                 self.send(Heartbeat())

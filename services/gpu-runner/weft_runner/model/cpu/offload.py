@@ -217,7 +217,8 @@ class OffloadExecutor(CpuExecutor):
         gathered = 0 if not self._part.begins else budget.max_tokens * layout.row_bytes + _bounce_bytes(layout)
         site_rank = 3 * (budget.max_rank + budget.max_rank % 2)
         work = rows + 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
-        left = budget.device_bytes - kv_bytes - work
+        self.beside_bytes = kv_bytes + work  # of the budget, for all but weights
+        left = budget.device_bytes - self.beside_bytes
         if left < (least := least_bytes(sizes)):
             raise OutOfMemory(
                 f"--offload-device-bytes {budget.device_bytes} is too small: {kv_bytes} for KV and adapters, {work} "

@@ -72,7 +72,8 @@ class PackedLayout:
         self.row_bytes = spec.hidden_size * (2 if STORED.get(stored) == STORED[torch.bfloat16] else 4)
         self.rows = part.whole.vocab_size if part.begins else 0
         self.identity: dict[str, Any] = {
-            "format": FORMAT, "abi": ABI, "base": base, "dtype": dtype, "embedding": self.row_bytes,
+            "format": FORMAT, "abi": ABI, "packing": packer.fingerprint(), "base": base, "dtype": dtype,
+            "embedding": self.row_bytes,
             "layers": [part.layers.start, part.layers.stop], "rank": [part.rank, part.size],
         }  # fmt: skip
         sites = ("qkv", "o", "gate_up", "down")

@@ -5,6 +5,7 @@ step reads a row of it for each token. Layouts: `weft_kernels/cpu/src/pack.h`. W
 a `MatrixStore`: memory here, a file in `packed_file.py`.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,6 +85,13 @@ class RowPacker:
             self._pool, source.data_ptr(), STORED[source.dtype], source.stride(0), (source.shape[0], source.shape[1]),
             to, self.kind, scale=scale,
         )  # fmt: skip
+
+    def fingerprint(self) -> str:
+        """Of how numbers are packed: that of a small matrix. Another version of the kernels may pack otherwise."""
+        matrix = torch.linspace(-1.0, 1.0, 32 * 192).square().view(32, 192)
+        packed, scale = MappedMemory(self.n_bytes(32, 192)), torch.zeros(32)
+        self.pack(matrix, packed.address, scale.data_ptr() if self.kind == INT8 else None)
+        return hashlib.sha256(packed.array().tobytes() + scale.numpy().tobytes()).hexdigest()
 
 
 class PackedMemory:
