@@ -21,7 +21,7 @@ VALUE_SETS = ("default", "dev", "postgres", "cert-manager", "gpu-pools", "minima
 GOLDEN_SETS = ("default", "cert-manager")  # what nearly everybody gets, and the one with most of it on
 NAMESPACE = "weft-system"
 QUICK = ("--set", "tls.mode=none,admission.enabled=false")  # a render that makes no keys
-COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot")
+COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
 _KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", "monitoring.coreos.com/v1")
 _MADE = re.compile(r"(tls\.crt|tls\.key|ca\.crt|caBundle|serving\.weft\.dev/renew-after): \S+")
 

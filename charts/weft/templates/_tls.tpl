@@ -1,6 +1,6 @@
 {{/* Roles with a certificate, and where its Secret has to be. */}}
 {{- define "weft.tlsRoles" -}}
-gateway scheduler predictor supervisor depot operator admin runner
+gateway scheduler predictor supervisor batch depot operator admin runner
 {{- end -}}
 
 {{/*

@@ -37,6 +37,8 @@ class Addresses:
     supervisor_probes: str
     scheduler: str
     scheduler_probes: str
+    batch: str
+    batch_probes: str
     gateway: str
 
     @property
@@ -66,14 +68,15 @@ def component_programs(options: Options, addresses: Addresses) -> list[Program]:
         python(
             "gateway",
             at.gateway,
-            *("--http", at.gateway, "--depot", at.depot_url, *peers),
+            *("--http", at.gateway, "--depot", at.depot_url, "--batch", at.batch, *peers),
             "--auth" if options.auth else "--no-auth",
         ),
         python("predictor", at.predictor_probes, "--listen", at.predictor, "--probes", at.predictor_probes),
+        python("batch", at.batch_probes, "--listen", at.batch, "--probes", at.batch_probes),
     ]
 
 
 def choose_addresses(options: Options, ports: Ports) -> Addresses:
     """Free ports for everything but the gateway, whose port is the user's choice."""
-    chosen = [f"{LOOPBACK}:{port}" for port in ports(7)]
+    chosen = [f"{LOOPBACK}:{port}" for port in ports(9)]
     return Addresses(*chosen, gateway=f"{options.host}:{options.port}")

@@ -134,6 +134,7 @@ class Stack:
             "scheduler": self.addresses.scheduler,
             "predictor": self.addresses.predictor,
             "depot": self.addresses.depot_url,
+            "batch": self.addresses.batch,
             "auth": self.options.auth,
             "registryUp": self.registry.up,
             "components": {name: described(process) for name, process in processes.items()},

@@ -8,7 +8,7 @@ from harness.cluster.image import PAUSE_IMAGE
 from harness.cluster.python_pod import ROOT, python_volumes
 
 QUICKSTART = ROOT / "examples" / "quickstart"
-COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot")
+COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
 SMALL = {"requests": {"cpu": "1m", "memory": "1Mi"}}  # a node has what its machine has, and tests run there too
 
 

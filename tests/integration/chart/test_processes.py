@@ -16,6 +16,7 @@ from harness.chart import COMPONENTS, VALUE_SETS, Json, arguments_of, one, pod_t
 from weft.settings import ProcessSettings
 from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, Role, dns_name, pool_namespaces_of
 from weft.wire.tls import FILES, Tls
+from weft_batch.settings import BatchSettings
 from weft_depot.settings import DepotSettings
 from weft_gateway.settings import GatewaySettings
 from weft_operator.kubernetes.admission import PATHS
@@ -36,6 +37,7 @@ SETTINGS: dict[str, type[ProcessSettings]] = {
     "supervisor": SupervisorSettings,
     "predictor": PredictorSettings,
     "depot": DepotSettings,
+    "batch": BatchSettings,
 }
 
 
@@ -183,7 +185,7 @@ def unpack(secret: Json, folder: Path) -> x509.Certificate:
 # -------------------------------------------------------------------------------------------------- who reaches whom
 
 # Who connects to whom, from the table of who may call what. Admin is called by people, in the supervisor's pod.
-SERVERS = {"Scheduler": "scheduler", "Supervisor": "supervisor", "Predictor": "predictor", "Runner": "runner"}
+SERVERS = {name: name.lower() for name in ("Scheduler", "Supervisor", "Predictor", "Runner", "Batch")}
 
 
 def connections() -> set[tuple[str, str]]:
@@ -255,9 +257,9 @@ def test_addresses_lead_to_services_whose_pods_listen_there(rendered: Rendered, 
     templates = dict(pod_templates(found))
     arguments = " ".join(argument for component in COMPONENTS for argument in arguments_of(found, component))
     addresses = set(re.findall(r"([a-z-]+)\.weft-system\.svc:(\d+)", arguments))
-    assert {name for name, _ in addresses} == {"weft-scheduler", "weft-predictor", "weft-depot"}
+    assert {name for name, _ in addresses} == {"weft-scheduler", "weft-predictor", "weft-depot", "weft-batch"}
     assert {port for _, port in addresses} == {str(GRPC_PORT)}
-    for target in ("weft-scheduler", "weft-predictor", "weft-depot", "weft-supervisor"):
+    for target in ("weft-scheduler", "weft-predictor", "weft-depot", "weft-supervisor", "weft-batch"):
         (port,) = services[target]["ports"]
         container = templates[target]["spec"]["containers"][0]
         listening = {item["name"]: item["containerPort"] for item in container["ports"]}

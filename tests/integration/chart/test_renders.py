@@ -69,6 +69,9 @@ def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name
     assert not any(obj["automountServiceAccountToken"] for obj in accounts)
 
 
+GIVEN = {"weft-batch-s3"}  # a Secret that value sets name, and people make
+
+
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_every_mount_has_its_volume_and_every_volume_its_object(rendered: Rendered, name: str) -> None:
     found = rendered[name]
@@ -86,7 +89,7 @@ def test_every_mount_has_its_volume_and_every_volume_its_object(rendered: Render
         assert mounted == set(volumes) | claims.get(pod, set()), pod
         for volume in volumes.values():
             needed = volume.get("secret", {}).get("secretName") or volume.get("configMap", {}).get("name")
-            assert needed is None or needed in made, f"{pod}: {needed}"
+            assert needed is None or needed in made | GIVEN, f"{pod}: {needed}"
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -126,6 +129,7 @@ def test_a_digest_wins_over_the_tag() -> None:
         ("depot.schemes={file}", "depot.fileRoot has to say"),
         ("depot.schemes={pvc}", "depot.claims has to say"),
         ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
+        ("batch.s3.files=s3://b/p", "batch.s3.files needs batch.s3.existingSecret"),
         ("gateway.ingress.enabled=true", "gateway.ingress.host is needed"),
         ("gateway.settings.drain-seconds=5", "gateway.settings: the chart itself says --drain-seconds"),
         ("gateway.settings.auth=false", "gateway.settings: the chart itself says --auth"),
@@ -184,6 +188,28 @@ def test_supervisors_on_postgresql_are_several_and_keep_nothing_of_their_own(ren
         for rule in one(found, "NetworkPolicy", "weft-supervisor")["spec"]["egress"]
         if rule["ports"] == to_database[0]["ports"]
     ] == to_database
+
+
+def test_the_batch_service_on_postgresql_and_s3_keeps_nothing_of_its_own(rendered: Rendered) -> None:
+    found = rendered["postgres"]
+    batch = one(found, "StatefulSet", "weft-batch")["spec"]
+    assert "volumeClaimTemplates" not in batch
+    (container,) = batch["template"]["spec"]["containers"]
+    assert "WEFT_BATCH__DATABASE" in {item["name"] for item in container["env"]}
+    assert {"--files=s3://batches/weft", "--s3-credentials=/etc/weft/s3"} <= set(container["args"])
+    dns, database, storage = one(found, "NetworkPolicy", "weft-batch")["spec"]["egress"]
+    assert {port["port"] for port in (*dns["ports"], *database["ports"])} == {53, 5432}
+    assert all("169.254.0.0/16" in peer["ipBlock"]["except"] for peer in storage["to"][:1])
+    default = one(rendered["default"], "StatefulSet", "weft-batch")["spec"]
+    assert default["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "50Gi"
+    assert one(rendered["default"], "NetworkPolicy", "weft-batch")["spec"]["egress"] == []
+
+
+def test_without_batches_there_is_no_batch_service() -> None:
+    found = objects(render("default", *QUICK, "--set", "batch.enabled=false"))
+    kinds = {"StatefulSet", "Service", "ServiceAccount", "NetworkPolicy"}
+    assert not [obj for obj in found if obj["kind"] in kinds and obj["metadata"]["name"] == "weft-batch"]
+    assert not any(argument.startswith("--batch") for argument in chart.arguments_of(found, "gateway"))
 
 
 def test_pod_monitors_ask_for_the_prometheus_operator() -> None:

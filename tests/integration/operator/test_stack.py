@@ -19,7 +19,7 @@ from harness.ports import free_port
 from harness.processes import started, tied
 from harness.waiting import PATIENCE_S, wait_until
 
-COMPONENTS = {"depot", "scheduler", "supervisor", "gateway", "predictor"}
+COMPONENTS = {"depot", "scheduler", "supervisor", "gateway", "predictor", "batch"}
 MISSING = """
 apiVersion: serving.weft.dev/v1alpha1
 kind: ServingPool
