@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from sqlalchemy import URL
 
+from harness.postgres import DIALECTS
 from harness.waiting import PATIENCE_S
 from weft.domain.batch import (
     BatchJob,
@@ -214,9 +216,20 @@ async def serving(
         await running
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Any]:
-    engine = open_database(sqlite_url(tmp_path / "batch.sqlite"))
+@pytest.fixture(params=DIALECTS)
+async def store(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            url = sqlite_url(tmp_path / "batch.sqlite")
+        else:
+            url = stack.enter_context(request.getfixturevalue("postgres").database())
+        async for engine in opened(url):
+            yield engine
+
+
+async def opened(url: URL) -> AsyncIterator[Any]:
+    """The store, at the newest revision."""
+    engine = open_database(url)
     await migrate.upgrade(engine)
     yield engine
     await engine.dispose()

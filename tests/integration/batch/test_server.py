@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from harness.waiting import eventually
 from tests.integration.batch.conftest import answer, input_file, input_line, serving
 from weft.domain.batch import BatchStatus, LineReleased, LineResult, Purpose
 from weft.wire.codec import batch as codec
@@ -242,8 +243,7 @@ async def test_an_answer_that_is_no_json_never_damages_the_output(world) -> None
 async def test_tenants_take_turns(store, storage) -> None:
     async with serving(store, storage) as world:
         jobs = [await world.client(name).submit(input_file(40)) for name in ("a", "b")]
-        for job, name in zip(jobs, ("a", "b"), strict=True):
-            await world.client(name).in_status(job.batch_id, BatchStatus.IN_PROGRESS)
+        await eventually(lambda: asyncio.sleep(0, world.server.core.lines()["waiting"] == 80))
         order = []
         async with world.gateway(max_lines=2, answers=lambda run: order.append(run.namespace) or answer(run)):
             for job, name in zip(jobs, ("a", "b"), strict=True):

@@ -1,0 +1,219 @@
+"""The service as a process: kill -9 at drawn moments, many lines, large uploads, a full disk, wrong settings."""
+
+import asyncio
+import itertools
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from conftest import SEED
+from harness.ports import free_addresses
+from harness.processes import started
+from harness.waiting import PATIENCE_S, soon
+from tests.integration.batch.conftest import Client, PlayedGateway, answer, input_file, input_line
+from weft.domain.batch import BatchStatus
+from weft.wire.streams import channel
+from weft.wire.v1.batch_pb2_grpc import BatchStub
+
+MIB = 1 << 20
+
+
+def service(data: Path, address: str, *flags: str, **options):
+    at = ("--data-dir", str(data), "--listen", address, "--probes", free_addresses(1)[0])
+    return started(sys.executable, "-m", "weft_batch", *at, *flags, **options)
+
+
+@asynccontextmanager
+async def connected(address: str):
+    """A stub that waits for the service, and a gateway that reconnects."""
+    async with channel(address) as opened:
+        await soon(opened.channel_ready())
+        stub = BatchStub(opened)
+        gateway = PlayedGateway(stub)
+
+        async def run() -> None:
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    await opened.channel_ready()
+                    await gateway.run()
+
+        running = asyncio.create_task(run())
+        try:
+            yield Client(stub), gateway
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+
+def stored_lines(data: Path) -> set[tuple[str, int]]:
+    with sqlite3.connect(data / "batch.sqlite") as store:
+        return set(store.execute("SELECT batch_id, line FROM batch_results"))
+
+
+def peak_memory(process: subprocess.Popen) -> int:
+    """Bytes, by the kernel's account; of the process itself, not of the one that started it."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_moment_it_is_killed_at_each_line_has_one_result_in_one_file(tmp_path, seed) -> None:
+    rng, total, address = random.Random(SEED * 100 + seed), 400, free_addresses(1)[0]
+    content = input_file(total // 2) + b"{\n" + input_line("id-0") + b"\n" + input_file(total // 2, total // 2)
+    job, kills = None, 0
+    finished: set[tuple[str, int]] = set()
+    for number in itertools.count():
+        with service(tmp_path, address) as process:
+            async with connected(address) as (client, gateway):
+                gateway.max_lines = 1 if number == 0 else 40  # of its first hello, which is sent later
+                if job is None:
+                    with suppress(grpc.aio.AioRpcError):
+                        job = await client.submit(content)
+                watch = asyncio.create_task(client.ended(job.batch_id))
+                after = rng.choice([0, rng.randint(1, 100), rng.randint(1, total), total - len(finished) + 2])
+                killed = number < 8
+                if killed:
+                    done = asyncio.create_task(gateway.until(lambda it, after=after: it.runs.total() >= after))
+                    await asyncio.wait((done, watch), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.sleep(rng.uniform(0, 0.03))  # the drawn moment
+                    process.kill()
+                    process.wait()
+                    kills += 1
+                    done.cancel()
+                    watch.cancel()
+                    await asyncio.gather(done, watch, return_exceptions=True)
+                else:
+                    ended = await watch
+            again = finished & gateway.runs.keys()
+            assert not again, f"finished lines ran again: {sorted(again)[:5]}"
+            finished |= stored_lines(tmp_path)
+            if not killed:
+                break
+    assert (ended.status, ended.total, ended.completed, ended.failed) == (BatchStatus.COMPLETED, total + 2, total, 2)
+    with service(tmp_path, address) as process:
+        async with connected(address) as (client, gateway):
+            output = await client.lines(ended.output_file_id)
+            assert [line["custom_id"] for line in output] == [f"id-{i}" for i in range(total)]
+            errors = [(line["custom_id"], line["error"]["code"]) for line in await client.lines(ended.error_file_id)]
+            assert errors == [(None, "invalid_json_line"), ("id-0", "duplicate_custom_id")]
+            names = {file.file_id for file in await client.files()}
+            assert {path.name for path in (tmp_path / "files").iterdir()} == names, "bytes without a file"
+            assert names == {job.input_file_id, ended.output_file_id, ended.error_file_id}
+        assert stored_lines(tmp_path) == set()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
+
+
+async def test_an_upload_that_was_killed_is_not_there_and_nothing_is_left_of_it(tmp_path) -> None:
+    address = free_addresses(1)[0]
+    with service(tmp_path, address) as process:
+        async with connected(address) as (client, _):
+
+            def chunks():
+                yield b"x" * MIB
+                while not list((tmp_path / "files").iterdir()):
+                    yield b"x" * MIB
+                process.kill()
+                yield b"x" * MIB
+
+            with pytest.raises(grpc.aio.AioRpcError):
+                await client.upload(chunks())
+    assert len(list((tmp_path / "files").iterdir())) == 1
+    with service(tmp_path, address):
+        async with connected(address) as (client, _):
+            assert await client.files() == []
+            assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize("total", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
+async def test_many_lines_run_in_bounded_memory(tmp_path, total) -> None:
+    address = free_addresses(1)[0]
+    with service(tmp_path, address, "--max-lines", str(total)) as process:
+        async with connected(address) as (client, gateway):
+            gateway.max_lines = 500
+            before = peak_memory(process)
+            job = await client.submit(input_file(total))
+            ended = await client.ended(job.batch_id)
+            assert (ended.completed, ended.total, gateway.runs.total()) == (total, total, total)
+            assert (await client.content(ended.output_file_id)).count(b"\n") == total
+            assert peak_memory(process) - before < 80 * MIB
+
+
+async def test_an_upload_of_fifty_megabytes_streams(tmp_path) -> None:
+    address = free_addresses(1)[0]
+    with service(tmp_path, address) as process:
+        async with connected(address) as (client, _):
+            await client.upload(b"x")
+            before = peak_memory(process)
+            file = await client.upload(itertools.repeat(b"x" * MIB, 50))
+            assert file.bytes == 50 * MIB
+            assert peak_memory(process) - before < 24 * MIB
+            assert len(await client.content(file.file_id)) == 50 * MIB
+            assert peak_memory(process) - before < 24 * MIB
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A folder on a file system of 4 MiB."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+async def test_a_full_disk_refuses_uploads_and_loses_no_result(tmp_path, small_disk) -> None:
+    address = free_addresses(1)[0]
+    with service(tmp_path, address):
+        async with connected(address) as (client, gateway):
+            gateway.answers = lambda _run: None
+            job = await client.submit(input_file(50))
+            with pytest.raises(grpc.aio.AioRpcError, match=r"(?s)UNAVAILABLE.*No space left on device"):
+                await client.upload(itertools.repeat(b"x" * MIB, 6))
+            await gateway.until(lambda it: len(it.kept) == 50)
+            filler = small_disk / "filler"
+            with suppress(OSError), filler.open("wb", 0) as file:
+                while len(list(small_disk.iterdir())) > 2 or file.write(b"x" * 4096):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            for kept in gateway.kept.values():
+                gateway.send(answer(kept))
+            await client.in_status(job.batch_id, BatchStatus.FINALIZING)
+            filler.unlink()
+            ended = await client.ended(job.batch_id)
+            assert len(await client.lines(ended.output_file_id)) == ended.completed == 50
+            assert set(gateway.runs.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--files", "http://x"), "not s3://BUCKET/PREFIX"),
+        (("--files", "s3://bucket"), "needs --s3-credentials"),
+        (("--files", "s3://bucket", "--s3-credentials", "."), "no file accessKeyId"),
+        (("--database", "mysql://x"), "postgresql"),
+    ],
+)
+def test_what_cannot_work_stops_the_start_with_its_name(tmp_path, flags, what) -> None:
+    with service(tmp_path, free_addresses(1)[0], *flags, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        _, said = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 2
+        assert what in said
+
+
+def test_two_services_do_not_share_a_directory(tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    first, second = free_addresses(2)
+    with service(tmp_path / "data", first, stderr=subprocess.PIPE, text=True) as one:
+        assert "serving" in next(line for line in one.stderr if "serving" in line)
+        with service(tmp_path / "data", second, stderr=subprocess.PIPE, text=True) as other:
+            _, said = other.communicate(timeout=PATIENCE_S)
+            assert (other.returncode, "DataDirInUse" in said) == (2, True)
