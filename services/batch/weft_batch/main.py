@@ -20,7 +20,7 @@ from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.batch_pb2_grpc import add_BatchServicer_to_server
 from weft_batch.errors import StorageError
-from weft_batch.server import BatchServer, Limits
+from weft_batch.server import BatchServer, TenantQuotas
 from weft_batch.settings import BatchSettings
 from weft_batch.storage import FileStorage, FolderStorage
 
@@ -98,7 +98,7 @@ async def _serve(
     tls: Tls | None,
 ) -> None:
     shared = settings.database != ""
-    limits = Limits(**{name: getattr(settings, name) for name in Limits.__slots__})  # pyright: ignore[reportAttributeAccessIssue]
+    limits = TenantQuotas(**{name: getattr(settings, name) for name in TenantQuotas.__slots__})  # pyright: ignore[reportAttributeAccessIssue]
     server = BatchServer(engine, term, storage, limits, lines_in_flight=settings.lines_in_flight)
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.trouble)
     probes.start()

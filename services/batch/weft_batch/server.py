@@ -83,7 +83,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantQuotas:
     """Quotas of a tenant, and bounds of a batch."""
 
     max_lines: int = 50_000
@@ -116,7 +116,7 @@ class BatchServer(BatchServicer):
     """Owns the machine. Everything but blocking I/O runs in one event loop; `handle` is the only way in."""
 
     def __init__(
-        self, engine: AsyncEngine, term: int, storage: FileStorage, limits: Limits, *, lines_in_flight: int
+        self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas, *, lines_in_flight: int
     ) -> None:
         self.core = Batches(lines_in_flight=lines_in_flight)
         self.writer = ResultWriter(engine, term, lambda lines: self.handle(LinesStored(lines)))

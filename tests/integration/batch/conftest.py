@@ -38,7 +38,7 @@ from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
 from weft.wire.streams import SendQueue, channel
 from weft.wire.v1.batch_pb2_grpc import BatchStub, add_BatchServicer_to_server
-from weft_batch.server import BatchServer, Limits
+from weft_batch.server import BatchServer, TenantQuotas
 from weft_batch.storage import FolderStorage
 
 ENDPOINT = "/v1/completions"
@@ -196,11 +196,11 @@ class World:
 
 @asynccontextmanager
 async def serving(
-    engine: Any, storage: Any, limits: Limits | None = None, *, sole: bool = True, lines_in_flight: int = 1000
+    engine: Any, storage: Any, limits: TenantQuotas | None = None, *, sole: bool = True, lines_in_flight: int = 1000
 ) -> AsyncIterator[World]:
     """A service that has started, at an address of its own."""
     term = await fencing_terms.take(engine, "batch")
-    server = BatchServer(engine, term, storage, limits or Limits(), lines_in_flight=lines_in_flight)
+    server = BatchServer(engine, term, storage, limits or TenantQuotas(), lines_in_flight=lines_in_flight)
     await server.load(sole=sole)
     running = asyncio.create_task(server.run(shared=not sole, keep_days=1))
     listener = grpc.aio.server()

@@ -10,7 +10,7 @@ from tests.integration.batch.conftest import answer, input_file, input_line, ser
 from weft.domain.batch import BatchStatus, LineReleased, LineResult, Purpose
 from weft.wire.codec import batch as codec
 from weft_batch.errors import StorageUnavailable
-from weft_batch.server import Limits
+from weft_batch.server import TenantQuotas
 
 
 def refused(code: grpc.StatusCode, what: str):
@@ -76,7 +76,7 @@ async def test_bad_lines_fail_alone_and_by_name(world) -> None:
     [(b"", "empty_file", 0), (b"{\n{", "invalid_json_line", 1), (input_file(6), "too_many_lines", 6)],
 )
 async def test_a_file_without_a_line_that_can_run_fails_its_batch(store, storage, content, code, line) -> None:
-    async with serving(store, storage, Limits(max_lines=5)) as world:
+    async with serving(store, storage, TenantQuotas(max_lines=5)) as world:
         client = world.client()
         ended = await client.ended((await client.submit(content)).batch_id)
         assert (ended.status, ended.errors[0].code, ended.errors[0].line) == (BatchStatus.FAILED, code, line)
@@ -105,7 +105,7 @@ async def test_another_tenant_finds_nothing(world) -> None:
 
 
 async def test_quotas_refuse_by_name(store, storage) -> None:
-    limits = Limits(max_file_bytes=1000, tenant_bytes=1500, tenant_files=3, tenant_batches=1)
+    limits = TenantQuotas(max_file_bytes=1000, tenant_bytes=1500, tenant_files=3, tenant_batches=1)
     async with serving(store, storage, limits) as world:
         client = world.client()
         with refused(EXHAUSTED, "larger than 1000 bytes"):
