@@ -92,6 +92,56 @@ def capacity(
     return _written(found, manifest, seed + 1, picture, pool)
 
 
+@plan_app.command()
+def offload(
+    manifests: Annotated[
+        list[Path], typer.Option("-f", help="With the ServingPool; its spec.offload says the budgets.")
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="config.json of the model, or its folder. Default: the pool's file:PATH.")
+    ] = None,
+    machine: Annotated[Path | None, typer.Option(help="What --save wrote on the machine that will serve.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine, at the pool's diskPath; takes some seconds.")
+    ] = False,
+    save: Annotated[Path | None, typer.Option(help="Write what was measured, for --machine.")] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of a sequence.")] = 512,
+    output: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 32,
+    adapters: Annotated[int, typer.Option(min=0, help="Adapters among the sequences of a block.")] = 16,
+    rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
+    form: Annotated[str, typer.Option("-o", help="text or json.")] = "text",
+) -> int:
+    """The policy of an offload pool: what lies where, how fast it should be, and what would help most.
+
+    - `weft plan offload -f pool.yaml --measure`  on the machine that will serve
+
+    - `weft plan offload -f pool.yaml --model config.json --machine machine.json`  anywhere else
+
+    For each block and device batch a linear program is solved over a cost model (FlexGen, section 4); docs/offload.md
+    has the equations. Exit code 1: no policy fits the budgets; the message says what would.
+    """
+    from weft_cli import plan_offload as planning
+    from weft_runner.offload.costs import BlockWork
+
+    manifest = _pool_of(manifests)
+    if manifest is None or measure == (machine is not None):
+        raise BadInput("which machine?", "--measure on the one that will serve, or --machine machine.json")
+    if form not in ("text", "json"):
+        raise BadInput(f"-o {form!r}", "text or json")
+    rates = planning.read_rates(machine) if machine is not None else planning.measured_rates(manifest, model)
+    if save is not None:
+        planning.write_rates(rates, save)
+    search = planning.search_of(manifest, model, rates, BlockWork(prompt, output, adapters, rank))
+    plan = planning.find(search)
+    helping = planning.changes(search)
+    if form == "json":
+        say(dump(planning.as_json(search, plan, helping), "json"))
+    else:
+        for line in planning.report(search, plan, helping):
+            say(line)
+    return 0
+
+
 def _planned(first: Any, second: Any, kinds: Sequence[Any], phases: str, jobs: int, *, full: bool) -> Any:
     """The plan of all combinations, with a bar on standard error. Raises BadInput."""
     from weft_sim.planning.plan import families, plan

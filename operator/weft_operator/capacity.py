@@ -209,6 +209,7 @@ def launch(pool: Pool, base_digest: str, group: Group | None = None) -> Launch:
         pipeline_parallel=pool.pipeline_parallel,
         model_name=pool.model_name,
         phase=group.phase if group is not None else "Any",
+        offload=pool.offload,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.resolution import Resolution
-from weft_operator.resources import Adapter, Object, Pool, Ref, Tier, holds
+from weft_operator.resources import Adapter, Object, OffloadBudgets, Pool, Ref, Tier, holds
 from weft_operator.retention import Retention
 
 REFUSED_S = 15.0  # before a wish that was refused is tried again, unchanged
@@ -37,6 +37,7 @@ class Launch:
     pipeline_parallel: int = 1
     model_name: str = ""
     phase: str = "Any"  # of its group
+    offload: OffloadBudgets | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from weft_operator.observe import Launch
-from weft_operator.resources import Group, Object
+from weft_operator.resources import Group, Object, OffloadBudgets
 from weft_operator.site import Site
 
 Json = dict[str, Any]
@@ -40,8 +40,22 @@ def pod_template(
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
-    container = _container(template, arguments(launch, site, leader, ranks_per_pod), site, ranks=bool(leader))
-    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, site, labels)}}
+    offload = _offload_volume(launch, ranks_per_pod)
+    args = arguments(launch, site, leader, ranks_per_pod)
+    container = _container(template, args, site, offload, ranks=bool(leader))
+    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, site, offload, labels)}}
+
+
+def _offload_volume(launch: Launch, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:
+    """The volume of a pool that offloads, and its mount. A site's own volume named `offload` takes its place.
+
+    It ends with the pod, and the next one packs the weights again.
+    """
+    if launch.offload is None:
+        return [], []
+    most = launch.offload.disk_bytes
+    empty = {} if most is None else {"sizeLimit": str(most * ranks_per_pod)}
+    return [{"name": "offload", "emptyDir": empty}], [{"name": "offload", "mountPath": launch.offload.disk_path}]
 
 
 def arguments(launch: Launch, site: Site, leader: str = "", ranks_per_pod: int = 1) -> list[str]:
@@ -88,17 +102,31 @@ def launch_flags(launch: Launch) -> dict[str, str | int]:
         "token-time-ms": launch.token_time_ms,
         **{flag: parts for flag, parts in split.items() if parts > 1},
         **({} if launch.phase == "Any" else {"role": launch.phase.lower()}),
+        **_offload_flags(launch.offload),
     }
 
 
-def _pod(template: Object, container: Json, site: Site, labels: Mapping[str, str]) -> Json:
+def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
+    if offload is None:
+        return {}
+    return {
+        "dtype": offload.weights,
+        "offload-device-bytes": offload.device_bytes,
+        **({} if offload.disk_bytes is None else {"offload-disk-bytes": offload.disk_bytes}),
+        "offload-disk-path": offload.disk_path,
+    }
+
+
+def _pod(
+    template: Object, container: Json, site: Site, offload: tuple[list[Json], list[Json]], labels: Mapping[str, str]
+) -> Json:  # fmt: skip
     chosen = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
     return _given(
         {
             "securityContext": dict(site.security_contexts.pod),
             "imagePullSecrets": [{"name": name} for name in site.image_pull_secrets],
             "containers": [container],
-            "volumes": _volumes(site),
+            "volumes": _volumes(site, offload[0]),
             **{name: template.get(name) for name in chosen},
             "topologySpreadConstraints": [
                 {"labelSelector": {"matchLabels": dict(labels)}, **constraint}
@@ -108,7 +136,9 @@ def _pod(template: Object, container: Json, site: Site, labels: Mapping[str, str
     )
 
 
-def _container(template: Object, args: list[str], site: Site, *, ranks: bool) -> Json:
+def _container(
+    template: Object, args: list[str], site: Site, offload: tuple[list[Json], list[Json]], *, ranks: bool
+) -> Json:  # fmt: skip
     """`ranks`: the pod is one of several of its runner."""
     return _given(
         {
@@ -121,7 +151,7 @@ def _container(template: Object, args: list[str], site: Site, *, ranks: bool) ->
             "ports": [_port(name, port) for name, port in PORTS.items()],
             "resources": _given(template.get("resources") or site.resources),
             "securityContext": dict(site.security_contexts.container),
-            "volumeMounts": _mounts(site),
+            "volumeMounts": _mounts(site, offload[1]),
             # /healthz answers while the base is fetched and loaded: the three probes tell three things apart.
             "startupProbe": _probe("/healthz", period_s=2, failures=60),
             "livenessProbe": _probe("/healthz", period_s=10, failures=6),
@@ -141,24 +171,24 @@ def _env(template: Object, site: Site, *, ranks: bool) -> list[Json]:
     return _by_name("name", ({"name": "HOME", "value": "/tmp"},), site.env, template.get("env") or (), own)  # noqa: S108 (of the pod)
 
 
-def _volumes(site: Site) -> list[Json]:
+def _volumes(site: Site, offload: list[Json]) -> list[Json]:
     own: list[Json] = [
         {"name": "data", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
     ]
     tls = [{"name": "tls", "secret": {"secretName": site.tls_secret}}] if site.tls_secret else []
-    return _by_name("name", own, tls, site.volumes)
+    return _by_name("name", own, tls, offload, site.volumes)
 
 
-def _mounts(site: Site) -> list[Json]:
+def _mounts(site: Site, offload: list[Json]) -> list[Json]:
     own: list[Json] = [
         {"name": "data", "mountPath": DATA},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 (of the pod)
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
     ]
     tls = [{"name": "tls", "mountPath": TLS, "readOnly": True}] if site.tls_secret else []
-    return _by_name("mountPath", own, tls, site.volume_mounts)
+    return _by_name("mountPath", offload, own, tls, site.volume_mounts)
 
 
 def _by_name(key: str, *lists: Iterable[Mapping[str, Any]]) -> list[Json]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from weft.api.template import amount
+
 Kind = Literal["ServingPool", "LoRAAdapter"]
 Tier = Literal["Remote", "Disk", "Host"]
 Object = Mapping[str, Any]
@@ -95,6 +97,16 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadBudgets:
+    """Of each rank. `disk_bytes` None: no limit."""
+
+    device_bytes: int
+    disk_bytes: int | None
+    disk_path: str
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """A ServingPool. `replicas` and `autoscaling` None: one runner. `groups` is never empty."""
 
@@ -120,6 +132,7 @@ class Pool:
     tensor_parallel: int
     pipeline_parallel: int
     pods_per_runner: int
+    offload: OffloadBudgets | None
     max_queue: int
     max_moves: int
     placement: str
@@ -211,6 +224,7 @@ def parse_pool(obj: Object) -> Pool:
         tensor_parallel=parallelism["tensor"],
         pipeline_parallel=parallelism["pipeline"],
         pods_per_runner=parallelism["podsPerRunner"],
+        offload=_offload(spec.get("offload") or {}),
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         placement=scheduler["placement"],
@@ -232,6 +246,18 @@ def parse_pool(obj: Object) -> Pool:
         allowed=allowed["from"],
         allowed_names=tuple(allowed.get("names") or ()),
         status=obj.get("status") or {},
+    )
+
+
+def _offload(offload: Object) -> OffloadBudgets | None:
+    if offload.get("mode", "Off") == "Off":
+        return None
+    disk = offload.get("diskBytes")
+    return OffloadBudgets(
+        device_bytes=int(amount(offload["deviceBytes"])),
+        disk_bytes=None if disk is None else int(amount(disk)),
+        disk_path=offload["diskPath"],
+        weights=offload["weights"],
     )
 
 

@@ -34,6 +34,9 @@ WORDINGS: dict[str, tuple[str, str]] = {
 }
 
 
+OFFLOAD: Manifest = {"mode": "Auto", "deviceBytes": "4Gi", "diskPath": "/mnt/weft"}
+
+
 @dataclass(frozen=True)
 class Bad:
     """One refusal. With `before`, `wish` is an update of it."""
@@ -235,6 +238,34 @@ BAD: tuple[Bad, ...] = (
     Bad("a stage for each token", "spec.parallelism.pipeline", "too large", pool(parallelism={"pipeline": 65})),
     Bad(
         "more than 64 ranks", "spec.parallelism.pipeline", "at most 64", pool(parallelism={"tensor": 8, "pipeline": 9})
+    ),
+    Bad("an offload pool without budgets", "spec.offload.mode", "needs deviceBytes", pool(offload={"mode": "Auto"})),
+    Bad("an offload mode", "spec.offload.mode", "one of", pool(offload={"mode": "On"})),
+    Bad("bytes in words", "spec.offload.deviceBytes", "no quantity", pool(offload=OFFLOAD | {"deviceBytes": "four"})),
+    Bad("a disk path that climbs", "spec.offload.diskPath", "pattern", pool(offload=OFFLOAD | {"diskPath": "/a/../b"})),
+    Bad("a host tier", "spec.offload.hostBytes", "not served yet", pool(offload=OFFLOAD | {"hostBytes": "1Gi"})),
+    Bad("KV in int4", "spec.offload.kv", "not served yet", pool(offload=OFFLOAD | {"kv": "int4"})),
+    Bad(
+        "attention on the host",
+        "spec.offload.cpuAttention",
+        "not served",
+        pool(offload=OFFLOAD | {"cpuAttention": "Auto"}),
+    ),
+    Bad(
+        "sparse attention",
+        "spec.offload.sparseAttention",
+        "not served",
+        pool(offload=OFFLOAD | {"sparseAttention": "TopK"}),
+    ),
+    Bad("weights of two bits", "spec.offload.weights", "one of", pool(offload=OFFLOAD | {"weights": "int2"})),
+    Bad(
+        "tensor ranks that offload", "spec.offload", "do not offload", pool(offload=OFFLOAD, parallelism={"tensor": 2})
+    ),
+    Bad(
+        "a device larger than the pod",
+        "spec.offload",
+        "above the template's limit",
+        pool(offload=OFFLOAD, template={"resources": {"limits": {"memory": "3Gi"}}}),
     ),
     Bad("an unknown phase", "spec.phases.mode", "one of", pool(phases={"mode": "Disaggregated"})),
     Bad("fewer than no prompt runner", "spec.phases.minPrompt", "too small", pool(phases={"minPrompt": -1})),

@@ -19,7 +19,7 @@ from weft.api.fields import (
 )
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
-from weft.api.template import MAX_RUNNERS, RunnerGroup, RunnerTemplate
+from weft.api.template import MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 
@@ -90,6 +90,64 @@ class Parallelism(ApiModel):
     pods_per_runner: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     """Pods of one runner, started and lost as one, so that it may span nodes; each has as many of the processes, and
     needs a GPU for each. Tensors go between them unencrypted. A change replaces all runners at once."""
+
+
+DISK_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$"
+
+
+class Offload(ApiModel):
+    """More model than memory: weights that do not fit come from a disk while layers compute (FlexGen)."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "mode",
+            "mode Auto needs deviceBytes and diskPath",
+            "self.mode == 'Off' || (has(self.deviceBytes) && has(self.diskPath))",
+            lambda offload: (
+                offload.mode == "Off" or (offload.device_bytes is not None and offload.disk_path is not None)
+            ),
+        ),
+        Rule(
+            "hostBytes",
+            "a host tier is not served yet: on the cpu executor the engine's memory is the device, write it there",
+            "!has(self.hostBytes)",
+            lambda offload: offload.host_bytes is None,
+        ),
+        Rule("kv", "int4 is not served yet: leave it bf16", "self.kv == 'bf16'", lambda offload: offload.kv == "bf16"),
+        Rule(
+            "cpuAttention",
+            "Auto is not served yet: without a host tier all KV is on the device",
+            "self.cpuAttention == 'Off'",
+            lambda offload: offload.cpu_attention == "Off",
+        ),
+        Rule(
+            "sparseAttention",
+            "TopK is not served yet: leave it Off",
+            "self.sparseAttention == 'Off'",
+            lambda offload: offload.sparse_attention == "Off",
+        ),
+    )
+
+    mode: Literal["Off", "Auto"] = "Off"
+    """Auto: as much of the weights as fits deviceBytes stays in memory, the rest is read from diskPath in each step."""
+    device_bytes: Quantity | None = None
+    """Memory of the engine, of each rank: weights, KV pages, adapters and what steps work on. The pod needs about 1 Gi
+    more for the process itself."""
+    host_bytes: Quantity | None = None
+    """Memory of the host beside a GPU's."""
+    disk_bytes: Quantity | None = None
+    """Most bytes of packed weights on the disk, and the size limit of the pod's volume; unset: no limit."""
+    disk_path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)] | None = None
+    """Where they lie, on a file system with direct I/O: in a cluster a volume of the pod is mounted there, with weft up
+    it is a folder of the machine."""
+    weights: Literal["bf16", "int8", "int4"] = "bf16"
+    """The format of the base's weights: int8 and int4 halve and quarter what is read, at some accuracy."""
+    kv: Literal["bf16", "int4"] = "bf16"
+    """The format of KV."""
+    cpu_attention: Literal["Off", "Auto"] = "Off"
+    """Whether attention is computed on the host where KV lies there."""
+    sparse_attention: Literal["Off", "TopK"] = "Off"
+    """Whether a step reads the values of the best keys alone."""
 
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
@@ -285,6 +343,22 @@ class ServingPoolSpec(ApiModel):
             "self.runnerGroups.all(group, group.phase == 'Token'))",
             lambda spec: spec.phases.mode == "Unified" or _for_both(spec),
         ),
+        Rule(
+            "offload",
+            "ranks of a tensor split do not offload: split by parallelism.pipeline, each stage has a budget of its own",
+            "!has(self.offload) || self.offload.mode == 'Off' || self.parallelism.tensor == 1",
+            lambda spec: not _offloads(spec) or spec.parallelism.tensor == 1,
+        ),
+        Rule(
+            "offload",
+            "deviceBytes is above the template's limit of memory: the runner would be killed",
+            "!has(self.offload) || self.offload.mode == 'Off' || !has(self.offload.deviceBytes) || "
+            "!has(self.template) || !has(self.template.resources) || !has(self.template.resources.limits) || "
+            "!('memory' in self.template.resources.limits) || "
+            "quantity(string(self.offload.deviceBytes)).compareTo("
+            "quantity(string(self.template.resources.limits['memory']))) <= 0",
+            lambda spec: not _offloads(spec) or _within_memory(spec),
+        ),
     )
 
     model: PoolModel
@@ -312,6 +386,8 @@ class ServingPoolSpec(ApiModel):
     """Key-value memory of one runner."""
     parallelism: Parallelism = Parallelism()
     """How one runner splits the model; the template's resources have a GPU for each process of a pod."""
+    offload: Offload | None = None
+    """More model than memory: weights that do not fit come from a disk. Unset: all are in memory."""
     phases: Phases = Phases()
     """Whether prompts and the tokens after them are computed by runners of their own."""
     scheduler: SchedulingSpec = SchedulingSpec()
@@ -425,6 +501,17 @@ class ServingPool(Resource):
     @property
     def immutables(self) -> dict[str, object]:
         return {"spec.model.uri": self.spec.model.uri}
+
+
+def _offloads(spec: ServingPoolSpec) -> bool:
+    return spec.offload is not None and spec.offload.mode == "Auto"
+
+
+def _within_memory(spec: ServingPoolSpec) -> bool:
+    """Where both are known."""
+    limits = (spec.template.resources.limits if spec.template and spec.template.resources else None) or {}
+    wanted = spec.offload.device_bytes if spec.offload else None
+    return wanted is None or "memory" not in limits or amount(wanted) <= amount(limits["memory"])
 
 
 def _least(spec: Any) -> int:

@@ -7,8 +7,9 @@ import pytest
 
 from tests.unit.operator.planning import BASE, pool_object
 from weft_operator.capacity import group_of, launch
-from weft_operator.pod_template import launch_flags
+from weft_operator.pod_template import launch_flags, pod_template
 from weft_operator.resources import Pool, parse_pool
+from weft_operator.site import Site
 from weft_runner.settings import parse_settings
 
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
@@ -74,3 +75,28 @@ def test_a_runner_is_started_with_the_phase_of_its_group():
 def test_another_token_time_is_another_launch():
     """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
     assert launch(pool_of(token_time_ms=45), BASE) != launch(pool_of(token_time_ms=46), BASE)
+
+
+def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
+    budgets = {"mode": "Auto", "deviceBytes": "4Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft", "weights": "int4"}
+    manifest = pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1})
+    manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
+    manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    wanted = launch(parse_pool(manifest), BASE)
+    settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
+    assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
+    assert (str(settings.offload_disk_path), settings.dtype) == ("/mnt/weft", "int4")
+    pod = pod_template(
+        parse_pool(manifest).groups[0],
+        wanted,
+        Site("image", "s:1", "http://d"),
+        labels={},
+        account="a",
+        drain_s=1.0,
+        ranks_per_pod=2,
+    )["spec"]
+    assert {"name": "offload", "emptyDir": {"sizeLimit": str(40 << 30)}} in pod["volumes"]
+    assert {"name": "offload", "mountPath": "/mnt/weft"} in pod["containers"][0]["volumeMounts"]
+    off = pool_object(offload={"mode": "Off", "weights": "bf16"})
+    off["metadata"] |= manifest["metadata"]
+    assert "dtype" not in launch_flags(launch(parse_pool(off), BASE))
