@@ -25,6 +25,7 @@ from weft_bench.cpu_context import Bar, Context, Options
 from weft_bench.cpu_decode import Model
 from weft_bench.cpu_loading import loading_case
 from weft_bench.cpu_machine import Machine, meter
+from weft_bench.cpu_priority import priority_case
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.cpu_slots import slots_case
 from weft_bench.cpu_swap import swap_case
@@ -43,10 +44,17 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "loading": loading_case,
     "slots": slots_case,
     "swap": swap_case,
+    "priority": priority_case,
     "textgen": textgen_case,
 }
 BRISK = ("tiny", "m135")  # the other shapes would take hours
-SERVING: dict[str, tuple[str, ...]] = {"loading": BRISK, "slots": BRISK, "swap": BRISK, "textgen": BRISK}
+SERVING: dict[str, tuple[str, ...]] = {
+    "loading": BRISK,
+    "slots": BRISK,
+    "swap": BRISK,
+    "priority": BRISK,
+    "textgen": BRISK,
+}
 
 
 def figures(

@@ -110,7 +110,9 @@ def cpu(
     ] = "tiny,small,m135,mid",
     cases: Annotated[
         str,
-        typer.Option(help="Of decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, textgen."),
+        typer.Option(
+            help="Of decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, priority, textgen."
+        ),
     ] = "decode,retention,batch1,prefill,whole,int8,int4,loading,slots,textgen",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
     executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",

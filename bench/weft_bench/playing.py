@@ -7,14 +7,14 @@ stopped.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.ids import Epoch
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received
-from weft.domain.request import Ended, NoCapacity, Sampling, SessionHello, Start, Step
+from weft.domain.request import Ended, NoCapacity, Priority, Sampling, SessionHello, Start, Step
 from weft_bench.cpu_witness import Beat, Witness
 from weft_bench.errors import EngineRefused
 from weft_runner.errors import ArtifactUnknown
@@ -35,16 +35,18 @@ class Ask:
     prompt: Sequence[int]
     tokens: int
     salt: str = ""
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(slots=True)
 class Life:
-    """When a request was posted, and when its first token came; seconds on a monotonic clock."""
+    """When a request was posted, and when its tokens came; seconds on a monotonic clock."""
 
     ask: Ask
     posted: float
     first: float = 0.0
     tokens: int = 0
+    at: list[float] = field(default_factory=list[float])
 
     @property
     def ttft_s(self) -> float:
@@ -62,6 +64,15 @@ class Played:
     @property
     def tokens(self) -> int:
         return sum(life.tokens for life in self.lives)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What became of requests that had others beside them, and how many tokens the others had made by then."""
+
+    lives: Sequence[Life]
+    line_tokens: int
+    wall_s: float
 
 
 class Folders:
@@ -126,12 +137,37 @@ class Player:
             self._forget()
         return Played(lives, self.witness.verified(), wall_s)
 
+    def play_beside(self, asks: Sequence[Ask], lines: Iterator[Ask], most: int) -> Beside:
+        """Serve all of `asks`, and `most` of `lines` at a time beside them, until each of `asks` has its last token.
+
+        The clock begins once every one of `asks` has its first. Raises as `play`.
+        """
+        self.witness.begin()
+        beside: list[Life] = []
+        try:
+            lives, began = [self._post(ask) for ask in asks], 0.0
+            while any(life.tokens < life.ask.tokens for life in lives):
+                if began:
+                    beside += [self._post(next(lines)) for _ in range(most + self._here(lives) - len(self._running))]
+                self.engine.beat()
+                if not began and all(life.first for life in lives):
+                    began = time.perf_counter()
+            wall_s = time.perf_counter() - began
+        finally:
+            self._forget()
+        self.witness.verified()
+        return Beside(lives, sum(life.tokens for life in beside), wall_s)
+
+    def _here(self, lives: Sequence[Life]) -> int:
+        """How many of these have not ended."""
+        return sum(life.tokens < life.ask.tokens for life in lives)
+
     def _post(self, ask: Ask) -> Life:
         self._count += 1
         key = str(self._count)
         start = Start(
             key, Epoch(1, self._count), tuple(ask.prompt), (), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
-            adapter=ask.adapter, sampling=Sampling(ignore_eos=True), cache_salt=ask.salt,
+            adapter=ask.adapter, sampling=Sampling(ignore_eos=True), cache_salt=ask.salt, priority=ask.priority,
         )  # fmt: skip
         life = self._lives[key] = Life(ask, time.perf_counter())
         self._running.add(key)
@@ -156,6 +192,7 @@ class Player:
                         life = self._lives[sequence.request_id]
                         life.first = life.first or now
                         life.tokens += len(sequence.tokens)
+                        life.at.append(now)
                         if sequence.finish is not None:
                             self._running.discard(sequence.request_id)
                 case NoCapacity():

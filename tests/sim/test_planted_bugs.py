@@ -163,6 +163,11 @@ def prompt_runner_left_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KvTransfers, "refused", lambda *_: None)
 
 
+def batch_keeps_capacity(patch: pytest.MonkeyPatch) -> None:
+    """No line of a batch leaves its runner for an interactive request."""
+    patch.setattr("weft_scheduler.core.scheduling.preempt_batch", lambda *_: None)
+
+
 # The law that finds it, and a seed from which on it is found soon.
 PLANTED: dict[Plant, tuple[str, int]] = {
     lost_token: (OTHER_TEXT, 2),
@@ -178,6 +183,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     lost_outcome: ("no outcome|have no end", 6),
     pages_behind: (OTHER_TEXT, 0),
     prompt_runner_left_alone: ("two owners|still holds|have no end", 2),
+    batch_keeps_capacity: (r"check\.py", 0),
 }
 
 

@@ -12,7 +12,7 @@ from harness.desired import desired, whole
 from harness.runner_machine import flat, session, start_of, state_of
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
-from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens
+from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Priority, Sampling, SequenceTokens
 from weft_runner.core.admission import HighestEpochs, PoolLimits
 from weft_runner.core.batch import Batch, BatchLimits
 from weft_runner.core.events import Fetch, Fetched, FetchFailed, Load, Loaded, LoadFailed
@@ -77,13 +77,14 @@ class PoolMachine(RuleBasedStateMachine):
         reservation=st.integers(0, 20),
         adapter=st.sampled_from(["", "a", "b", "c"]),
         stale=st.booleans(),
+        priority=st.sampled_from(Priority),
     )
-    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, stale) -> None:
+    def start(self, key, owner, prompt, emitted, max_tokens, reservation, adapter, stale, priority) -> None:
         if not stale:
             self.counter += 1
         request = start_of(
             key, self.counter, (1,) * prompt, max_tokens, adapter=adapter, emitted=(1,) * emitted,
-            reservation_tokens=reservation,
+            reservation_tokens=reservation, priority=priority,
         )  # fmt: skip
         known = self.pool.epochs.is_stale(key, request.epoch)
         before = self.live.get(key)

@@ -14,7 +14,7 @@ from harness.desired import whole
 from harness.runner_machine import flat, session, start_of, state_of
 from harness.waiting import wait_until
 from weft.domain.ids import Epoch
-from weft.domain.request import Ended, NoCapacity, Sampling
+from weft.domain.request import Ended, NoCapacity, Priority, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import MappedMemory
@@ -148,6 +148,22 @@ def test_no_newcomer_gets_the_pages_that_a_swapped_sequence_waits_for():
     begin(pool, "late", 3, prompt=1)
     assert refused(pool) == ["late"]
     assert "late" not in pool.sequences
+
+
+def test_a_batch_sequence_leaves_first_and_holds_no_interactive_newcomer_up():
+    """However old it is; a batch newcomer waits for it, and it comes back before that one."""
+    pool = RequestPool(LIMITS)
+    begin(pool, "line", 1, reservation_tokens=12, priority=Priority.BATCH)
+    begin(pool, "chat", 2)
+    order = until_one_leaves(pool)
+    assert pool.sequences["line"].phase is SequencePhase.SWAP_OUT
+    copied(pool, order)
+    assert state_of(pool).free_pages > 0, "what it wants back is promised to no interactive newcomer"
+    begin(pool, "another line", 3, prompt=1, priority=Priority.BATCH)
+    assert refused(pool) == ["another line"]
+    begin(pool, "more", 4, prompt=1)
+    assert "more" in pool.sequences
+    check_pool(pool)
 
 
 def test_under_s3_the_overrunner_itself_leaves_and_wants_twice_its_reservation():

@@ -1,0 +1,82 @@
+"""Batch lines beside interactive requests: the interactive ones' token time, and the lines' tokens a second.
+
+Two interactive rows decode; lines wait in the runner as many as it takes. Once they have batch priority, and the runner
+decides which of them join an iteration; in the sweep they have the priority of the others, and so many of them run at a
+time, whatever a step takes: a fixed cap of rows. The pool's token time is twice a step of one row.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle, pairwise
+from statistics import median
+
+from weft.domain.request import Priority
+from weft_bench.cpu_context import Context
+from weft_bench.cpu_decode import base
+from weft_bench.cpu_engine import Ask, Sizes, Subject
+from weft_bench.lines import Line
+from weft_bench.path import percentile
+from weft_bench.playing import Beside
+
+INTERACTIVE = 2
+PROMPT_TOKENS, LINE_TOKENS = 16, 64  # of a line; a prompt that no step can take in one piece keeps no token time
+ANSWERS = 4  # times as many tokens as other cases decode
+TOKEN_TIMES = 2.0  # steps of one row
+
+
+def priority_case(context: Context) -> Iterator[Line]:
+    """Rounds of every cap and of priorities, so that all see the same machine."""
+    amounts = context.options.amounts
+    rows, tokens = amounts.rows, ANSWERS * amounts.tokens
+    caps = [cap for cap in (0, 1, 2, 4, 8, 16, 32) if cap + INTERACTIVE <= rows]
+    sizes = Sizes(rows=rows, slots=1, context_tokens=PROMPT_TOKENS + tokens, profile=True)
+    found: dict[int | None, list[Beside]] = {cap: [] for cap in (*caps, None)}
+    label, rounds = f"{context.model.name}: priority", amounts.repetitions + 1
+    with context.subject(sizes) as subject, context.bar(label, rounds * len(found)) as advanced:
+        token_time_ms = _token_time_ms(context, subject)
+        scheduler = subject.engine.runner.pool.scheduler
+        scheduler.limit(replace(subject.built.limits.batch, token_time_ms=token_time_ms))
+        for number in range(rounds):
+            for cap, runs in found.items():
+                asks = context.model.asks(subject, base(INTERACTIVE), PROMPT_TOKENS, tokens)
+                lines = _lines(context, subject, Priority.BATCH if cap is None else Priority.INTERACTIVE, rows)
+                most = rows - INTERACTIVE if cap is None else cap
+                run = subject.play_beside(asks, cycle(lines), most)
+                if number:  # the first round is for the step times to be learnt
+                    runs.append(run)
+                advanced(1)
+        reporter = context.on(subject)
+        kept, best = 0.0, 0
+        for cap, runs in found.items():
+            p99_ms, per_s = _p99_ms(runs), median([run.line_tokens / run.wall_s for run in runs])
+            case = f"{INTERACTIVE} interactive rows, lines " + (
+                f"capped at {cap} rows" if cap is not None else "by priority"
+            )
+            yield reporter.line(case, "interactive token time p99", p99_ms, "ms", baseline=token_time_ms)
+            yield reporter.line(case, "batch lines", per_s, "tokens/s")
+            if cap is None:
+                over = p99_ms / token_time_ms
+                yield reporter.line(case, "interactive p99 / token time", over, "x", target="<= 1")
+                metric = f"batch tokens/s / best cap that keeps it ({best} rows)"
+                yield reporter.line(case, metric, per_s / kept if kept else None, "x", target=">= 0.9")
+            elif p99_ms <= token_time_ms and per_s > kept:
+                kept, best = per_s, cap
+
+
+def _token_time_ms(context: Context, subject: Subject) -> float:
+    """Twice the median step of one row."""
+    played = subject.play(context.model.asks(subject, base(1), PROMPT_TOKENS, context.options.amounts.tokens))
+    ends = [beat.ended for beat in played.beats if not beat.prefills]
+    return TOKEN_TIMES * 1e3 * median(after - before for before, after in pairwise(ends))
+
+
+def _lines(context: Context, subject: Subject, priority: Priority, rows: int) -> Sequence[Ask]:
+    asks = context.model.asks(subject, base(4 * rows), PROMPT_TOKENS, LINE_TOKENS)
+    return [replace(ask, priority=priority) for ask in asks]
+
+
+def _p99_ms(runs: Sequence[Beside]) -> float:
+    """Of the times between two tokens of interactive rows, in all runs."""
+    gaps = [after - before for run in runs for life in run.lives for before, after in pairwise(life.at)]
+    return percentile(gaps, 99) * 1e3 if gaps else math.nan
