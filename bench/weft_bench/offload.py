@@ -2,10 +2,10 @@
 
 A cell is a share of the weights' bytes that the engine has memory for, ring included (KV, adapters and what steps work
 on come beside it), and a number of requests, all there at the start: prompts of 512 tokens, 32 tokens each. The bound
-of a cell is the sum over its passes of the longer of two times: the bytes that do not stay, at the rate at which this
-disk was read in the same run past the page cache, and the pass's work in memory: the weights' bytes at the measured
-bandwidth or the FLOPs of its tokens at the measured peak (of the base; attention and adapters are left out). 100 % is
-the same engine with nothing on disk.
+of a cell is the sum over its passes of the longer of two times: the bytes that do not stay, at the mean of the rates at
+which this disk was read alone just before and just after the cell, past the page cache, and the pass's work in memory:
+the weights' bytes at the measured bandwidth or the FLOPs of its tokens at the measured peak (of the base; attention and
+adapters are left out). 100 % is the same engine with nothing on disk.
 """
 
 import hashlib
@@ -24,19 +24,20 @@ from weft_bench.cpu_engine import Ask, Offload, Played, Sizes, Subject
 from weft_bench.cpu_machine import GIGA, Machine, meter
 from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import BASE, RANK, SHAPES, prompts
-from weft_bench.lines import MACHINE, Line, Origin
+from weft_bench.lines import Line, Origin
 from weft_bench.roofline import Shape, Work, base_bytes
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.model.cpu.direct_io import BLOCK, DirectFile
+from weft_runner.model.cpu.direct_io import BLOCK, PAGE, DirectFile
 from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.model.cpu.weight_stream import THREADS
 from weft_runner.model.memory_estimate import available_memory
 
 PROMPT_TOKENS, TOKENS = 512, 32
 LEAST_OF_BOUND = 0.8
 BATCH_TOKENS = 4096  # of a pass
-READ_S = 1.5  # of a measurement of the disk, for each number of threads
-READERS = (1, 2, 4)
+READ_S = 1.5  # of a measurement of the disk
+RING_BYTES = 128 << 20
 EMBEDDING_TOO = 1 << 30  # with all weights there is room for it
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -78,32 +79,28 @@ class _Model:
 
     def figures(self, origin: Origin, bar: Bar) -> Iterator[Line]:
         options = self._options
-        disk = self._disk()
-        yield origin.line(f"{MACHINE}direct reads", "disk read", disk / GIGA, "GB/s")
-        for share, rows, popularity in product(options.shares, options.rows, options.popularities):
-            with bar(f"{self._name}: {share:.0%}, {rows} rows, {popularity}", 1) as advanced:
-                yield from self._cell(origin, disk, share, Batch(rows, popularity))
-                advanced(1)
+        for rows, popularity in product(options.rows, options.popularities):
+            batch = Batch(rows, popularity)
+            with self._subject(self._sizes(batch, self._offload(available_memory().n_bytes // 2, 0.0))) as subject:
+                executor = _executor(subject)
+                beside, found = executor.beside_bytes, executor.figures
+            weights = found.resident_bytes + found.streamed_bytes
+            for share in options.shares:
+                device_bytes = beside + int(share * weights) + (EMBEDDING_TOO if share >= 1.0 else 0)
+                with bar(f"{self._name}: {share:.0%}, {rows} rows, {popularity}", 1) as advanced:
+                    yield from self._cell(origin, share, batch, device_bytes)
+                    advanced(1)
 
-    def _disk(self) -> float:
-        """Bytes/s at which the packed weights are read, with the best number of threads."""
-        with self._subject(self._sizes(Batch(1, BASE), self._offload(available_memory().n_bytes // 2, 0.0))):
-            pass  # the file is there now
-        (path,) = self._packed.glob(f"{self._digest.removeprefix('sha256:')}-{self._options.dtype}-*.packed")
-        return max(_read_rate(path, readers) for readers in READERS)
-
-    def _cell(self, origin: Origin, disk: float, share: float, batch: Batch) -> Iterator[Line]:
-        options = self._options
-        beside, weights = self._beside(batch)
-        device_bytes = beside + int(share * weights) + (EMBEDDING_TOO if share >= 1.0 else 0)
-        sizes = self._sizes(batch, self._offload(device_bytes))
-        with self._subject(sizes) as subject:
-            executor = subject.built.engine.executor
-            assert isinstance(executor, OffloadExecutor)
+    def _cell(self, origin: Origin, share: float, batch: Batch, device_bytes: int) -> Iterator[Line]:
+        options, rates = self._options, [_read_rate(self._path)]
+        with self._subject(self._sizes(batch, self._offload(device_bytes))) as subject:
+            executor = _executor(subject)
             self._play(subject, batch, warm=True)
             before = replace(executor.figures.stream)
             played = self._play(subject, batch)
             after = executor.figures
+        rates.append(_read_rate(self._path))
+        disk = sum(rates) / len(rates)
         case = f"{self._name} {options.dtype}, {share:.0%} of the weights, {batch.rows} rows, {batch.popularity}"
         if not options.usual:
             case += f", {options.prompt_tokens} + {options.tokens} tokens"
@@ -111,10 +108,7 @@ class _Model:
         decode = [beat for beat in played.beats if not beat.prefills]
         decode_s = sum(beat.ended - beat.began for beat in decode) / max(1, len(decode))
         decode_bound_s = self._bound_s(batch.rows, batch.rows, after.streamed_bytes / disk)
-        streamed = share < 1.0 and options.usual
-        target = f">= {LEAST_OF_BOUND:g}" if streamed else None
-        read = after.stream.read_bytes - before.read_bytes
-        reading_s = after.stream.reading_s - before.reading_s
+        target = f">= {LEAST_OF_BOUND:g}" if share < 1.0 and options.usual else None
         yield origin.line(
             case, "output tokens", played.tokens / played.wall_s, "tokens/s",
             baseline=played.tokens / bound_s, bound_fraction=bound_s / played.wall_s,
@@ -125,8 +119,10 @@ class _Model:
             bound_fraction=decode_bound_s / decode_s,
         )  # fmt: skip
         yield origin.line(case, "read from disk a pass", after.streamed_bytes / GIGA, "GB")
-        if reading_s > 0.0:
-            rate = read / reading_s
+        if (reading_s := after.stream.reading_s - before.reading_s) > 0.0:
+            rate = (after.stream.read_bytes - before.read_bytes) / reading_s
+            yield origin.line(case, "disk alone, before", rates[0] / GIGA, "GB/s")
+            yield origin.line(case, "disk alone, after", rates[1] / GIGA, "GB/s")
             yield origin.line(
                 case, "disk read while computing", rate / GIGA, "GB/s", baseline=disk / GIGA, bound_fraction=rate / disk
             )
@@ -139,14 +135,6 @@ class _Model:
         flops = 2 * (shape.layers * shape.layer_weights * tokens + shape.vocab * shape.hidden * rows)
         weights = base_bytes(shape, WEIGHT_BYTES[self._options.dtype])
         return max(disk_s, Work(weights, flops).bound_s(self._machine.rates(weights)))
-
-    def _beside(self, batch: Batch) -> tuple[int, int]:
-        """Bytes of a budget for all but weights, and the weights' own."""
-        with self._subject(self._sizes(batch, self._offload(available_memory().n_bytes // 2, 0.0))) as subject:
-            executor = subject.built.engine.executor
-            assert isinstance(executor, OffloadExecutor)
-            found = executor.figures
-            return executor.beside_bytes, found.resident_bytes + found.streamed_bytes
 
     def _play(self, subject: Subject, batch: Batch, *, warm: bool = False) -> Played:
         options = self._options
@@ -174,6 +162,11 @@ class _Model:
         )  # fmt: skip
 
     @property
+    def _path(self) -> Path:
+        (path,) = self._packed.glob(f"{self._digest.removeprefix('sha256:')}-{self._options.dtype}-*.packed")
+        return path
+
+    @property
     def _digest(self) -> str:
         """Of the model's shape: its weights follow from that."""
         return f"sha256:{hashlib.sha256(repr(self._shape).encode()).hexdigest()}"
@@ -182,21 +175,30 @@ class _Model:
         return Offload(self._packed, self._digest, device_bytes, share)
 
 
-def _read_rate(path: Path, readers: int) -> float:
-    """Bytes/s of direct reads, one block after the other."""
-    file, size = DirectFile(path), path.stat().st_size // BLOCK * BLOCK or path.stat().st_size
+def _executor(subject: Subject) -> OffloadExecutor:
+    executor = subject.built.engine.executor
+    assert isinstance(executor, OffloadExecutor)
+    return executor
+
+
+def _read_rate(path: Path) -> float:
+    """Bytes/s of direct reads as weights are read: as many threads, blocks in order, into as much memory as a ring.
+
+    Into a small buffer, which stays in the cache, a virtual disk may be half as fast again.
+    """
+    file, size = DirectFile(path), path.stat().st_size // PAGE * PAGE
+    memory, block = MappedMemory(RING_BYTES), min(BLOCK, size)
     until, began = time.perf_counter() + READ_S, time.perf_counter()
 
     def read(first: int) -> int:
-        memory, done, at = MappedMemory(max(BLOCK, 2 << 20)), 0, first * BLOCK
+        done, at = 0, first
         while time.perf_counter() < until:
-            count = min(BLOCK, size)
-            file.read(memory.address, count, at % max(size - count + 1, 1) // BLOCK * BLOCK)
-            done, at = done + count, at + readers * BLOCK
+            file.read(memory.address + at % (RING_BYTES // block) * block, block, at % (size // block) * block)
+            done, at = done + block, at + THREADS
         return done
 
-    with ThreadPoolExecutor(readers) as threads:
-        n_bytes = sum(threads.map(read, range(readers)))
+    with ThreadPoolExecutor(THREADS) as threads:
+        n_bytes = sum(threads.map(read, range(THREADS)))
     seconds = time.perf_counter() - began
     file.close()
     return n_bytes / seconds
