@@ -202,13 +202,12 @@ class BatchServer(BatchServicer):
     ) -> pb.File:
         async with self._answering(context):
             parts = aiter(request_iterator)
-            first = codec.upload_part(await anext(parts, pb.UploadFileRequest()))
-            if not isinstance(first, NewFile):
-                raise PeerError("an upload begins with its header")
-            if first.purpose is not Purpose.BATCH:
-                raise PeerError(f"purpose is {first.purpose.value!r}; files for batches have purpose 'batch'")
-            new = NewFile(first.namespace, _shown_name(first.filename), first.purpose)
-            return codec.file_message(await self._upload(new, parts))
+            try:
+                return codec.file_message(await self._upload(await _header(parts), parts))
+            except (PeerError, NotPossible, StoreError, StorageError):
+                async for _ in parts:
+                    pass  # a status that meets a write of the client is lost in its gRPC
+                raise
         raise AssertionError("the call was aborted")
 
     async def _upload(self, new: NewFile, parts: AsyncIterator[pb.UploadFileRequest]) -> Any:
@@ -217,7 +216,7 @@ class BatchServer(BatchServicer):
         stored = await files.begin(
             self._engine, self._term, new, file_id, now_unix_ms=now_unix_ms(), max_files=limits.tenant_files
         )
-        writer, size = None, 0
+        writer, size, whole = None, 0, False
         try:
             writer = await asyncio.to_thread(self._storage.writer, file_id)
             start = b""
@@ -225,6 +224,7 @@ class BatchServer(BatchServicer):
                 chunk = codec.upload_part(message)
                 if isinstance(chunk, NewFile):
                     raise PeerError("an upload has one header")
+                whole = not chunk
                 if len(start) < MAGIC_BYTES and (packed := compression(start := (start + chunk)[:MAGIC_BYTES])):
                     raise PeerError(f"the file is packed with {packed}; send the JSON lines themselves")
                 size += len(chunk)
@@ -235,6 +235,8 @@ class BatchServer(BatchServicer):
                 if stored + others + size > limits.tenant_bytes:
                     raise files.over_bytes(stored + others + size, limits.tenant_bytes)
                 await asyncio.to_thread(writer.write, chunk)
+            if not whole:  # a call that is cancelled ends like any other
+                raise PeerError("the upload broke off")
             await asyncio.to_thread(writer.close)
             return await files.complete(self._engine, self._term, file_id, size, max_bytes=limits.tenant_bytes)
         except BaseException:
@@ -568,6 +570,16 @@ class BatchServer(BatchServicer):
             metrics.STORE_FAILURES.inc()
             log.error("call not answered", extra=kv(error=error))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; try again")
+
+
+async def _header(parts: AsyncIterator[pb.UploadFileRequest]) -> NewFile:
+    """What an upload begins with. Raises PeerError."""
+    first = codec.upload_part(await anext(parts, pb.UploadFileRequest()))
+    if not isinstance(first, NewFile):
+        raise PeerError("an upload begins with its header")
+    if first.purpose is not Purpose.BATCH:
+        raise PeerError(f"purpose is {first.purpose.value!r}; files for batches have purpose 'batch'")
+    return NewFile(first.namespace, _shown_name(first.filename), first.purpose)
 
 
 def _judged(reader: InputReader, block: bytes) -> list[tuple[int, BadLine]]:

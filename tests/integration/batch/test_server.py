@@ -104,12 +104,20 @@ async def test_another_tenant_finds_nothing(world) -> None:
     assert len(job.input_file_id) == len("file-") + 32
 
 
+async def test_an_upload_without_its_end_is_none(store, storage) -> None:
+    """gRPC ends a cancelled upload as it ends a whole one."""
+    async with serving(store, storage) as world:
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, "broke off"):
+            await world.client().upload(b"x" * 900, whole=False)
+        assert await world.client().files() == []
+
+
 async def test_quotas_refuse_by_name(store, storage) -> None:
     limits = TenantQuotas(max_file_bytes=1000, tenant_bytes=1500, tenant_files=3, tenant_batches=1)
     async with serving(store, storage, limits) as world:
         client = world.client()
         with refused(EXHAUSTED, "larger than 1000 bytes"):
-            await client.upload(b"x" * 1001)
+            await client.upload([b"x" * 100_000] * 100)  # its reason is not lost among the writes
         first = await client.upload(input_file(1) + b"\n" * 800)
         with refused(EXHAUSTED, "the quota is 1500"):
             await client.upload(b"x" * 900)
