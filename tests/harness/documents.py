@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "examples/**/*.md", "charts/**/*.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 PROCESSES = (
-    "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_depot", "weft_runner",
+    "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_batch", "weft_depot", "weft_runner",
     "weft_operator.kubernetes", "weft_predictor train",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
