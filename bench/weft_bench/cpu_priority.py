@@ -28,8 +28,8 @@ TOKEN_TIMES = 2.0  # steps of one row
 def priority_case(context: Context) -> Iterator[Line]:
     """Rounds of every cap and of priorities, so that all see the same machine."""
     amounts = context.options.amounts
-    rows, tokens = amounts.rows, ANSWERS * amounts.tokens
-    caps = [cap for cap in (0, 1, 2, 4, 8, 16, 32) if cap + INTERACTIVE <= rows]
+    rows, tokens = 2 * amounts.rows, ANSWERS * amounts.tokens
+    caps = [*(cap for cap in (0, 1, 2, 4, 8, 12, 16, 24) if cap + INTERACTIVE < rows), rows - INTERACTIVE]
     sizes = Sizes(rows=rows, slots=1, context_tokens=PROMPT_TOKENS + tokens, profile=True)
     found: dict[int | None, list[Beside]] = {cap: [] for cap in (*caps, None)}
     label, rounds = f"{context.model.name}: priority", amounts.repetitions + 1

@@ -194,7 +194,7 @@ def test_no_step_with_interactive_rows_passes_the_token_time_because_of_batch_ro
     expected = chooser.step_time.late_ms(len(decoded), sum(row.keys for row in decoded), found.prompt_tokens)
     assert not with_batch or expected <= chooser.token_time_ms * (1 + 1e-9)
     assert chooser.keys == sum(row.keys for row in decoded)
-    assert chooser.standing is None
+    assert chooser.standing is None or not (lines or line_prompts), "what fits is found anew for each step"
 
 
 @given(st.integers(1, 12), st.integers(0, 8))
@@ -229,12 +229,12 @@ def test_a_batch_prompt_comes_after_an_interactive_one_and_before_batch_rows_tha
     assert len(tokens([line])) == 30, "one row more would gain nothing while these do not all fit"
 
 
-def test_the_share_of_late_steps_is_kept_at_one_in_a_hundred():
+def test_the_share_of_late_steps_is_kept_below_one_in_a_hundred():
     times = BatchScheduler(BatchLimits(), StepModel(10.0, 0.0, 0.0, 1.0)).step_time
     chance, late = random.Random(1), 0
     for step in range(4000):
         measured = 10.0 * chance.choice((0.9, 1.0, 1.1)) if chance.random() < 0.95 else 13.0
         late += step >= 1000 and measured > times.late_ms(1, 0, 0)
         times.learn(1, 0, 0, measured)
-    assert late < 0.03 * 3000
+    assert late < 0.01 * 3000
     assert 1.1 < times.late < 1.5

@@ -16,8 +16,8 @@ TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same
 RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
-LATE = 0.01  # of the steps take longer than `late` says
-LATE_STEP = 0.05  # of what is expected: how far one late step raises it; a hundred others undo that
+LATE = 0.005  # of the steps take longer than `late` says: half of those that a 99th percentile allows
+LATE_STEP = 0.05  # of what is expected: how far one late step raises it; two hundred others undo that
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StepTimeEstimator:
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self.decode = self.prompt = 1.0
-        self.late = 1.0 + LATE_STEP  # what 99 of 100 steps take, over what they were expected to
+        self.late = 1.0 + LATE_STEP  # what all but `LATE` of the steps take at most, over what they were expected to
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """What such a step is expected to take."""
@@ -71,7 +71,7 @@ class StepTimeEstimator:
             self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
 
     def late_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
-        """What such a step takes at most, but for one in a hundred."""
+        """What such a step takes at most, but for one in two hundred."""
         return self.late * self.step_ms(rows, keys, prompt_tokens)
 
     def tokens_within(self, target_ms: float, rows: int, keys: int, prompt_tokens: int, most: int) -> int:
