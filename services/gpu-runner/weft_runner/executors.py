@@ -3,10 +3,12 @@
 The last one serves every model; `auto` takes the first that can serve this one and logs why the others cannot.
 """
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -16,7 +18,7 @@ from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_runner.core.adapter_slots import MOST_SLOTS
-from weft_runner.errors import ExecutorUnavailable, OutOfMemory
+from weft_runner.errors import ExecutorUnavailable, OutOfMemory, PolicyInvalid
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
@@ -38,6 +40,7 @@ from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
+from weft_runner.offload.plan import OffloadPlan, plan_of
 from weft_runner.parallel.executor import TensorParallelExecutor
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
@@ -282,17 +285,32 @@ def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, rank
 
 
 def _offload_budget(settings: RunnerSettings) -> OffloadBudget:
+    """Raises PolicyInvalid."""
+    plan = None if settings.offload_plan is None else _read_plan(settings.offload_plan, settings.dtype)
+    batch_tokens = settings.offload_batch_tokens if plan is None else plan.batch_tokens
     return OffloadBudget(
         device_bytes=settings.offload_device_bytes,
         disk_bytes=settings.offload_disk_bytes,
         path=settings.offload_disk_path or settings.data_dir / "offload",
         base=settings.base_digest,
-        micro_batch=min(settings.offload_batch_tokens, settings.max_batch_tokens),
+        micro_batch=max(1, min(batch_tokens, settings.max_batch_tokens)),
         max_tokens=settings.max_batch_tokens,
         max_sequences=settings.max_sequences,
         max_rank=settings.max_rank,
         share=settings.offload_weights_share,
+        plan=plan,
     )
+
+
+def _read_plan(path: Path, dtype: str) -> OffloadPlan:
+    """Raises PolicyInvalid."""
+    try:
+        plan = plan_of(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise PolicyInvalid(f"--offload-plan {path}: {error}") from error
+    if plan.formats.weights != dtype:
+        raise PolicyInvalid(f"--offload-plan {path} is of {plan.formats.weights} weights, not of --dtype {dtype}")
+    return plan
 
 
 def _check_budgets(settings: RunnerSettings) -> None:

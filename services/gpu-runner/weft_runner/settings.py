@@ -150,6 +150,10 @@ class RunnerSettings:
     offload_batch_tokens: int = _number(
         "tokens that an offloaded layer computes at a time", 256, 1, 1 << 20, metavar="N"
     )
+    offload_plan: Path | None = _flag(  # noqa: RUF009
+        "a plan as JSON: which weights stay, and tokens of a device batch (unset: as many as fit stay)", None,
+        metavar="FILE",
+    )  # fmt: skip
     offload_weights_share: float = _flag(
         "of the weights, that stay at most, from 0 to 1 (1: as many as fit)", 1.0, metavar="SHARE"
     )
@@ -247,6 +251,8 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             "--offload-device-bytes is for --executor cpu without --tensor-parallel: "
             "split the model by --pipeline-parallel, whose stages have a budget each"
         )
+    if values.offload_plan and (not values.offload_device_bytes or values.pipeline_parallel > 1):
+        yield "--offload-plan is for --offload-device-bytes and one rank: it says where the weights of one are"
     if not 0.0 <= values.offload_weights_share <= 1.0:
         yield f"--offload-weights-share {values.offload_weights_share:g} is outside 0..1"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):

@@ -23,7 +23,7 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
-from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
+from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -32,6 +32,8 @@ from weft_runner.model.cpu.packed_file import PackedLayout, packed_file
 from weft_runner.model.cpu.packed_weights import KINDS, RowPacker
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.sampling import SamplingArgs
+from weft_runner.offload.plan import BlockTime, OffloadPlan, PassTime, Usage, WeightTiers, plan_json
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 from weft_runner.settings import parse_settings
 from weft_runner.shell.engine_factory import batch_limits
@@ -40,6 +42,13 @@ from weft_runner.shell.metrics import OffloadMetrics
 LIBRARY = native_library()
 PAGES, SLOTS = 64, 4
 Made = TypeVar("Made", bound=CpuExecutor)
+ALL, PASS = Shares(1.0, 0.0, 0.0), PassTime(1.0, 0.0, 0.0, 0.0, 0.5, 1.0)
+PLAN = OffloadPlan(
+    policy=Policy(8, 4, Shares(0.4, 0.0, 0.6), ALL, ALL), formats=Formats(), budgets=Budgets(12 << 20, 0, 1 << 30),
+    tiers=WeightTiers((), None), activations=MemoryTier.DEVICE, kv_device=8, kv_host=0, prompt_passes=2,
+    batch_tokens=512, buffers=2, usage={tier: Usage() for tier in MemoryTier},
+    predicted=BlockTime(PASS, PASS, 32.0, 30.0, 8.0, 1.0), relaxed_s=31.0,
+)  # fmt: skip
 BASE = "sha256:" + "5" * 64
 RANKS = ({"q_proj": 8, "v_proj": 8}, {"down_proj": 3, "o_proj": 5, "up_proj": 16}, {"k_proj": 1}, {"gate_proj": 33})
 MODELS: dict[str, dict[str, Any]] = {
@@ -310,9 +319,38 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
         two.close()
 
 
+def test_a_plan_says_which_weights_stay(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Of each layer the o and the down matrix; or a plan of another model, of other tiers, other numbers: refused."""
+    files = files_of()
+    base, path = ModelSource(read_spec(files["config.json"]), files, 1), tmp_path / "plan.json"
+    flags = [*FLAGS, f"--data-dir={tmp_path}", f"--offload-device-bytes={12 << 20}", f"--offload-plan={path}"]
+    device, disk = MemoryTier.DEVICE, MemoryTier.DISK
+    plan = replace(PLAN, tiers=WeightTiers(((disk, device, disk, device),) * 5, disk), batch_tokens=9)
+    path.write_text(json.dumps(plan_json(plan)))
+    executor = make_executor(parse_settings(flags), base)
+    assert isinstance(executor, OffloadExecutor)
+    made.append(executor)
+    assert {*executor.residency.resident[:5]} == {(False, True, False, True)}
+    assert {*executor.residency.resident[5:]} == {(False,)}
+    assert executor.figures.planned_pass_s == plan.predicted.token.pass_s
+    same(executor, in_memory(files), [rows for rows in script(4) if len(rows) < 5])
+    for wrong in (
+        replace(plan, tiers=replace(plan.tiers, layers=plan.tiers.layers * 2)),
+        replace(plan, activations=disk),
+        replace(plan, kv_device=0),
+        replace(plan, formats=Formats("int4")),
+    ):
+        path.write_text(json.dumps(plan_json(wrong)))
+        with pytest.raises(PolicyInvalid):
+            make_executor(parse_settings(flags), base)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (["--offload-plan=x", "--pipeline-parallel=2"], "--offload-plan is for --offload-device-bytes and one rank"),
         (["--executor=reference"], "--offload-device-bytes is for --executor cpu"),
         (["--tensor-parallel=2"], "split the model by --pipeline-parallel"),
         (["--offload-weights-share=1.5"], "--offload-weights-share 1.5 is outside 0..1"),

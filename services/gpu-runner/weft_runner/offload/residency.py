@@ -8,8 +8,12 @@ that one is read while another is computed with.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+
+from weft_runner.errors import PolicyInvalid
+from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.policy import MemoryTier
 
 SHARES = 256  # how finely the share that stays is searched
 
@@ -74,6 +78,26 @@ def place_weights(
     raise AssertionError("nothing resident and one group in the ring fit, as was asserted")
 
 
+def planned_weights(groups: Sequence[Sequence[int]], plan: OffloadPlan, budget: int) -> WeightResidency:
+    """What a plan says, for an executor whose KV and activations are in memory.
+
+    Raises PolicyInvalid: it is of another model or stage, has anything else elsewhere, or does not fit.
+    """
+    layers, head = plan.tiers.layers, plan.tiers.head
+    pieces = len(groups) - len(layers)
+    if pieces < 0 or (pieces > 0) != (head is not None):
+        raise PolicyInvalid(f"the plan is of {len(layers)} layers {'with' if head else 'without'} a head, not of these")
+    inside = plan.activations is MemoryTier.DEVICE and plan.kv_device == plan.policy.block
+    if not inside or any(MemoryTier.HOST in layer for layer in layers) or head is MemoryTier.HOST:
+        raise PolicyInvalid("the plan has KV, activations or weights on tiers that the cpu executor has not")
+    stay = [*(tuple(tier is MemoryTier.DEVICE for tier in layer) for layer in layers)]
+    stay += [(head is MemoryTier.DEVICE,)] * pieces
+    found = _with_ring(groups, stay, plan.buffers)
+    if (needed := found.resident_bytes + found.ring_bytes) > budget:
+        raise PolicyInvalid(f"the plan's weights and ring take {needed} bytes, and the budget leaves {budget} for them")
+    return found
+
+
 def _spread(groups: Sequence[Sequence[int]], resident_bytes: int, depth: int) -> WeightResidency:
     """A matrix stays as soon as the share that is due by its place in the step has room for all of it."""
     total, due, kept = sum(map(sum, groups)), 0, 0
@@ -85,10 +109,13 @@ def _spread(groups: Sequence[Sequence[int]], resident_bytes: int, depth: int) ->
             stay.append(kept + n_bytes <= due * resident_bytes // total)
             kept += n_bytes * stay[-1]
         resident.append(tuple(stay))
-    whole = WeightResidency(tuple(map(tuple, groups)), tuple(resident), 0, embedding=False)
-    largest = max(whole.streamed, default=0)
-    ring_bytes = min(depth * largest, whole.streamed_bytes)
-    return WeightResidency(whole.groups, whole.resident, ring_bytes, embedding=False)
+    return _with_ring(groups, resident, depth)
+
+
+def _with_ring(groups: Sequence[Sequence[int]], stay: Sequence[tuple[bool, ...]], depth: int) -> WeightResidency:
+    """For `depth` of the largest group."""
+    whole = WeightResidency(tuple(map(tuple, groups)), tuple(stay), 0, embedding=False)
+    return replace(whole, ring_bytes=min(depth * max(whole.streamed, default=0), whole.streamed_bytes))
 
 
 class Ring:

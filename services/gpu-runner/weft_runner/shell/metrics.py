@@ -105,6 +105,10 @@ class OffloadMetrics:
         places.labels("memory").set(figures.resident_bytes)
         places.labels("disk").set(figures.streamed_bytes)
         places.labels("ring").set(figures.ring_bytes)
+        planned = Gauge(
+            "weft_runner_offload_planned_pass_seconds", "Pass without prompts, by the plan; 0: none", registry=registry
+        )
+        planned.set(figures.planned_pass_s)
         self._read = counter("read_bytes", "Bytes of weights read from disk")
         self._reading = counter("reading_seconds", "Time in which at least one read was under way")
         self._waited = counter("wait_seconds", "Time for which steps waited for weights")

@@ -30,7 +30,8 @@ from weft_runner.model.cpu.weight_stream import Extent, StreamFigures, WeightStr
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
-from weft_runner.offload.residency import WeightResidency, least_bytes, offsets, place_weights
+from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.residency import WeightResidency, least_bytes, offsets, place_weights, planned_weights
 
 SITES = ("qkv", "o", "gate_up", "down")
 GATHERED_ROWS = 64  # of the embedding that are read at a time
@@ -53,6 +54,7 @@ class OffloadBudget:
     max_sequences: int
     max_rank: int
     share: float = 1.0
+    plan: OffloadPlan | None = None  # which weights stay; None: as many as fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class OffloadFigures:
     ring_bytes: int
     stream: StreamFigures
     step_s: float
+    planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
 
 
 class OffloadExecutor(CpuExecutor):
@@ -73,7 +76,7 @@ class OffloadExecutor(CpuExecutor):
         self, library: Library, checkpoint: Checkpoint, budget: OffloadBudget, *, dtype: str, threads: int, pages: int,
         page_tokens: int, slots: int, part: Partition | None = None, stopping: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        """Raises WeightsInvalid, OutOfMemory (the budget is too small), DiskUnusable, StoppedAtStart."""
+        """Raises WeightsInvalid, OutOfMemory (the budget is too small), PolicyInvalid, DiskUnusable, StoppedAtStart."""
         self._budget, self._stopping = budget, stopping
         part = part or Partition(checkpoint.spec)
         assert part.size == 1, "tensor ranks do not offload"
@@ -94,8 +97,9 @@ class OffloadExecutor(CpuExecutor):
     def figures(self) -> OffloadFigures:
         """Any thread."""
         residency, stream = self.residency, self._weights.figures
+        planned_s = 0.0 if self._budget.plan is None else self._budget.plan.predicted.token.pass_s
         return OffloadFigures(
-            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream, self._step_s
+            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream, self._step_s, planned_s
         )
 
     @property
@@ -225,6 +229,8 @@ class OffloadExecutor(CpuExecutor):
                 f"for what steps work on and at least {least} for one layer's weights take {kv_bytes + work + least}: "
                 "allow more, or ask for fewer --kv-pages, --max-batch-tokens or --max-sequences"
             )
+        if budget.plan is not None:
+            return planned_weights(sizes, budget.plan, left)
         return place_weights(sizes, layout.embedding_bytes, left, budget.share)
 
 
