@@ -157,6 +157,13 @@ async def test_an_upload_that_breaks_off_leaves_nothing(world, storage) -> None:
     await nothing_left(world, storage)
 
 
+async def test_an_upload_that_does_not_say_it_is_whole_leaves_nothing(world, storage) -> None:
+    header = codec.upload_header(codec.NewFile("a", "x", Purpose.BATCH))
+    with refused(INVALID, "broke off"):
+        await world.stub.UploadFile(iter([header, codec.upload_chunk(b"x")]))
+    await nothing_left(world, storage)
+
+
 async def nothing_left(world, storage) -> None:
     """The rest of a broken upload goes beside its call."""
     for _ in range(200):

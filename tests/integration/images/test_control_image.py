@@ -18,8 +18,8 @@ from harness.containerfile import IMAGES, ROOT, stages
 from harness.processes import tied
 
 MODULES = (
-    "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_depot", "weft_operator.kubernetes",
-    "weft_cli",
+    "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_batch", "weft_depot",
+    "weft_operator.kubernetes", "weft_cli",
 )  # fmt: skip
 MIGRATES = """
 import asyncio, sys

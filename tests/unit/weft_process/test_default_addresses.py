@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from weft.settings import ProcessSettings
+from weft_batch.settings import BatchSettings as Batch
 from weft_depot.settings import DepotSettings as Depot
 from weft_gateway.settings import GatewaySettings as Gateway
 from weft_operator.kubernetes.settings import Settings as Operator
@@ -14,10 +15,11 @@ from weft_runner.settings import parse_settings
 from weft_scheduler.settings import SchedulerSettings as Scheduler
 from weft_supervisor.settings import SupervisorSettings as Supervisor
 
-PROCESSES: list[type[ProcessSettings]] = [Depot, Gateway, Operator, Predictor, Scheduler, Supervisor]
+PROCESSES: list[type[ProcessSettings]] = [Batch, Depot, Gateway, Operator, Predictor, Scheduler, Supervisor]
 LISTENS = {
     "scheduler": Scheduler.model_fields["listen"].default,
     "predictor": Predictor.model_fields["listen"].default,
+    "batch": Batch.model_fields["listen"].default,
     "supervisor": Supervisor.model_fields["listen"].default,
     "depot": f"http://{Depot.model_fields['http'].default}",
 }
@@ -31,7 +33,7 @@ def defaults(process: type[ProcessSettings], *names: str) -> dict[str, Any]:
 def test_no_two_processes_listen_on_one_port() -> None:
     listening = [defaults(process, "listen", "http", "probes").values() for process in PROCESSES]
     ports = Counter(address.rpartition(":")[2] for addresses in listening for address in addresses)
-    assert len(ports) == 9
+    assert len(ports) == 11
     assert set(ports.values()) == {1}
 
 
