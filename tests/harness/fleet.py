@@ -33,7 +33,7 @@ from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 
 POOL = "weft-system/quickstart"
 ADDRESSES = 24  # enough for a fleet
-ROLES = ("depot", "scheduler", "supervisor", "predictor", "gateway", "runner", "operator", "admin")
+ROLES = ("depot", "scheduler", "supervisor", "predictor", "batch", "gateway", "runner", "operator", "admin")
 # Nothing here is about these times, so that none of them runs out on a slow machine.
 PATIENT = {
     "depot": ("--schemes", "file"),
@@ -49,7 +49,7 @@ class Fleet:
     def __init__(self, folder: Path, tls: Mapping[str, Path] | None = None) -> None:
         self.folder, self.tls = folder, tls
         self._addresses = iter(free_addresses(ADDRESSES))  # all different, also those that nobody listens on yet
-        names = ("depot", "depot_probes", "scheduler", "predictor", "gateway")
+        names = ("depot", "depot_probes", "scheduler", "predictor", "batch", "gateway")
         self.at = {name: next(self._addresses) for name in names}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, Sequence[str]] = {}
@@ -61,7 +61,7 @@ class Fleet:
         self, *supervisor_flags: str, supervisors: Sequence[str] = ("supervisor",), auth: bool = False
     ) -> None:
         """Everything but runners."""
-        for component in ("depot", "scheduler", "predictor"):
+        for component in ("depot", "scheduler", "predictor", "batch"):
             self.serve(component)
         for name in supervisors:
             self.supervisor(name, *supervisor_flags)
@@ -73,7 +73,15 @@ class Fleet:
             case "depot":
                 at = ("--http", self.at["depot"], "--probes", self.at["depot_probes"], "--file-root", str(QUICKSTART))
             case "gateway":
-                at = ("--http", self.at["gateway"], "--depot", self.depot_url, *self._peers())
+                at = (
+                    "--http",
+                    self.at["gateway"],
+                    "--depot",
+                    self.depot_url,
+                    "--batch",
+                    self.at["batch"],
+                    *self._peers(),
+                )
             case _:
                 at = ("--listen", self.at[component], "--probes", self._own(component))
         self.start(component, component, *at, *flags)

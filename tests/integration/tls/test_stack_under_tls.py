@@ -25,13 +25,14 @@ from weft.wire.streams import channel
 from weft.wire.tls import Tls
 
 REFUSED = grpc.StatusCode.PERMISSION_DENIED
-STREAMS = ("Gateway", "Cluster", "Registry", "Runner", "Session", "Observe")
+STREAMS = ("Gateway", "Cluster", "Registry", "Runner", "Session", "Observe", "Lines")
 SERVERS: dict[str, Role] = {
     "weft.v1.Scheduler": "scheduler",
     "weft.v1.Supervisor": "supervisor",
     "weft.v1.Admin": "supervisor",
     "weft.v1.Predictor": "predictor",
     "weft.v1.Runner": "runner",
+    "weft.v1.Batch": "batch",
 }
 
 
