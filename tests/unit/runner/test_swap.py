@@ -496,6 +496,8 @@ def asked(driver: Any, count: int, adapters: list[str], tokens: int = 60) -> lis
 
 def answers_of(make: Callable[..., Any], adapters: list[str], **limits: Any) -> tuple[dict[str, list[int]], Any]:
     driver = make(max_sequences=6, **limits)
+    driver.post(*(driver.request(f"first of {name}", [7, 8, 9], 1, name, reservation_tokens=1) for name in adapters))
+    driver.finish(5000)  # however slowly adapters load, all that is compared runs at the same time
     requests = asked(driver, 6, adapters)
     driver.post(*requests)
     driver.finish(5000)

@@ -71,7 +71,7 @@ async def file_content(state: AppState, request: Request) -> Response:
 
 
 async def delete_file(state: AppState, request: Request) -> Response:
-    """Delete a file. A batch that reads it goes on."""
+    """Delete a file. The input of a batch that has not ended stays: 409."""
     namespace = await tenant_of(state, request)
     file = await state.batch.delete_file(namespace, request.path_params["file_id"])
     return json_response({"id": file.file_id, "object": "file", "deleted": True})
