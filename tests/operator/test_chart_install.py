@@ -152,7 +152,7 @@ def test_an_upgrade_keeps_every_certificate_and_signs_what_it_adds_by_the_same_c
     installed: Release, tmp_path: Path
 ) -> None:
     before = installed.secrets()
-    assert len(before) == 11
+    assert len(before) == 12
     more = "gateway.replicas=3,poolNamespaces={weft-system,serving-a}"
     installed.run("upgrade", "default", "--set", more)
     assert installed.secrets() == before

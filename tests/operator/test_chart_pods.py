@@ -120,7 +120,7 @@ def test_runner_pods_are_under_the_runners_policy_and_monitor(
 
 def test_folders_of_the_node_are_refused(guarded: Guarded, rendered: dict[str, list[Json]]) -> None:
     templates = dict(chart.pod_templates(rendered["dev"])) | runner_templates(guarded.pool, rendered["dev"])
-    assert len(templates) == 9
+    assert len(templates) == 10
     for pod, template in templates.items():
         refused_for(guarded, pod, template, HOST_PATH)
 

@@ -64,7 +64,7 @@ def peak_memory(process: subprocess.Popen) -> int:
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 async def test_whatever_moment_it_is_killed_at_each_line_has_one_result_in_one_file(tmp_path, seed) -> None:
     rng, total, address = random.Random(SEED * 100 + seed), 400, free_addresses(1)[0]
     content = input_file(total // 2) + b"{\n" + input_line("id-0") + b"\n" + input_file(total // 2, total // 2)
