@@ -16,20 +16,21 @@ from weft_bench.reports import books, listed
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 ATTEMPTS = 20  # rounds in which the moment to strike may come
+STREAMS, SEQUENCES = 48, 28  # of a runner
 
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    """20 long answers, none of them near a tie."""
-    return sure_cases(MODELS, 20, seed=20)
+    """Long answers, none of them near a tie."""
+    return sure_cases(MODELS, STREAMS, seed=20)
 
 
 @pytest.fixture(scope="module")
 def pair(installation: Installation) -> Iterator[Installation]:
-    """Two runners of at most 12 sequences: 20 streams need both."""
+    """Two runners: all streams need both, and keep them busy for longer than a pod takes to get its SIGTERM."""
     env = [{"name": name, "value": value} for name, value in SLOW.items()]
-    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 12}, "template": {"env": env}})
-    asyncio.run(installation.until_runners(2, max_sequences=12))
+    installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": SEQUENCES}, "template": {"env": env}})
+    asyncio.run(installation.until_runners(2, max_sequences=SEQUENCES))
     yield installation
     installation.patch_pool({"replicas": 1, "scheduler": {"maxSequences": 32}, "template": None})
     asyncio.run(installation.until_runners(1, max_sequences=32))
@@ -61,7 +62,7 @@ async def end_pod(installation: Installation, pod: str, how: str) -> None:
 async def test_a_runner_pod_goes_and_its_streams_go_on_elsewhere(
     pair: Installation, cases: list[Case], how: str
 ) -> None:
-    await pair.until_runners(2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=SEQUENCES)
     assert_undisturbed(await finished(pair.url, cases, f"quiet {how}"))
     for attempt in range(ATTEMPTS):
         before = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_migrations_total")
@@ -71,14 +72,14 @@ async def test_a_runner_pod_goes_and_its_streams_go_on_elsewhere(
         moved = await asyncio.to_thread(pair.metric, "scheduler", "weft_scheduler_migrations_total") - before
         if victims and moved >= len(victims):  # else they ended before the blow fell
             return
-        await pair.until_runners(2, max_sequences=12)
+        await pair.until_runners(2, max_sequences=SEQUENCES)
     pytest.fail(f"no moment to strike in {ATTEMPTS} rounds")
 
 
 async def test_control_plane_pods_are_deleted_one_after_the_other_and_no_request_fails(
     pair: Installation, cases: list[Case]
 ) -> None:
-    await pair.until_runners(2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=SEQUENCES)
     for component in ("operator", "scheduler", "supervisor", "predictor", "depot"):
         async with load(pair.url, cases, component, width=12) as made:
             before = uids(pair, component)
@@ -95,7 +96,7 @@ async def test_control_plane_pods_are_deleted_one_after_the_other_and_no_request
 
 
 async def test_a_gateway_told_to_stop_finishes_its_streams(pair: Installation, cases: list[Case]) -> None:
-    await pair.until_runners(2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=SEQUENCES)
     for attempt in range(ATTEMPTS):
         (pod,) = pair.names("gateway")
         async with crowd(pair.url, cases, f"gateway-term-{attempt}") as made:
@@ -112,7 +113,7 @@ async def test_a_gateway_told_to_stop_finishes_its_streams(pair: Installation, c
 async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
     pair: Installation, cases: list[Case]
 ) -> None:
-    await pair.until_runners(2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=SEQUENCES)
     await asyncio.to_thread(pair.scale_gateway, 2)
     for attempt in range(ATTEMPTS):
         await eventually_ready(pair, "gateway", 2)
@@ -180,7 +181,7 @@ async def test_a_pod_deleted_while_it_starts_ends_of_itself(pair: Installation) 
     assert codes
     assert 128 + signal.SIGKILL not in codes, "nobody had to wait for the end of its grace"
     await asyncio.to_thread(pair.patch_pool, {"replicas": 2})
-    await pair.until_runners(2, max_sequences=12)
+    await pair.until_runners(2, max_sequences=SEQUENCES)
 
 
 def codes_at_the_end(installation: Installation, pod: str) -> set[int]:
