@@ -422,7 +422,7 @@ def group() -> Iterator[list[str]]:
 
 
 BUDGET = 48 << 20
-SLACK = 24 << 20  # Python's objects, threads' stacks, buffers of the start
+SLACK = 40 << 20  # Python's objects, torch's and threads' memory, buffers of the start: 18 to 27 MiB
 
 
 def child(*arguments: object) -> "subprocess.Popen[str]":
