@@ -5,14 +5,14 @@ prompt and the answer so far. Cross entropy and perplexity are those of the answ
 answers each of whose tokens is the likeliest, so that greedy decoding gives the answer to the last token; `tokens` is
 the share of such tokens.
 
-- quickstart: sentences of its word list, which it copies and then ends; it was not trained on the most of them.
+- quickstart: random sentences of its word list, which it copies and then ends.
 - tiny, m135: random weights, and as answers 32 tokens of greedy decoding with bf16. Logits of a random model lie close
   together, and a token that differs makes an answer another one: a model that has learnt something keeps more.
 """
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +22,13 @@ import torch
 from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_shapes import SHAPES, prompts
 from weft_bench.errors import EngineRefused
+from weft_bench.gpu_models import StepOf, step_of
 from weft_bench.lines import Line, Origin
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.threads import cpu_quota
-from weft_kernels.plan import plan_rows
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.step import StepInput, StepRow
 
 DTYPES = ("bf16", "int8", "int4")
 QUICKSTART = "quickstart"
@@ -143,20 +142,12 @@ def play(
         fed = dict.fromkeys(range(begin, min(begin + ROWS, len(beginnings))), 0)
         now = {i: list(beginnings[i]) for i in fed}
         while now:
-            logits = executor.run(_step(now, fed, begin))
+            pages = {i: range((i - begin) * PAGES, (i - begin + 1) * PAGES) for i in now}
+            parts = [StepOf(tokens, fed[i], pages[i], None) for i, tokens in now.items()]
+            logits = executor.run(step_of(parts, PAGE_TOKENS))
             following = {i: token(i, row) for i, row in zip(now, logits, strict=True)}
             fed |= {i: fed[i] + len(tokens) for i, tokens in now.items()}
-            now = {i: [following_token] for i, following_token in following.items() if following_token is not None}
-
-
-def _step(now: Mapping[int, Sequence[int]], fed: Mapping[int, int], first: int) -> StepInput:
-    tokens: list[int] = []
-    rows: list[StepRow] = []
-    for i, some in now.items():
-        pages = range((i - first) * PAGES, (i - first + 1) * PAGES)
-        rows.append(StepRow(len(tokens), len(tokens) + len(some), fed[i], tuple(pages), samples=True))
-        tokens += some
-    return StepInput(tokens, tuple(rows), plan_rows([None] * len(tokens), {}))
+            now = {i: [next_token] for i, next_token in following.items() if next_token is not None}
 
 
 def _executor(library: Library, base: Path, dtype: str) -> CpuExecutor:

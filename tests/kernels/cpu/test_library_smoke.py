@@ -95,6 +95,14 @@ def test_int4_products_are_scaled_dot_products_of_64_inputs(
     assert close(y, (x.double() @ weight.double().T).float(), 0.2)
 
 
+def test_int4_rows_of_more_inputs_than_scratch_has_sums_for_are_computed_in_parts(library: Library):
+    weight, x = random(16, 16448, dtype=torch.bfloat16), random(200, 16448, dtype=torch.bfloat16)
+    with library.pool(1) as pool:
+        packed = pack(library, pool, weight, INT4)
+        together, apart = matmul(library, pool, packed, x), matmul(library, pool, packed, x[190:])
+    assert torch.equal(together[190:], apart)
+
+
 def fma(library: Library, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c in fp32, rounded once where the level has such an instruction."""
     if library.level == "portable":

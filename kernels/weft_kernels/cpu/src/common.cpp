@@ -184,6 +184,7 @@ WEFT_EXPORT int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in,
 WEFT_EXPORT int32_t weft_pack(weft_pool* pool, const void* source, int32_t from, int64_t stride, int64_t n_out, int64_t n_in, int32_t pad_in, void* to,
                               int32_t kind, float* scale) {
   if (from != WEFT_BF16 && from != WEFT_FP32) return WEFT_E_SIZE;
+  if (kind == WEFT_INT4 && n_in > weft::kMostInt4Inputs) return WEFT_E_SIZE;
   weft::pack(pool->team, source, from, stride, n_out, n_in, pad_in, to, kind, scale);
   return 0;
 }

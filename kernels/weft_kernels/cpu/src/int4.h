@@ -24,6 +24,7 @@ constexpr ptrdiff_t kInt4PairBytes = 128;
 #endif
 constexpr ptrdiff_t kInt4BlockBytes = kTilePairs * kInt4PairBytes;
 constexpr int kInt4AtOnce = int(kWidenedBytes / (kUnitGroups * kInt4Blocks * kInt4BlockBytes));  // times 64 inputs
+static_assert(weft::kMostInt4Inputs / weft::kInt4Inputs * sizeof(float) <= kSumsBytes, "sums of one row in scratch");
 static_assert(kInt4AtOnce * 2 * sizeof(float) * kUnitColumns <= kFactorsBytes, "factors in scratch");
 
 // The pair of n of 16 outputs from bits `Bit` and 16 + `Bit` of their words.
@@ -73,10 +74,12 @@ static inline void sum_inputs(const X* x, ptrdiff_t xs, int rows, int n_in, floa
     }
 }
 
-// A unit of a product, y[rows][kUnitColumns] = x W^T in the span's columns, 64 inputs a step.
+// A unit of a product, y[rows][kUnitColumns] = x W^T in the span's columns, 64 inputs a step, of at most `most_rows`.
 template <class X>
 class Int4Product {
  public:
+  static int most_rows(int n_in) { return int(kSumsBytes / sizeof(float) / ((n_in + weft::kInt4Inputs - 1) / weft::kInt4Inputs)); }
+
   Int4Product(weft::Member& me, const weft_matrix& w, const X* x, ptrdiff_t xs, int rows, const Span& span, float* y, Prefetch& prefetch)
       : x_(x), xs_(xs), rows_(rows), groups_(span.count), n_in_(w.n_in), y_(y + span.column), prefetch_(prefetch) {
     steps_ = (n_in_ + int(weft::kInt4Inputs) - 1) / int(weft::kInt4Inputs);

@@ -56,7 +56,11 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
     prefetch.all();
     vectors<Fp32W>(x, xs, rows, data, ptrdiff_t(pairs) * 128, 128, span, pairs, y);
   } else if (w.kind == WEFT_INT4) {
-    Int4Product(me, w, x, xs, rows, span, y, prefetch).run();
+    using Product = Int4Product<typename Kind::X>;
+    for (int m = 0, n; m < rows; m += n) {
+      n = std::min(Product::most_rows(w.n_in), rows - m);
+      Product(me, w, x + m * xs, xs, n, span, y + m * kUnitColumns, prefetch).run();
+    }
   } else {
     const bool int8 = w.kind == WEFT_INT8;
     const ptrdiff_t group_bytes = ptrdiff_t(pairs) * (int8 ? 32 : 64);

@@ -19,6 +19,7 @@
 namespace weft {
 
 constexpr int64_t kInt4Inputs = 64, kInt4Bytes = 576;  // of 16 outputs
+constexpr int64_t kMostInt4Inputs = 1 << 21;  // of a matrix: a thread has scratch for the sums of one row
 
 int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in);
 // Pack row-major [n_out, n_in] (bf16 or fp32, `stride` elements from row to row).
