@@ -1,8 +1,11 @@
 """Predicted against measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from weft_runner.offload.accuracy import Accuracy
+from weft_runner.offload.passes import PassWork, Placement, predict_pass
 from weft_runner.offload.policy import Budgets
 from weft_runner.offload.search import find_plan
 from weft_runner.offload.solver import relax
@@ -10,16 +13,25 @@ from weft_runner.offload.solver import relax
 from .test_search import MACHINE, MIB, ON_DEVICE, request
 
 
-def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followed() -> None:
-    asked = request(budget=Budgets(30 * MIB), supports=ON_DEVICE)
+@pytest.mark.parametrize("overlap", [1.0, 0.5])
+def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followed(overlap: float) -> None:
+    asked = request(replace(MACHINE, overlap=overlap), budget=Budgets(30 * MIB), supports=ON_DEVICE)
     plan = find_plan(asked, relax)
-    accuracy = Accuracy(plan, asked.sizes, MACHINE)
-    rows = plan.policy.block
-    predicted_s = accuracy.predict_s(rows, rows, rows * 72)
-    assert predicted_s == pytest.approx(plan.predicted.token.pass_s, rel=0.05)
+    block, work, sizes = plan.policy.block, asked.work, asked.sizes
+    placement = Placement(
+        "bf16", round(plan.policy.weights.disk * sizes.weights), batch_tokens=plan.batch_tokens, buffers=plan.buffers
+    )
+    accuracy = Accuracy(placement, sizes, asked.machine)
+    token = PassWork(block, block, block * (work.prompt + work.output // 2), adapter_bytes=block * sizes.adapter)
+    assert accuracy.predict_s(token) == pytest.approx(plan.predicted.token.pass_s, rel=0.02)
+    rows = block * work.prompt // plan.prompt_passes
+    prompts = PassWork(rows, block // plan.prompt_passes, pairs=rows * work.prompt // 2)
+    expected = plan.predicted.prompt.pass_s / plan.prompt_passes
+    assert predict_pass(prompts, placement, sizes, asked.machine).pass_s == pytest.approx(expected, rel=0.1)
     assert accuracy.figures.ratio == 0.0
     for _ in range(3):
-        accuracy.learn(rows, rows, rows * 72, 1.2 * predicted_s)
+        accuracy.learn(token, 1.2 * accuracy.predict_s(token))
     assert accuracy.figures.passes == 3
     assert accuracy.figures.ratio == pytest.approx(1.2)
     assert accuracy.figures.recent == pytest.approx(1.2)
+    assert accuracy.alone_s <= accuracy.predict_s(token)

@@ -1,0 +1,63 @@
+"""What one pass should take by the cost model, from what it had: rows come and go, so that few are full blocks. Pure.
+
+    T_pass = max(disk read, host to device, compute)      FlexGen, section 4.2, of what this pass moved and computed
+
+Streams that do not overlap fully add that part of their sum, as in `costs`. KV and activations are on the device.
+"""
+
+from dataclasses import dataclass
+
+from weft_runner.offload.machine import MachineRates, product_s
+from weft_runner.offload.plan import PassTime
+from weft_runner.offload.policy import WeightsFormat
+from weft_runner.offload.sizes import ModelSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How an executor has its weights: bytes that come from the disk and from the host in each pass, the rest stays.
+
+    `batch_tokens`: of a device batch. `buffers`: of the largest streamed layer; with one nothing is read meanwhile.
+    """
+
+    weights: WeightsFormat
+    disk_bytes: int
+    host_bytes: int = 0
+    batch_tokens: int = 256
+    buffers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """Of one pass: `tokens` rows, of which `sampled` go through the head.
+
+    `keys`: tokens in KV that rows of one token attend to, summed. `pairs`: of queries and keys of all other rows.
+    `adapter_bytes`: of the distinct adapters of its rows.
+    """
+
+    tokens: int
+    sampled: int
+    keys: int = 0
+    pairs: int = 0
+    adapter_bytes: int = 0
+
+
+def predict_pass(work: PassWork, placement: Placement, sizes: ModelSizes, machine: MachineRates) -> PassTime:
+    """Seconds of each stream and of the pass. `sizes`: of the layers that are here, in the placement's format."""
+    table = machine.products[placement.weights]
+    whole, rest = divmod(work.tokens, placement.batch_tokens)
+    each = whole * product_s(table, placement.batch_tokens) + (product_s(table, rest) if rest else 0.0)
+    batches = whole + bool(rest)
+    compute = (
+        sizes.layers * sum(sizes.numbers) * each
+        + (sizes.head_numbers * product_s(table, work.sampled) if work.sampled else 0.0)
+        + work.keys * sizes.kv_token / machine.attention
+        + work.pairs * 4 * sizes.q_size * sizes.layers / machine.attention_flops_per_s
+        + batches * work.adapter_bytes / machine.memory_read
+    )
+    read = placement.disk_bytes / machine.disk_read
+    copied = placement.disk_bytes + placement.host_bytes
+    copy = 0.0 if machine.one_memory else copied / machine.to_device
+    overlap = machine.overlap if placement.buffers > 1 else 0.0
+    streams = (read, copy, compute)
+    return PassTime(read, copy, 0.0, 0.0, compute, overlap * max(streams) + (1.0 - overlap) * sum(streams))
