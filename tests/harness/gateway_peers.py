@@ -249,7 +249,8 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
         self.refuses: tuple[grpc.StatusCode, str] | None = None
         self.uploading, self.broken_uploads = asyncio.Event(), 0
         self.outbox: SendQueue[batch_pb2.BatchToGateway] = SendQueue()
-        self.inbox: asyncio.Queue[batch_pb2.GatewayToBatch] = asyncio.Queue()
+        self.inbox: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.messages = 0  # with ends of lines
         self.up = asyncio.Event()
 
     async def UploadFile(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
@@ -301,24 +302,35 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
     async def Lines(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.outbox = SendQueue()
         self.up.set()
-        async for message in serve_stream(request_iterator, context, self.outbox, self.inbox.put_nowait):
+        async for message in serve_stream(request_iterator, context, self.outbox, self._take):
             yield message
 
-    def run(self, line: int, body: bytes, namespace: str = "", endpoint: str = "/v1/completions") -> None:
-        """Give a line out."""
-        given = batch_pb2.RunLine(batch_id="batch_1", line=line, namespace=namespace, endpoint=endpoint, body=body)
-        self.outbox.put(batch_pb2.BatchToGateway(run=given))
+    def run(self, *lines: int, body: bytes, namespace: str = "", endpoint: str = "/v1/completions") -> None:
+        """Give lines out, in one message."""
+        of = {"batch_id": "batch_1", "namespace": namespace, "endpoint": endpoint, "body": body}
+        given = [batch_pb2.RunLine(line=line, **of) for line in lines]
+        self.outbox.put(batch_pb2.BatchToGateway(run=batch_pb2.RunLines(lines=given)))
 
     def cancel(self, line: int) -> None:
-        self.outbox.put(batch_pb2.BatchToGateway(cancel=batch_pb2.CancelLine(batch_id="batch_1", line=line)))
+        self.outbox.put(batch_pb2.BatchToGateway(cancel=batch_pb2.CancelLines(batch_id="batch_1", lines=[line])))
 
     async def next(self, kind: str) -> Any:
-        """The next message of that kind; others before it are passed over."""
+        """The next hello, result or released line; others before it are passed over."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                message = await self.inbox.get()
-                if message.WhichOneof("message") == kind:
-                    return getattr(message, kind)
+                which, message = await self.inbox.get()
+                if which == kind:
+                    return message
+
+    def _take(self, envelope: batch_pb2.GatewayToBatch) -> None:
+        if envelope.HasField("hello"):
+            self.inbox.put_nowait(("hello", envelope.hello))
+            return
+        self.messages += 1
+        for result in envelope.ends.results:
+            self.inbox.put_nowait(("result", result))
+        for released in envelope.ends.released:
+            self.inbox.put_nowait(("released", released))
 
     async def _answer(self, request: Any, context: Any) -> Any:
         await self._refusal(context)

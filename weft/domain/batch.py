@@ -1,6 +1,6 @@
 """Files and batches of tenants (the Batch API), and the lines that gateways run for the batch service.
 
-gateway --LinesHello, LineResult, LineReleased--> batch service --RunLine, CancelLine--> gateway
+gateway --LinesHello, LineEnds--> batch service --RunLines, CancelLines--> gateway
 
 A tenant is a namespace. Ids are drawn by the batch service and have 128 random bits.
 """
@@ -162,6 +162,14 @@ class LineReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class LineEnds:
+    """Lines that the gateway no longer runs."""
+
+    results: Sequence[LineResult] = ()
+    released: Sequence[LineReleased] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunLine:
     """Run this line. `body`: JSON of the request."""
 
@@ -173,8 +181,15 @@ class RunLine:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelLine:
-    """The line's batch has ended: answer nothing."""
+class RunLines:
+    """Run each of these."""
+
+    lines: Sequence[RunLine]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelLines:
+    """The lines' batch has ended: answer nothing."""
 
     batch_id: str
-    line: int
+    lines: Sequence[int]

@@ -7,7 +7,8 @@ by (batch, line): a second one changes nothing, neither its row nor the batch's 
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import case, delete, func, insert, select, update
@@ -46,6 +47,10 @@ class StoredResult:
     record: bytes
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+
+_COLUMNS = tuple(field.name for field in fields(StoredResult))
+_column_values = attrgetter(*_COLUMNS)
 
 
 async def create(
@@ -168,7 +173,7 @@ async def add_results(engine: AsyncEngine, term: int, results: Sequence[StoredRe
         await fencing_terms.hold(connection, ROLE, term)
         statement = insert_into(connection, BatchResultRow).on_conflict_do_nothing()
         statement = statement.returning(BatchResultRow.batch_id, BatchResultRow.line)
-        inserted = await connection.execute(statement, [asdict(by_line[key]) for key in sorted(by_line)])
+        inserted = await connection.execute(statement, [_values(by_line[key]) for key in sorted(by_line)])
         new = [by_line[row.batch_id, row.line] for row in inserted]
         await _add_counts(connection, new)
         return len(new)
@@ -291,6 +296,10 @@ async def _found(connection: AsyncConnection, namespace: str, batch_id: str) -> 
 async def _change(connection: AsyncConnection, batch_id: str, **values: Any) -> None:
     plain = {name: value.value if isinstance(value, BatchStatus) else value for name, value in values.items()}
     await connection.execute(update(BatchRow).where(BatchRow.batch_id == batch_id).values(plain))
+
+
+def _values(result: StoredResult) -> dict[str, Any]:
+    return dict(zip(_COLUMNS, _column_values(result), strict=True))
 
 
 async def _add_counts(connection: AsyncConnection, new: Iterable[StoredResult]) -> None:

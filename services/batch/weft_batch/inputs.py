@@ -29,8 +29,8 @@ class InputLines:
         self._storage = storage
         self._blocks: OrderedDict[tuple[str, int], asyncio.Task[dict[int, bytes]]] = OrderedDict()
 
-    async def line(self, file: InputFile, line: int) -> bytes:
-        """One line, without its line end. Raises StorageError."""
+    async def block(self, file: InputFile, line: int) -> dict[int, bytes]:
+        """A line and its neighbours, by their numbers, without line ends. Raises StorageError."""
         first, start, end = file.index.block(line)
         key = (file.file_id, start)
         if (read := self._blocks.get(key)) is None:
@@ -41,7 +41,7 @@ class InputLines:
         else:
             self._blocks.move_to_end(key)
         try:
-            return (await asyncio.shield(read))[line]
+            return await asyncio.shield(read)
         except BaseException:
             self._blocks.pop(key, None)
             raise

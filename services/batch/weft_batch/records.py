@@ -3,28 +3,31 @@
 import json
 from typing import Any
 
+import orjson
+
 from weft.domain.batch import LineResult
 from weft.store.batches import StoredResult
 from weft_batch.core.batches import LineFailed
 from weft_batch.core.input_lines import BadLine
 
+_ONE_LINE = bytes.maketrans(b"\n\r", b"  ")  # no text of JSON holds either
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 
 
 def answered(result: LineResult, custom_id: str | None) -> StoredResult:
     """What a gateway's answer leaves. An answer that is no JSON is an error of the line, never a damaged file."""
     try:
-        body = json.dumps(json.loads(result.body), ensure_ascii=False, allow_nan=False)
-        body.encode()  # no half of a surrogate pair
-    except (ValueError, RecursionError):
+        orjson.loads(result.body)  # strict: no NaN, no half of a surrogate pair
+    except ValueError:
         failed = LineFailed(result.batch_id, result.line, "invalid_answer", "the gateway's answer is not JSON")
         return unanswered(failed, custom_id)
-    response = json.dumps({"status_code": result.status, "request_id": result.request_id})[:-1]
+    body = result.body.translate(_ONE_LINE).decode()
+    response = f'{{"status_code": {result.status}, "request_id": {_text(result.request_id)}, "body": {body}}}'
     return StoredResult(
         result.batch_id,
         result.line,
         200 <= result.status < 300,
-        _record(result.batch_id, result.line, custom_id, f'{response}, "body": {body}}}', "null"),
+        _record(result.batch_id, result.line, custom_id, response, "null"),
         result.prompt_tokens,
         result.completion_tokens,
     )

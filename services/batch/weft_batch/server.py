@@ -5,10 +5,12 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import grpc
@@ -21,12 +23,14 @@ from weft.domain.batch import (
     BatchError,
     BatchJob,
     BatchStatus,
+    LineEnds,
     LineReleased,
     LineResult,
     LinesHello,
     NewFile,
     Purpose,
     RunLine,
+    RunLines,
 )
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.text import quoted
@@ -37,7 +41,7 @@ from weft.store.files import ROLE
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.wire.codec import batch as codec
-from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, MAX_BODY_BYTES
+from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, MAX_BODY_BYTES, in_messages
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import batch_pb2 as pb
@@ -58,7 +62,7 @@ from weft_batch.core.batches import (
     Validate,
     Validated,
 )
-from weft_batch.core.input_lines import COMPRESSED, BadLine, InputReader, compression, read_line
+from weft_batch.core.input_lines import COMPRESSED, BadLine, GoodLine, InputReader, compression, read_line
 from weft_batch.core.line_index import LineIndex
 from weft_batch.errors import BytesMissing, StorageError
 from weft_batch.inputs import InputFile, InputLines, blocks
@@ -77,6 +81,7 @@ CODES: dict[type[NotPossible], grpc.StatusCode] = {
     OverQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
 }
+INPUT_CHANGED = b'{"error": {"code": "input_changed", "message": "the input file is damaged"}}'  # after it was read
 REPLACED = "a newer batch service has taken over"
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -143,10 +148,11 @@ class BatchServer(BatchServicer):
         if self._replaced or self._closed.is_set():
             return
         self._idle.active()
+        given: defaultdict[tuple[Peer, str], list[int]] = defaultdict(list)
         for effect in self.core.handle(event, time.monotonic()):
             match effect:
                 case Give():
-                    self._spawn(self._send_line(effect))
+                    given[effect.peer, effect.batch_id].append(effect.line)
                 case Send():
                     if stream := self._streams.get(effect.peer):
                         stream.outbox.put(effect.message)
@@ -156,6 +162,9 @@ class BatchServer(BatchServicer):
                     self._spawn(self._validate(effect.batch_id))
                 case Finalize():
                     self._spawn(self._finalize(effect.batch_id, effect.ending))
+        for (peer, batch_id), lines in given.items():
+            if (batch := self._open.get(batch_id)) and (stream := self._streams.get(peer)):
+                self._spawn(self._send_lines(stream, batch, lines))
         self._wake.set()
 
     async def load(self, *, sole: bool) -> None:
@@ -454,28 +463,33 @@ class BatchServer(BatchServicer):
         elif self._streams.get(stream.peer) is stream:
             self.handle(Received(stream.peer, message))
 
-    async def _send_line(self, give: Give) -> None:
-        """Read the line and send it, unless its batch ends or its gateway is lost meanwhile."""
-        if (batch := self._open.get(give.batch_id)) is None or batch.input is None:
+    async def _send_lines(self, stream: _Stream, batch: _OpenBatch, lines: Sequence[int]) -> None:
+        """Read lines and send them, but for those whose batch ends or whose gateway is lost meanwhile."""
+        batch_id, peer = batch.job.batch_id, stream.peer
+        assert batch.input, "lines are of an input that is read"
+        assert peer, "a stream gets lines after its hello"
+        runs, results, released = list[RunLine](), list[LineResult](), list[LineReleased]()
+        for _, numbers in groupby(lines, batch.input.index.block):
+            numbers = list(numbers)
+            try:
+                found = await self._lines.block(batch.input, numbers[0])
+            except StorageError as error:
+                log.warning("lines not read", extra=kv(batch_id=batch_id, line=numbers[0], error=error))
+                released += [LineReleased(batch_id, line, "its input cannot be read now") for line in numbers]
+                continue
+            for line in numbers:
+                read = read_line(found.get(line, b""), batch.job.endpoint, MAX_BODY_BYTES)
+                if isinstance(read, GoodLine):
+                    runs.append(RunLine(batch_id, line, batch.namespace, batch.job.endpoint, read.body))
+                    batch.custom_ids[line] = read.custom_id
+                else:
+                    results.append(LineResult(batch_id, line, 400, "", INPUT_CHANGED))
+        if self._streams.get(peer) is not stream:
             return
-        answer: LineResult | LineReleased | None = None
-        try:
-            raw = await self._lines.line(batch.input, give.line)
-            read = read_line(raw, batch.job.endpoint, MAX_BODY_BYTES)
-            if isinstance(read, BadLine):  # it was good: the bytes are others now
-                body = b'{"error": {"code": "input_changed", "message": "the input file is damaged"}}'
-                answer = LineResult(give.batch_id, give.line, 400, "", body)
-        except (StorageError, KeyError) as error:
-            log.warning("line not read", extra=kv(batch_id=give.batch_id, line=give.line, error=error))
-            answer = LineReleased(give.batch_id, give.line, "its input cannot be read now")
-            read = None
-        if not self.core.is_at(give.peer, give.batch_id, give.line):
-            return
-        if answer is not None:
-            self.handle(Received(give.peer, answer))
-        elif not isinstance(read, BadLine | None) and (stream := self._streams.get(give.peer)):
-            batch.custom_ids[give.line] = read.custom_id
-            stream.outbox.put(RunLine(give.batch_id, give.line, batch.namespace, batch.job.endpoint, read.body))
+        for part in in_messages(run for run in runs if self.core.is_at(peer, batch_id, run.line)):
+            stream.outbox.put(RunLines(part))
+        if results or released:
+            self.handle(Received(peer, LineEnds(results, released)))
 
     def _store(self, result: LineResult | LineFailed) -> None:
         custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)

@@ -22,7 +22,9 @@ from harness.waiting import PATIENCE_S
 from weft.domain.batch import (
     BatchJob,
     BatchStatus,
-    CancelLine,
+    CancelLines,
+    LineEnds,
+    LineReleased,
     LineResult,
     LinesHello,
     NewBatch,
@@ -30,12 +32,13 @@ from weft.domain.batch import (
     Page,
     Purpose,
     RunLine,
+    RunLines,
     StoredFile,
 )
 from weft.store import fencing_terms, migrate
 from weft.store.database import open_database, sqlite_url
 from weft.wire.codec import batch as codec
-from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
+from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_messages
 from weft.wire.streams import SendQueue, channel
 from weft.wire.v1.batch_pb2_grpc import BatchStub, add_BatchServicer_to_server
 from weft_batch.server import BatchServer, TenantQuotas
@@ -71,7 +74,7 @@ class PlayedGateway:
     answers: Answer = answer
     runs: Counter = field(default_factory=Counter)  # (batch, line): how often it was to run
     kept: dict[tuple[str, int], RunLine] = field(default_factory=dict)
-    cancelled: list[CancelLine] = field(default_factory=list)
+    cancelled: list[tuple[str, int]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     outbox: SendQueue = field(default_factory=lambda: SendQueue(1 << 20))
 
@@ -89,17 +92,22 @@ class PlayedGateway:
     def send(self, message: Any) -> None:
         self.outbox.put(GATEWAY_TO_BATCH.encode(message))
 
-    def _take(self, message: RunLine | CancelLine) -> None:
-        if isinstance(message, CancelLine):
-            self.cancelled.append(message)
-            self.kept.pop((message.batch_id, message.line), None)
+    def end(self, *ends: LineResult | LineReleased) -> None:
+        for results in in_messages(end for end in ends if isinstance(end, LineResult)):
+            self.send(LineEnds(results))
+        if released := [end for end in ends if isinstance(end, LineReleased)]:
+            self.send(LineEnds((), released))
+
+    def _take(self, message: RunLines | CancelLines) -> None:
+        if isinstance(message, CancelLines):
+            self.cancelled += [(message.batch_id, line) for line in message.lines]
+            for line in message.lines:
+                self.kept.pop((message.batch_id, line), None)
         else:
-            self.runs[message.batch_id, message.line] += 1
-            reply = self.answers(message)
-            if reply is None:
-                self.kept[message.batch_id, message.line] = message
-            else:
-                self.send(reply)
+            self.runs.update((run.batch_id, run.line) for run in message.lines)
+            replies = [(run, self.answers(run)) for run in message.lines]
+            self.kept |= {(run.batch_id, run.line): run for run, reply in replies if reply is None}
+            self.end(*(reply for _, reply in replies if reply is not None))
         self.changed.set()
 
     async def until(self, condition: Callable[["PlayedGateway"], object]) -> None:

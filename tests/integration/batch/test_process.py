@@ -185,7 +185,7 @@ async def test_a_full_disk_refuses_uploads_and_loses_no_result(tmp_path, small_d
                 while len(list(small_disk.iterdir())) > 2 or file.write(b"x" * 4096):  # noqa: ASYNC110
                     await asyncio.sleep(0)
             for kept in gateway.kept.values():
-                gateway.send(answer(kept))
+                gateway.end(answer(kept))
             await client.in_status(job.batch_id, BatchStatus.FINALIZING)
             filler.unlink()
             ended = await client.ended(job.batch_id)

@@ -301,7 +301,7 @@ async def test_a_newer_service_takes_over_and_the_older_one_does_nothing_more(st
             job = await client.submit(input_file(10))
             await client.until(job.batch_id, lambda job: job.completed == 3)
             async with serving(store, storage, sole=False) as newer:
-                first.send(answer(first.kept[job.batch_id, 4]))  # too late: it may not be stored
+                first.end(answer(first.kept[job.batch_id, 4]))  # too late: it may not be stored
                 async with newer.gateway("g2") as second:
                     ended = await newer.client().ended(job.batch_id)
                 assert {line for _, line in second.runs} == set(range(4, 11))
@@ -336,7 +336,7 @@ async def test_storage_that_is_full_is_named_and_a_batch_waits_for_it(world, sto
 
 async def test_a_gateway_that_breaks_the_contract_loses_its_stream(world) -> None:
     for message, what in (
-        ({"released": {"batch_id": "b", "line": 1}}, "released before the hello"),
+        ({"ends": {"released": [{"batch_id": "b", "line": 1}]}}, "ends before the hello"),
         ({"hello": {"gateway_id": ""}}, "a gateway's id is empty"),
         ({}, "unknown message"),
     ):

@@ -36,7 +36,7 @@ class Batched:
 
     async def answer(self, body: dict[str, Any] | bytes, **where: str) -> tuple[Any, Any]:
         """A line's result and its body, parsed."""
-        self.batch.run(1, body if isinstance(body, bytes) else orjson.dumps(body), **where)
+        self.batch.run(1, body=body if isinstance(body, bytes) else orjson.dumps(body), **where)
         result = await self.batch.next("result")
         return result, orjson.loads(result.body)
 
@@ -359,20 +359,20 @@ async def test_a_bug_that_one_line_hits_is_that_lines(made: Batched, monkeypatch
 
 async def test_a_cancelled_line_ends_at_its_runner_and_is_not_answered(made: Batched) -> None:
     made.world.runner.autopilot = False
-    made.batch.run(1, orjson.dumps(BODY))
+    made.batch.run(1, body=orjson.dumps(BODY))
     start = await made.world.runner.next("start")
     made.batch.cancel(1)
     assert (await made.world.runner.next("stop")).request_id == start.request_id
     await made.world.settled()
     assert made.world.outcome().finish_reason == common_pb2.FINISH_REASON_CANCELLED
     made.world.runner.autopilot = True
-    made.batch.run(2, orjson.dumps(BODY))
+    made.batch.run(2, body=orjson.dumps(BODY))
     assert (await made.batch.next("result")).line == 2
 
 
 async def test_the_end_of_the_stream_ends_its_lines_and_the_next_one_runs_them_again(made: Batched) -> None:
     made.world.runner.autopilot = False
-    made.batch.run(1, orjson.dumps(BODY))
+    made.batch.run(1, body=orjson.dumps(BODY))
     first = await made.world.runner.next("start")
     made.batch.up.clear()
     made.batch.outbox.close()
@@ -389,14 +389,14 @@ async def test_what_a_client_would_be_asked_to_repeat_gives_the_line_back(
 ) -> None:
     monkeypatch.setattr("weft_gateway.openai.lines.RETRY_S", 0.0)
     made.world.scheduler.autopilot = False
-    made.batch.run(1, orjson.dumps(BODY))
+    made.batch.run(1, body=orjson.dumps(BODY))
     submit = await made.world.scheduler.next("submit")
     full = scheduler_pb2.Reject(request_id=submit.request_id, reason=scheduler_pb2.Reject.QUEUE_FULL)
     made.world.scheduler.send(reject=full)
     released = await made.batch.next("released")
     assert (released.batch_id, released.line) == ("batch_1", 1)
     assert "full" in released.reason
-    made.batch.run(2, orjson.dumps(BODY))
+    made.batch.run(2, body=orjson.dumps(BODY))
     submit = await made.world.scheduler.next("submit")
     worn = scheduler_pb2.Reject(request_id=submit.request_id, reason=scheduler_pb2.Reject.TOO_MANY_MIGRATIONS)
     made.world.scheduler.send(reject=worn)
@@ -409,7 +409,7 @@ async def test_a_line_of_a_pool_without_runners_leaves_its_place(parts: World, t
     routes.pools[0].ready_runners = 0
     parts.scheduler.routes, parts.scheduler.autopilot = routes, False
     async with batched(parts, tmp_path, hold_seconds=0.1) as made:
-        made.batch.run(1, orjson.dumps(BODY))
+        made.batch.run(1, body=orjson.dumps(BODY))
         assert "no runner" in (await made.batch.next("released")).reason
 
 
@@ -417,7 +417,7 @@ async def test_a_gateway_that_drains_gives_its_lines_back_and_takes_no_more(made
     hello = await made.batch.next("hello")
     assert hello.max_lines == made.world.gateway.settings.max_lines
     made.world.runner.autopilot = False
-    made.batch.run(1, orjson.dumps(BODY))
+    made.batch.run(1, body=orjson.dumps(BODY))
     await made.world.runner.next("start")
     draining = asyncio.create_task(made.lines.drain())
     assert (await made.batch.next("hello")).max_lines == 0
@@ -429,11 +429,20 @@ async def test_a_gateway_that_drains_gives_its_lines_back_and_takes_no_more(made
 async def test_no_more_lines_run_than_the_gateway_has_named(parts: World, tmp_path: Path) -> None:
     async with batched(parts, tmp_path, max_lines=1) as made:
         parts.runner.autopilot = False
-        made.batch.run(1, orjson.dumps(BODY))
+        made.batch.run(1, body=orjson.dumps(BODY))
         await parts.runner.next("start")
         made.batch.up.clear()
-        made.batch.run(2, orjson.dumps(BODY))
+        made.batch.run(2, body=orjson.dumps(BODY))
         await made.batch.up.wait()  # the stream is another one: this one broke its contract
+
+
+async def test_lines_that_end_together_share_a_message(made: Batched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_gateway.openai.lines.GATHER_S", 0.3)
+    made.batch.run(*range(1, 21), body=orjson.dumps(BODY))
+    results = [await made.batch.next("result") for _ in range(20)]
+    assert {result.line for result in results} == set(range(1, 21))
+    assert made.batch.messages < 20
+    assert {result.status for result in results} == {200}
 
 
 async def test_a_batch_of_the_time_without_keys_is_nobodys_once_they_are_on(parts: World, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.batch import BatchStatus, CancelLine, LineReleased, LineResult, LinesHello
+from weft.domain.batch import BatchStatus, CancelLines, LineEnds, LineReleased, LineResult, LinesHello
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft_batch.core import batches as core
 from weft_batch.core.batches import (
@@ -40,6 +40,11 @@ def result(batch_id: str, line: int, status: int = 200) -> LineResult:
     return LineResult(batch_id, line, status, "r", b"{}")
 
 
+def ends(*these: LineResult | LineReleased) -> LineEnds:
+    results = [end for end in these if isinstance(end, LineResult)]
+    return LineEnds(results, [end for end in these if isinstance(end, LineReleased)])
+
+
 @dataclass
 class World:
     """The machine, checked after each event."""
@@ -62,7 +67,7 @@ class World:
         return self.do(Validated(batch_id, total, finished))
 
     def answer(self, batch_id: str, line: int, status: int = 200, name: str = "g1") -> list:
-        return self.do(Received(peer(name), result(batch_id, line, status)))
+        return self.do(Received(peer(name), ends(result(batch_id, line, status))))
 
 
 def given_lines(effects: list) -> list[tuple[str, int]]:
@@ -136,7 +141,7 @@ def test_a_line_given_back_again_and_again_waits_longer_each_time() -> None:
     pauses = []
     for _ in range(9):
         before = world.now
-        effects = world.do(Received(peer(), LineReleased("b1", 1, "drains")))
+        effects = world.do(Received(peer(), ends(LineReleased("b1", 1, "drains"))))
         while not given_lines(effects):
             world.now = world.machine.next_deadline()
             effects = world.do(TICK)
@@ -182,7 +187,7 @@ def test_a_cancelled_batch_ends_once_the_store_has_what_was_on_its_way() -> None
     world.gateway()
     world.batch(total=3)
     world.answer("b1", 1)
-    assert world.do(CancelAsked("b1")) == [Send(peer(), CancelLine("b1", 2)), Send(peer(), CancelLine("b1", 3))]
+    assert world.do(CancelAsked("b1")) == [Send(peer(), CancelLines("b1", [2, 3]))]
     assert world.answer("b1", 2) == [], "too late"
     assert world.do(LinesStored([("b1", 1)])) == [Finalize("b1", BatchStatus.CANCELLED)]
     assert world.do(CancelAsked("b1"), CancelAsked("never")) == []
@@ -261,7 +266,8 @@ def test_any_interleaving_with_crashes_runs_each_line_to_one_stored_result(seed:
                         assert effect.line not in store[effect.batch_id], "a finished line runs again"
                         running[effect.peer.name].append((effect.batch_id, effect.line))
                     case Send():
-                        running[effect.peer.name].remove((effect.message.batch_id, effect.message.line))
+                        for line in effect.message.lines:
+                            running[effect.peer.name].remove((effect.message.batch_id, line))
                     case StoreResult():
                         storing.append(effect.result)
                     case Finalize():
@@ -299,7 +305,7 @@ def test_any_interleaving_with_crashes_runs_each_line_to_one_stored_result(seed:
             running[name].remove((batch_id, line))
             status = 200 if calm else rng.choice([200, 200, 404, 429, 503])
             message = LineReleased(batch_id, line, "x") if rng.random() < 0.2 else result(batch_id, line, status)
-            todo.append(("e", world.do(Received(peer(name), message))))
+            todo.append(("e", world.do(Received(peer(name), ends(message)))))
         elif (deadline := world.machine.next_deadline()) is not None:
             world.now = max(world.now, min(deadline, world.now + 70))
             todo.append(("e", world.do(TICK)))

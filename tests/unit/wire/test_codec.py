@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.adapter import Tier
-from weft.domain.batch import BatchJob, LineResult, NewBatch, NewFile, Page, StoredFile
+from weft.domain.batch import BatchJob, LineResult, NewBatch, NewFile, Page, RunLine, StoredFile
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.kv_transfer import KvComplete
 from weft.domain.prediction import Prediction, PredictItem
@@ -181,6 +181,12 @@ def test_what_calls_of_the_batch_service_carry_comes_out_as_it_went_in(data: st.
     assert batch.page(batch.list_request(page)) == page
     assert batch.file_named(batch.file_request("ns", "file-1")) == ("ns", "file-1")
     assert batch.batch_named(batch.batch_request("", "batch_1")) == ("", "batch_1")
+
+
+def test_lines_are_put_into_as_few_messages_as_their_bodies_fit_into() -> None:
+    sizes = [600_000, 400_000, 100_000, 3 << 20, 0, 1 << 20, 1]
+    lines = [RunLine("b", number, "", "e", bytes(size)) for number, size in enumerate(sizes, 1)]
+    assert [[line.line for line in part] for part in batch.in_messages(lines)] == [[1, 2], [3], [4], [5, 6], [7]]
 
 
 NEW_BATCH = {"input_file_id": "f", "endpoint": "e", "completion_window": "24h"}

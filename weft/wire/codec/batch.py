@@ -1,14 +1,15 @@
 """Gateway <-> batch service: files, batches, and the stream of lines."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from weft.domain.batch import (
     MAX_BATCH_ERRORS,
     BatchError,
     BatchJob,
     BatchStatus,
-    CancelLine,
+    CancelLines,
+    LineEnds,
     LineReleased,
     LineResult,
     LinesHello,
@@ -17,6 +18,7 @@ from weft.domain.batch import (
     Page,
     Purpose,
     RunLine,
+    RunLines,
     StoredFile,
 )
 from weft.wire.codec.direction import Direction, Entry
@@ -26,6 +28,7 @@ from weft.wire.v1 import batch_pb2 as pb
 
 MAX_CHUNK_BYTES = 1 << 20  # of a file, in one message
 MAX_BODY_BYTES = 48 << 20  # of a request or an answer: beneath gRPC's 64 MiB
+MESSAGE_BYTES = 1 << 20  # of bodies in one message, unless one alone has more
 MAX_FILENAME = 1_000
 MAX_LINE = 1 << 31
 MAX_LINES_AT_ONCE = 1 << 16
@@ -216,18 +219,50 @@ def batch_jobs(m: pb.BatchList) -> tuple[list[BatchJob], bool]:
 # ------------------------------------------------------------------ lines
 
 
-def _fill(message: LinesHello | LineResult | RunLine | CancelLine, m: object) -> None:
-    for name, value in same_named(message).items():
-        setattr(m, name, value)
+L = TypeVar("L", LineResult, RunLine)
 
 
-def _fill_released(released: LineReleased, m: pb.LineReleased) -> None:
-    m.batch_id, m.line, m.reason = released.batch_id, released.line, released.reason[:MAX_DETAIL]
+def in_messages(lines: Iterable[L]) -> Iterator[list[L]]:
+    """Lines in parts that fit a message."""
+    part, size = list[L](), 0
+    for line in lines:
+        if part and size + len(line.body) > MESSAGE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(line)
+        size += len(line.body)
+    if part:
+        yield part
+
+
+def _fill_hello(hello: LinesHello, m: pb.LinesHello) -> None:
+    m.gateway_id, m.max_lines = hello.gateway_id, hello.max_lines
+
+
+def _fill_ends(ends: LineEnds, m: pb.LineEnds) -> None:
+    for result in ends.results:
+        m.results.add(**same_named(result))
+    for released in ends.released:
+        m.released.add(batch_id=released.batch_id, line=released.line, reason=released.reason[:MAX_DETAIL])
+
+
+def _fill_run(run: RunLines, m: pb.RunLines) -> None:
+    for line in run.lines:
+        m.lines.add(**same_named(line))
+
+
+def _fill_cancel(cancel: CancelLines, m: pb.CancelLines) -> None:
+    m.batch_id = cancel.batch_id
+    m.lines.extend(cancel.lines)
 
 
 def _hello(m: pb.LinesHello) -> LinesHello:
     lines = number(m.max_lines, "a gateway's lines at once", MAX_LINES_AT_ONCE)
     return LinesHello(named(m.gateway_id, "a gateway's id", 128), lines)
+
+
+def _ends(m: pb.LineEnds) -> LineEnds:
+    return LineEnds([_result(result) for result in m.results], [_released(released) for released in m.released])
 
 
 def _result(m: pb.LineResult) -> LineResult:
@@ -245,17 +280,25 @@ def _released(m: pb.LineReleased) -> LineReleased:
     return LineReleased(*_line(m), m.reason[:MAX_DETAIL])
 
 
-def _run(m: pb.RunLine) -> RunLine:
+def _run(m: pb.RunLines) -> RunLines:
+    return RunLines([_run_line(line) for line in m.lines])
+
+
+def _run_line(m: pb.RunLine) -> RunLine:
     namespace, endpoint = text(m.namespace, "a namespace"), named(m.endpoint, "an endpoint")
     return RunLine(*_line(m), namespace, endpoint, _body(m.body))
 
 
-def _cancel(m: pb.CancelLine) -> CancelLine:
-    return CancelLine(*_line(m))
+def _cancel(m: pb.CancelLines) -> CancelLines:
+    return CancelLines(named(m.batch_id, "a batch's id"), [_line_number(line) for line in m.lines])
 
 
-def _line(m: pb.LineResult | pb.LineReleased | pb.RunLine | pb.CancelLine) -> tuple[str, int]:
-    return named(m.batch_id, "a batch's id"), number(m.line, "a line's number", MAX_LINE, least=1)
+def _line(m: pb.LineResult | pb.LineReleased | pb.RunLine) -> tuple[str, int]:
+    return named(m.batch_id, "a batch's id"), _line_number(m.line)
+
+
+def _line_number(line: int) -> int:
+    return number(line, "a line's number", MAX_LINE, least=1)
 
 
 def _body(body: bytes) -> bytes:
@@ -263,16 +306,15 @@ def _body(body: bytes) -> bytes:
     return body
 
 
-GATEWAY_TO_BATCH: Direction[pb.GatewayToBatch, LinesHello | LineResult | LineReleased] = Direction(
+GATEWAY_TO_BATCH: Direction[pb.GatewayToBatch, LinesHello | LineEnds] = Direction(
     pb.GatewayToBatch,
     "gateway",
-    Entry("hello", LinesHello, _fill, _hello),
-    Entry("result", LineResult, _fill, _result),
-    Entry("released", LineReleased, _fill_released, _released),
+    Entry("hello", LinesHello, _fill_hello, _hello),
+    Entry("ends", LineEnds, _fill_ends, _ends),
 )
-BATCH_TO_GATEWAY: Direction[pb.BatchToGateway, RunLine | CancelLine] = Direction(
+BATCH_TO_GATEWAY: Direction[pb.BatchToGateway, RunLines | CancelLines] = Direction(
     pb.BatchToGateway,
     "batch service",
-    Entry("run", RunLine, _fill, _run),
-    Entry("cancel", CancelLine, _fill, _cancel),
+    Entry("run", RunLines, _fill_run, _run),
+    Entry("cancel", CancelLines, _fill_cancel, _cancel),
 )

@@ -203,14 +203,12 @@ class BatchList(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[BatchJob, _Mapping]]] = ..., has_more: _Optional[bool] = ...) -> None: ...
 
 class GatewayToBatch(_message.Message):
-    __slots__ = ("hello", "result", "released")
+    __slots__ = ("hello", "ends")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    RESULT_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     hello: LinesHello
-    result: LineResult
-    released: LineReleased
-    def __init__(self, hello: _Optional[_Union[LinesHello, _Mapping]] = ..., result: _Optional[_Union[LineResult, _Mapping]] = ..., released: _Optional[_Union[LineReleased, _Mapping]] = ...) -> None: ...
+    ends: LineEnds
+    def __init__(self, hello: _Optional[_Union[LinesHello, _Mapping]] = ..., ends: _Optional[_Union[LineEnds, _Mapping]] = ...) -> None: ...
 
 class LinesHello(_message.Message):
     __slots__ = ("gateway_id", "max_lines")
@@ -219,6 +217,14 @@ class LinesHello(_message.Message):
     gateway_id: str
     max_lines: int
     def __init__(self, gateway_id: _Optional[str] = ..., max_lines: _Optional[int] = ...) -> None: ...
+
+class LineEnds(_message.Message):
+    __slots__ = ("results", "released")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[LineResult]
+    released: _containers.RepeatedCompositeFieldContainer[LineReleased]
+    def __init__(self, results: _Optional[_Iterable[_Union[LineResult, _Mapping]]] = ..., released: _Optional[_Iterable[_Union[LineReleased, _Mapping]]] = ...) -> None: ...
 
 class LineResult(_message.Message):
     __slots__ = ("batch_id", "line", "status", "request_id", "body", "prompt_tokens", "completion_tokens")
@@ -252,9 +258,15 @@ class BatchToGateway(_message.Message):
     __slots__ = ("run", "cancel")
     RUN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
-    run: RunLine
-    cancel: CancelLine
-    def __init__(self, run: _Optional[_Union[RunLine, _Mapping]] = ..., cancel: _Optional[_Union[CancelLine, _Mapping]] = ...) -> None: ...
+    run: RunLines
+    cancel: CancelLines
+    def __init__(self, run: _Optional[_Union[RunLines, _Mapping]] = ..., cancel: _Optional[_Union[CancelLines, _Mapping]] = ...) -> None: ...
+
+class RunLines(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[RunLine]
+    def __init__(self, lines: _Optional[_Iterable[_Union[RunLine, _Mapping]]] = ...) -> None: ...
 
 class RunLine(_message.Message):
     __slots__ = ("batch_id", "line", "namespace", "endpoint", "body")
@@ -270,10 +282,10 @@ class RunLine(_message.Message):
     body: bytes
     def __init__(self, batch_id: _Optional[str] = ..., line: _Optional[int] = ..., namespace: _Optional[str] = ..., endpoint: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
 
-class CancelLine(_message.Message):
-    __slots__ = ("batch_id", "line")
+class CancelLines(_message.Message):
+    __slots__ = ("batch_id", "lines")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
-    line: int
-    def __init__(self, batch_id: _Optional[str] = ..., line: _Optional[int] = ...) -> None: ...
+    lines: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, batch_id: _Optional[str] = ..., lines: _Optional[_Iterable[int]] = ...) -> None: ...

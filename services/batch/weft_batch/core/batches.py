@@ -14,11 +14,11 @@ is given out, what is at gateways is cancelled, and once the store has what was 
 """
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from weft.domain.batch import BatchStatus, CancelLine, LineReleased, LineResult, LinesHello
+from weft.domain.batch import BatchStatus, CancelLines, LineEnds, LineResult, LinesHello
 from weft.domain.machine import Closed, Connected, Peer, Received, Send, Tick
 from weft.domain.timers import TimerQueue
 
@@ -272,9 +272,11 @@ class Batches:
         book.ending = ending
         for what in ("expire", "wait"):
             self._timers.clear((what, book.batch_id))
+        cancelled: defaultdict[Peer, list[int]] = defaultdict(list)
         for line, peer in book.flying.items():
             self._gateways[peer].flying.discard((book.batch_id, line))
-            effects.append(Send(peer, CancelLine(book.batch_id, line)))
+            cancelled[peer].append(line)
+        effects.extend(Send(peer, CancelLines(book.batch_id, lines)) for peer, lines in cancelled.items())
         self._out -= len(book.flying)
         book.flying.clear()
         book.back.clear()
@@ -317,13 +319,14 @@ class Batches:
         match message:
             case LinesHello():
                 gateway.max_lines = message.max_lines
-            case LineResult():
-                if book := self._landed(peer, message.batch_id, message.line):
-                    self._answered(book, message, now, effects)
-            case LineReleased():
-                if book := self._landed(peer, message.batch_id, message.line):
-                    self.counters.released += 1
-                    self._wait_again(book, message.line, now)
+            case LineEnds():
+                for result in message.results:
+                    if book := self._landed(peer, result.batch_id, result.line):
+                        self._answered(book, result, now, effects)
+                for released in message.released:
+                    if book := self._landed(peer, released.batch_id, released.line):
+                        self.counters.released += 1
+                        self._wait_again(book, released.line, now)
             case _:
                 raise AssertionError(f"a gateway does not send {type(message).__name__}")
 

@@ -1,8 +1,8 @@
 """Lines of batches, run as requests of batch priority for the batch service, which gives them out over one stream.
 
 A line takes the way of a client's request, from its body to its body's answer. What a client would be asked to repeat
-(no runner, a full queue) gives the line back instead, after a pause: so often and no more is a line tried. The end of
-the stream ends its lines: the batch service gives them out again.
+(no runner, a full queue) gives the line back instead, after a pause: so often and no more is a line tried. Lines that
+end within `GATHER_S` share a message. The end of the stream ends its lines: the batch service gives them out again.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from weft.domain.batch import CancelLine, LineReleased, LineResult, LinesHello, RunLine
+from weft.domain.batch import CancelLines, LineEnds, LineReleased, LineResult, LinesHello, RunLine
 from weft.domain.request import Priority
 from weft.telemetry.logs import kv
-from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
+from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_messages
 from weft.wire.errors import PeerError
 from weft.wire.streams import ClientStream
 from weft.wire.v1 import batch_pb2
@@ -28,6 +28,7 @@ from weft_gateway.openai.validation import Call, ModelEndpoint, submit
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, drawn_ids
 
+GATHER_S = 0.01  # ends of lines for one message
 RETRY_S = 1.0  # before a line that could not run is given back
 DRAIN_S = 1.0  # for what is queued to reach the batch service before the process ends
 MAX_ANSWER_BYTES = 8 << 20  # of a line, log probabilities and all
@@ -47,6 +48,8 @@ class LineRunner:
         """Raises NotConfigured."""
         self._state, self._draining = state, False
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._ends: list[LineResult | LineReleased] = []  # that the next message tells
+        self._sending: asyncio.TimerHandle | None = None
         self._link: ClientStream[batch_pb2.GatewayToBatch, batch_pb2.BatchToGateway] = ClientStream(
             "batch",
             state.batch.stub.Lines,
@@ -72,7 +75,8 @@ class LineRunner:
         self._draining = True
         self._send(self._hello())
         for batch_id, line in self._end_all():
-            self._send(LineReleased(batch_id, line, "the gateway drains"))
+            self._ended(LineReleased(batch_id, line, "the gateway drains"))
+        self._send_ends()
         self._link.close()
         if self._work:
             await asyncio.wait([self._work], timeout=DRAIN_S)
@@ -81,28 +85,51 @@ class LineRunner:
         lines = 0 if self._draining else self._state.settings.max_lines
         return LinesHello(self._state.machine.gateway_id, lines)
 
-    def _send(self, message: LinesHello | LineResult | LineReleased) -> None:
+    def _send(self, message: LinesHello | LineEnds) -> None:
         """Without a stream the lines are given out again."""
         self._link.send(GATEWAY_TO_BATCH.encode(message))
+
+    def _ended(self, end: LineResult | LineReleased) -> None:
+        self._ends.append(end)
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().call_later(GATHER_S, self._send_ends)
+
+    def _send_ends(self) -> None:
+        ends, self._ends = self._ends, []
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        for results in in_messages(end for end in ends if isinstance(end, LineResult)):
+            self._send(LineEnds(results))
+        if released := [end for end in ends if isinstance(end, LineReleased)]:
+            self._send(LineEnds((), released))
 
     def _on_message(self, envelope: batch_pb2.BatchToGateway) -> None:
         """Raises PeerError."""
         message = BATCH_TO_GATEWAY.decode(envelope)
-        key = message.batch_id, message.line
-        if isinstance(message, CancelLine):
-            if task := self._tasks.pop(key, None):
-                task.cancel()
-        elif key in self._tasks:
-            raise PeerError(f"line {message.line} of {message.batch_id} runs here already")
-        elif self._draining:
-            self._send(LineReleased(*key, "the gateway drains"))
+        if isinstance(message, CancelLines):
+            for line in message.lines:
+                if task := self._tasks.pop((message.batch_id, line), None):
+                    task.cancel()
+        else:
+            for line in message.lines:
+                self._begin(line)
+
+    def _begin(self, line: RunLine) -> None:
+        """Raises PeerError."""
+        key = line.batch_id, line.line
+        if key in self._tasks:
+            raise PeerError(f"line {line.line} of {line.batch_id} runs here already")
+        if self._draining:
+            self._ended(LineReleased(*key, "the gateway drains"))
         elif len(self._tasks) >= self._state.settings.max_lines:
             raise PeerError(f"more than {self._state.settings.max_lines} lines at once")
         else:
-            self._tasks[key] = asyncio.create_task(self._run(message), name=f"line {message.line} {message.batch_id}")
+            self._tasks[key] = asyncio.create_task(self._run(line), name=f"line {line.line} {line.batch_id}")
 
     def _on_down(self, _reason: str) -> None:
         self._end_all()
+        self._ends.clear()  # they run again
 
     def _end_all(self) -> list[Key]:
         """End every line without an answer. Returns which."""
@@ -114,7 +141,7 @@ class LineRunner:
     async def _run(self, line: RunLine) -> None:
         outcome = await self._outcome(line)
         del self._tasks[line.batch_id, line.line]  # its place is free before the batch service learns of it
-        self._send(outcome)
+        self._ended(outcome)
 
     async def _outcome(self, line: RunLine) -> LineResult | LineReleased:
         """A line's one end."""
