@@ -21,6 +21,7 @@ from weft_cli.runners import Supervisor, books, head_of
 from weft_cli.sse import refusal_of
 from weft_cli.top_figures import (
     ADAPTER_HEADERS,
+    OFFLOAD_HEADERS,
     POOL_HEADERS,
     RUNNER_HEADERS,
     GatewayNow,
@@ -107,6 +108,7 @@ def runner_of(book: RunnerBook) -> RunnerNow:
         on_device=frozenset(one.digest for one in book.adapters.values() if one.tier is Tier.DEVICE),
         role=figures.role.value,
         pending_prompt_tokens=figures.pending_prompt_tokens,
+        offload=figures.offload,
     )
 
 
@@ -153,5 +155,8 @@ def _drawn(tables: Tables) -> RenderableType:
 
 
 def _each(tables: Tables) -> list[tuple[tuple[str, ...], Any]]:
-    all_of_them = ((RUNNER_HEADERS, tables.runners), (POOL_HEADERS, tables.pools), (ADAPTER_HEADERS, tables.adapters))
+    all_of_them = (
+        (RUNNER_HEADERS, tables.runners), (POOL_HEADERS, tables.pools), (OFFLOAD_HEADERS, tables.offloaded),
+        (ADAPTER_HEADERS, tables.adapters),
+    )  # fmt: skip
     return [(headers, rows) for headers, rows in all_of_them if rows]

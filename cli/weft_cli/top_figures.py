@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from weft.domain.runner import OffloadState
 from weft_cli.output import short
 
 UNKNOWN = "-"
 MAX_ADAPTERS = 10  # shown, by tokens/s
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS", "ROLE", "PROMPTS")
 POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING")
+OFFLOAD_HEADERS = ("OFFLOADED", "WEIGHTS IN MEMORY", "DISK", "MS A TOKEN", "PREDICTED", "ONE REQUEST ALONE")
 ADAPTER_HEADERS = ("ADAPTER", "RUNNING", "TOKENS/S", "RUNNERS")
 
 
@@ -39,6 +41,7 @@ class RunnerNow:
     on_device: frozenset[str] = frozenset()
     role: str = "mixed"
     pending_prompt_tokens: int = 0
+    offload: OffloadState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Tables:
     runners: Sequence[tuple[str, ...]]
     pools: Sequence[tuple[str, ...]]
     adapters: Sequence[tuple[str, ...]]
+    offloaded: Sequence[tuple[str, ...]] = ()
 
 
 def tables_of(before: Look | None, now: Look) -> Tables:
@@ -80,6 +84,7 @@ def tables_of(before: Look | None, now: Look) -> Tables:
         runners=[_runner_row(runner, rates[runner.incarnation]) for runner in now.runners],
         pools=[_pool_row(pool, now, rates) for pool in sorted({runner.pool for runner in now.runners})],
         adapters=list(_adapter_rows(before, now)),
+        offloaded=[_offload_row(one.name, one.offload) for one in now.runners if one.offload is not None],
     )
 
 
@@ -115,6 +120,23 @@ def _runner_row(runner: RunnerNow, rate: float | None) -> tuple[str, ...]:
         runner.role,
         str(runner.pending_prompt_tokens),
     )
+
+
+def _offload_row(name: str, state: OffloadState) -> tuple[str, ...]:
+    """What one request alone waits for is the disk, where most weights are there."""
+    alone = f"{_ms(state.alone_ms)} ms a token" if state.alone_ms else UNKNOWN
+    return (
+        name,
+        f"{state.resident_share:.0%}",
+        f"{state.disk_bytes_per_s / 1e9:.2f} GB/s" if state.disk_bytes_per_s else UNKNOWN,
+        _ms(state.measured_ms) if state.measured_ms else UNKNOWN,
+        _ms(state.predicted_ms) if state.predicted_ms else UNKNOWN,
+        alone + (", the disk's bound" if state.disk_bound else ""),
+    )
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
 
 
 def _pool_row(pool: str, now: Look, rates: Mapping[tuple[str, str], float | None]) -> tuple[str, ...]:

@@ -108,6 +108,20 @@ class Overrun(NamedTuple):
     leaves: bool = False  # it is the victim itself (S3)
 
 
+class OffloadState(NamedTuple):
+    """Of a runner whose weights come from disk. Milliseconds of a token of each running sequence, lately.
+
+    `alone_ms`: of one request alone, as predicted; `disk_bound`: because the disk has to be read for it.
+    """
+
+    resident_share: float  # of the weights, in memory
+    disk_bytes_per_s: float = 0.0  # while anything is read; 0: nothing was yet
+    predicted_ms: float = 0.0  # 0: none yet, or the machine was not measured
+    measured_ms: float = 0.0
+    alone_ms: float = 0.0
+    disk_bound: bool = False
+
+
 class RunnerFigures(NamedTuple):
     """The part of a runner's state that every report carries whole. Counters start with the incarnation."""
 
@@ -126,6 +140,7 @@ class RunnerFigures(NamedTuple):
     prefetching: int = 0  # adapters that a forecast named, not on disk yet
     role: RunnerRole = RunnerRole.MIXED
     pending_prompt_tokens: int = 0  # of its sequences, not computed yet
+    offload: OffloadState | None = None  # None: all weights are in memory
 
 
 class RunnerReport(NamedTuple):

@@ -1,5 +1,6 @@
 """`weft top`: figures from two looks, what is read of a runner and of a gateway, and its naps."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,15 @@ from hypothesis import strategies as st
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
-from weft.domain.runner import RunnerBook, RunnerFigures, RunnerReport, RunnerRole, RunnerSpec, SequenceState
+from weft.domain.runner import (
+    OffloadState,
+    RunnerBook,
+    RunnerFigures,
+    RunnerReport,
+    RunnerRole,
+    RunnerSpec,
+    SequenceState,
+)
 from weft_cli.top import NAP_S, gateway_of, rest, runner_of
 from weft_cli.top_figures import MAX_ADAPTERS, GatewayNow, Look, RunnerNow, SequenceNow, tables_of
 
@@ -137,7 +146,7 @@ def test_a_report_of_a_runner_is_read_whole() -> None:
         RunnerReport(
             1,
             True,
-            RunnerFigures(free_pages=60, tokens=1234, role=RunnerRole.PROMPT, pending_prompt_tokens=96),
+            RunnerFigures(60, tokens=1234, role=RunnerRole.PROMPT, pending_prompt_tokens=96, offload=OffloadState(0.5)),
             sequences=[SequenceState("r", Epoch(1, 2), "g", UPPER, 1, 1, 1)],
             adapters=[AdapterState(UPPER, Tier.DEVICE), AdapterState(LOWER, Tier.HOST)],
             progress=[9],
@@ -157,7 +166,20 @@ def test_a_report_of_a_runner_is_read_whole() -> None:
         frozenset({UPPER}),
         "prompt",
         96,
+        OffloadState(0.5),
     )
+
+
+def test_an_offloading_runner_has_a_row_with_what_it_was_predicted_to_take() -> None:
+    busy = OffloadState(0.25, 2.2e9, 610.4, 640.2, 599.0, disk_bound=True)
+    idle = OffloadState(1.0, alone_ms=9.87)
+    states = (busy, idle, OffloadState(0.5), None)
+    now = Look(1.0, tuple(replace(runner(str(i), 0), offload=state) for i, state in enumerate(states)))
+    assert tables_of(None, now).offloaded == [
+        ("0", "25%", "2.20 GB/s", "640", "610", "599 ms a token, the disk's bound"),
+        ("1", "100%", "-", "-", "-", "9.87 ms a token"),
+        ("2", "50%", "-", "-", "-", "-"),
+    ]
 
 
 def test_the_gateways_status_is_read() -> None:

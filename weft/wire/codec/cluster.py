@@ -12,6 +12,7 @@ from weft.domain.routes import Keys
 from weft.domain.runner import (
     ClusterReport,
     Heartbeat,
+    OffloadState,
     OrderedRunner,
     Overrun,
     PreemptDecision,
@@ -134,6 +135,10 @@ def fill_report(report: RunnerReport, m: spb.RunnerReport) -> None:
     m.prefix_reused_tokens = figures.prefix_reused_tokens
     m.prefetching, m.pending_prompt_tokens = figures.prefetching, figures.pending_prompt_tokens
     m.role = ROLE[figures.role]
+    if (offload := figures.offload) is not None:
+        m.offload.resident_share, m.offload.disk_bytes_per_s = offload.resident_share, offload.disk_bytes_per_s
+        m.offload.predicted_ms, m.offload.measured_ms = offload.predicted_ms, offload.measured_ms
+        m.offload.alone_ms, m.offload.disk_bound = offload.alone_ms, offload.disk_bound
     for s in report.sequences:
         sequence = m.sequences.add(
             request_id=s.request_id,
@@ -212,6 +217,7 @@ def read_report(m: spb.RunnerReport, of: type[RunnerReport] = RunnerReport) -> R
             m.prefetching,
             ROLES.get(m.role, RunnerRole.MIXED),
             m.pending_prompt_tokens,
+            _offload(m.offload) if m.HasField("offload") else None,
         ),
         [_sequence(sequence) for sequence in m.sequences] if m.sequences else (),
         texts(m.ended, "a request id") if m.ended else (),
@@ -220,6 +226,12 @@ def read_report(m: spb.RunnerReport, of: type[RunnerReport] = RunnerReport) -> R
         [_overrun(overrun) for overrun in m.overruns] if m.overruns else (),
         m.progress if m.progress else (),
     )
+
+
+def _offload(m: spb.OffloadState) -> OffloadState:
+    return OffloadState(
+        m.resident_share, m.disk_bytes_per_s, m.predicted_ms, m.measured_ms, m.alone_ms, m.disk_bound
+    )  # fmt: skip
 
 
 def _sequence(m: spb.SequenceState) -> SequenceState:

@@ -24,7 +24,7 @@ from weft.domain.request import (
     Start,
     Step,
 )
-from weft.domain.runner import RunnerFigures, RunnerRole
+from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
 from weft_runner.core.batch import Batch, Candidate
@@ -83,6 +83,7 @@ class RequestPool:
         self._left_before_drain = 0
         self.urgent = False  # a report is due at once
         self.iterations = self.forwards = self.tokens = self.departures = 0
+        self.offload: OffloadState | None = None  # as the engine says
         self.stalled_s = self.now = 0.0  # of all sequences that were paused or swapped; the time of the event
         self.messages: list[Send] = []
         self.frozen: list[Send] = []  # after the tokens of the same event
@@ -313,6 +314,7 @@ class RequestPool:
             prefetching=self.adapters.forecast.left,
             role=self.role,
             pending_prompt_tokens=sum(s.pending for s in self.sequences.values() if s.phase in UNCOMPUTED),
+            offload=self.offload,
         )
 
     # ---- how

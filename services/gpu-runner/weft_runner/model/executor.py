@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from weft.domain.model.config import ModelSpec
+from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.kv_memory import KvMemory
@@ -60,6 +61,16 @@ class Pipelined(Protocol):
 
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
         """Run a whole step and sample; returns before the step is done. None of its rows is in a step in flight."""
+        ...
+
+
+@runtime_checkable
+class Offloads(Protocol):
+    """An executor whose weights come from disk."""
+
+    @property
+    def offload_state(self) -> OffloadState:
+        """As it is now."""
         ...
 
 

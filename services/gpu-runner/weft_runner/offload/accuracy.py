@@ -1,40 +1,46 @@
 """Predicted against measured: what passes should have taken by the cost model, and what they took. Pure.
 
-A pass is not a full block: rows come and go. So it is predicted from what it had (`passes`), and the ratio of the two
-is followed (an average that forgets: `RATE`).
+A pass is not a full block: rows come and go. So it is predicted from what it had (`passes`). Of passes without prompts,
+in which each row gets a token, the two times are also followed by averages that forget (`RATE`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft_runner.offload.machine import MachineRates
-from weft_runner.offload.passes import PassWork, Placement, predict_pass
+from weft_runner.offload.passes import PassWork, WeightPlacement, predict_pass
 from weft_runner.offload.sizes import ModelSizes
 
-RATE = 0.05  # of a pass in the average: some twenty passes are remembered
+RATE = 0.05  # of a pass in the averages: some twenty passes are remembered
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracyFigures:
-    """Seconds since start, and measured / predicted: of all, and of the last twenty passes or so (0: none yet)."""
+    """Seconds since start of all passes; and of a pass without prompts, lately (0: none yet).
 
+    `alone_s`: a token of one request alone, as predicted; `alone_reads`: reading the disk is what takes longest of it.
+    """
+
+    alone_s: float
+    alone_reads: bool
     passes: int = 0
     predicted_s: float = 0.0
     measured_s: float = 0.0
-    recent: float = 0.0
+    token_predicted_s: float = 0.0
+    token_measured_s: float = 0.0
 
     @property
     def ratio(self) -> float:
-        """Of all passes."""
+        """Measured / predicted, of all passes; 0: none yet."""
         return self.measured_s / self.predicted_s if self.predicted_s else 0.0
 
 
 class Accuracy:
-    """One owner. `alone_s`: a token of one request alone, as predicted: the disk's bound where that decides."""
+    """One owner."""
 
-    def __init__(self, placement: Placement, sizes: ModelSizes, machine: MachineRates) -> None:
+    def __init__(self, placement: WeightPlacement, sizes: ModelSizes, machine: MachineRates) -> None:
         self._placement, self._sizes, self._machine = placement, sizes, machine
-        self.figures = AccuracyFigures()
-        self.alone_s = self.predict_s(PassWork(1, 1))
+        alone = predict_pass(PassWork(1, 1), placement, sizes, machine)
+        self.figures = AccuracyFigures(alone.pass_s, alone.disk_read_s >= alone.compute_s)
 
     def predict_s(self, work: PassWork) -> float:
         """Of a pass."""
@@ -43,10 +49,15 @@ class Accuracy:
     def learn(self, work: PassWork, measured_s: float) -> None:
         """A pass took so long."""
         predicted_s, before = self.predict_s(work), self.figures
-        ratio = measured_s / predicted_s
-        self.figures = AccuracyFigures(
-            before.passes + 1,
-            before.predicted_s + predicted_s,
-            before.measured_s + measured_s,
-            before.recent + RATE * (ratio - before.recent) if before.passes else ratio,
+        token = before.token_predicted_s, before.token_measured_s
+        if not work.pairs:
+            rate = RATE if token[0] else 1.0
+            token = token[0] + rate * (predicted_s - token[0]), token[1] + rate * (measured_s - token[1])
+        self.figures = replace(
+            before,
+            passes=before.passes + 1,
+            predicted_s=before.predicted_s + predicted_s,
+            measured_s=before.measured_s + measured_s,
+            token_predicted_s=token[0],
+            token_measured_s=token[1],
         )

@@ -14,15 +14,17 @@ from weft_runner.offload.sizes import ModelSizes
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WeightPlacement:
     """How an executor has its weights: bytes that come from the disk and from the host in each pass, the rest stays.
 
-    `batch_tokens`: of a device batch. `buffers`: of the largest streamed layer; with one nothing is read meanwhile.
+    `head_bytes`: of those from the disk, what only a pass that samples reads. `batch_tokens`: of a device batch.
+    `buffers`: of the largest streamed layer; with one nothing is read meanwhile.
     """
 
     weights: WeightsFormat
     disk_bytes: int
     host_bytes: int = 0
+    head_bytes: int = 0
     batch_tokens: int = 256
     buffers: int = 2
 
@@ -37,12 +39,12 @@ class PassWork:
 
     tokens: int
     sampled: int
-    keys: int = 0
-    pairs: int = 0
+    keys: float = 0.0
+    pairs: float = 0.0
     adapter_bytes: int = 0
 
 
-def predict_pass(work: PassWork, placement: Placement, sizes: ModelSizes, machine: MachineRates) -> PassTime:
+def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, machine: MachineRates) -> PassTime:
     """Seconds of each stream and of the pass. `sizes`: of the layers that are here, in the placement's format."""
     table = machine.products[placement.weights]
     whole, rest = divmod(work.tokens, placement.batch_tokens)
@@ -55,9 +57,9 @@ def predict_pass(work: PassWork, placement: Placement, sizes: ModelSizes, machin
         + work.pairs * 4 * sizes.q_size * sizes.layers / machine.attention_flops_per_s
         + batches * work.adapter_bytes / machine.memory_read
     )
-    read = placement.disk_bytes / machine.disk_read
-    copied = placement.disk_bytes + placement.host_bytes
-    copy = 0.0 if machine.one_memory else copied / machine.to_device
+    disk_bytes = placement.disk_bytes - (0 if work.sampled else placement.head_bytes)
+    read = disk_bytes / machine.disk_read
+    copy = 0.0 if machine.one_memory else (disk_bytes + placement.host_bytes) / machine.to_device
     overlap = machine.overlap if placement.buffers > 1 else 0.0
     streams = (read, copy, compute)
     return PassTime(read, copy, 0.0, 0.0, compute, overlap * max(streams) + (1.0 - overlap) * sum(streams))

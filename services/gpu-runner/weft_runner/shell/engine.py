@@ -36,7 +36,7 @@ from weft_runner.core.events import (
 )
 from weft_runner.core.runner import Runner
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
+from weft_runner.model.executor import AsyncExecutor, Executor, Offloads, Pipelined
 from weft_runner.model.layer_progress import CalledLayerCounter, CountsLayers, LayerProgress
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.kv_swapper import KvSwapper
@@ -116,6 +116,7 @@ class Engine:
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
         self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty(), self._reports)
+        self._show_offload()
         self.gaps = StepGaps(lambda: self.post(Wake()))
         self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()
@@ -155,6 +156,7 @@ class Engine:
         self.busy_since = None
         if done is not None:
             self._step_s = self._clock() - began
+            self._show_offload()
             self._execute(self.runner.handle(done, self._clock()))
             self._output.done, self._output.busy_s = done, self._busy_s + self._clock() - began
             self._busy_s = 0.0
@@ -164,6 +166,10 @@ class Engine:
             self._check_at = began + CHECK_S
             self.runner.check()
         self._flush()
+
+    def _show_offload(self) -> None:
+        if isinstance(self.executor, Offloads):
+            self.runner.pool.offload = self.executor.offload_state
 
     def _take_events(self) -> None:
         """All that were posted. With nothing to run, wait for one, or for the machine's deadline.

@@ -113,6 +113,14 @@ class OffloadMetrics:
         self._reading = counter("reading_seconds", "Time in which at least one read was under way")
         self._waited = counter("wait_seconds", "Time for which steps waited for weights")
         self._steps = counter("step_seconds", "Time of steps")
+        self._predicted = counter("predicted_seconds", "Time that steps should have taken by the cost model")
+        self._measured = counter("measured_seconds", "Time of steps that were predicted")
+        token = Gauge(
+            "weft_runner_offload_token_seconds",
+            "A token of each running sequence, lately, predicted and measured; alone: of one request, predicted",
+            ("of",), registry=registry,
+        )  # fmt: skip
+        self._token = {name: token.labels(name) for name in ("predicted", "measured", "alone")}
 
     def observe(self) -> None:
         figures: OffloadFigures = self._executor.figures
@@ -120,6 +128,12 @@ class OffloadMetrics:
         self._reading.set(figures.stream.reading_s)
         self._waited.set(figures.stream.waited_s)
         self._steps.set(figures.step_s)
+        if (accuracy := figures.accuracy) is not None:
+            self._predicted.set(accuracy.predicted_s)
+            self._measured.set(accuracy.measured_s)
+            self._token["predicted"].set(accuracy.token_predicted_s)
+            self._token["measured"].set(accuracy.token_measured_s)
+            self._token["alone"].set(accuracy.alone_s)
 
 
 class RunnerMetrics:

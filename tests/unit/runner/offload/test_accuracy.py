@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from weft_runner.offload.accuracy import Accuracy
-from weft_runner.offload.passes import PassWork, Placement, predict_pass
+from weft_runner.offload.passes import PassWork, WeightPlacement, predict_pass
 from weft_runner.offload.policy import Budgets
 from weft_runner.offload.search import find_plan
 from weft_runner.offload.solver import relax
@@ -18,7 +18,7 @@ def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followe
     asked = request(replace(MACHINE, overlap=overlap), budget=Budgets(30 * MIB), supports=ON_DEVICE)
     plan = find_plan(asked, relax)
     block, work, sizes = plan.policy.block, asked.work, asked.sizes
-    placement = Placement(
+    placement = WeightPlacement(
         "bf16", round(plan.policy.weights.disk * sizes.weights), batch_tokens=plan.batch_tokens, buffers=plan.buffers
     )
     accuracy = Accuracy(placement, sizes, asked.machine)
@@ -31,7 +31,10 @@ def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followe
     assert accuracy.figures.ratio == 0.0
     for _ in range(3):
         accuracy.learn(token, 1.2 * accuracy.predict_s(token))
-    assert accuracy.figures.passes == 3
-    assert accuracy.figures.ratio == pytest.approx(1.2)
-    assert accuracy.figures.recent == pytest.approx(1.2)
-    assert accuracy.alone_s <= accuracy.predict_s(token)
+    accuracy.learn(prompts, 1.2 * accuracy.predict_s(prompts))
+    figures = accuracy.figures
+    assert figures.passes == 4
+    assert figures.ratio == pytest.approx(1.2)
+    assert figures.token_measured_s == pytest.approx(1.2 * accuracy.predict_s(token))
+    assert figures.token_predicted_s == pytest.approx(accuracy.predict_s(token))
+    assert 0.0 < figures.alone_s <= accuracy.predict_s(token)

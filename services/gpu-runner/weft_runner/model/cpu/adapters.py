@@ -67,6 +67,11 @@ class CpuAdapterStore(HostTensorStore):
     def slots(self) -> int:
         return len(self.table)
 
+    def n_bytes(self, slot: int) -> int:
+        """Of the adapter there; 0: none is."""
+        adapter = self._held.get(slot)
+        return 0 if adapter is None else adapter.n_bytes
+
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`."""
         return self._plan(tensors, scales)[0].n_bytes

@@ -1,17 +1,20 @@
 """The constants of the offload cost model, measured on this machine with what the cpu executor itself uses.
 
-The disk is read and written past the page cache, in the blocks and by the threads of the weight stream. Products are
-those of the native library on packed matrices of the model's largest shape, more of them than caches hold. Attention
-reads KV as fast as threads read memory; prompts' attention runs at a quarter of the kernels' peak. Torch is not needed.
+The disk is read and written past the page cache, in the blocks and by the threads of the weight stream, into as much
+memory as a ring. Products are those of the native library on packed matrices of the model's largest shape, more of them
+than caches hold; attention is that of native steps with the model's heads (`attention_rates`). `overlap` is what is
+left of products and reads when both run. Every part ends within its seconds, on any machine. Torch is not needed.
 """
 
 import ctypes
 import math
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,7 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, Matrix
 from weft_runner.errors import DiskUnusable
+from weft_runner.model.cpu.attention_rates import attention_rates
 from weft_runner.model.cpu.direct_io import BLOCK, DirectFile
 from weft_runner.model.cpu.weight_stream import THREADS
 from weft_runner.offload.machine import MachineRates, Table, check_machine, rising
@@ -30,9 +34,11 @@ from weft_runner.offload.machine import MachineRates, Table, check_machine, risi
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DISK_BYTES = 256 << 20
+MEMORY_BYTES = 128 << 20  # that reads go to: a small buffer, which stays in the cache, makes a virtual disk look faster
 CACHE_BYTES = 96 << 20  # of packed matrices: beyond what a core's share of the last cache holds
 REPEATS = 3
-PROMPT_ATTENTION = 0.25  # of the kernels' peak
+DISK_S, PRODUCTS_S, OVERLAP_S = 2.0, 4.0, 0.5  # each sweep over the disk; a format's products; both at a time
+OVERLAP_ROWS = 32
 
 Clock = Callable[[], float]
 
@@ -40,64 +46,143 @@ Clock = Callable[[], float]
 def measure_rates(
     folder: Path, spec: ModelSpec, formats: Sequence[str], threads: int | None = None, clock: Clock = time.perf_counter
 ) -> MachineRates:
-    """A few seconds, and `DISK_BYTES` of the disk meanwhile. Raises DiskUnusable, NativeUnavailable, MachineInvalid."""
+    """Some seconds, and `DISK_BYTES` of the disk meanwhile. Raises DiskUnusable, NativeUnavailable, MachineInvalid."""
     library = load()
-    write, read = disk_rates(folder, clock)
-    with library.pool(threads) as pool:
-        memory = library.read_bandwidth(pool, 256 << 20, REPEATS)
+    with scratch_file(folder) as path, library.pool(threads) as pool:
+        n_bytes, write = disk_write(path, clock)
+        read = disk_read(path, n_bytes, clock)
+        memory = library.read_bandwidth(pool, MEMORY_BYTES, REPEATS)
+        attention, flops = attention_rates(library, pool, spec, FP32 if formats[0] == "fp32" else BF16, clock)
+        benches = {name: _Products(library, pool, spec, KINDS[name], clock) for name in formats}
+        products = {name: bench.table() for name, bench in benches.items()}
         rates = MachineRates(
             disk_read=read,
             disk_write=write,
             to_device=(copy := _copy_rate(library, pool, clock)),
             to_host=copy,
             memory_read=memory,
-            attention=memory,
-            host_attention=memory,
-            attention_flops_per_s=PROMPT_ATTENTION * library.peak(pool, 1 << 20),
-            products={name: _products(library, pool, spec, KINDS[name], clock) for name in formats},
+            attention=attention or memory,
+            host_attention=attention or memory,
+            attention_flops_per_s=flops or library.peak(pool, 1 << 18),
+            products=products,
+            overlap=_overlap(path, n_bytes, benches[formats[0]], clock),
         )
     check_machine(rates)
     return rates
 
 
-def disk_rates(folder: Path, clock: Clock = time.perf_counter, n_bytes: int = DISK_BYTES) -> tuple[float, float]:
-    """Bytes a second written and read, in order, in a file that is deleted again. Raises DiskUnusable."""
+# ---- the disk
+
+
+@contextmanager
+def scratch_file(folder: Path) -> Generator[Path]:
+    """An empty file that goes again. Raises DiskUnusable, also for what fails on it meanwhile."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".weft-rates-", dir=folder)
     except OSError as error:
         raise DiskUnusable(f"{folder}: {error}") from error
     os.close(handle)
     try:
-        return _sweep(Path(name), os.O_RDWR, n_bytes, clock), _sweep(Path(name), os.O_RDONLY, n_bytes, clock)
+        yield Path(name)
     except OSError as error:
         raise DiskUnusable(f"{folder}: {error}") from error
     finally:
         Path(name).unlink()
 
 
-def _sweep(path: Path, flags: int, n_bytes: int, clock: Clock) -> float:
-    """The best of a few sweeps over the file; a file is written once."""
-    writes = flags != os.O_RDONLY
-    buffers = [MappedMemory(BLOCK) for _ in range(THREADS)]
-    for buffer in buffers:
-        ctypes.memset(buffer.address, 1, BLOCK)
-    file = DirectFile(path, flags)
-    call = file.write if writes else file.read
+def disk_write(path: Path, clock: Clock = time.perf_counter, n_bytes: int = DISK_BYTES) -> tuple[int, float]:
+    """(bytes that the file has, bytes a second): up to `n_bytes`, as many as DISK_S has time for."""
+    blocks, seconds = _sweep(path, os.O_RDWR, n_bytes // BLOCK, clock)
+    return blocks * BLOCK, blocks * BLOCK / seconds
 
-    def share(thread: int) -> None:
-        for offset in range(thread * BLOCK, n_bytes, THREADS * BLOCK):
-            call(buffers[thread].address, min(BLOCK, n_bytes - offset), offset)
+
+def disk_read(path: Path, n_bytes: int, clock: Clock = time.perf_counter) -> float:
+    """Bytes a second, the best of a few sweeps over the file."""
+    rate, until = 0.0, clock() + DISK_S
+    for _ in range(REPEATS):
+        blocks, seconds = _sweep(path, os.O_RDONLY, n_bytes // BLOCK, clock)
+        rate = max(rate, blocks * BLOCK / seconds)
+        if clock() >= until:
+            break
+    return rate
+
+
+def _sweep(path: Path, flags: int, n_blocks: int, clock: Clock) -> tuple[int, float]:
+    """(blocks, seconds): in order, by the threads in turns, each at least one block, until DISK_S are over."""
+    memory = MappedMemory(MEMORY_BYTES)
+    ctypes.memset(memory.address, 1, MEMORY_BYTES)
+    file, began = DirectFile(path, flags), clock()
+    call = file.read if flags == os.O_RDONLY else file.write
+
+    def share(thread: int) -> int:
+        done = 0
+        for block in range(thread, n_blocks, THREADS):
+            call(memory.address + block * BLOCK % MEMORY_BYTES, BLOCK, block * BLOCK)
+            done += 1
+            if clock() - began > DISK_S:
+                break
+        return done
 
     try:
         with ThreadPoolExecutor(THREADS) as several:
-            best_s = math.inf
-            for _ in range(1 if writes else REPEATS):
-                began = clock()
-                list(several.map(share, range(THREADS)))
-                best_s = min(best_s, clock() - began)
+            least = min(several.map(share, range(THREADS)))
     finally:
         file.close()
-    return n_bytes / best_s
+    return least * THREADS, clock() - began
+
+
+def _overlap(path: Path, n_bytes: int, products: "_Products", clock: Clock) -> float:
+    """The share of the shorter stream that runs beside the longer one, from both in one time and each alone.
+
+    Of a and b, the rates beside each other over those alone: in time 1 there was a of one stream and b of the other,
+    which takes overlap x max(a, b) + (1 - overlap) (a + b).
+    """
+    reading, done = threading.Event(), list[int]()
+
+    def read() -> None:
+        memory, file = MappedMemory(MEMORY_BYTES), DirectFile(path)
+        try:
+            for block in _rounds(n_bytes // BLOCK):
+                file.read(memory.address + block * BLOCK % MEMORY_BYTES, BLOCK, block % (n_bytes // BLOCK) * BLOCK)
+                done.append(block)
+                if not reading.is_set():
+                    return
+        finally:
+            file.close()
+
+    def rates(*, reads: bool, computes: bool) -> tuple[float, float]:
+        done.clear()
+        reading.set()
+        began, count = clock(), 0
+        with ThreadPoolExecutor(THREADS) as several:
+            under_way = [several.submit(read) for _ in range(THREADS * reads)]
+            while clock() - began < OVERLAP_S:
+                if computes:
+                    products.multiply(OVERLAP_ROWS, matrices=1)
+                    count += 1
+                else:
+                    time.sleep(OVERLAP_S / 100)
+            seconds, blocks = clock() - began, len(done)
+            reading.clear()
+            for one in under_way:
+                one.result()
+        return count / seconds, blocks / seconds
+
+    alone_c, alone_r = rates(reads=False, computes=True)[0], rates(reads=True, computes=False)[1]
+    beside_c, beside_r = rates(reads=True, computes=True)
+    if not (alone_c and alone_r and beside_c and beside_r):
+        return 1.0
+    a, b = min(1.0, beside_c / alone_c), min(1.0, beside_r / alone_r)
+    return min(1.0, max(0.0, (a + b - 1.0) / min(a, b)))
+
+
+def _rounds(count: int) -> Iterator[int]:
+    while True:
+        yield from range(count)
+
+
+# ---- memory and products
 
 
 def _copy_rate(library: Library, pool: ThreadPool, clock: Clock) -> float:
@@ -105,44 +190,54 @@ def _copy_rate(library: Library, pool: ThreadPool, clock: Clock) -> float:
     memory = MappedMemory(2 * pieces * each)
     ctypes.memset(memory.address, 1, memory.n_bytes)
     places = [memory.address + i * each for i in range(2 * pieces)]
-    return pieces * each / _best_s(lambda: library.copy(pool, places[:pieces], places[pieces:], each), clock)
+    return pieces * each / best_s(lambda: library.copy(pool, places[:pieces], places[pieces:], each), clock)
 
 
-def _products(library: Library, pool: ThreadPool, spec: ModelSpec, kind: int, clock: Clock) -> Table:
-    """Seconds for each number of a matrix by rows."""
-    n_out, n_in = max(stacked_shapes(spec), key=lambda shape: shape[0] * shape[1])
-    n_out = min(n_out, max(16, (64 << 20) // (4 * n_in) // 64 * 64))  # the numbers to pack take at most 64 MiB
-    generator = np.random.default_rng(0)
-    source = generator.standard_normal((n_out, n_in), np.float32)
-    size = library.packed_bytes(kind, n_out, n_in)
-    several = max(1, -(-CACHE_BYTES // size))
-    packed = [MappedMemory(size) for _ in range(several)]
-    scale = np.zeros(-(-n_out // 16) * 16, np.float32)
-    matrices: list[Matrix] = []
-    for memory in packed:
-        library.pack(
-            pool, source.ctypes.data, FP32, n_in, (n_out, n_in), memory.address, kind,
-            scale=scale.ctypes.data if kind == INT8 else None,
-        )  # fmt: skip
-        used = scale.ctypes.data if kind == INT8 else None
-        matrices.append(Matrix(data=memory.address, scale=used, bias=None, n_in=n_in, n_out=n_out, kind=kind))
-    x_kind = FP32 if kind == FP32 else BF16
-    x = generator.standard_normal((ROWS[-1], n_in), np.float32)
-    given = x if x_kind == FP32 else np.ascontiguousarray(x.view(np.uint16)[:, 1::2])
-    y = np.zeros((ROWS[-1], n_out), np.float32)
+class _Products:
+    """Packed matrices of the model's largest shape, and rows to multiply them with."""
 
-    def multiply(rows: int) -> None:
-        for matrix in matrices:
-            library.matmul(pool, matrix, given.ctypes.data, x_kind, rows, y.ctypes.data)
+    def __init__(self, library: Library, pool: ThreadPool, spec: ModelSpec, kind: int, clock: Clock) -> None:
+        self._library, self._pool, self._clock = library, pool, clock
+        n_out, n_in = max(stacked_shapes(spec), key=lambda shape: shape[0] * shape[1])
+        n_out = min(n_out, max(16, (64 << 20) // (4 * n_in) // 64 * 64))  # the numbers to pack take at most 64 MiB
+        generator = np.random.default_rng(0)
+        source = generator.standard_normal((n_out, n_in), np.float32)
+        size = library.packed_bytes(kind, n_out, n_in)
+        self._packed = [MappedMemory(size) for _ in range(max(1, -(-CACHE_BYTES // size)))]
+        self._scale = np.zeros(-(-n_out // 16) * 16, np.float32)
+        used = self._scale.ctypes.data if kind == INT8 else None
+        for memory in self._packed:
+            library.pack(pool, source.ctypes.data, FP32, n_in, (n_out, n_in), memory.address, kind, scale=used)
+        self._matrices = [
+            Matrix(data=memory.address, scale=used, bias=None, n_in=n_in, n_out=n_out, kind=kind)
+            for memory in self._packed
+        ]
+        self._x_kind = FP32 if kind == FP32 else BF16
+        x = generator.standard_normal((ROWS[-1], n_in), np.float32)
+        self._x = x if self._x_kind == FP32 else np.ascontiguousarray(x.view(np.uint16)[:, 1::2])
+        self._y, self._numbers = np.zeros((ROWS[-1], n_out), np.float32), n_out * n_in
 
-    numbers = several * n_out * n_in
-    return rising({rows: _best_s(lambda rows=rows: multiply(rows), clock) / numbers for rows in ROWS})
+    def multiply(self, rows: int, matrices: int | None = None) -> None:
+        """With so many of the matrices (None: all)."""
+        for matrix in self._matrices[:matrices]:
+            self._library.matmul(self._pool, matrix, self._x.ctypes.data, self._x_kind, rows, self._y.ctypes.data)
+
+    def table(self) -> Table:
+        """Seconds for each number of a matrix by rows: as many entries as there is time for, two at least."""
+        numbers, found = len(self._matrices) * self._numbers, dict[int, float]()
+        until = self._clock() + PRODUCTS_S
+        for rows in ROWS:
+            found[rows] = best_s(lambda rows=rows: self.multiply(rows), self._clock) / numbers
+            if len(found) > 1 and self._clock() + 2 * REPEATS * numbers * found[rows] > until:
+                break
+        return rising(found)
 
 
-def _best_s(call: Callable[[], None], clock: Clock) -> float:
-    best_s = math.inf
+def best_s(call: Callable[[], None], clock: Clock) -> float:
+    """The least time of a few calls."""
+    best = math.inf
     for _ in range(REPEATS):
         began = clock()
         call()
-        best_s = min(best_s, clock() - began)
-    return best_s
+        best = min(best, clock() - began)
+    return best

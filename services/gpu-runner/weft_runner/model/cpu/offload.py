@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from weft.domain.runner import OffloadState
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import INT8, Matrix, ModelStruct, StepStruct
@@ -26,12 +27,18 @@ from weft_runner.model.cpu.executor import CpuExecutor, address_of
 from weft_runner.model.cpu.micro_batches import MicroBatch, cut
 from weft_runner.model.cpu.packed_file import PackedFile, PackedLayout, Region, packed_file
 from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
+from weft_runner.model.cpu.pass_work import pass_work
 from weft_runner.model.cpu.weight_stream import Extent, StreamFigures, WeightStream
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
+from weft_runner.offload.accuracy import Accuracy, AccuracyFigures
+from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.passes import WeightPlacement
 from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.policy import Formats, WeightsFormat
 from weft_runner.offload.residency import WeightResidency, least_bytes, offsets, place_weights, planned_weights
+from weft_runner.offload.sizes import model_sizes
 
 SITES = ("qkv", "o", "gate_up", "down")
 GATHERED_ROWS = 64  # of the embedding that are read at a time
@@ -55,6 +62,7 @@ class OffloadBudget:
     max_rank: int
     share: float = 1.0
     plan: OffloadPlan | None = None  # which weights stay; None: as many as fit
+    machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class OffloadFigures:
     stream: StreamFigures
     step_s: float
     planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
+    accuracy: AccuracyFigures | None  # None: passes are not predicted
 
 
 class OffloadExecutor(CpuExecutor):
@@ -92,15 +101,31 @@ class OffloadExecutor(CpuExecutor):
         self._batches: list[MicroBatch] = []
         self._structs: list[StepStruct] = []
         self._step_s = 0.0
+        self._sizes = model_sizes(part.whole, Formats(_format(dtype)), layers=part.layers)
+        self._accuracy = self._predicted(budget, _format(dtype))
 
     @property
     def figures(self) -> OffloadFigures:
         """Any thread."""
         residency, stream = self.residency, self._weights.figures
         planned_s = 0.0 if self._budget.plan is None else self._budget.plan.predicted.token.pass_s
+        accuracy = None if self._accuracy is None else self._accuracy.figures
         return OffloadFigures(
-            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream, self._step_s, planned_s
-        )
+            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream, self._step_s, planned_s,
+            accuracy,
+        )  # fmt: skip
+
+    @property
+    def offload_state(self) -> OffloadState:
+        """See `model.executor.Offloads`."""
+        stream, accuracy = self._weights.figures, None if self._accuracy is None else self._accuracy.figures
+        state = OffloadState(self.residency.share, stream.read_bytes / stream.reading_s if stream.reading_s else 0.0)
+        if accuracy is None:
+            return state
+        return state._replace(
+            predicted_ms=accuracy.token_predicted_s * 1e3, measured_ms=accuracy.token_measured_s * 1e3,
+            alone_ms=accuracy.alone_s * 1e3, disk_bound=accuracy.alone_reads,
+        )  # fmt: skip
 
     @property
     def packed(self) -> bool:
@@ -133,7 +158,9 @@ class OffloadExecutor(CpuExecutor):
                 self._layers(begin, end, layer_done)
         if samples:
             self._sample_rows(step)
-        self._step_s += time.perf_counter() - began
+        self._step_s += (took_s := time.perf_counter() - began)
+        if self._accuracy is not None and last - first == layers:
+            self._accuracy.learn(pass_work(step, self._sizes, self.adapters), took_s)
         if last < layers or not self._part.ends:
             return self._hidden[:n_tokens].clone()
         logits = self._logits[:n_sampled]
@@ -200,6 +227,19 @@ class OffloadExecutor(CpuExecutor):
         tokens = max(min(n_tokens, most), min(n_sampled, most))
         return self._library.workspace_bytes(self._base.model, tokens, site_rank, min(n_sampled, most))
 
+    def _predicted(self, budget: OffloadBudget, weights: WeightsFormat) -> Accuracy | None:
+        if budget.machine is None:
+            return None
+        streamed = self.residency.streamed
+        placement = WeightPlacement(
+            weights,
+            disk_bytes=self.residency.streamed_bytes,
+            head_bytes=sum(streamed[self.spec.layers :]),
+            batch_tokens=budget.micro_batch,
+            buffers=2 if self.residency.ring_bytes >= min(2 * max(streamed), sum(streamed)) else 1,
+        )
+        return Accuracy(placement, self._sizes, budget.machine)
+
     # ---- the start
 
     def _load(self, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> PackedWeights:
@@ -232,6 +272,14 @@ class OffloadExecutor(CpuExecutor):
         if budget.plan is not None:
             return planned_weights(sizes, budget.plan, left)
         return place_weights(sizes, layout.embedding_bytes, left, budget.share)
+
+
+def _format(dtype: str) -> WeightsFormat:
+    match dtype:
+        case "bf16" | "fp32" | "int8" | "int4":
+            return dtype
+        case _:
+            raise AssertionError(dtype)
 
 
 def _groups(layout: PackedLayout) -> list[list[Region]]:

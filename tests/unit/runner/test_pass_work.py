@@ -1,0 +1,64 @@
+"""What a step is to the cost model, and that an offloading executor predicts the passes that it measures."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from harness.native_library import native_library
+from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from weft.domain.model.config import ModelSpec
+from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model.cpu.machine_rates import measure_rates
+from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
+from weft_runner.model.cpu.pass_work import pass_work
+from weft_runner.offload.policy import Formats
+from weft_runner.offload.sizes import model_sizes
+from weft_runner.shell.metrics import OffloadMetrics
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    return write_model(tmp_path / "model", 7, num_hidden_layers=3)
+
+
+def executor_of(files: dict[str, Path], spec: ModelSpec, folder: Path) -> OffloadExecutor:
+    budget = OffloadBudget(
+        1 << 30, 1 << 30, folder, "sha256:" + "5" * 64, micro_batch=16, max_tokens=64, max_sequences=8, max_rank=8,
+        share=0.4, machine=measure_rates(folder, spec, ["bf16"], 1),
+    )  # fmt: skip
+    return OffloadExecutor(
+        native_library(), open_checkpoint(files, spec), budget, dtype="bf16", threads=1, pages=16, page_tokens=16,
+        slots=2,
+    )  # fmt: skip
+
+
+def test_a_pass_is_predicted_from_what_its_step_has(files: dict[str, Path], tmp_path: Path) -> None:
+    spec = read_spec(files["config.json"])
+    executor = executor_of(files, spec, tmp_path)
+    try:
+        adapter = executor.adapters.build(adapter_tensors(spec, 1, {"q_proj": 8}), Scales())
+        executor.adapters.put(1, adapter)
+        sizes = model_sizes(spec, Formats())
+        step = make_step([([1] * 10, 0, [0], None), ([2], 30, [1, 2], 1), ([3], 5, [3], 1)])
+        work = pass_work(step, sizes, executor.adapters)
+        assert (work.tokens, work.sampled, work.keys, work.pairs) == (12, 3, 31 + 6, 55)
+        assert work.adapter_bytes == adapter.n_bytes
+        executor.run(step)
+        executor.run(make_step([([4], 31, [1, 2], 1)]))
+        executor.run(make_step([([4], 32, [1, 2, 3], 1)]), last=2)  # a part of a pass is not predicted
+        figures, state = executor.figures.accuracy, executor.offload_state
+        assert figures is not None
+        registry = CollectorRegistry()
+        OffloadMetrics(registry, executor).observe()
+        assert figures.passes == 2
+        assert 0.0 < figures.token_predicted_s < figures.predicted_s
+        assert 0.0 < figures.token_measured_s < figures.measured_s < executor.figures.step_s
+        assert registry.get_sample_value("weft_runner_offload_predicted_seconds_total") == figures.predicted_s
+        token = {"of": "measured"}
+        assert registry.get_sample_value("weft_runner_offload_token_seconds", token) == figures.token_measured_s
+        assert (state.resident_share, state.measured_ms) == (executor.residency.share, 1e3 * figures.token_measured_s)
+        assert state.disk_bytes_per_s > 0.0
+        assert figures.alone_s == pytest.approx(figures.token_predicted_s, rel=0.5)
+    finally:
+        executor.close()
