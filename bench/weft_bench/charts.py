@@ -73,6 +73,43 @@ def curves(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence
     return _svg(parts)
 
 
+def roofline(title: str, gb_s: float, gflop_s: float, series: Mapping[str, Sequence[Point]]) -> str:
+    """Points of (FLOPs a byte, GFLOP/s) below a machine's rates, on log axes: an SVG picture.
+
+    Williams, Waterman and Patterson, "Roofline" (CACM 2009).
+    """
+    points = [point for found in series.values() for point in found]
+    across = _Decades([point.x for point in points] + [gflop_s / gb_s])
+    up = _Decades([point.y for point in points] + [gflop_s])
+    parts = [_axes(title, "FLOPs a byte", "GFLOP/s", 0.0, 0.0, len(up.powers) - 1)]
+    for power in up.powers:
+        parts += [_text(LEFT - 6, _up(up.share(power)) + 4, f"{power:g}", size=11, anchor="end")]
+    for power in across.powers:
+        parts += [_text(_across(across.share(power)), HEIGHT - BOTTOM + 16, f"{power:g}", size=11, anchor="middle")]
+    left = max(across.powers[0], up.powers[0] / gb_s)
+    corners = [(left, left * gb_s), (gflop_s / gb_s, gflop_s), (across.powers[-1], gflop_s)]
+    path = " ".join(f"{_across(across.share(x)):.1f},{_up(up.share(y)):.1f}" for x, y in corners)
+    parts.append(f'<polyline points="{path}" fill="none" stroke="#333" stroke-width="2"/>')
+    for number, (name, found) in reversed([*enumerate(series.items())]):  # the first one's points lie on top
+        colour = COLOURS[number % len(COLOURS)]
+        for point in found:
+            place = f'cx="{_across(across.share(point.x)):.1f}" cy="{_up(up.share(point.y)):.1f}"'
+            parts.append(f'<circle {place} r="3" fill="{colour}" fill-opacity="0.7"/>')
+        parts.append(_legend(number, name, colour))
+    return _svg(parts)
+
+
+class _Decades:
+    """The powers of ten round positive values: a log axis."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        self.powers = [10.0**power for power in range(self._first, last + 1)]
+
+    def share(self, value: float) -> float:
+        return (math.log10(value) - self._first) / max(1, len(self.powers) - 1)
+
+
 def groups(title: str, y_label: str, values: Mapping[str, Mapping[str, float]]) -> str:
     """Bars side by side, in one group for each key of `values`: an SVG picture. What a group lacks has no bar."""
     names = list(dict.fromkeys(name for bars_of in values.values() for name in bars_of))
@@ -111,13 +148,14 @@ def _svg(parts: Iterable[str]) -> str:
     )
 
 
-def _axes(title: str, x_label: str, y_label: str, x_most: float, y_most: float) -> str:
-    """Frame, ticks and names; no ticks across where `x_most` is 0."""
+def _axes(title: str, x_label: str, y_label: str, x_most: float, y_most: float, ticks: int = TICKS) -> str:
+    """Frame, ticks and names; no ticks where the most of an axis is 0."""
     parts = [_text(LEFT, TOP - 16, title, size=14)]
-    for tick in range(TICKS + 1):
-        share, y = tick / TICKS, _up(tick / TICKS)
+    for tick in range(ticks + 1):
+        share, y = tick / ticks, _up(tick / ticks)
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(_text(LEFT - 6, y + 4, f"{share * y_most:.3g}", size=11, anchor="end"))
+        if y_most:
+            parts.append(_text(LEFT - 6, y + 4, f"{share * y_most:.3g}", size=11, anchor="end"))
         if x_most:
             parts.append(_text(_across(share), HEIGHT - BOTTOM + 16, f"{share * x_most:.3g}", size=11, anchor="middle"))
     parts.append(_text(_across(0.5), HEIGHT - 10, x_label, size=12, anchor="middle"))

@@ -14,6 +14,11 @@ adapter bytes / bandwidth + adapter FLOPs / peak). Decode steps are those in whi
 tokens, 64 tokens each. Rounds alternate the kinds; a figure is the median over the rounds, a ratio the median of the
 rounds' ratios. Many adapters over few slots and text generation are single runs. Adapters are read from files that
 the page cache holds: what a disk takes is not in these figures.
+
+operator and layer are Punica's figures (section 7.1). The operator is y += scale (x A) B of one projection, a token a
+row; the layer a decode step with adapters on all seven projections, every row with a full context of its own. The
+baselines are torch's: a loop over adapters, and each row's adapter copied for one batched product (Gather-BMM), in bf16
+and in fp32, of which the faster counts. 512 MB are read before each run: weights come from memory, as in a model.
 """
 
 import random
@@ -23,8 +28,10 @@ from functools import partial
 from weft_bench.cpu_cases import batch1_case, decode_case, narrow_case, prefill_case, retention_case, whole_case
 from weft_bench.cpu_context import Bar, Context, Options
 from weft_bench.cpu_decode import Model
+from weft_bench.cpu_layer import layer_case
 from weft_bench.cpu_loading import loading_case
 from weft_bench.cpu_machine import Machine, meter
+from weft_bench.cpu_operator import operator_case
 from weft_bench.cpu_priority import priority_case
 from weft_bench.cpu_shapes import SHAPES
 from weft_bench.cpu_slots import slots_case
@@ -46,6 +53,8 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "swap": swap_case,
     "priority": priority_case,
     "textgen": textgen_case,
+    "operator": operator_case,
+    "layer": layer_case,
 }
 BRISK = ("tiny", "m135")  # the other shapes would take hours
 SERVING: dict[str, tuple[str, ...]] = {
@@ -54,6 +63,8 @@ SERVING: dict[str, tuple[str, ...]] = {
     "swap": BRISK,
     "priority": BRISK,
     "textgen": BRISK,
+    "operator": ("mid",),  # whatever the shape: once
+    "layer": ("m135", "mid"),
 }
 
 

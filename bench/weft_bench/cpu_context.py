@@ -11,6 +11,7 @@ from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, Subject
 from weft_bench.cpu_machine import Machine
 from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_shapes import RANK
+from weft_bench.gpu_amounts import SQUARE, Operator
 from weft_bench.lines import Line, Origin
 from weft_bench.roofline import BF16_BYTES, Shape, Work, lora_bytes
 
@@ -31,9 +32,14 @@ class Amounts:
     crowds: tuple[int, ...] = (16, 64, 256)
     crowd_requests: int = 384
     texts: int = 1000
+    operator: Operator = SQUARE
+    operator_ranks: tuple[int, ...] = (8, 16, 32, 64)
+    contexts: tuple[int, ...] = (512, 2048)  # of one layer
 
 
-QUICK = Amounts(1, 4, 6, (1, 4), (32, 128), (16,), 24, 24)
+QUICK = Amounts(
+    1, 4, 6, (1, 4), (32, 128), (16,), 24, 24, Operator("64 -> 64", 64, (64,), most_rows=4), (8,), contexts=(32,)
+)
 
 
 @dataclass(frozen=True, slots=True)

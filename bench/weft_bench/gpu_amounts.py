@@ -12,8 +12,9 @@ from weft_bench.cpu_shapes import (
     UNIFORM,
     adapter_of_row,
     distinct,
+    ranks_of,
 )
-from weft_bench.roofline import Shape
+from weft_bench.roofline import BF16_BYTES, Shape, Work
 
 SHAPES = {
     "8B": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, inner=14336, vocab=128256),  # Llama 3.1 8B
@@ -61,6 +62,21 @@ class Operator:
     n_in: int
     widths: tuple[int, ...]
     most_rows: int = 64
+
+    def batches(self, rank: int) -> list[Batch]:
+        """Batch sizes of powers of two with every popularity, of one rank."""
+        sizes = [2**i for i in range(self.most_rows.bit_length())]
+        return [Batch(rows, kind, (rank,)) for rows in sizes for kind in (POPULARITIES if rows > 1 else (IDENTICAL,))]
+
+    def adapters_work(self, batch: Batch) -> Work:
+        """Each adapter of the batch read once; shrink and expand of each row."""
+        width = len(self.widths) * self.n_in + sum(self.widths)
+        ranks, row_ranks = ranks_of(batch.adapters, batch.ranks)
+        return Work(BF16_BYTES * sum(ranks) * width, 2 * sum(row_ranks) * width)
+
+    def rows_bytes(self, batch: Batch) -> int:
+        """Of inputs, once, and of outputs, read and written."""
+        return BF16_BYTES * batch.rows * (self.n_in + 2 * sum(self.widths))
 
     def case(self, batch: Batch) -> str:
         return f"LoRA {self.name}, {batch.rank_name}, batch {batch.rows}, {batch.popularity}"

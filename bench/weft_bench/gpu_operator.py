@@ -6,18 +6,19 @@ measured bandwidth; `beyond the launch floor` leaves out what two dependent laun
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import Batch, Operator, has_baselines, is_raw, operator_batches, punica_us
-from weft_bench.gpu_baselines import Dense, gather, loop
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_placed import Deck, pages_needed, planes_shape, row_offsets, rows_at
 from weft_bench.gpu_plan import BANDWIDTH, BEYOND_FLOOR, GATHER, LOOP, PUNICA
 from weft_bench.gpu_timing import Times
+from weft_bench.lora_baselines import Dense, gather, loop
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
 from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, shrink
@@ -26,7 +27,6 @@ from weft_runner.model.cuda.executor import DECODE_CHUNK
 
 PAGE = 1 << 20  # numbers: a KV page of 16 tokens of an 8B model
 LARGEST_ERROR = 0.03  # of bf16 sums in another order, relative to the largest value
-BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,15 +45,6 @@ class Case:
     def run(self) -> None:
         shrink(self.partials, self.x, self.tables, self.chunked)
         expand(self.y, self.partials, self.tables, self.chunked)
-
-    @property
-    def n_bytes(self) -> float:
-        """What has to be moved."""
-        operator, batch = self.operator, self.batch
-        outputs = sum(operator.widths)
-        ranks = [batch.ranks[number % len(batch.ranks)] for number in {*batch.adapters} if number is not None]
-        adapters = sum(ranks) * (len(operator.widths) * operator.n_in + outputs)
-        return BYTES * (adapters + batch.rows * (operator.n_in + 2 * outputs))
 
 
 def measure(context: Context) -> None:
@@ -138,7 +129,8 @@ def _dense(gpu: Gpu, arena: torch.Tensor, operator: Operator, batch: Batch, entr
 
 def _tell(context: Context, case: Case, times: Times) -> None:
     name, machine = case.operator.case(case.batch), context.machine
-    bound_s = case.n_bytes / machine.bytes_s
+    n_bytes = case.operator.adapters_work(case.batch).n_bytes + case.operator.rows_bytes(case.batch)
+    bound_s = n_bytes / machine.bytes_s
     beyond_s = times.median - machine.floor_s
     context.tell_times(name, "time", times, bound_s=bound_s)
     if is_raw(case.operator, case.batch):
@@ -151,5 +143,5 @@ def _tell(context: Context, case: Case, times: Times) -> None:
 def _tell_baselines(context: Context, case: Case, ours: Times) -> None:
     name = case.operator.case(case.batch)
     for metric, work in ((LOOP, loop), (GATHER, gather)):
-        theirs = context.timer.graph(work(case.dense, case.x, case.y))
+        theirs = context.timer.graph(partial(work(case.dense), case.y, case.x))
         context.tell(name, metric, theirs.median / ours.median)

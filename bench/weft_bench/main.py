@@ -112,7 +112,8 @@ def cpu(
     cases: Annotated[
         str,
         typer.Option(
-            help="Of decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, priority, textgen."
+            help="Of decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, priority, textgen, "
+            "operator, layer."
         ),
     ] = "decode,retention,batch1,prefill,whole,int8,int4,loading,slots,textgen",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
@@ -127,10 +128,12 @@ def cpu(
 ) -> None:
     """The CPU engine alone: decode, prefill, what adapters cost, many adapters over few slots, text generation.
 
+    operator and layer are Punica's: LoRA alone and one layer, beside torch with a loop or gathered batched products.
     Models are made at random on first use (mid: 1.6 GB) and kept in --models. All of it takes about an hour on an
     otherwise idle machine; `--quick --shapes tiny --cases decode` takes seconds. text generation needs --data.
     """
     from weft_bench import cpu as bench
+    from weft_bench import cpu_operator
     from weft_bench.cpu_context import QUICK, Amounts, Options
     from weft_bench.cpu_models import cache_dir
     from weft_bench.cpu_shapes import SHAPES
@@ -138,11 +141,14 @@ def cpu(
 
     chosen, wanted = among("shapes", shapes, SHAPES), among("cases", cases, bench.CASES)
     amounts = QUICK if quick else Amounts(texts=texts)
-    options = Options(models or cache_dir(), executor, dtype, threads, seed, data, amounts)
+    options, raw = (
+        Options(models or cache_dir(), executor, dtype, threads, seed, data, amounts),
+        docs / "raw" / "cpu.jsonl",
+    )
     typer.echo(f"seed {seed}", err=True)
     with failures_told():
         lines = bench.figures(options, chosen, wanted, origin("safetensors"), progress, complain)
-        keep("cpu", bench.__doc__ or "", lines, docs)
+        keep("cpu", lambda: f"{bench.__doc__}\n{cpu_operator.about(read(raw), docs)}", lines, docs)
 
 
 @app.command()

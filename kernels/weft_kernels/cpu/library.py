@@ -55,6 +55,10 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "weft_touch": (None, (c_void_p, c_int32, c_int32)),
     "weft_copy": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
     "weft_matmul": (c_int32, (c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int32, c_int32, c_void_p)),
+    "weft_lora": (
+        c_int32,
+        (c_int32, c_void_p, POINTER(ModelStruct), POINTER(StepStruct), c_int32, c_int32, c_int32, c_void_p, c_void_p),
+    ),
     "weft_read_seconds": (c_double, (c_int32, c_void_p, c_void_p, c_int64, c_int32)),
     "weft_peak_seconds": (c_double, (c_int32, c_void_p, c_int64)),
 }
@@ -141,6 +145,20 @@ class Library:
         with pool.lock:
             code = self.native.weft_matmul(self.level_number, pool.handle, byref(matrix), x, x_kind, m, y)
         _checked("weft_matmul", code)
+
+    def lora(
+        self, pool: ThreadPool, model: ModelStruct, step: StepStruct, site: int, shape: tuple[int, int], x: int, y: int
+    ) -> None:
+        """y[m, n_out] += the adapters of `site` for x[m, n_in], in float32, as a step of one layer adds them.
+
+        `shape`: (n_out, n_in); of `step` n_tokens, segments, slots and workspace are read. Raises CallRefused.
+        """
+        n_out, n_in = shape
+        with pool.lock:
+            code = self.native.weft_lora(
+                self.level_number, pool.handle, byref(model), byref(step), site, n_in, n_out, x, y
+            )
+        _checked("weft_lora", code)
 
     def workspace_bytes(self, model: ModelStruct, n_tokens: int, site_rank: int, n_sampled: int) -> int:
         """Bytes that `StepStruct.workspace` has to have, at most, for steps up to these sizes. Raises CallRefused."""

@@ -5,12 +5,13 @@ Times are those of whatever else this machine does meanwhile: held against nothi
 
 import gzip
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from weft_bench.cpu_cases import RETAINED
-from weft_bench.cpu_shapes import RANK
+from weft_bench.cpu_shapes import POPULARITIES, RANK
 from weft_bench.cpu_slots import MIB, OVER
 from weft_bench.cpu_textgen import LENGTHS, MOST_OUTPUT, MOST_PROMPT, cut
 from weft_bench.lines import Line, read
@@ -88,6 +89,18 @@ def test_slots_and_text_generation(tmp_path: Path) -> None:
         if "text generation" in line.case and line.metric == "adapters loaded"
     }
     assert loaded == {"base": 0, "Identical": 1, "Uniform": 5, "Skewed": loaded["Skewed"], "Distinct": 24}
+
+
+def test_the_operator_and_a_layer_beside_those_of_torch(tmp_path: Path) -> None:
+    lines, _ = lines_of(tmp_path, "operator,layer", "--executor", "cpu", "--threads", "1")
+    cases = {line.case: line for line in lines if line.metric == "Gather-BMM's time / ours"}
+    assert {f"LoRA 64 -> 64, rank 8, batch 4, {kind} (1 threads) (quick)" for kind in POPULARITIES} <= set(cases)
+    assert {f"tiny (1 threads) (quick), layer, context 32, batch 4, {kind}" for kind in POPULARITIES} <= set(cases)
+    assert all((line.value or 0) > 0 and line.target is None for line in cases.values())
+    picture = ElementTree.fromstring((tmp_path / "docs/pictures/cpu-operator-1.svg").read_text())
+    points = picture.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(points) == 3 * sum(line.metric == "FLOPs a byte" for line in lines)
+    assert "pictures/cpu-operator-1.svg" in (tmp_path / "docs" / "cpu.md").read_text()
 
 
 def test_what_is_absent_is_said_to_be_skipped(tmp_path: Path) -> None:

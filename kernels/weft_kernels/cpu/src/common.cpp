@@ -163,6 +163,19 @@ WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* m
   return with->run(pool->team, *model, *step, site_rank);
 }
 
+WEFT_EXPORT int32_t weft_lora(int32_t level, weft_pool* pool, const weft_model* model, const weft_step* step, int32_t site, int32_t n_in, int32_t n_out,
+                              const float* x, float* y) {
+  const weft::Level* with = weft::level_of(level);
+  if (with == nullptr) return WEFT_E_LEVEL;
+  const bool sixteens = n_in % 16 == 0 && n_out % 16 == 0;
+  if (!weft::fits(*model) || step->n_tokens < 1 || !sixteens || n_in > model->hidden || model->ranks != nullptr || site < 0 || site > 3) return WEFT_E_SIZE;
+  const int64_t site_rank = weft::widest_site(*step);
+  if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
+  if (with->workspace_bytes(*model, step->n_tokens, site_rank, 0) > step->workspace_bytes) return WEFT_E_WORKSPACE;
+  with->lora(pool->team, *model, *step, site_rank, site, n_in, n_out, x, y);
+  return 0;
+}
+
 WEFT_EXPORT void weft_end_ranks(const weft_ranks* ranks) { weft::end_ranks(*ranks); }
 
 WEFT_EXPORT int64_t weft_layers_done(const int64_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }

@@ -40,6 +40,19 @@ static int32_t run(weft::Team& team, const weft_model& model, const weft_step& s
   return model.kind == WEFT_FP32 ? run_as<Fp32Kind>(team, model, step, site_rank) : run_as<Bf16Kind>(team, model, step, site_rank);
 }
 
+template <class Kind>
+static void lora_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site, int n_in, int n_out, const float* x, float* y) {
+  const Step<Kind> whole(model, step, site_rank);
+  on_team(team, [&](int thread) {
+    weft::Member me(team, thread);
+    whole.lora(me, site, n_in, n_out, x, y);
+  });
+}
+
+static void lora(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site, int n_in, int n_out, const float* x, float* y) {
+  (model.kind == WEFT_FP32 ? lora_as<Fp32Kind> : lora_as<Bf16Kind>)(team, model, step, site_rank, site, n_in, n_out, x, y);
+}
+
 // A row of x as the kernels read it.
 static void copy_row(const uint16_t* from, int n, uint16_t* to) { std::memcpy(to, from, sizeof(uint16_t) * n); }
 static void copy_row(const uint16_t* from, int n, float* to) {
@@ -150,4 +163,4 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
 }  // namespace WEFT_NS
 
 #define WEFT_DEFINE_LEVEL(name) \
-  const weft::Level weft::name = {WEFT_NS::workspace_bytes, WEFT_NS::run, WEFT_NS::matmul, WEFT_NS::read_seconds, WEFT_NS::peak_seconds}
+  const weft::Level weft::name = {WEFT_NS::workspace_bytes, WEFT_NS::run, WEFT_NS::lora, WEFT_NS::matmul, WEFT_NS::read_seconds, WEFT_NS::peak_seconds}

@@ -98,6 +98,26 @@ class Step {
     if (s_.last == m_.layers && m_.head.data != nullptr && s_.n_sampled > 0) logits(me);
   }
 
+  // The adapters of one site of layer 0 alone: y[tokens][n_out] += scale (x A) B, x[tokens][n_in].
+  void lora(weft::Member& me, int site, int n_in, int n_out, const float* x, float* y) const {
+    me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
+      each(u, kNormRows, tokens_, [&](int t) {
+        X* to = x_ + t * at_.x_stride;
+        for (int c = 0; c < n_in; c += 16) store_as(Kind{}, to + c, load(x + int64_t(t) * n_in + c));
+        for (int64_t c = n_in; c < at_.x_stride; c++) to[c] = X(0);
+      });
+    });
+    shrink(me, 0, site, x_, at_.x_stride, n_in);
+    const int groups = n_out / 16;
+    by_chunks(me, n_in, units_of(groups, kUnitGroups), [&](int u, int row, int rows) {
+      const Span span{u * kUnitGroups, std::min(kUnitGroups, groups - u * kUnitGroups), 0};
+      float *panel = reinterpret_cast<float*>(me.scratch()), *to = y + int64_t(row) * n_out + 16 * span.group;
+      for (int m = 0; m < rows; m++) std::memcpy(panel + m * kUnitColumns, to + int64_t(m) * n_out, 64 * span.count);
+      add_lora(0, site, row, rows, &span, 1, panel);
+      for (int m = 0; m < rows; m++) std::memcpy(to + int64_t(m) * n_out, panel + m * kUnitColumns, 64 * span.count);
+    });
+  }
+
  private:
   // ---- a layer
 

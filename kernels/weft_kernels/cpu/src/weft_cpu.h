@@ -158,6 +158,12 @@ void weft_copy(weft_pool*, void* const* to, const void* const* from, int64_t n, 
 // WEFT_FP32 like the model's kind (int8 and int4 weights take bf16), row stride n_in.
 int32_t weft_matmul(int32_t level, weft_pool*, const weft_matrix*, const void* x, int32_t x_kind, int32_t m, float* y);
 
+// y[n_tokens, n_out] fp32 += the adapters of one site (qkv 0, o 1, gate_up 2, down 3) alone, as a step of one layer adds
+// them: what benchmarks call. Of `step` n_tokens, segments, slots and workspace are read; `x` is fp32 [n_tokens, n_in],
+// and n_in is at most the model's hidden size, n_out a multiple of 16. Not for tensor ranks.
+int32_t weft_lora(int32_t level, weft_pool*, const weft_model*, const weft_step*, int32_t site, int32_t n_in,
+                  int32_t n_out, const float* x, float* y);
+
 // The machine, as a step sees it. Seconds of reading `bytes` bytes with all threads, best of `repetitions`; seconds of
 // `blocks` products of 16 x 16 x 32 on every thread, from operands that stay in the core.
 double weft_read_seconds(int32_t level, weft_pool*, const void* data, int64_t bytes, int32_t repetitions);

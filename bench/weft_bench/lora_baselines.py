@@ -1,7 +1,6 @@
 """What Punica's operator was compared with, on plain matrices: a loop over adapters; gather, then a batched product.
 
-Both as they are best: the projections of a site share one product with x, weights lie in one piece, and the whole is
-captured as a graph, so that kernels are compared with kernels.
+Both as they are best: the projections of a site share one product with x, and weights lie in one piece.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Self
 import torch
 
 Weights = tuple[torch.Tensor, list[torch.Tensor]]  # A of all slices [R, n_in]; of each slice B^T [r, width]
+Adding = Callable[[torch.Tensor, torch.Tensor], None]  # y, x -> y += what the adapters make of x
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,22 +55,22 @@ class Dense:
         return cls(adapters, segments, torch.tensor([row or 0 for row in rows], device=device), scale)
 
 
-def loop(dense: Dense, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+def loop(dense: Dense) -> Adding:
     """One adapter after the other."""
 
-    def work() -> None:
+    def add(y: torch.Tensor, x: torch.Tensor) -> None:
         for segment in dense.segments:
             segment.add_to(y, x)
 
-    return work
+    return add
 
 
-def gather(dense: Dense, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+def gather(dense: Dense) -> Adding:
     """Each row gets its adapter's matrices, copied, and then all are multiplied at once (of one rank alone)."""
     all_a = torch.stack([a for a, _ in dense.adapters])
     all_b = [torch.stack(slices) for slices in zip(*(b for _, b in dense.adapters), strict=True)]
 
-    def work() -> None:
+    def add(y: torch.Tensor, x: torch.Tensor) -> None:
         v = torch.bmm(all_a[dense.index], x[:, :, None]).transpose(1, 2)
         rank = column = 0
         for b in all_b:
@@ -78,4 +78,4 @@ def gather(dense: Dense, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]
             y[:, column : column + b.shape[2]].add_(part, alpha=dense.scale)
             rank, column = rank + b.shape[1], column + b.shape[2]
 
-    return work
+    return add
