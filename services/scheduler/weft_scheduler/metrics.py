@@ -135,7 +135,7 @@ class SchedulerMetrics:
         for name, pool in state.pools.items():
             wanted, victims = pool.autoscaler.wanted_runners, len(pool.autoscaler.victims)
             counters = pool.queue.counters
-            values = (len(pool.queue), pool.running, len(pool.batch_queue), pool.batch_running)
+            values = (len(pool.queue), pool.running, len(pool.batch.queue), pool.batch.running)
             values += (pool.ready_runners, wanted, victims)
             values += (len(counters), counters.spread)
             for gauge, value in zip(self.of_pools, values, strict=True):

@@ -384,7 +384,7 @@ async def test_the_end_of_the_stream_ends_its_lines_and_the_next_one_runs_them_a
     assert result.request_id != first.request_id
 
 
-async def test_what_a_client_would_be_asked_to_repeat_gives_the_line_back(
+async def test_a_refusal_that_a_client_would_retry_releases_the_line(
     made: Batched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft_gateway.openai.lines.RETRY_S", 0.0)

@@ -95,7 +95,7 @@ def test_after_a_restart_only_unfinished_lines_run() -> None:
     assert World().batch(total=2, finished=[1, 2]) == [Finalize("b1", BatchStatus.COMPLETED)]
 
 
-def test_namespaces_take_turns_and_the_oldest_batch_of_each_goes_first() -> None:
+def test_namespaces_take_turns_each_with_its_oldest_batch() -> None:
     world = World(Batches(lines_in_flight=6))
     world.batch("b1", "a", order=2, total=9)
     world.batch("b2", "a", order=1, total=2)

@@ -173,7 +173,7 @@ def test_weights_that_do_not_stay_are_read_once_a_pass_and_ahead_of_it(
     assert executor.figures.stream.read_bytes <= 3 * executor.residency.streamed_bytes + ahead
 
 
-def test_layers_in_any_order_are_read_as_they_are_asked_for(
+def test_layers_are_read_in_the_order_of_their_requests(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
 ) -> None:
     """Half a pass, the same half again, the other one, a whole pass; hidden rows by the caller."""

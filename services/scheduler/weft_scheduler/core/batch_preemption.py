@@ -33,6 +33,8 @@ def batch_victims(state: State, pool: Pool, waiting: Iterable[Request], may_run:
         for uuid, runner in pool.runners.items()
         if runner.batch and runner.placeable and runner.role is not RunnerRole.PROMPT
     }
+    if not runners:
+        return {}
     needs = [Need(request.adapter, _tokens_on(pool, request, runners, may_run)) for request in waiting]
     victims: dict[str, list[str]] = {}
     for uuid, request_id in select_victims(needs, [_capacity(state, pool, runner) for runner in runners.values()]):

@@ -62,7 +62,7 @@ def check_one_place(state: State) -> None:
     for runner in state.runners.values():
         for request_id in runner.owned:
             owners.setdefault(request_id, []).append(runner.id.uuid)
-    waiting = Counter(r.id for pool in state.pools.values() for r in (*pool.queue, *pool.batch_queue))
+    waiting = Counter(r.id for pool in state.pools.values() for r in (*pool.queue, *pool.batch.queue))
     for request in state.requests.values():
         runners = request.placement.runners if request.placement is not None else ()
         expected = [runner_id.uuid for runner_id in runners if state.runner(runner_id) is not None]
@@ -107,11 +107,11 @@ def check_queues(state: State) -> None:
     queues = [
         (pool, waiting, overtaking)
         for pool in state.pools.values()
-        for waiting, overtaking in ((pool.queue, pool.overtaking), (pool.batch_queue, pool.batch_overtaking))
+        for waiting, overtaking in ((pool.queue, pool.overtaking), (pool.batch.queue, pool.batch.overtaking))
     ]
     for pool, waiting, overtaking in queues:
         counters = waiting.counters
-        assert all(request.batch == (waiting is pool.batch_queue) for request in waiting), (pool.name, "priorities")
+        assert all(request.batch == (waiting is pool.batch.queue) for request in waiting), (pool.name, "priorities")
         tenants = [*waiting.tenants()]
         assert [counters.key_of(t) for t in tenants] == sorted(counters.key_of(t) for t in tenants), pool.name
         assert {*tenants} == {waiting.tenant_of(request) for request in waiting}, (pool.name, tenants)
@@ -138,9 +138,9 @@ def check_scheduled(state: State) -> None:
         if len(pool.queue):
             dry = DryRun(state, pool, None)
             pool.overtaking.copy().schedule(pool.queue, dry, bound, window)
-        elif len(pool.batch_queue):
+        elif len(pool.batch.queue):
             dry = DryRun(state, pool, None, BatchContext(state, pool, None).place)
-            pool.batch_overtaking.copy().schedule(pool.batch_queue, dry, bound, window)
+            pool.batch.overtaking.copy().schedule(pool.batch.queue, dry, bound, window)
         else:
             continue
         assert dry.placeable is None, (pool.name, dry.placeable)
@@ -152,7 +152,7 @@ def check_batch_yields(state: State) -> None:
     if due is not None and due <= state.now:
         return
     for pool in state.pools.values():
-        if pool.batch_running and len(pool.queue):
+        if pool.batch.running and len(pool.queue):
             context, waiting = PoolContext(state, pool, ()), islice(pool.queue, state.config.window)
             victims = batch_victims(state, pool, waiting, context.could_run)
             assert not victims, (pool.name, victims)
@@ -250,8 +250,8 @@ def check_counts(state: State) -> None:
     for pool in state.pools.values():
         requests = [state.requests[r] for r in pool.request_ids()]
         assert pool.running == sum(r.placed for r in requests), pool.name
-        assert pool.batch_running == sum(r.placed for r in requests if r.batch), pool.name
-        assert pool.batch_requests == sum(r.batch for r in requests), pool.name
+        assert pool.batch.running == sum(r.placed for r in requests if r.batch), pool.name
+        assert pool.batch.total == sum(r.batch for r in requests), pool.name
         assert pool.present_weight == sum(pool.queue.counters.weight(tenant) for tenant in pool.tenants), pool.name
         assert dict(pool.running_of) == dict(Counter(r.tenant for r in requests if r.placed and not r.batch)), pool.name
         assert dict(pool.tenants) == dict(Counter(r.tenant for r in requests if not r.batch)), pool.name

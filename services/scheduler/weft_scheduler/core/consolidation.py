@@ -39,7 +39,7 @@ def consolidate(state: State, pool: Pool) -> None:
     grows = present < min(wanted, pool.declared.max_runners or wanted)
     pool.pack(_releases(pool) and wanted > 0 and not grows)
     expect(state, pool)
-    if not _releases(pool) or len(pool.queue) or len(pool.batch_queue) or wanted > present:
+    if not _releases(pool) or len(pool.queue) or len(pool.batch.queue) or wanted > present:
         return
     runners = [found for runner in pool.runners.values() if (found := _runner(runner, pool)) is not None]
     planned = plan_migrations(runners, lambda uuid: _sequences(state, pool, uuid), pool.declared.consolidation_s)

@@ -185,7 +185,7 @@ def _settle(state: State, pool: Pool, *, snapshot: bool) -> None:
         draining = pool.adapters.draining.get(digest)
         if draining is not None:
             state.timers.set(Timer(TimerKind.ADAPTER_DRAIN, pool.name, digest), draining.grace_until)
-        if digest in pool.queued_by_adapter or len(pool.batch_queue):
+        if digest in pool.queued_by_adapter or len(pool.batch.queue):
             pool.recheck()  # its rank may be another
     if snapshot:
         for digest in sorted(pool.requests):

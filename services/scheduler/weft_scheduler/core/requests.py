@@ -173,7 +173,7 @@ def _enqueue_and_schedule(state: State, request: Request) -> None:
         return
     changed = state.schedulable.pop(pool.name, None)
     out_of_reach = pool.overtaking_of(request).out_of_reach(pool.queue_of(request), request)
-    if changed is None or changed or not out_of_reach or pool.batch_running:
+    if changed is None or changed or not out_of_reach or pool.batch.running:
         schedule_pool(state, pool, changed)
     if request.phase is not Phase.WAITING:
         return

@@ -27,22 +27,20 @@ def schedule_pool(state: State, pool: Pool, changed: Collection[str] | None) -> 
     if len(pool.queue):
         pool.overtaking.schedule(pool.queue, PoolContext(state, pool, changed), bound, window)
     if len(pool.queue):
-        pool.pass_over_batch()
-        if pool.batch_running:
-            could_run = PoolContext(state, pool, ()).could_run
-            preempt_batch(state, pool, islice(pool.queue, window), could_run)
-    elif len(pool.batch_queue):
-        everything = pool.renew_headroom(state.now) | pool.batch_was_passed_over()
-        context = BatchContext(state, pool, None if everything else changed)
-        pool.batch_overtaking.schedule(pool.batch_queue, context, bound, window)
-        if len(pool.batch_queue) and pool.arrivals.headroom.sequences:
+        if pool.batch.total:
+            pool.batch.pass_over()
+            preempt_batch(state, pool, islice(pool.queue, window), PoolContext(state, pool, ()).could_run)
+    elif len(pool.batch.queue):
+        context = BatchContext(state, pool, None if pool.batch_is_due(state.now) else changed)
+        pool.batch.overtaking.schedule(pool.batch.queue, context, bound, window)
+        if len(pool.batch.queue) and pool.batch.headroom.sequences:
             state.timers.set_earlier(Timer(TimerKind.BATCH_HEADROOM, pool.name), state.now + HEADROOM_S)
 
 
 def reject_infeasible(state: State, pool: Pool) -> None:
     """Reject what no runner can take any more, where that may have changed."""
     if pool.rechecked():
-        for request in (*pool.queue, *pool.batch_queue):
+        for request in (*pool.queue, *pool.batch.queue):
             reason = infeasible_reason(state, pool, request)
             if reason is not None:
                 reject(state, request, *reason)
@@ -185,7 +183,7 @@ class BatchContext(PoolContext):
         if runner.spec is None:
             return True
         most = runner.spec.max_sequences
-        return runner.working_set + min(self._pool.arrivals.headroom.sequences, most // 2) >= most
+        return runner.working_set + min(self._pool.batch.headroom.sequences, most // 2) >= most
 
     def _ask(self, request: Request, numerics_class: str) -> PlacementRequest:
         footprint, avoid = self._pool.batch_footprint(request), self._crowded | self._avoided(request)

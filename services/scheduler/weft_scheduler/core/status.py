@@ -85,7 +85,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         ready_runners=pool.ready_runners,
         wanted_runners=pool.autoscaler.wanted_runners,
         running=pool.running,
-        queued=len(pool.queue) + len(pool.batch_queue),
+        queued=len(pool.queue) + len(pool.batch.queue),
         victims=tuple(state.runners[uuid].name for uuid in pool.autoscaler.victims),
         # Until the runners that there are have reported themselves, how many are too many is not known.
         max_runners=spec.max_runners if state.settled else 0,

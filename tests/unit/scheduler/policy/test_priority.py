@@ -74,7 +74,7 @@ def test_no_batch_request_is_placed_while_an_interactive_one_waits(
         effects = driver.submit(f"r{number}", prompt_tokens=prompt, waited_s=float(waited), **fields)
         placed = [driver.request(assign.request_id).batch for assign in of(effects, Assign)]
         assert not (waiting and any(placed))
-    assert all(request.batch for request in driver.pool().batch_queue)
+    assert all(request.batch for request in driver.pool().batch.queue)
 
 
 # ---------------------------------------------------------------- room
@@ -82,17 +82,12 @@ def test_no_batch_request_is_placed_while_an_interactive_one_waits(
 
 def test_room_for_the_arrivals_of_a_second_stays_free_and_comes_back_as_they_cease() -> None:
     arrivals = InteractiveArrivals()
-    arrivals.renew(0.0, 1)
-    assert arrivals.headroom == (0, 0)
+    assert arrivals.headroom(0.0, 1) == (0, 0)
     for number in range(300):
-        arrivals.count(number / 10, 100)
-    arrivals.renew(30.0, 1)
-    assert arrivals.headroom.sequences == 7  # (1 - 1/e) of ten a second
-    assert arrivals.headroom.tokens == 700
-    arrivals.renew(30.0, 7)
-    assert arrivals.headroom.sequences == 1
-    arrivals.renew(1000.0, 1)
-    assert arrivals.headroom == (0, 0)
+        arrivals.count(number / 10, 40, 100)
+    assert arrivals.headroom(30.0, 1) == (7, 700)  # (1 - 1/e) of ten a second
+    assert arrivals.headroom(30.0, 7).sequences == 1
+    assert arrivals.headroom(1000.0, 1) == (0, 0)
 
 
 def test_batch_requests_leave_places_and_pages_to_interactive_arrivals(driver: Driver) -> None:
@@ -115,7 +110,7 @@ def test_one_too_large_to_fit_beside_that_room_takes_an_empty_runner(driver: Dri
         driver.place(f"r{number}")
         driver.outcome(f"r{number}")
     assert driver.place("line", prompt_tokens=1500, **BATCH).runner.uuid == "a"
-    assert driver.pool().arrivals.headroom.tokens
+    assert driver.pool().batch.headroom.tokens
 
 
 # ---------------------------------------------------------------- victims
@@ -139,7 +134,7 @@ def test_an_interactive_request_that_finds_no_room_has_the_batch_request_with_le
     assert not of(driver.failed("young", FailReason.PREEMPTED, 3), Preempt), "it leaves; the report has it yet"
     effects = report(driver, "old", "chat", pages=9)
     assert [assign.request_id for assign in of(effects, Assign)] == ["s"]
-    assert {r.id for r in driver.pool().batch_queue} == {"more", "young"}
+    assert {r.id for r in driver.pool().batch.queue} == {"more", "young"}
     assert driver.request("young").emitted_tokens == 3
 
 
@@ -256,7 +251,7 @@ def test_a_priority_survives_a_new_stream_of_its_gateway(driver: Driver, running
     driver.handle(Received(peer, again))
     driver.handle(Received(peer, ResubmitComplete()))
     assert driver.request("line").batch
-    assert (driver.pool().batch_running, len(driver.pool().batch_queue)) == (running, not running)
+    assert (driver.pool().batch.running, len(driver.pool().batch.queue)) == (running, not running)
 
 
 def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) -> None:
@@ -264,4 +259,4 @@ def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) ->
     driver.runner("a", max_sequences=1)
     assign = driver.place("line", **BATCH)
     driver.gateway_sends(Failed("line", assign.epoch, FailReason.RUNNER_ERROR, 2))
-    assert [request.id for request in driver.pool().batch_queue] == ["line"]
+    assert [request.id for request in driver.pool().batch.queue] == ["line"]

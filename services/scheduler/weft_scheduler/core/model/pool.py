@@ -5,7 +5,6 @@ Only the methods here write the fields; each policy owns its own index.
 
 from collections import Counter
 from collections.abc import Iterable
-from operator import lt
 from typing import TypeVar
 
 from weft.domain.ids import BASE
@@ -13,6 +12,7 @@ from weft.domain.routes import PhaseCounts, PoolRoute, PoolSpec, RoleCounts, Rou
 from weft.domain.runner import RunnerRole
 from weft_scheduler.core.config import SchedulerConfig
 from weft_scheduler.core.model.adapters import PoolAdapters
+from weft_scheduler.core.model.batch_requests import BatchRequests
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import PROMPT_QUEUE_S, RunnerAccount
 from weft_scheduler.core.policy import placement, queue, reservation
@@ -59,18 +59,15 @@ class Pool:
         self.requests: dict[str, dict[str, None]] = {}  # adapter -> ids of its requests
         self.tenants: Counter[str] = Counter()  # of its interactive requests
         self.present_weight = 0  # of those tenants
-        self.queue, self.batch_queue = _queue(DEFAULTS), _queue(DEFAULTS)  # interactive requests, and the others
-        self.overtaking, self.batch_overtaking = Overtaking[Request](), Overtaking[Request]()
-        self.batch_requests = 0
-        self.batch_passed_over = False
+        self.queue = _queue(DEFAULTS)  # of interactive requests, as all that does not say otherwise
+        self.overtaking = Overtaking[Request]()
+        self.batch = BatchRequests(_queue(DEFAULTS))
         self.arrivals = InteractiveArrivals()
         self.queued_by_adapter: Counter[str] = Counter()
         self.queued_tokens = self.queued_work = self.queued_prompt_tokens = 0
-        self.running = 0  # requests on runners
-        self.batch_running = 0  # of them
-        self.running_of: Counter[str] = Counter()  # interactive ones, by tenant
+        self.running = 0  # on runners, batch requests too
+        self.running_of: Counter[str] = Counter()  # by tenant
         self.departures = DecayedRate()  # of requests
-        self.prompt_arrivals = DecayedRate()  # of their tokens
         self.reuse = ReusedShare()
         self.service_level = _service_level(DEFAULTS)
         self.margin = Margin()  # of pooled admission
@@ -178,7 +175,7 @@ class Pool:
         """The pool as the autoscaler sees it."""
         waiting = self.queued_by_adapter
         return PoolLoad(
-            running=self.running - self.batch_running,
+            running=self.running - self.batch.running,
             queued=len(self.queue),
             reserved_tokens=self._reserved_tokens,
             queued_tokens=self.queued_tokens,
@@ -186,9 +183,9 @@ class Pool:
             queued_prompt_tokens=self.queued_prompt_tokens,
             ttft_s=self.declared.slo_ttft_s,
             split=self.declared.split,
-            prompt_tokens_per_s=self.prompt_arrivals.per_s(now),
+            prompt_tokens_per_s=self.arrivals.prompt_tokens_per_s(now),
             reused_share=self.reuse.share(now),
-            batch=self.batch_requests > 0,
+            batch=self.batch.total > 0,
             queued_adapters=len(waiting) - sum(a in waiting for a in (BASE, *self.adapters.pinned)) if waiting else 0,
         )
 
@@ -232,8 +229,8 @@ class Pool:
         if (self.declared.slo_ttft_s, self.declared.slo_token_time_s) != (before.slo_ttft_s, before.slo_token_time_s):
             self.service_level = _service_level(self.declared)
         if _order(self.declared) != _order(before):
-            waiting = sorted((*self.queue, *self.batch_queue), key=lambda request: request.order)
-            self.queue, self.batch_queue = _queue(self.declared), _queue(self.declared)
+            waiting = sorted((*self.queue, *self.batch.queue), key=lambda request: request.order)
+            self.queue, self.batch.queue = _queue(self.declared), _queue(self.declared)
             self.present_weight = sum(map(self.queue.counters.weight, self.tenants))
             for request in waiting:
                 self._push(request)
@@ -247,7 +244,7 @@ class Pool:
 
     def add(self, request: Request) -> None:
         if request.batch:
-            self.batch_requests += 1
+            self.batch.total += 1
         else:
             self.tenants[request.tenant] += 1
             if self.tenants[request.tenant] == 1:
@@ -257,7 +254,7 @@ class Pool:
     def remove(self, request: Request) -> bool:
         """Forget a request. True where it was the last one of its adapter."""
         if request.batch:
-            self.batch_requests -= 1
+            self.batch.total -= 1
         else:
             _decrement(self.tenants, request.tenant)
             if request.tenant not in self.tenants:
@@ -270,39 +267,25 @@ class Pool:
 
     def queue_of(self, request: Request) -> WaitingQueue[Request]:
         """The one of its priority."""
-        return self.batch_queue if request.batch else self.queue
+        return self.batch.queue if request.batch else self.queue
 
     def overtaking_of(self, request: Request) -> Overtaking[Request]:
-        return self.batch_overtaking if request.batch else self.overtaking
+        return self.batch.overtaking if request.batch else self.overtaking
 
     def arrived(self, request: Request, now: float) -> None:
         """A newcomer: what is expected of the next ones follows interactive ones alone."""
         if request.batch:
             return
         self.roles.work.observe(request.prompt_tokens, request.median_tokens)
-        self.prompt_arrivals.count(now, request.prompt_tokens)
-        self.arrivals.count(now, request.footprint_tokens)
+        self.arrivals.count(now, request.prompt_tokens, request.footprint_tokens)
 
-    def pass_over_batch(self) -> None:
-        """Interactive requests wait: what changes meanwhile is not looked at for batch ones."""
-        self.batch_passed_over = True
-
-    def batch_was_passed_over(self) -> bool:
-        """Whether they were, since the last call."""
-        passed, self.batch_passed_over = self.batch_passed_over, False
-        return passed
-
-    def renew_headroom(self, now: float) -> bool:
-        """The room that batch requests leave follows the arrivals so far. True where it is less than before."""
-        before = self.arrivals.headroom
-        self.arrivals.renew(now, sum(self.accepting.values()))
-        return any(map(lt, self.arrivals.headroom, before))
+    def batch_is_due(self, now: float) -> bool:
+        """`BatchRequests.is_due`, with the room for the arrivals so far."""
+        return self.batch.is_due(self.arrivals.headroom(now, sum(self.accepting.values())))
 
     def batch_footprint(self, request: Request) -> int:
-        """Tokens that a runner needs free for a batch request: beside it the headroom, but for an empty runner."""
-        total, needed = self.autoscaler.capacity.sum, request.queued_tokens
-        runner_tokens = total.kv_tokens // max(1, total.for_tokens)
-        return max(needed, min(needed + self.arrivals.headroom.tokens, runner_tokens))
+        total = self.autoscaler.capacity.sum
+        return self.batch.footprint(request, total.kv_tokens // max(1, total.for_tokens))
 
     def enqueue(self, request: Request) -> None:
         self._push(request)
@@ -355,7 +338,7 @@ class Pool:
         each of those waited for the prompts that a flood has on the runner already.
         """
         if request.batch:
-            return self.batch_queue.delay_s(request, now, alone=True)  # its prompt comes after interactive ones anyway
+            return self.batch.queue.delay_s(request, now, alone=True)  # its prompt comes after interactive ones anyway
         alone = not self.queue.fair or len(self.tenants) == 1
         beyond = not alone and self._beyond_share(request.tenant)
         return self.queue.delay_s(request, now, alone=alone) + beyond * BEYOND_SHARE_S
@@ -370,7 +353,7 @@ class Pool:
         if len(self.tenants) < 2 or not self.queue.fair or (len(counters) > 1 and counters.is_next(tenant)):
             return False
         capacity = self.autoscaler.capacity.sum
-        free = capacity.sequences - self.running + self.batch_running
+        free = capacity.sequences - self.running + self.batch.running
         free_tokens = capacity.kv_tokens - self._reserved_tokens
         if free > capacity.sequences // HEADROOM and free_tokens > capacity.kv_tokens // HEADROOM:
             return False
@@ -436,7 +419,7 @@ class Pool:
         """It is on a runner (1), or was (-1)."""
         self.running += by
         if request.batch:
-            self.batch_running += by
+            self.batch.running += by
             return
         self.running_of[request.tenant] += by
         if not self.running_of[request.tenant]:

@@ -100,7 +100,11 @@ class Request:
     admitted_before: bool = False  # was accepted once: never answered QUEUE_FULL
     awaited_class: str = ""  # while it waits: the class that it may have to wait for
     charged: float = 0.0  # to its tenant, in output tokens; 0: it was on no runner
+    batch: bool = field(init=False)  # a line of a batch
     _phase: Phase = field(default=Phase.UNPLACED, init=False)
+
+    def __post_init__(self) -> None:
+        self.batch = self.priority is Priority.BATCH
 
     @classmethod
     def submitted(cls, submit: Submit, gateway: str, now: float, ticket: int, *, newcomer: bool) -> "Request":
@@ -136,11 +140,6 @@ class Request:
     def phase(self) -> Phase:
         """Where it is."""
         return self._phase
-
-    @property
-    def batch(self) -> bool:
-        """A line of a batch."""
-        return self.priority is Priority.BATCH
 
     @property
     def placed(self) -> bool:

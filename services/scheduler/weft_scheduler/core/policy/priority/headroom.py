@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from weft_scheduler.core.policy.autoscaling.throughput import DecayedRate
+from weft_scheduler.core.policy.autoscaling.throughput import RATE_TAU_S
 
 HEADROOM_S = 1.0  # of arrivals: long against a preemption, which takes a round trip and costs what was computed
 LEAST = 0.05  # arrivals in that time; fewer are worth no room that stays empty
@@ -17,20 +17,27 @@ class Headroom(NamedTuple):
 
 
 class InteractiveArrivals:
-    """How many interactive requests arrived of late, how large they are, and the room for the next ones."""
+    """Interactive requests of about the last 30 s, and the tokens of their prompts and of their footprints."""
 
     def __init__(self) -> None:
-        self._requests, self._tokens = DecayedRate(), DecayedRate()
-        self.headroom = Headroom()
+        self._requests = self._prompt_tokens = self._footprint_tokens = self._at = 0.0
 
-    def count(self, now: float, footprint_tokens: int) -> None:
-        self._requests.count(now)
-        self._tokens.count(now, footprint_tokens)
+    def count(self, now: float, prompt_tokens: int, footprint_tokens: int) -> None:
+        kept, self._at = self._kept(now), now
+        self._requests = kept * self._requests + 1
+        self._prompt_tokens = kept * self._prompt_tokens + prompt_tokens
+        self._footprint_tokens = kept * self._footprint_tokens + footprint_tokens
 
-    def renew(self, now: float, runners: int) -> None:
-        """`headroom` is that of the present rates from now on, spread over so many runners."""
-        per_s = self._requests.per_s(now)
-        expected = per_s * HEADROOM_S / max(1, runners)
+    def prompt_tokens_per_s(self, now: float) -> float:
+        return self._prompt_tokens * self._kept(now) / RATE_TAU_S
+
+    def headroom(self, now: float, runners: int) -> Headroom:
+        """For the next ones, spread over so many runners."""
+        expected = self._requests * self._kept(now) / RATE_TAU_S * HEADROOM_S / max(1, runners)
         sequences = max(0, math.ceil(expected - LEAST))
-        mean_tokens = self._tokens.per_s(now) / per_s if per_s else 0.0
-        self.headroom = Headroom(sequences, math.ceil(sequences * mean_tokens))
+        mean_tokens = self._footprint_tokens / self._requests if sequences else 0.0
+        return Headroom(sequences, math.ceil(sequences * mean_tokens))
+
+    def _kept(self, now: float) -> float:
+        """The share that counts still."""
+        return math.exp(-max(0.0, now - self._at) / RATE_TAU_S)
