@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.domain.adapter import Tier
+from weft.domain.request import Priority
 from weft.domain.runner import RunnerBook
 from weft.domain.text import sanitize
 from weft_cli.errors import CommandError
@@ -102,7 +103,12 @@ def runner_of(book: RunnerBook) -> RunnerNow:
         total_pages=spec.total_pages,
         max_sequences=spec.max_sequences,
         sequences=tuple(
-            SequenceNow((one.request_id, one.epoch.term, one.epoch.counter), one.adapter, tokens)
+            SequenceNow(
+                (one.request_id, one.epoch.term, one.epoch.counter),
+                one.adapter,
+                tokens,
+                one.priority is Priority.BATCH,
+            )
             for one, tokens in zip(book.sequences.values(), progress, strict=False)
         ),
         on_device=frozenset(one.digest for one in book.adapters.values() if one.tier is Tier.DEVICE),
@@ -117,7 +123,7 @@ def gateway_of(status: Mapping[str, Any]) -> GatewayNow:
     return GatewayNow(
         in_flight=status["in_flight"],
         waiting=status["held"],
-        waiting_of={pool["name"]: pool["held"] for pool in status["pools"]},
+        waiting_of={pool["name"]: pool["held"] - pool.get("held_lines", 0) for pool in status["pools"]},
         names={model["digest"]: model["id"] for model in status["models"] if model["digest"]},
     )
 
@@ -150,7 +156,9 @@ def _drawn(tables: Tables) -> RenderableType:
             grid.add_row(*(Text(sanitize(cell)) for cell in row))
         parts += [Text(), grid]
     return Group(
-        *parts, Text(), Text("Ctrl-C ends. Tokens are those of prompts and of answers; PROMPTS: still to come.", "dim")
+        *parts,
+        Text(),
+        Text("Ctrl-C ends. Tokens: of prompts and answers; PROMPTS: still to come; LINES: of batches.", "dim"),
     )
 
 

@@ -10,7 +10,7 @@ from weft_cli.output import short
 UNKNOWN = "-"
 MAX_ADAPTERS = 10  # shown, by tokens/s
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "BATCH", "TOKENS/S", "FREE PAGES", "ADAPTERS", "ROLE", "PROMPTS")
-POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING")
+POOL_HEADERS = ("POOL", "RUNNERS", "BATCH", "TOKENS/S", "FREE PAGES", "WAITING", "LINES")
 OFFLOAD_HEADERS = ("OFFLOADED", "WEIGHTS IN MEMORY", "DISK", "MS A TOKEN", "PREDICTED", "ONE REQUEST ALONE")
 ADAPTER_HEADERS = ("ADAPTER", "RUNNING", "TOKENS/S", "RUNNERS")
 
@@ -22,6 +22,7 @@ class SequenceNow:
     key: tuple[str, int, int]  # request, epoch
     adapter: str  # digest, "" for the base
     tokens: int
+    line: bool = False  # of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,10 @@ class RunnerNow:
 
 @dataclass(frozen=True, slots=True)
 class GatewayNow:
-    """What the gateway says: requests now, those without a runner, by pool where it may be seen, names of digests."""
+    """What the gateway says: requests now, those without a runner, names of digests.
+
+    `waiting_of`: interactive ones without a runner, by pool where it may be seen.
+    """
 
     in_flight: int
     waiting: int
@@ -150,6 +154,7 @@ def _pool_row(pool: str, now: Look, rates: Mapping[tuple[str, str], float | None
         _rate(sum(known) if known else None),
         f"{sum(runner.free_pages for runner in own)}/{sum(runner.total_pages for runner in own)}",
         UNKNOWN if waiting is None else str(waiting),
+        str(sum(sequence.line for runner in own for sequence in runner.sequences)),
     )
 
 

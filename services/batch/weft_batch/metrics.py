@@ -1,30 +1,49 @@
-"""The batch service's metrics. Labels: a handful of fixed values."""
+"""The batch service's metrics. Labels are bounded: the first namespaces have their own, others share one."""
 
-from dataclasses import astuple
+from collections import Counter as Counts
+from collections.abc import Iterable
+from dataclasses import asdict, astuple
 
 from prometheus_client import Counter, Gauge
 
-from weft_batch.core.batches import Batches, LineCounters
+from weft.telemetry.labels import OTHER, BoundedLabels
+from weft_batch.core.batches import Batches, LineCounters, NamespaceFigures
 
-BATCHES = Gauge("weft_batch_open_batches", "Batches that have not ended")
+NAMESPACES = BoundedLabels(100)
+BATCHES = Gauge("weft_batch_open_batches", "Batches that have not ended", ["namespace"])
 GATEWAYS = Gauge("weft_batch_gateways", "Gateways with an open stream of lines")
-LINES = Gauge("weft_batch_lines", "Unfinished lines of batches whose input is read", ["state"])
+LINES = Gauge("weft_batch_lines", "Unfinished lines of batches whose input is read", ["namespace", "state"])
 GIVEN = Counter("weft_batch_lines_given_total", "Lines sent to gateways")
 RETRIED = Counter("weft_batch_lines_retried_total", "Answers of 429 or 5xx that are tried again")
 RELEASED = Counter("weft_batch_lines_released_total", "Lines that gateways gave back")
 LOST = Counter("weft_batch_lines_lost_total", "Lines at gateways whose stream ended")
-RESULTS = Counter("weft_batch_results_total", "Results that were stored", ["result"])
-ENDED = Counter("weft_batch_ended_total", "Batches that ended", ["status"])
+RESULTS = Counter("weft_batch_results_total", "Results that were stored", ["namespace", "result"])
+ENDED = Counter("weft_batch_ended_total", "Batches that ended", ["namespace", "status"])
 UPLOADED_BYTES = Counter("weft_batch_uploaded_bytes_total", "Bytes of uploads, also of those that broke off")
 STORE_FAILURES = Counter("weft_batch_store_failures_total", "Transactions and file operations that are tried again")
 
 
+def label(namespace: str) -> str:
+    """Of a namespace; "-" is the time without keys."""
+    return NAMESPACES.of(namespace or "-")
+
+
+def stored(namespace: str, succeeded: Iterable[bool]) -> None:
+    """Results of a namespace's lines."""
+    for ok, results in Counts(succeeded).items():
+        RESULTS.labels(label(namespace), "succeeded" if ok else "failed").inc(results)
+
+
 def update(machine: Batches, before: LineCounters) -> LineCounters:
     """Set the gauges from the core; add what its counters grew by since `before`. Returns the counters now."""
-    BATCHES.set(machine.open_batches())
     GATEWAYS.set(machine.gateways())
-    for state, lines in machine.lines().items():
-        LINES.labels(state).set(lines)
+    shown = {name: Counts(asdict(NamespaceFigures())) for name in (*NAMESPACES.names, OTHER)}
+    for namespace, figures in machine.namespaces().items():
+        shown.setdefault(label(namespace), Counts()).update(asdict(figures))
+    for name, figures in shown.items():
+        BATCHES.labels(name).set(figures.pop("batches"))
+        for state, lines in figures.items():
+            LINES.labels(name, state).set(lines)
     now = LineCounters(*astuple(machine.counters))
     for counter, value, old in zip((GIVEN, RETRIED, RELEASED, LOST), astuple(now), astuple(before), strict=True):
         counter.inc(value - old)

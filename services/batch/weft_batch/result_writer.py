@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class ResultWriter:
     """The one writer of results."""
 
-    def __init__(self, engine: AsyncEngine, term: int, on_stored: Callable[[Sequence[tuple[str, int]]], None]) -> None:
+    def __init__(self, engine: AsyncEngine, term: int, on_stored: Callable[[Sequence[StoredResult]], None]) -> None:
         self._engine, self._term, self._on_stored = engine, term, on_stored
         self._waiting: list[StoredResult] = []
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
@@ -46,10 +46,7 @@ class ResultWriter:
             if not self._waiting:
                 self._wake.clear()
                 self._idle.set()
-            for succeeded in (True, False):
-                count = sum(result.succeeded is succeeded for result in part)
-                metrics.RESULTS.labels("succeeded" if succeeded else "failed").inc(count)
-            self._on_stored([(result.batch_id, result.line) for result in part])
+            self._on_stored(part)
 
     async def drained(self) -> None:
         """Everything put so far is stored."""

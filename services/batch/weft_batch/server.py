@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import grpc
@@ -35,7 +36,7 @@ from weft.domain.batch import (
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.text import quoted
 from weft.store import batches, fencing_terms, files
-from weft.store.batches import UnfinishedBatch
+from weft.store.batches import StoredResult, UnfinishedBatch
 from weft.store.errors import Absent, Conflict, NotPossible, OverQuota, StoreError, StoreUnavailable, Superseded
 from weft.store.files import ROLE
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
@@ -124,7 +125,7 @@ class BatchServer(BatchServicer):
         self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas, *, lines_in_flight: int
     ) -> None:
         self.core = Batches(lines_in_flight=lines_in_flight)
-        self.writer = ResultWriter(engine, term, lambda lines: self.handle(LinesStored(lines)))
+        self.writer = ResultWriter(engine, term, self._stored)
         self._engine, self._term, self._storage, self._limits = engine, term, storage, limits
         self._lines = InputLines(storage)
         self._open: dict[str, _OpenBatch] = {}
@@ -362,7 +363,7 @@ class BatchServer(BatchServicer):
         async def read_input() -> None:
             if batch.input is None and not await self._read_input(batch):
                 del self._open[batch_id]
-                metrics.ENDED.labels(BatchStatus.FAILED.value).inc()
+                metrics.ENDED.labels(metrics.label(batch.namespace), BatchStatus.FAILED.value).inc()
                 self.handle(BatchGone(batch_id))
                 return
             finished = await batches.finished_lines(self._engine, batch_id)
@@ -376,10 +377,10 @@ class BatchServer(BatchServicer):
         reader = InputReader(job.endpoint, max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes)
         try:
             async for block in blocks(self._storage, job.input_file_id):
-                await self._store_bad(job.batch_id, await asyncio.to_thread(_judged, reader, block))
+                await self._store_bad(batch, await asyncio.to_thread(_judged, reader, block))
                 if reader.too_many:
                     break
-            await self._store_bad(job.batch_id, list(reader.finish()))
+            await self._store_bad(batch, list(reader.finish()))
             errors = reader.failure()
         except BytesMissing:
             errors = [BatchError("input_file_missing", "the bytes of the input file are not in storage")]
@@ -395,10 +396,10 @@ class BatchServer(BatchServicer):
         log.info("batch begins", extra=kv(batch_id=job.batch_id, lines=reader.total, bad=reader.total - reader.good))
         return True
 
-    async def _store_bad(self, batch_id: str, bad: Sequence[tuple[int, BadLine]]) -> None:
+    async def _store_bad(self, batch: _OpenBatch, bad: Sequence[tuple[int, BadLine]]) -> None:
         for start in range(0, len(bad), batches.MAX_RESULTS):
-            part = [records.refused(batch_id, *found) for found in bad[start : start + batches.MAX_RESULTS]]
-            await batches.add_results(self._engine, self._term, part)
+            part = [records.refused(batch.job.batch_id, *found) for found in bad[start : start + batches.MAX_RESULTS]]
+            metrics.stored(batch.namespace, [False] * await batches.add_results(self._engine, self._term, part))
 
     async def _finalize(self, batch_id: str, ending: BatchStatus) -> None:
         batch = self._open[batch_id]
@@ -410,7 +411,7 @@ class BatchServer(BatchServicer):
 
         await self._until_done("files of a batch not written: trying again", batch_id, write_files)
         del self._open[batch_id]
-        metrics.ENDED.labels(ending.value).inc()
+        metrics.ENDED.labels(metrics.label(batch.namespace), ending.value).inc()
         log.info("batch ended", extra=kv(batch_id=batch_id, status=ending.value))
         self.handle(BatchGone(batch_id))
 
@@ -495,6 +496,11 @@ class BatchServer(BatchServicer):
         custom_id = self._open[result.batch_id].custom_ids.pop(result.line, None)
         of = records.answered if isinstance(result, LineResult) else records.unanswered
         self.writer.put(of(result, custom_id))  # pyright: ignore[reportArgumentType] (by its type)
+
+    def _stored(self, results: Sequence[StoredResult]) -> None:
+        for batch_id, of_batch in groupby(results, attrgetter("batch_id")):
+            metrics.stored(self._open[batch_id].namespace, [result.succeeded for result in of_batch])
+        self.handle(LinesStored([(result.batch_id, result.line) for result in results]))
 
     # ------------------------------------------------------------------------------------------ time, ends
 

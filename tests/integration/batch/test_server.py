@@ -4,11 +4,16 @@ import asyncio
 
 import grpc
 import pytest
+from prometheus_client import REGISTRY
+from sqlalchemy import update
 
 from harness.waiting import eventually
 from tests.integration.batch.conftest import answer, input_file, input_line, serving
 from weft.domain.batch import BatchStatus, LineReleased, LineResult, Purpose
+from weft.store.models import BatchRow
 from weft.wire.codec import batch as codec
+from weft_batch import metrics
+from weft_batch.core.batches import LineCounters
 from weft_batch.errors import StorageUnavailable
 from weft_batch.server import TenantQuotas
 
@@ -255,10 +260,34 @@ async def test_an_answer_that_is_no_json_never_damages_the_output(world) -> None
     assert [line["error"]["code"] for line in await client.lines(ended.error_file_id)] == ["invalid_answer"] * 4
 
 
+async def test_lines_and_batches_are_counted_by_namespace(world) -> None:
+    namespace = world.engine.dialect.name  # counters are the process's
+
+    def counted(name, **labels):
+        return REGISTRY.get_sample_value(f"weft_batch_{name}", {"namespace": namespace} | labels) or 0
+
+    client = world.client(namespace)
+    async with world.gateway(max_lines=2, answers=lambda run: answer(run) if run.line == 2 else None) as gateway:
+        job = await client.submit(b"{\n" + input_file(4))
+        await gateway.until(lambda it: len(it.kept) == 2)
+        await eventually(lambda: asyncio.sleep(0, counted("results_total", result="succeeded")))
+        metrics.update(world.server.core, LineCounters())
+        assert counted("open_batches") == 1
+        assert [counted("lines", state=state) for state in ("waiting", "running", "storing")] == [1, 2, 0]
+        assert counted("results_total", result="failed") == 1
+        await client.cancel(job.batch_id)
+        await client.ended(job.batch_id)
+    assert counted("results_total", result="succeeded") == 1
+    assert counted("ended_total", status="cancelled") == 1
+    metrics.update(world.server.core, LineCounters())
+    assert (counted("open_batches"), counted("lines", state="waiting")) == (0, 0)
+
+
 async def test_tenants_take_turns(store, storage) -> None:
     async with serving(store, storage) as world:
         jobs = [await world.client(name).submit(input_file(40)) for name in ("a", "b")]
-        await eventually(lambda: asyncio.sleep(0, world.server.core.lines()["waiting"] == 80))
+        of = world.server.core.namespaces
+        await eventually(lambda: asyncio.sleep(0, [figures.waiting for figures in of().values()] == [40, 40]))
         order = []
         async with world.gateway(max_lines=2, answers=lambda run: order.append(run.namespace) or answer(run)):
             for job, name in zip(jobs, ("a", "b"), strict=True):
@@ -266,12 +295,17 @@ async def test_tenants_take_turns(store, storage) -> None:
     assert abs(order[:40].count("a") - 20) <= 2
 
 
-async def test_a_window_that_ends_leaves_every_line_in_a_file(store, storage, monkeypatch) -> None:
-    monkeypatch.setattr("weft.store.batches.COMPLETION_WINDOW_S", 1)
+async def test_a_window_that_ends_leaves_every_line_in_a_file(store, storage) -> None:
     async with serving(store, storage) as world:
         client = world.client()
         async with world.gateway(max_lines=3, answers=lambda run: answer(run) if run.line == 3 else None):
-            ended = await client.ended((await client.submit(b"{\n" + input_file(5))).batch_id)
+            job = await client.submit(b"{\n" + input_file(5))
+            await client.until(job.batch_id, lambda job: job.completed == 1)
+    async with store.begin() as connection:
+        await connection.execute(update(BatchRow).values(expires_unix_ms=job.created_unix_s * 1000))
+    async with serving(store, storage) as world:
+        client = world.client()
+        ended = await client.ended(job.batch_id)
         assert (ended.status, ended.completed, ended.failed, ended.total) == (BatchStatus.EXPIRED, 1, 5, 6)
         assert [line["custom_id"] for line in await client.lines(ended.output_file_id)] == ["id-1"]
         errors = await client.lines(ended.error_file_id)

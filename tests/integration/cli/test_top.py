@@ -73,7 +73,7 @@ def test_a_pipe_gets_the_tables_once(controller: Any, gateway: Gateway, capfd: p
         "PROMPTS",
     ]
     assert lines[3].split() == ["01234567", "default/base", "True", "2/8", "0.0", "0/64", "1", "mixed", "0"]
-    assert lines[6].split() == ["default/base", "1/1", "2/8", "0.0", "0/64", "1"]
+    assert lines[6].split() == ["default/base", "1/1", "2/8", "0.0", "0/64", "1", "0"]
     assert lines[9].split() == ["aaaaaaaaaaaa", "0", "0.0", "1"]
     assert "\x1b" not in out
 

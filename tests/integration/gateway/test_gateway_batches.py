@@ -413,6 +413,17 @@ async def test_a_line_of_a_pool_without_runners_leaves_its_place(parts: World, t
         assert "no runner" in (await made.batch.next("released")).reason
 
 
+async def test_a_line_that_waits_is_shown_apart_from_requests_that_do(made: Batched) -> None:
+    made.world.scheduler.autopilot = False
+    made.batch.run(1, body=orjson.dumps(BODY))
+    await made.world.scheduler.next("submit")
+    async with made.world.http() as http:
+        (pool,) = (await http.get("/status")).json()["pools"]
+    assert (pool["held"], pool["held_lines"]) == (1, 1)
+    made.batch.cancel(1)
+    await made.world.settled()
+
+
 async def test_a_gateway_that_drains_gives_its_lines_back_and_takes_no_more(made: Batched) -> None:
     hello = await made.batch.next("hello")
     assert hello.max_lines == made.world.gateway.settings.max_lines

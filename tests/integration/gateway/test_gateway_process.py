@@ -227,7 +227,8 @@ async def test_status_shows_pools_models_and_requests_now(world: World) -> None:
         start = await world.runner.next("start")
         status = (await http.get("/status")).json()
         assert (status["in_flight"], status["held"], status["ready"], status["scheduler"]) == (1, 0, "ok", True)
-        assert status["pools"] == [{"name": "team/base", "base": "tiny", "ready_runners": 1, "in_flight": 1, "held": 0}]
+        pool = {"name": "team/base", "base": "tiny", "ready_runners": 1, "in_flight": 1, "held": 0, "held_lines": 0}
+        assert status["pools"] == [pool]
         assert {m["id"]: m["in_flight"] for m in status["models"]} == {"tiny": 0, "acme/upper": 1, "rival/secret": 0}
         world.runner.answer_whole(start)
         assert (await soon(posted)).status_code == 200

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from weft.domain.adapter import AdapterState, Tier
 from weft.domain.ids import Epoch, RunnerId
+from weft.domain.request import Priority
 from weft.domain.runner import (
     OffloadState,
     RunnerBook,
@@ -66,12 +67,12 @@ def test_two_looks_at_one_moment_make_no_rate() -> None:
 
 def test_a_pool_is_the_sum_of_its_runners_and_who_waits_for_it() -> None:
     gateway = GatewayNow(5, 2, {"team/base": 2})
-    one, two = sequence("r1", "", 1), sequence("r2", "", 1)
+    one, two = sequence("r1", "", 1), SequenceNow(("r2", 1, 1), "", 1, line=True)
     now = Look(1.0, (runner("a", 0, one, two), runner("b", 0, ready=False), runner("c", 0, pool="x/y")), gateway)
     tables = tables_of(None, now)
     assert tables.pools == [
-        ("team/base", "1/2", "2/16", "-", "120/128", "2"),
-        ("x/y", "1/1", "0/8", "-", "60/64", "-"),
+        ("team/base", "1/2", "2/16", "-", "120/128", "2", "1"),
+        ("x/y", "1/1", "0/8", "-", "60/64", "-", "0"),
     ], "a pool that the gateway does not show has an unknown queue, not an empty one"
     assert tables.summary.endswith("5 requests, 2 waiting")
 
@@ -147,7 +148,7 @@ def test_a_report_of_a_runner_is_read_whole() -> None:
             1,
             True,
             RunnerFigures(60, tokens=1234, role=RunnerRole.PROMPT, pending_prompt_tokens=96, offload=OffloadState(0.5)),
-            sequences=[SequenceState("r", Epoch(1, 2), "g", UPPER, 1, 1, 1)],
+            sequences=[SequenceState("r", Epoch(1, 2), "g", UPPER, 1, 1, 1, priority=Priority.BATCH)],
             adapters=[AdapterState(UPPER, Tier.DEVICE), AdapterState(LOWER, Tier.HOST)],
             progress=[9],
         )
@@ -162,7 +163,7 @@ def test_a_report_of_a_runner_is_read_whole() -> None:
         60,
         64,
         8,
-        (SequenceNow(("r", 1, 2), UPPER, 9),),
+        (SequenceNow(("r", 1, 2), UPPER, 9, line=True),),
         frozenset({UPPER}),
         "prompt",
         96,
@@ -184,7 +185,7 @@ def test_an_offloading_runner_has_a_row_with_what_it_was_predicted_to_take() -> 
 
 def test_the_gateways_status_is_read() -> None:
     status = PARTS | {
-        "pools": [{"name": "team/base", "held": 1}],
+        "pools": [{"name": "team/base", "held": 3, "held_lines": 2}],
         "models": [{"id": "tiny", "digest": ""}, {"id": "acme/upper", "digest": UPPER}],
     }
     assert gateway_of(status) == GatewayNow(3, 1, {"team/base": 1}, {UPPER: "acme/upper"})

@@ -130,6 +130,16 @@ class LineCounters:
 
 
 @dataclass(slots=True)
+class NamespaceFigures:
+    """Open batches of a namespace, and where the unfinished lines are of those whose input is read."""
+
+    batches: int = 0
+    waiting: int = 0
+    running: int = 0
+    storing: int = 0
+
+
+@dataclass(slots=True)
 class _History:
     """Of a line that was given out before, and has no result."""
 
@@ -235,12 +245,17 @@ class Batches:
     def gateways(self) -> int:
         return len(self._gateways)
 
-    def lines(self) -> dict[str, int]:
-        """How many lines are where, of all batches whose input is read."""
-        books = [book for book in self._books.values() if book.total is not None and not book.finalized]
-        flying, storing = sum(len(book.flying) for book in books), sum(len(book.storing) for book in books)
-        left = sum((book.total or 0) - book.finished_lines for book in books)
-        return {"waiting": left - flying - storing, "running": flying, "storing": storing}
+    def namespaces(self) -> dict[str, NamespaceFigures]:
+        found: defaultdict[str, NamespaceFigures] = defaultdict(NamespaceFigures)
+        for book in self._books.values():
+            figures = found[book.namespace]
+            figures.batches += 1
+            if book.total is not None and book.ending is None:
+                flying, storing = len(book.flying), len(book.storing)
+                figures.waiting += book.total - book.finished_lines - flying - storing
+                figures.running += flying
+                figures.storing += storing
+        return found
 
     # ------------------------------------------------------------------------------------------ batches
 

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from weft.domain.request import Priority
+from weft.telemetry.labels import OTHER, BoundedLabels
 from weft_gateway.core.events import Finish
 from weft_gateway.core.gateway import Gateway
 
@@ -21,7 +22,7 @@ class GatewayMetrics:
     """One set of metrics on one registry; `in_flight` and `held` are read when scraped."""
 
     def __init__(self, gateway: Gateway, registry: CollectorRegistry, *, max_models: int) -> None:
-        self._max_models, self._models = max_models, set[str]()
+        self._models = BoundedLabels(max_models)
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, labelnames=["pool"], registry=registry)
         self.requests = counter("weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"])
@@ -51,12 +52,12 @@ class GatewayMetrics:
 
     def count_request(self, model: str | None, status: int) -> None:
         """One answer; 499: the client went away. Without a known model the label is "-"."""
-        self.requests.labels(self.label(model) if model else "-", str(status)).inc()
+        self.requests.labels(self._models.of(model) if model else "-", str(status)).inc()
 
     def count_finish(self, finish: Finish) -> None:
         """An answer that has ended. Times are those of interactive ones: nobody waits for a line of a batch."""
         outcome, tokens = finish.outcome, finish.outcome.completion_tokens
-        label = self.label(outcome.model_name)
+        label = self._models.of(outcome.model_name)
         if outcome.choice == 0:  # the answers of a request have one prompt
             self.prompt_tokens.labels(label).inc(outcome.prompt_tokens)
         self.tokens.labels(label).inc(tokens)
@@ -70,22 +71,13 @@ class GatewayMetrics:
             if tokens > 1:
                 self.per_token.labels(outcome.pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
 
-    def label(self, model: str) -> str:
-        """A model's label: its name for the first `max_models` seen, then "other"."""
-        if model in self._models:
-            return model
-        if len(self._models) >= self._max_models:
-            return "other"
-        self._models.add(model)
-        return model
-
 
 def exposition(registry: CollectorRegistry, shown: frozenset[str] | None) -> bytes:
     """Prometheus' text. Samples of models and pools that are not `shown` are left out; None shows every one."""
     if shown is None:
         return generate_latest(registry)
     partial = CollectorRegistry(auto_describe=False)
-    partial.register(_Shown(registry, shown | {"-", "other"}))
+    partial.register(_Shown(registry, shown | {"-", OTHER}))
     return generate_latest(partial)
 
 

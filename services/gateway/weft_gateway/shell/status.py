@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from weft.domain.request import Priority
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import ServiceUnavailable, Unauthorized
 from weft_gateway.shell.app_state import AppState
@@ -47,13 +48,16 @@ def _principal_of(state: AppState, authorization: str | None) -> Principal | Non
 def _visible(state: AppState, principal: Principal) -> dict[str, Any]:
     requests = state.machine.requests.values()
     running = Counter(active.stream.request.route.model_name for active in requests)
-    held = Counter(active.pool for active in requests if not active.stream.running)
+    waiting = [active for active in requests if not active.stream.running]
+    held = Counter(active.pool for active in waiting)
+    lines = Counter(active.pool for active in waiting if active.stream.priority is Priority.BATCH)
     pools: dict[str, dict[str, Any]] = {}
     models: list[dict[str, Any]] = []
     for route, row in state.machine.routes.visible(principal):
         name = row.pool
         base = {"name": name, "base": row.base_model_name, "ready_runners": row.ready_runners, "in_flight": 0}
-        pools.setdefault(name, base | {"held": held[name]})["in_flight"] += running[route.model_name]
+        base |= {"held": held[name], "held_lines": lines[name]}
+        pools.setdefault(name, base)["in_flight"] += running[route.model_name]
         parent = row.base_model_name if route.adapter else None
         shown = {"id": route.model_name, "parent": parent, "pool": name, "in_flight": running[route.model_name]}
         models.append(shown | {"digest": route.adapter})

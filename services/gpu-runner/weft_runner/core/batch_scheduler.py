@@ -33,7 +33,7 @@ class BatchScheduler:
         self._together: frozenset[str] = frozenset()  # of request-level batching: those of the present batch
         self._turns: dict[str, int] = {}  # of batch rows that decode: when each ran last beside interactive ones
         self._turn = 0
-        self.held_rows = 0  # batch rows that could have run and paused, of all iterations
+        self.held_rows = 0  # batch rows that could have run and did not, of all iterations
 
     def schedule(
         self, prefilling: Sequence[Candidate], decoding: Sequence[Candidate], keys: int, steps: Callable[[], int]

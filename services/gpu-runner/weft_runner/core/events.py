@@ -300,6 +300,7 @@ class RunnerStatus:
     kv_lost: int = 0  # sequences whose KV did not get from one runner to the other
     role_changes: int = 0  # after which a token of the added phase was computed
     role_change_iterations: int = 0  # from each of these orders to that token, summed
+    held_rows: int = 0  # batch rows that could have run in an iteration and did not, for the token time, summed
 
     @property
     def drained(self) -> bool:

@@ -149,6 +149,7 @@ class Reporter:
             pool.kv.lost,
             pool.role_changes.count,
             pool.role_changes.iterations,
+            pool.scheduler.held_rows,
         )
 
 

@@ -234,8 +234,9 @@ class RequestPool:
             self.reuse.extend(sequence)
         self.settle()
         overrun = False
-        for sequence in sorted(self._here(SequencePhase.DECODE), key=_priority):
-            if self.pages.is_full(sequence.key) and not self.reservations.grow(sequence):
+        full = [sequence for sequence in self._here(SequencePhase.DECODE) if self.pages.is_full(sequence.key)]
+        for sequence in sorted(full, key=_priority):
+            if not self.reservations.grow(sequence):
                 overrun = self.adapters.page_debt = True
         if self.reservations.paused:
             overrun, self.stuck = overrun or not self.stuck, depth > 1 or not self._swap_out()

@@ -38,6 +38,9 @@ _TOTALS = {  # counters by field
     "received": ("received", "Sequences that came with their KV from another runner"),
     "kv_lost": ("kv_lost", "Sequences whose KV did not get from one runner to the other"),
     "role_changes": ("role_changes", "Changes of role after which a token of the new phase was computed"),
+    "held_rows": (
+        "batch_rows_held", "Batch rows held out of iterations beside interactive ones, for the token time, summed"
+    ),
     "role_change_iterations": ("role_change_iterations", "From these orders to that token, summed"),
 }  # fmt: skip
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
