@@ -1,4 +1,4 @@
-"""`weft bench accuracy`: what fewer bits for the base's weights do to answers (`--dtype int8`, `int4`), beside bf16.
+"""`weft bench accuracy`: what fewer bits for weights (`--dtype`) and KV (`--kv-dtype`) do to answers, beside bf16.
 
 A text is a prompt and an answer of known tokens. Each model computes the answer's tokens one after the other, given the
 prompt and the answer so far. Cross entropy and perplexity are those of the answers' tokens; `exact` is the share of
@@ -30,7 +30,8 @@ from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 
-DTYPES = ("bf16", "int8", "int4")
+# (dtype, kv_dtype) of the cpu executor, by what cases are called; the first is the baseline.
+FORMATS = {"bf16": ("bf16", "auto"), "int8": ("int8", "auto"), "int4": ("int4", "auto"), "int4 KV": ("bf16", "int4")}
 QUICKSTART = "quickstart"
 MODELS = (QUICKSTART, "tiny", "m135")
 PAGE_TOKENS = 16
@@ -60,7 +61,7 @@ class Score:
 def figures(
     models: Sequence[str], n_texts: int, quickstart: Path, folder: Path, seed: int, origin: Origin, bar: Bar
 ) -> Iterator[Line]:
-    """Lines for each model and dtype. `quickstart`: its folder; `folder`: of random models.
+    """Lines for each model and format. `quickstart`: its folder; `folder`: of random models.
 
     Raises EngineRefused where the native kernels cannot be had.
     """
@@ -71,16 +72,16 @@ def figures(
     for name in models:
         base = quickstart / "model" if name == QUICKSTART else base_model(folder, name, SHAPES[name])
         texts = sentences(quickstart, n_texts, seed) if name == QUICKSTART else None
-        with bar(name, len(DTYPES)) as advanced:
+        with bar(name, len(FORMATS)) as advanced:
             expected: Score | None = None
-            for dtype in DTYPES:
-                executor = _executor(library, base, dtype)
+            for called, (dtype, kv_dtype) in FORMATS.items():
+                executor = _executor(library, base, dtype, kv_dtype)
                 if texts is None:
                     drawn = prompts(random.Random(seed), n_texts, PROMPT_TOKENS, SHAPES[name].vocab)
                     texts = continued(executor, drawn)
                 score = scored(executor, texts)
                 expected = expected or score
-                case = f"{name} ({dtype}), {len(texts)} texts"
+                case = f"{name} ({called}), {len(texts)} texts"
                 for metric, unit, value, of_bf16 in (
                     ("cross entropy", "nats", score.nats, expected.nats),
                     ("perplexity", "", math.exp(score.nats), math.exp(expected.nats)),
@@ -150,9 +151,10 @@ def play(
             now = {i: [next_token] for i, next_token in following.items() if next_token is not None}
 
 
-def _executor(library: Library, base: Path, dtype: str) -> CpuExecutor:
+def _executor(library: Library, base: Path, dtype: str, kv_dtype: str) -> CpuExecutor:
     found = files(base)
     checkpoint = open_checkpoint(found, read_spec(found["config.json"]))
     return CpuExecutor(
-        library, checkpoint, dtype=dtype, threads=cpu_quota(), pages=ROWS * PAGES, page_tokens=PAGE_TOKENS, slots=1
-    )
+        library, checkpoint, dtype=dtype, kv_dtype=kv_dtype, threads=cpu_quota(), pages=ROWS * PAGES,
+        page_tokens=PAGE_TOKENS, slots=1,
+    )  # fmt: skip

@@ -28,6 +28,7 @@ from functools import partial
 from weft_bench.cpu_cases import batch1_case, decode_case, narrow_case, prefill_case, retention_case, whole_case
 from weft_bench.cpu_context import Bar, Context, Options
 from weft_bench.cpu_decode import Model
+from weft_bench.cpu_kv import kv_case
 from weft_bench.cpu_layer import layer_case
 from weft_bench.cpu_loading import loading_case
 from weft_bench.cpu_machine import Machine, meter
@@ -48,6 +49,7 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "whole": whole_case,
     "int8": partial(narrow_case, dtype="int8"),
     "int4": partial(narrow_case, dtype="int4"),
+    "kv": kv_case,
     "loading": loading_case,
     "slots": slots_case,
     "swap": swap_case,
@@ -58,6 +60,7 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
 }
 BRISK = ("tiny", "m135")  # the other shapes would take hours
 SERVING: dict[str, tuple[str, ...]] = {
+    "kv": BRISK,
     "loading": BRISK,
     "slots": BRISK,
     "swap": BRISK,

@@ -35,11 +35,13 @@ class Amounts:
     operator: Operator = SQUARE
     operator_ranks: tuple[int, ...] = (8, 16, 32, 64)
     contexts: tuple[int, ...] = (512, 2048)  # of one layer
+    kv_contexts: tuple[int, ...] = (2048, 4096)
 
 
 QUICK = Amounts(
-    1, 4, 6, (1, 4), (32, 128), (16,), 24, 24, Operator("64 -> 64", 64, (64,), most_rows=4), (8,), contexts=(32,)
-)
+    1, 4, 6, (1, 4), (32, 128), (16,), 24, 24, Operator("64 -> 64", 64, (64,), most_rows=4), (8,), contexts=(32,),
+    kv_contexts=(128,),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ def accuracy(
     models: Models = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
-    """What int8 and int4 weights do to answers, beside bf16: perplexity, and answers that stay as they are.
+    """What int8 and int4 weights and int4 KV do to answers, beside bf16: perplexity, and answers that stay as they are.
 
     Takes two minutes of an otherwise idle machine.
     """

@@ -10,6 +10,7 @@ from typing import Any
 from weft.api.template import amount
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.errors import Refused
+from weft.domain.model.packed import int4_kv_group
 from weft.domain.strict_json import JsonError, parse_object
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.output import table
@@ -126,8 +127,9 @@ def changes(search: PolicySearch) -> list[Change]:
         "a disk twice as fast": replace(search, machine=faster),
         "twice the compute": replace(search, machine=_twice(rates)),
         "twice the sequences at a time": replace(search, most_block=2 * search.most_block),
-        "int4 KV (not served yet)": replace(search, formats=replace(formats, kv="int4")),
     }
+    if formats.kv != "int4" and int4_kv_group(search.spec.head_dim):
+        tried["int4 KV"] = replace(search, formats=replace(formats, kv="int4"))
     if formats.weights != "int4" and "int4" in rates.products:
         tried["int4 weights"] = replace(search, formats=replace(formats, weights="int4"))
     found = [Change(what, _rate(changed)) for what, changed in tried.items()]

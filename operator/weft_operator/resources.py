@@ -104,6 +104,7 @@ class OffloadBudgets:
     disk_bytes: int | None
     disk_path: str
     weights: str
+    kv: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,7 @@ def _offload(offload: Object) -> OffloadBudgets | None:
         disk_bytes=None if disk is None else int(amount(disk)),
         disk_path=offload["diskPath"],
         weights=offload["weights"],
+        kv=offload["kv"],
     )
 
 

@@ -244,7 +244,7 @@ BAD: tuple[Bad, ...] = (
     Bad("bytes in words", "spec.offload.deviceBytes", "no quantity", pool(offload=OFFLOAD | {"deviceBytes": "four"})),
     Bad("a disk path that climbs", "spec.offload.diskPath", "pattern", pool(offload=OFFLOAD | {"diskPath": "/a/../b"})),
     Bad("a host tier", "spec.offload.hostBytes", "not served yet", pool(offload=OFFLOAD | {"hostBytes": "1Gi"})),
-    Bad("KV in int4", "spec.offload.kv", "not served yet", pool(offload=OFFLOAD | {"kv": "int4"})),
+    Bad("KV in int8", "spec.offload.kv", "one of", pool(offload=OFFLOAD | {"kv": "int8"})),
     Bad(
         "attention on the host",
         "spec.offload.cpuAttention",

@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 7
+ABI = 8
 BF16, FP32, INT8, INT4 = range(4)
 LOST = -4
 CODES = {
@@ -65,7 +65,8 @@ class ModelStruct(Structure):
         *_fields(Matrix, "head"),
         *_fields(c_void_p, "inverse_frequency kv"),
         *_fields(c_int32, "embedding_kind page_tokens"),
-        *_fields(c_float, "rope_scale reserved2"),
+        *_fields(c_float, "rope_scale"),
+        *_fields(c_int32, "kv_kind"),
         ("ranks", POINTER(RanksStruct)),
     ]
 

@@ -14,6 +14,7 @@ import torch
 
 from weft.domain.ids import RunnerId
 from weft.domain.model.config import ModelSpec
+from weft.domain.model.packed import int4_kv_group
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
@@ -71,8 +72,8 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
         settings = replace(settings, executor="cuda")  # an attention of GPUs needs one
-    if settings.offload_device_bytes:
-        settings = replace(settings, executor="cpu")  # which alone has weights on disk
+    if settings.offload_device_bytes or settings.kv_dtype == "int4":
+        settings = replace(settings, executor="cpu")  # which alone has weights on disk, and KV in int4
     if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
         return _split(settings, base)
     if settings.executor == "reference":
@@ -142,6 +143,8 @@ def _native_unavailable(settings: RunnerSettings, parts: Sequence[Partition]) ->
         return f"--page-tokens {settings.page_tokens} is no multiple of {CPU_PAGE}"
     if reason := next(filter(None, map(unsupported_reason, parts)), ""):
         return reason
+    if settings.kv_dtype == "int4" and not int4_kv_group(head_dim := parts[0].local.head_dim):
+        return f"--kv-dtype int4 has groups of 64 or 32 numbers of a head, and head_dim is {head_dim}"
     try:
         load()
     except LevelUnusable as error:
@@ -264,6 +267,7 @@ def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, rank
             open_checkpoint(base.files, base.spec, base.stopping),
             _offload_budget(settings),
             dtype=settings.dtype,
+            kv_dtype=settings.kv_dtype,
             threads=base.threads,
             pages=settings.kv_pages,
             page_tokens=settings.page_tokens,
@@ -275,6 +279,7 @@ def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, rank
         library,
         open_checkpoint(base.files, base.spec, base.stopping),
         dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
         threads=base.threads,
         pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
@@ -286,7 +291,7 @@ def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, rank
 
 def _offload_budget(settings: RunnerSettings) -> OffloadBudget:
     """Raises PolicyInvalid."""
-    plan = None if settings.offload_plan is None else _read_plan(settings.offload_plan, settings.dtype)
+    plan = None if settings.offload_plan is None else _read_plan(settings.offload_plan, settings)
     batch_tokens = settings.offload_batch_tokens if plan is None else plan.batch_tokens
     return OffloadBudget(
         device_bytes=settings.offload_device_bytes,
@@ -302,14 +307,16 @@ def _offload_budget(settings: RunnerSettings) -> OffloadBudget:
     )
 
 
-def _read_plan(path: Path, dtype: str) -> OffloadPlan:
+def _read_plan(path: Path, settings: RunnerSettings) -> OffloadPlan:
     """Raises PolicyInvalid."""
     try:
         plan = plan_of(json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise PolicyInvalid(f"--offload-plan {path}: {error}") from error
-    if plan.formats.weights != dtype:
-        raise PolicyInvalid(f"--offload-plan {path} is of {plan.formats.weights} weights, not of --dtype {dtype}")
+    if (weights := plan.formats.weights) != settings.dtype:
+        raise PolicyInvalid(f"--offload-plan {path} is of {weights} weights, not of --dtype {settings.dtype}")
+    if (plan.formats.kv == "int4") != (settings.kv_dtype == "int4"):
+        raise PolicyInvalid(f"--offload-plan {path} is of {plan.formats.kv} KV, not of --kv-dtype {settings.kv_dtype}")
     return plan
 
 
@@ -373,6 +380,7 @@ def _check_memory(
 ) -> None:
     """Raises OutOfMemory. All ranks and stages compute in this machine's memory, or some with their `own` parts."""
     sizes, grid = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}, grid or RankGrid()
-    whole = estimate_memory(base.spec, kind, **sizes, ranks=grid.tensor, stages=grid.stages)
-    parts = [astuple(estimate_memory(part.local, kind, **sizes)) for part in own]
+    int4_kv = settings.kv_dtype == "int4"
+    whole = estimate_memory(base.spec, kind, **sizes, ranks=grid.tensor, stages=grid.stages, int4_kv=int4_kv)
+    parts = [astuple(estimate_memory(part.local, kind, **sizes, int4_kv=int4_kv)) for part in own]
     check_memory(MemoryEstimate(*map(sum, zip(*parts, strict=True))) if parts else whole, available_memory())

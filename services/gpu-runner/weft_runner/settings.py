@@ -99,6 +99,11 @@ class RunnerSettings:
         "bf16",
         choices=("bf16", "fp32", "int8", "int4"),
     )
+    kv_dtype: str = _flag(
+        "numbers of keys and values on cpu: int4 in groups of 64 (32 where heads are no multiple of it), or as --dtype",
+        "auto",
+        choices=("auto", "int4"),
+    )
     attention: str = _flag(
         "what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",
         "triton",
@@ -251,6 +256,8 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             "--offload-device-bytes is for --executor cpu without --tensor-parallel: "
             "split the model by --pipeline-parallel, whose stages have a budget each"
         )
+    if values.kv_dtype == "int4" and values.executor not in ("auto", "cpu"):
+        yield f"--kv-dtype int4 is for --executor cpu: --executor {values.executor} has no such KV"
     if values.offload_plan and (not values.offload_device_bytes or values.pipeline_parallel > 1):
         yield "--offload-plan is for --offload-device-bytes and one rank: it says where the weights of one are"
     if not 0.0 <= values.offload_weights_share <= 1.0:

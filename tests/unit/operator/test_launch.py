@@ -78,14 +78,15 @@ def test_another_token_time_is_another_launch():
 
 
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
-    budgets = {"mode": "Auto", "deviceBytes": "4Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft", "weights": "int4"}
+    budgets = {"mode": "Auto", "deviceBytes": "4Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
+    budgets |= {"weights": "int4", "kv": "int4"}
     manifest = pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1})
     manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     wanted = launch(parse_pool(manifest), BASE)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
     assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
-    assert (str(settings.offload_disk_path), settings.dtype) == ("/mnt/weft", "int4")
+    assert (str(settings.offload_disk_path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
     pod = pod_template(
         parse_pool(manifest).groups[0],
         wanted,

@@ -1,6 +1,7 @@
 """Which executor serves, and what is said where it is not the one that was hoped for."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,15 @@ def test_an_attention_of_gpus_beside_an_executor_of_cpus_is_a_wrong_flag(capsys)
     with pytest.raises(SystemExit):
         settings("--attention=flashinfer", "--executor=cpu")
     assert "--attention flashinfer with --executor cpu" in capsys.readouterr().err
+
+
+def test_kv_in_int4_is_the_cpu_executors_and_never_something_else(base, any_model, capsys):
+    with pytest.raises(SystemExit):
+        settings("--kv-dtype=int4", "--executor=cuda")
+    assert "--kv-dtype int4 is for --executor cpu" in capsys.readouterr().err
+    odd = replace(base, spec=replace(base.spec, head_dim=48))
+    with pytest.raises(ExecutorUnavailable, match="groups of 64 or 32 numbers of a head, and head_dim is 48"):
+        make_executor(settings("--kv-dtype=int4"), odd)
 
 
 def test_who_asks_for_the_cpu_executor_by_name_is_told_why_there_is_none(base, no_library, any_model):

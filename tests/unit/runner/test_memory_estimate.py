@@ -130,6 +130,12 @@ def test_a_page_holds_keys_and_values_of_every_layer():
     spec = parse_spec(LLAMA_8B)
     assert page_bytes(spec, "bf16", 16) == 32 * 2 * 8 * 16 * 128 * 2
     assert page_bytes(spec, "fp32", 32) == 4 * page_bytes(spec, "bf16", 16)
+    assert page_bytes(spec, "bf16", 16, int4_kv=True) == 32 * 2 * 8 * 16 * (128 // 2 + 2 * 4)
+    heads_of_96 = replace(spec, head_dim=96)
+    assert page_bytes(heads_of_96, "int4", 16, int4_kv=True) == 32 * 2 * 8 * 16 * (96 // 2 + 3 * 4)
+    whole, packed = (estimate_memory(spec, "int8", kv_pages=64, page_tokens=16, int4_kv=int4) for int4 in (False, True))
+    assert 64 * packed.kv_pages == 18 * whole.kv_pages
+    assert replace(packed, kv_pages=0) == replace(whole, kv_pages=0)
 
 
 @pytest.mark.parametrize("executor", ["auto", "reference"])

@@ -79,7 +79,10 @@ def made() -> Iterator[list[OffloadExecutor]]:
 
 
 def sizes(dtype: str, threads: int = 1) -> dict[str, Any]:
-    return {"dtype": dtype, "threads": threads, "pages": PAGES, "page_tokens": 16, "slots": SLOTS}
+    """`dtype`: of the weights, with `+int4` also of KV."""
+    weights, _, kv = dtype.partition("+")
+    kinds = {"dtype": weights, "kv_dtype": kv or "auto"}
+    return {**kinds, "threads": threads, "pages": PAGES, "page_tokens": 16, "slots": SLOTS}
 
 
 def with_adapters(executor: Made) -> Made:
@@ -137,7 +140,7 @@ def same(one: CpuExecutor, other: CpuExecutor, steps: list[list[tuple[list[int],
 SHARES = (0.0, 0.25, 0.5, 1.0)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4", "int4+int4"])
 @pytest.mark.parametrize("model", MODELS)
 def test_its_bits_are_those_of_the_executor_in_memory(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], model: str, dtype: str
@@ -341,6 +344,7 @@ def test_a_plan_says_which_weights_stay(
         replace(plan, activations=disk),
         replace(plan, kv_device=0),
         replace(plan, formats=Formats("int4")),
+        replace(plan, formats=Formats(kv="int4")),
     ):
         path.write_text(json.dumps(plan_json(wrong)))
         with pytest.raises(PolicyInvalid):

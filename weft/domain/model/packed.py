@@ -23,6 +23,19 @@ def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
     return rows * (columns + 4) if kind == "int8" else rows * columns * NUMBER_BYTES[kind]
 
 
+def kv_token_bytes(spec: ModelSpec, kind: str, *, int4: bool = False) -> int:
+    """Of a token's keys and values in one layer, as an executor of `kind` holds them, or packed (`int4_kv_group`)."""
+    if not int4:
+        return 2 * spec.kv_size * NUMBER_BYTES[kind]
+    group = int4_kv_group(spec.head_dim)
+    return 2 * spec.kv_size // group * (group // 2 + 4)  # 4 bits a number, and 32 of scale and minimum for a group
+
+
+def int4_kv_group(head_dim: int) -> int:
+    """Numbers of a head that share a scale and a minimum in int4 KV: 64 or 32; 0: it has no such groups."""
+    return next((group for group in (INT4_GROUP, INT4_GROUP // 2) if head_dim % group == 0), 0)
+
+
 def stacked_shapes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     """(outputs, inputs) of a layer's four packed matrices, in the order in which a step reads them: q|k|v, o, gate|up,
     down.

@@ -3,10 +3,11 @@
 // Online softmax (Milakov and Gimelshein, arXiv 1805.02867) over blocks of 64 absolute positions. Which positions share
 // a block depends on nothing but the positions, so a token's result is the same bits whether it was decoded, prefilled
 // at once or in chunks. Weights are rounded to the activations' kind before they meet the values; their sum is the sum
-// of the rounded ones.
+// of the rounded ones. Of int4 values they are rounded with the scales in them, and their sum is that of what they were.
 #pragma once
 #include <algorithm>
 
+#include "kv_int4.h"
 #include "matrix.h"
 
 namespace WEFT_NS {
@@ -19,16 +20,16 @@ constexpr int kMostHeadDim = 256;
 // A KV head of one layer: where the keys and the values of a group of 16 positions are.
 struct Pages {
   const char* kv;
-  ptrdiff_t page_bytes, head_bytes, keys_at, values_at;
+  ptrdiff_t page_bytes, group_bytes, keys_at, values_at;
   const int32_t* table;
-  int page_tokens;
+  int page_groups;
 
-  const char* group(int position, ptrdiff_t at) const {
-    const int page = position / page_tokens;
-    return kv + table[page] * page_bytes + at + position % page_tokens / 16 * (head_bytes / (page_tokens / 16));
+  const char* group(int position) const {
+    const int group = position / 16, page = group / page_groups;
+    return kv + table[page] * page_bytes + (group - page * page_groups) * group_bytes;
   }
-  const char* keys(int position) const { return group(position, keys_at); }
-  const char* values(int position) const { return group(position, values_at); }
+  const char* keys(int position) const { return group(position) + keys_at; }
+  const char* values(int position) const { return group(position) + values_at; }
 };
 
 template <class Kind>
@@ -43,37 +44,188 @@ struct alignas(64) AttentionTile {
   int position[kTile];
 };
 
-template <class Kind>
-static inline void attend_block(AttentionTile<Kind>& t, int rows, int head_dim, int window, const Pages& pages, int block, int end) {
-  const int start = block * kBlock, groups = std::min(kBlockGroups, (end - start + 15) / 16);
+// A block's groups of 16 positions, as far as there are keys.
+struct Block {
+  int start, groups;
   const char* k[kBlockGroups];
   const char* v[kBlockGroups];
-  for (int g = 0; g < groups; g++) {
-    k[g] = pages.keys(start + 16 * g);
-    v[g] = pages.values(start + 16 * g);
-  }
-  constexpr int kPairBytes = Kind::kPairBytes;
-  bool tiles = false;
-#if WEFT_LEVEL == 4
-  if constexpr (std::is_same<Kind, Bf16Kind>::value) {
-    tiles = head_dim % 32 == 0;
-    if (tiles) tile_scores(t.queries[0], kMostHeadDim, k, groups, head_dim / 32, t.scores[0], kBlock);
-  }
-#endif
-  if (!tiles)
-    dot_all<typename Kind::W, kTilePairs>(
-        t.queries[0], kMostHeadDim, rows, [&](int g) { return k[g]; }, groups, kPairBytes, kPairBytes / 2, head_dim / 2, t.scores[0], kBlock, false);
 
+  Block(const Pages& pages, int block, int end) : start(block * kBlock), groups(std::min(kBlockGroups, (end - start + 15) / 16)) {
+    for (int g = 0; g < groups; g++) {
+      const char* at = pages.group(start + 16 * g);
+      k[g] = at + pages.keys_at;
+      v[g] = at + pages.values_at;
+    }
+  }
+};
+
+#if WEFT_LEVEL == 4
+template <class Kind>
+constexpr bool kTiles = std::is_same<Kind, Bf16Kind>::value;
+#else
+template <class Kind>
+constexpr bool kTiles = false;
+#endif
+
+// Keys and values in the activations' kind.
+template <class Kind>
+struct PlainKv {
+  static constexpr bool kWeightsRounded = true;
+  AttentionTile<Kind>& t;
+  const int rows, head_dim;
+  const bool tiles = kTiles<Kind> && head_dim % 32 == 0;
+
+  void begin() {}
+  void ahead(const Block&) {}
+  void shrink(int, F) {}
+  void end() {}
+
+  void scores(const Block& b) {
+    constexpr int kPairBytes = Kind::kPairBytes;
+#if WEFT_LEVEL == 4
+    if constexpr (kTiles<Kind>)
+      if (tiles) return tile_scores(t.queries[0], kMostHeadDim, b.k, b.groups, head_dim / 32, t.scores[0], kBlock);
+#endif
+    dot_all<typename Kind::W, kTilePairs>(
+        t.queries[0], kMostHeadDim, rows, [&](int g) { return b.k[g]; }, b.groups, kPairBytes, kPairBytes / 2, head_dim / 2, t.scores[0], kBlock, false);
+  }
+
+  void values(const Block& b) {
+    const ptrdiff_t step = ptrdiff_t(head_dim) * (Kind::kPairBytes / 16), second_at = step / 2;
+#if WEFT_LEVEL == 4
+    if constexpr (kTiles<Kind>)
+      if (tiles) return tile_values(t.weights[0], kBlock, b.v, b.groups, step, head_dim / 16, t.out[0], kMostHeadDim);
+#endif
+    for (int g = 0; g < b.groups; g++)
+      dot_all<typename Kind::W, kValuePairs>(
+          t.weights[0] + 16 * g, kBlock, rows, [&](int c) { return b.v[g] + 64 * c; }, head_dim / 16, step, second_at, kValuePairs, t.out[0], kMostHeadDim, true);
+  }
+};
+
+// Keys and values in int4: see kv_int4.h. `Memory` is scratch.
+template <class Kind>
+struct Int4Kv {
+  static constexpr bool kWeightsRounded = false;
+  static constexpr int kMostGroups = kMostHeadDim / 32;
+  struct alignas(64) Memory {
+    float dots[kTile][kBlock];
+    float beside[kTile][kMostGroups][16];  // sums of w minimum - r, by position modulo 16
+    float sums[kTile][kMostGroups];        // of a group's queries
+    char widened[kBlock * 64 / 2 * kInt4PairBytes / 16];
+  };
+  AttentionTile<Kind>& t;
+  const int rows, head_dim;
+  Memory& m;
+  const int group = kv_group(head_dim), groups = head_dim / group;
+  const ptrdiff_t group_bytes = kv_group_bytes(group);
+
+  void begin() {
+    for (int i = 0; i < rows; i++)
+      for (int c = 0; c < groups; c++) {
+        F total = zero();
+        for (int d = c * group; d < (c + 1) * group; d += 16) total = add(total, load_x(t.queries[i] + d));
+        m.sums[i][c] = sum(total);
+        store(m.beside[i][c], zero());
+      }
+  }
+
+  // Pages lie anywhere: no hardware foresees the next block.
+  void ahead(const Block& next) {
+    for (int g = 0; g < next.groups; g++)
+      for (ptrdiff_t line = 0; line < groups * group_bytes; line += 64) {
+        __builtin_prefetch(next.k[g] + line, 0, 2);
+        __builtin_prefetch(next.v[g] + line, 0, 2);
+      }
+  }
+
+  void scores(const Block& b) {
+    const ptrdiff_t widened_bytes = group / 2 * kInt4PairBytes;  // of 16 positions
+    for (int c = 0; c < groups; c++) {
+      for (int g = 0; g < b.groups; g++) widen_int4(b.k[g] + c * group_bytes, group / 32, m.widened + g * widened_bytes);
+      const auto* q = t.queries[0] + c * group;
+#if WEFT_LEVEL == 4
+      if constexpr (kTiles<Kind>) {
+        const char* k[kBlockGroups];
+        for (int g = 0; g < b.groups; g++) k[g] = m.widened + g * widened_bytes;
+        tile_scores(q, kMostHeadDim, k, b.groups, group / 32, m.dots[0], kBlock);
+        written();
+      } else
+#endif
+        dot_all<Int4W, kTilePairs>(
+            q, kMostHeadDim, rows, [&](int g) { return m.widened + g * widened_bytes; }, b.groups, kInt4PairBytes, kInt4PairBytes / 2, group / 2, m.dots[0],
+            kBlock, false);
+      for (int g = 0; g < b.groups; g++) {
+        alignas(64) float of_dot[16], of_sum[16];
+        factors_of(b.k[g] + c * group_bytes, of_dot, of_sum);
+        const F scale = load(of_dot), rest = load(of_sum);
+        for (int i = 0; i < rows; i++) {
+          float* s = t.scores[i] + 16 * g;
+          store(s, fma(rest, set1(m.sums[i][c]), fma(scale, load(m.dots[i] + 16 * g), c == 0 ? zero() : load(s))));
+        }
+      }
+    }
+  }
+
+  void shrink(int row, F by) {
+    for (int c = 0; c < groups; c++) store(m.beside[row][c], mul(load(m.beside[row][c]), by));
+  }
+
+  void values(const Block& b) {
+    const ptrdiff_t widened_bytes = kPositions / 2 * (group / 16) * kInt4PairBytes, step = group / 16 * kInt4PairBytes;
+    for (int c = 0; c < groups; c++) {
+      for (int g = 0; g < b.groups; g++) {
+        const char* from = b.v[g] + c * group_bytes;
+        const F scale = mul(load_bf16(reinterpret_cast<const uint16_t*>(from)), set1(16.0f)), minimum = load_bf16(reinterpret_cast<const uint16_t*>(from + 32));
+        for (int i = 0; i < rows; i++) {
+          const F weight = load(t.scores[i] + 16 * g), scaled = mul(weight, scale);
+          store_as(Kind{}, t.weights[i] + 16 * g, scaled);
+          store(m.beside[i][c], sub(fma(weight, minimum, load(m.beside[i][c])), rounded(Kind{}, scaled)));
+        }
+        widen_values(from, group, m.widened + g * widened_bytes);
+      }
+      float* out = t.out[0] + c * group;
+#if WEFT_LEVEL == 4
+      if constexpr (kTiles<Kind>) {
+        const char* v[kBlockGroups];
+        for (int g = 0; g < b.groups; g++) v[g] = m.widened + g * widened_bytes;
+        tile_values(t.weights[0], kBlock, v, b.groups, step, group / 16, out, kMostHeadDim);
+        written();
+        continue;
+      }
+#endif
+      for (int g = 0; g < b.groups; g++)
+        dot_all<Int4W, kValuePairs>(
+            t.weights[0] + 16 * g, kBlock, rows, [&](int d) { return m.widened + g * widened_bytes + d * kInt4PairBytes; }, group / 16, step, kInt4PairBytes / 2,
+            kValuePairs, out, kMostHeadDim, true);
+    }
+  }
+
+  void end() {
+    for (int i = 0; i < rows; i++)
+      for (int c = 0; c < groups; c++) {
+        const F beside = set1(sum(load(m.beside[i][c])));
+        for (int d = c * group; d < (c + 1) * group; d += 16) store(t.out[i] + d, add(load(t.out[i] + d), beside));
+      }
+  }
+};
+
+// A block's scores, in place, into weights: rounded ones into t.weights, others stay in t.scores.
+template <class Kind, class Kv>
+static inline void weigh(AttentionTile<Kind>& t, Kv& kv, int window, const Block& b) {
   const F nothing = set1(-INFINITY);
-  for (int m = 0; m < rows; m++) {
-    const int last = t.position[m] + 1 - start, first = window ? std::max(0, last - window) : 0;
+  for (int m = 0; m < kv.rows; m++) {
+    const int last = t.position[m] + 1 - b.start, first = window ? std::max(0, last - window) : 0;
     if (last <= 0 || first >= kBlock) {
-      for (int g = 0; g < kBlockGroups; g++) store_as(Kind{}, t.weights[m] + 16 * g, zero());
+      for (int g = 0; g < kBlockGroups; g++)
+        if constexpr (Kv::kWeightsRounded)
+          store_as(Kind{}, t.weights[m] + 16 * g, zero());
+        else
+          store(t.scores[m] + 16 * g, zero());
       continue;
     }
     F s[kBlockGroups], best = nothing;
-    const bool whole = first == 0 && last >= 16 * groups;
-    for (int g = 0; g < groups; g++) {
+    const bool whole = first == 0 && last >= 16 * b.groups;
+    for (int g = 0; g < b.groups; g++) {
       s[g] = load(t.scores[m] + 16 * g);
       if (!whole) s[g] = lanes(first - 16 * g, last - 16 * g, s[g], nothing);
       best = max(best, s[g]);
@@ -83,46 +235,49 @@ static inline void attend_block(AttentionTile<Kind>& t, int rows, int head_dim, 
     if (peak != before) {  // what was summed so far shrinks; nothing was before the first block
       const F shrink = exp_negative(set1(before - peak));
       sum = mul(sum, shrink);
-      for (int d = 0; d < head_dim; d += 16) store(t.out[m] + d, mul(load(t.out[m] + d), shrink));
+      for (int d = 0; d < kv.head_dim; d += 16) store(t.out[m] + d, mul(load(t.out[m] + d), shrink));
+      kv.shrink(m, shrink);
     }
-    for (int g = 0; g < groups; g++) {
+    for (int g = 0; g < b.groups; g++) {
       const F weight = exp_negative(sub(s[g], set1(peak)));
-      store_as(Kind{}, t.weights[m] + 16 * g, weight);
-      sum = add(sum, rounded(Kind{}, weight));
+      if constexpr (Kv::kWeightsRounded) {
+        store_as(Kind{}, t.weights[m] + 16 * g, weight);
+        sum = add(sum, rounded(Kind{}, weight));
+      } else {
+        store(t.scores[m] + 16 * g, weight);
+        sum = add(sum, weight);
+      }
     }
     store(t.sums[m], sum);
     t.peak[m] = peak;
   }
-
-  const ptrdiff_t step = ptrdiff_t(head_dim) * (kPairBytes / 16), second_at = step / 2;
-#if WEFT_LEVEL == 4
-  if constexpr (std::is_same<Kind, Bf16Kind>::value) {
-    if (tiles) {
-      tile_values(t.weights[0], kBlock, v, groups, step, head_dim / 16, t.out[0], kMostHeadDim);
-      return;
-    }
-  }
-#endif
-  for (int g = 0; g < groups; g++)
-    dot_all<typename Kind::W, kValuePairs>(
-        t.weights[0] + 16 * g, kBlock, rows, [&](int c) { return v[g] + 64 * c; }, head_dim / 16, step, second_at, kValuePairs, t.out[0], kMostHeadDim, true);
 }
 
-// Attend with `rows` queries at t.position[...] (ascending), set in t.queries, scaled. t.out holds the result, not yet
+// Attend with the queries at t.position[...] (ascending), set in t.queries, scaled. t.out holds the result, not yet
 // divided by the sum of weights: `attended` does that.
-template <class Kind>
-static inline void attend(AttentionTile<Kind>& t, int rows, int head_dim, int window, const Pages& pages) {
-  for (int m = 0; m < rows; m++) {
+template <class Kind, class Kv>
+static inline void attend(AttentionTile<Kind>& t, Kv kv, int window, const Pages& pages) {
+  for (int m = 0; m < kv.rows; m++) {
     t.peak[m] = -INFINITY;
     store(t.sums[m], zero());
-    for (int d = 0; d < head_dim; d += 16) store(t.out[m] + d, zero());
+    for (int d = 0; d < kv.head_dim; d += 16) store(t.out[m] + d, zero());
   }
 #if WEFT_LEVEL == 4
-  if (std::is_same<Kind, Bf16Kind>::value) shape_for_attention(rows);
+  if (kTiles<Kind>) shape_for_attention(kv.rows);
 #endif
-  const int end = t.position[rows - 1] + 1;
+  kv.begin();
+  const int end = t.position[kv.rows - 1] + 1;
   const int begin = window ? std::max(0, t.position[0] + 1 - window) : 0;
-  for (int block = begin / kBlock; block * kBlock < end; block++) attend_block(t, rows, head_dim, window, pages, block, end);
+  Block now(pages, begin / kBlock, end);
+  for (int block = begin / kBlock; block * kBlock < end; block++) {
+    const Block next(pages, block + 1, end);  // of no groups behind the last
+    kv.ahead(next);
+    kv.scores(now);
+    weigh(t, kv, window, now);
+    kv.values(now);
+    now = next;
+  }
+  kv.end();
 }
 
 template <class Kind>

@@ -129,7 +129,8 @@ constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: beyond
 
 bool fits(const weft_model& m) {
   const bool sixteens = m.hidden % 16 == 0 && m.inner % 16 == 0 && m.head_dim % 16 == 0 && m.page_tokens % 16 == 0;
-  return sixteens && m.head_dim <= 256 && m.kv_heads > 0 && m.heads % m.kv_heads == 0;
+  const bool kv = m.kv_kind == m.kind || (m.kv_kind == WEFT_INT4 && m.head_dim % 32 == 0);
+  return sixteens && kv && m.head_dim <= 256 && m.kv_heads > 0 && m.heads % m.kv_heads == 0;
 }
 
 }  // namespace

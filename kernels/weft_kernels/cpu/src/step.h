@@ -77,7 +77,7 @@ class Step {
     tile_tokens_ = std::max(1, kTile / group_);
     tiles_of_token_ = (group_ + kTile - 1) / kTile;
     const int64_t element = sizeof(X) == 4 && std::is_same<Kind, Fp32Kind>::value ? 4 : 2;
-    head_bytes_ = int64_t(m_.page_tokens) * m_.head_dim * element;
+    head_bytes_ = int4_kv() ? m_.page_tokens / kPositions * kv_int4_bytes(m_.head_dim) : int64_t(m_.page_tokens) * m_.head_dim * element;
     page_bytes_ = head_bytes_ * m_.kv_heads * 2 * m_.layers;
     list_units();
     if (ranks_ != nullptr && ranks_->exchange == nullptr) first_half_ = int(weft::exchanges(*ranks_) & 1);
@@ -402,9 +402,12 @@ class Step {
         float* k = row + (m_.heads + h) * m_.head_dim;
         turn(k, w.k_norm, cosine);
         const Pages pages = pages_of(owner, layer, h);
-        const int offset = position % 16;
-        append(Kind{}, const_cast<char*>(pages.keys(position)), const_cast<char*>(pages.values(position)), offset, k,
-               row + (m_.heads + m_.kv_heads + h) * m_.head_dim, m_.head_dim);
+        const float* v = row + (m_.heads + m_.kv_heads + h) * m_.head_dim;
+        char *keys = const_cast<char*>(pages.keys(position)), *values = const_cast<char*>(pages.values(position));
+        if (int4_kv())
+          append_int4(keys, values, position % 16, k, v, m_.head_dim);
+        else
+          append(Kind{}, keys, values, position % 16, k, v, m_.head_dim);
       }
     }
   }
@@ -447,15 +450,22 @@ class Step {
         std::memcpy(tile.queries[n], q_ + t * at_.q_stride + (head + h) * m_.head_dim, m_.head_dim * sizeof(X));
         tile.position[n] = row.position + t - row.start;
       }
-    attend(tile, n, m_.head_dim, window, pages_of(row, layer, kv_head));
+    const Pages pages = pages_of(row, layer, kv_head);
+    if (int4_kv())
+      attend(tile, Int4Kv<Kind>{tile, n, m_.head_dim, *reinterpret_cast<typename Int4Kv<Kind>::Memory*>(me.scratch() + sizeof(tile))}, window, pages);
+    else
+      attend(tile, PlainKv<Kind>{tile, n, m_.head_dim}, window, pages);
     n = 0;
     for (int t = first; t < last; t++)
       for (int h = 0; h < heads; h++, n++) attended(tile, n, m_.head_dim, x_ + t * at_.x_stride + (head + h) * m_.head_dim);
   }
 
+  bool int4_kv() const { return m_.kv_kind == WEFT_INT4; }
+
   Pages pages_of(const weft_row& row, int layer, int kv_head) const {
     const ptrdiff_t keys = (ptrdiff_t(layer) * 2 * m_.kv_heads + kv_head) * head_bytes_;
-    return {static_cast<const char*>(m_.kv), page_bytes_, head_bytes_, keys, keys + m_.kv_heads * head_bytes_, s_.page_table + row.page_offset, m_.page_tokens};
+    const int page_groups = m_.page_tokens / 16;
+    return {static_cast<const char*>(m_.kv), page_bytes_, head_bytes_ / page_groups, keys, keys + m_.kv_heads * head_bytes_, s_.page_table + row.page_offset, page_groups};
   }
 
   // ---- the ends

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 7
+#define WEFT_ABI 8
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4 };
@@ -54,16 +54,17 @@ typedef struct {
 
 typedef struct {
   int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocab;
-  int32_t kind;                 // of activations, KV and adapters: WEFT_BF16 or WEFT_FP32
+  int32_t kind;                 // of activations and adapters: WEFT_BF16 or WEFT_FP32
   float eps, reserved;
   const weft_layer* layer;      // [layers]
   const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`; NULL: `hidden` comes from the stage before
   const float* norm;            // [hidden]
   weft_matrix head;             // [vocab, hidden]; of a rank its part of the vocabulary; no data: another stage has it
   const float* inverse_frequency;  // [head_dim / 2]
-  void* kv;                     // [pages, layers, 2, kv_heads, page_tokens, head_dim], see pack.h
+  void* kv;                     // [pages, layers, 2, kv_heads, page_tokens, head_dim], see attention.h and kv_int4.h
   int32_t embedding_kind, page_tokens;
-  float rope_scale, reserved2;  // cos and sin are multiplied by it (1 but for yarn-like scalings)
+  float rope_scale;             // cos and sin are multiplied by it (1 but for yarn-like scalings)
+  int32_t kv_kind;              // `kind`, or WEFT_INT4, for which head_dim is a multiple of 32
   const weft_ranks* ranks;      // heads, inner and vocab are this rank's then; hidden is whole
 } weft_model;
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from weft.domain.model.config import ModelSpec
-from weft.domain.model.packed import NUMBER_BYTES, PLAIN, packed_bytes, vector_numbers
+from weft.domain.model.packed import NUMBER_BYTES, PLAIN, kv_token_bytes, packed_bytes, vector_numbers
 from weft.domain.model.tensors import PROJECTIONS
 from weft_runner.errors import OutOfMemory
 
@@ -118,6 +118,7 @@ def estimate_memory(
     workspace_bytes: int = 0,
     ranks: int = 1,
     stages: int = 1,
+    int4_kv: bool = False,
 ) -> MemoryEstimate:
     """`kind`: bf16, fp32, int8 or int4, what the cpu executor packs matrices as; or a kind of `PLAIN`.
 
@@ -129,7 +130,7 @@ def estimate_memory(
     return MemoryEstimate(
         layers=spec.layers * _layer_bytes(spec, kind),
         embedding=_embedding_bytes(spec, kind) + more * packed_bytes(spec.vocab_size, spec.hidden_size, kind),
-        kv_pages=kv_pages * page_bytes(spec, kind, page_tokens) * max(1, ranks // spec.kv_heads),
+        kv_pages=kv_pages * page_bytes(spec, kind, page_tokens, int4_kv=int4_kv) * max(1, ranks // spec.kv_heads),
         adapters=adapter_bytes,
         workspace=workspace_bytes,
     )
@@ -149,9 +150,9 @@ def device_workspace(
     return tables + logits + tokens * widths * NUMBER_BYTES[kind] + 4 * context * spec.head_dim
 
 
-def page_bytes(spec: ModelSpec, kind: str, page_tokens: int) -> int:
+def page_bytes(spec: ModelSpec, kind: str, page_tokens: int, *, int4_kv: bool = False) -> int:
     """Of one KV page `[L, 2, N, P, D]`."""
-    return spec.layers * 2 * spec.kv_heads * page_tokens * spec.head_dim * NUMBER_BYTES[kind]
+    return spec.layers * page_tokens * kv_token_bytes(spec, kind, int4=int4_kv)
 
 
 def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:

@@ -8,15 +8,18 @@ of `ALIGN` bytes on every tier, so that a disk can be read past the page cache.
 from dataclasses import dataclass
 
 from weft.domain.model.config import ModelSpec
-from weft.domain.model.packed import packed_bytes, round_up, stacked_shapes, vector_numbers
+from weft.domain.model.packed import (
+    int4_kv_group,
+    kv_token_bytes,
+    packed_bytes,
+    round_up,
+    stacked_shapes,
+    vector_numbers,
+)
+from weft_runner.errors import PolicyInvalid
 from weft_runner.offload.policy import Formats
 
 ALIGN = 4096
-NUMBER = {
-    "bf16": 2.0,
-    "fp32": 4.0,
-    "int4": 0.5625,
-}  # bytes of a number of KV; int4: groups of 64 with scale and minimum
 NUMBER_OF = {"bfloat16": 2}  # bytes of a number of the embedding as it is stored; fp16 is converted to fp32
 RESIDUAL = 4  # bytes of a number of the hidden rows between layers, which are fp32
 SLACK_ROWS = 64  # that the kernels' workspace has beyond its tokens, at most
@@ -40,7 +43,7 @@ class ModelSizes:
     panel: int
     file: int
     fixed: int
-    kv_token: float
+    kv_token: int
     hidden_row: int
     row: int
     logits_row: int
@@ -72,7 +75,9 @@ class ModelSizes:
 def model_sizes(
     spec: ModelSpec, formats: Formats, *, adapter_rank: int = 0, layers: range | None = None
 ) -> ModelSizes:  # fmt: skip
-    """Of `layers` (None: all). The first rank has the embedding, the last one the head."""
+    """Of `layers` (None: all). The first rank has the embedding, the last one the head. Raises PolicyInvalid."""
+    if formats.kv == "int4" and not int4_kv_group(spec.head_dim):
+        raise PolicyInvalid(f"KV in int4 has groups of 64 or 32 numbers, and head_dim is {spec.head_dim}")
     layers = range(spec.layers) if layers is None else layers
     shapes, ends = stacked_shapes(spec), layers.stop == spec.layers
     number = 4 if formats.weights == "fp32" else 2  # of activations in the kernels and of adapters
@@ -91,7 +96,7 @@ def model_sizes(
         panel=round_up(-(-head // max(1, -(-head // max(matrices)))), ALIGN),
         file=len(layers) * sum(matrices) + head + round_up(spec.vocab_size * embedding_row, ALIGN),
         fixed=4 * (len(layers) * vector_numbers(spec) + spec.hidden_size),
-        kv_token=len(layers) * 2 * spec.kv_size * NUMBER[formats.kv],
+        kv_token=len(layers) * kv_token_bytes(spec, formats.kv, int4=formats.kv == "int4"),
         hidden_row=RESIDUAL * spec.hidden_size,
         row=number * (widths + 3 * 32) + 4 * (spec.q_size + 2 * spec.kv_size + spec.head_dim + 1),
         logits_row=4 * spec.vocab_size if ends else 0,

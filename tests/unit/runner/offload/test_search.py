@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.domain.model.config import parse_spec
-from weft_runner.errors import NoPolicyFits
+from weft_runner.errors import NoPolicyFits, PolicyInvalid
 from weft_runner.offload.costs import (
     BlockWork,
     Case,
@@ -25,7 +25,7 @@ from weft_runner.offload.plan import MATRICES, OffloadPlan, check_plan
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier
 from weft_runner.offload.rounding import EVERYTHING, Supports, residents, round_case, spread
 from weft_runner.offload.search import PolicySearch, find_plan, find_plans, least_budgets
-from weft_runner.offload.sizes import ModelSizes
+from weft_runner.offload.sizes import ModelSizes, model_sizes
 from weft_runner.offload.solver import relax
 from weft_runner.offload.wire import request_json, request_of, solve
 
@@ -238,6 +238,11 @@ def test_sizes_are_those_of_the_packed_matrices() -> None:
     assert sizes.head == 4096 * 512 * 2
     assert sizes.file == 6 * sizes.layer + 2 * sizes.head
     assert sizes.kv_token == 6 * 2 * 128 * 2
+    asked = request()
+    packed, odd = Formats(kv="int4"), replace(asked.spec, head_dim=48)
+    assert model_sizes(asked.spec, packed).kv_token == 6 * 2 * 128 * 9 // 16
+    with pytest.raises(PolicyInvalid, match="head_dim is 48"):
+        model_sizes(odd, packed)
     assert sizes.adapter == 2 * 16 * 6 * (2 * (512 + 512) + 2 * (512 + 128) + 3 * (512 + 1376))
 
 

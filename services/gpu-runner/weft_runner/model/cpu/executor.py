@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from weft.domain.model.packed import kv_token_bytes
 from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.structs import FP32, LOST, RanksStruct, StepStruct
+from weft_kernels.cpu.structs import FP32, INT4, LOST, RanksStruct, StepStruct
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
@@ -54,6 +55,7 @@ class CpuExecutor:
         checkpoint: Checkpoint,
         *,
         dtype: str = "bf16",
+        kv_dtype: str = "auto",
         threads: int,
         pages: int,
         page_tokens: int,
@@ -63,7 +65,7 @@ class CpuExecutor:
     ) -> None:
         """Pack the base (`dtype`: bf16, fp32, int8 or int4 for the weights alone), or `part` of it, with its `ranks`.
 
-        Raises WeightsInvalid, StoppedAtStart.
+        `kv_dtype`: int4, or auto, that of activations. Raises WeightsInvalid, StoppedAtStart.
         """
         self._part = part = part or Partition(checkpoint.spec)
         self._library, self.spec, self._dtype, self.torch_threads = library, part.local, dtype, 1
@@ -72,12 +74,14 @@ class CpuExecutor:
         model, spec = self._base.model, part.local
         if ranks is not None:
             model.ranks = ctypes.pointer(ranks.struct)
-        element = 4 if model.kind == FP32 else 2
-        self.page_bytes = spec.layers * 2 * spec.kv_size * page_tokens * element
+        packed = kv_dtype == "int4"
+        model.kv_kind = INT4 if packed else model.kind
+        self.page_bytes = spec.layers * page_tokens * kv_token_bytes(spec, dtype, int4=packed)
         self._kv = MappedMemory(pages * self.page_bytes)
         model.kv = self._kv.address
         shape = (spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
-        layout = "/".join(["native", VERSION, "fp32" if element == 4 else "bf16", *map(str, shape)])
+        self._kv_numbers = "int4" if packed else "fp32" if model.kind == FP32 else "bf16"
+        layout = "/".join(["native", VERSION, self._kv_numbers, *map(str, shape)])
         self.kv_memory = NativeKvMemory(library, self._pool, self._kv, self.page_bytes, spec.layers, layout)
         self.adapters = CpuAdapterStore(library, self._pool, part, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
@@ -95,7 +99,8 @@ class CpuExecutor:
         level = self._library.level
         # The order of VDPBF16PS is for bf16 alone.
         tiles = level in _TILE32 or (level == "avx512_bf16" and self._dtype == "fp32")
-        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp{self._part.size}"
+        kv = "/kv-int4" if self._kv_numbers == "int4" else ""
+        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp{self._part.size}{kv}"
 
     def run(
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,

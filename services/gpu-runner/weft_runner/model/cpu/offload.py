@@ -82,16 +82,17 @@ class OffloadExecutor(CpuExecutor):
     """Not with tensor ranks: their exchanges would wait for each other's disks."""
 
     def __init__(
-        self, library: Library, checkpoint: Checkpoint, budget: OffloadBudget, *, dtype: str, threads: int, pages: int,
-        page_tokens: int, slots: int, part: Partition | None = None, stopping: Callable[[], bool] = lambda: False,
+        self, library: Library, checkpoint: Checkpoint, budget: OffloadBudget, *, dtype: str, kv_dtype: str = "auto",
+        threads: int, pages: int, page_tokens: int, slots: int, part: Partition | None = None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         """Raises WeightsInvalid, OutOfMemory (the budget is too small), PolicyInvalid, DiskUnusable, StoppedAtStart."""
         self._budget, self._stopping = budget, stopping
         part = part or Partition(checkpoint.spec)
         assert part.size == 1, "tensor ranks do not offload"
         super().__init__(
-            library, checkpoint, dtype=dtype, threads=threads, pages=pages, page_tokens=page_tokens, slots=slots,
-            part=part,
+            library, checkpoint, dtype=dtype, kv_dtype=kv_dtype, threads=threads, pages=pages, page_tokens=page_tokens,
+            slots=slots, part=part,
         )  # fmt: skip
         self.residency = self._place(pages * self.page_bytes)
         self._weights = _PlacedWeights(self._file, self.residency, self._base.model)
