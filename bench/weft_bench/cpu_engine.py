@@ -29,6 +29,7 @@ class Offload:
     device_bytes: int
     share: float = 1.0
     batch_tokens: int = 256
+    plan: Path | None = None  # as JSON: which weights stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Sizes:
     token_time_ms: int = 60_000
     profile: bool = False
     offload: "Offload | None" = None
+    stages: int = 1  # of a pipeline
 
 
 class Subject(Player):
@@ -107,4 +109,7 @@ def settings(sizes: Sizes) -> RunnerSettings:
             "offload-disk-path": offload.folder, "offload-weights-share": offload.share,
             "offload-batch-tokens": offload.batch_tokens,
         }  # fmt: skip
+        flags |= {} if offload.plan is None else {"offload-plan": offload.plan}
+    if sizes.stages > 1:
+        flags["pipeline-parallel"] = sizes.stages
     return parse_settings([word for name, value in flags.items() for word in (f"--{name}", str(value))])

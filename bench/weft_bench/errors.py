@@ -11,6 +11,7 @@ BenchFailed
 |- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
 |- BadData        a data set lacks a column, or names what is not known (data.py)
 |- BadTable       a table of answers that cannot be read, or a model that no table can end (trace_executor.py)
+|- NoGroup        no memory control group can be made (memory_group.py)
 `- PeerFailed     a peer's process ended, or answered something else (peers/worker.py)
 """
 
@@ -57,6 +58,10 @@ class RequestFailed(BenchFailed):
 
 class PeerFailed(BenchFailed):
     """A peer's process ended, did not answer in time, or answered something else; the message holds what it said."""
+
+
+class NoGroup(BenchFailed):
+    """No memory control group can be made, or it bounds nothing."""
 
 
 class BadTable(BenchFailed):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from weft_bench.cpu_engine import Ask, Sizes, Subject
+from weft_bench.cpu_engine import Ask, Offload, Sizes, Subject
 from weft_bench.cpu_models import files
 from weft_bench.peers.vllm_worker import answer, own_stdout
 
@@ -32,8 +32,13 @@ def _sizes(work: dict[str, Any]) -> Sizes:
     return Sizes(
         executor=work["executor"], dtype=work["dtype"], threads=work["threads"], rows=rows, slots=rows,
         context_tokens=work["context_tokens"], batch_tokens=work["batch_tokens"], prefills=rows,
-        max_rank=work["most_rank"], adapter_pages=work["adapter_pages"],
+        max_rank=work["most_rank"], adapter_pages=work["adapter_pages"], offload=_offload(work.get("offload")),
     )  # fmt: skip
+
+
+def _offload(fields: dict[str, Any] | None) -> Offload | None:
+    """Weights on disk, where the work says so."""
+    return None if fields is None else Offload(Path(fields.pop("folder")), **fields)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ class Worker:
 
     def __init__(
         self, name: str, command: Sequence[str], work: Mapping[str, Any], log: Path,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S,
     ) -> None:  # fmt: skip
-        self.name, self.versions, self._log = name, "", log
+        self.name, self.versions, self._log, self._answer_s = name, "", log, answer_s
         self._command, self._work = list(command), work
         self._environment = {**os.environ, **(environment or {})}
 
@@ -67,7 +67,7 @@ class Worker:
         """Run these prompts as one batch. Raises PeerFailed."""
         self._signal(signal.SIGCONT)
         try:
-            got = self._exchange({"prompts": prompts, "tokens": tokens}, ANSWER_S)
+            got = self._exchange({"prompts": prompts, "tokens": tokens}, self._answer_s)
         finally:
             self._pause()
         return Ran(float(got["seconds"]), tuple(got["tokens"]), tuple(got["adapters"]))
