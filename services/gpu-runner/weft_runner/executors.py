@@ -303,6 +303,8 @@ def _offload_budget(settings: RunnerSettings) -> OffloadBudget:
         max_sequences=settings.max_sequences,
         max_rank=settings.max_rank,
         share=settings.offload_weights_share,
+        host_bytes=settings.offload_host_bytes,
+        kv_disk_pages=settings.offload_kv_disk_pages,
         plan=plan,
     )
 
@@ -322,11 +324,11 @@ def _read_plan(path: Path, settings: RunnerSettings) -> OffloadPlan:
 
 def _check_budgets(settings: RunnerSettings) -> None:
     """Raises OutOfMemory: the ranks of this host have budgets that it has no memory for."""
-    needed, available = settings.offload_device_bytes * len(settings.ranks_here), available_memory()
-    if needed > available.n_bytes:
+    own, available = settings.offload_device_bytes + settings.offload_host_bytes, available_memory()
+    if (needed := own * len(settings.ranks_here)) > available.n_bytes:
         raise OutOfMemory(
-            f"--offload-device-bytes of {len(settings.ranks_here)} ranks here are {needed}, and {available.limit} has "
-            f"{available.n_bytes} left: give it more memory, or ask for less"
+            f"--offload-device-bytes and --offload-host-bytes of {len(settings.ranks_here)} ranks here are {needed}, "
+            f"and {available.limit} has {available.n_bytes} left: give it more memory, or ask for less"
         )
 
 

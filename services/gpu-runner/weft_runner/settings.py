@@ -148,7 +148,15 @@ class RunnerSettings:
         1 << 50,
         metavar="N",
     )
-    offload_disk_bytes: int = _number("most bytes of a rank's weights on disk", 1 << 50, 1, 1 << 50, metavar="N")
+    offload_host_bytes: int = _number(
+        "bytes of host memory beside them, a rank; the cpu executor has one memory, and more of it", 0, 0, 1 << 50,
+        metavar="N",
+    )  # fmt: skip
+    offload_kv_disk_pages: int = _number(
+        "of --kv-pages, whose KV is on the disk and passes through memory while layers compute", 0, 0, 1 << 20,
+        metavar="N",
+    )  # fmt: skip
+    offload_disk_bytes: int = _number("most bytes of a rank's weights and KV on disk", 1 << 50, 1, 1 << 50, metavar="N")
     offload_disk_path: Path | None = _flag(  # noqa: RUF009
         "where these lie, with direct I/O; runners of a node may share it (unset: in --data-dir)", None, metavar="DIR"
     )
@@ -260,6 +268,10 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield f"--kv-dtype int4 is for --executor cpu: --executor {values.executor} has no such KV"
     if values.offload_plan and (not values.offload_device_bytes or values.pipeline_parallel > 1):
         yield "--offload-plan is for --offload-device-bytes and one rank: it says where the weights of one are"
+    if (values.offload_kv_disk_pages or values.offload_host_bytes) and not values.offload_device_bytes:
+        yield "--offload-kv-disk-pages and --offload-host-bytes are for --offload-device-bytes"
+    if values.offload_kv_disk_pages > values.kv_pages:
+        yield f"--offload-kv-disk-pages {values.offload_kv_disk_pages} are more than --kv-pages {values.kv_pages}"
     if not 0.0 <= values.offload_weights_share <= 1.0:
         yield f"--offload-weights-share {values.offload_weights_share:g} is outside 0..1"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):

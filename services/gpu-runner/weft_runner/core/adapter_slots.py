@@ -49,7 +49,8 @@ class AdapterSlots:
     @property
     def most_pages(self) -> int:
         """What one adapter may hold."""
-        return self.pages.total_pages - max(1, self.pages.total_pages // KV_SHARE)
+        most = self.pages.total_pages - max(1, self.pages.total_pages // KV_SHARE)
+        return most if self.pages.most_adapter_pages is None else min(most, self.pages.most_adapter_pages)
 
     def need(self, adapter: Adapter) -> int:
         """Pages that it takes. An announced size is a hint: it never makes an adapter infeasible."""
@@ -92,15 +93,15 @@ class AdapterSlots:
     def assign(self, adapter: Adapter, *, pinned_too: bool = False) -> bool:
         """Give it a slot and its pages, evicting what that takes. False: not enough may be evicted, nothing changed."""
         need = self.need(adapter)
-        if need > self.pages.free_pages + self.evictable_pages(pinned_too=pinned_too):
+        if need > self.pages.free_adapter_pages + self.evictable_pages(pinned_too=pinned_too):
             return False
-        if len(self.by_slot) == self.slots or need > self.pages.free_pages:
+        if len(self.by_slot) == self.slots or need > self.pages.free_adapter_pages:
             evictions = self._in_eviction_order(pinned_too=pinned_too)
             if len(self.by_slot) == self.slots and not evictions:
                 return False
             for evicted in evictions:
                 self._evict(evicted)
-                if len(self.by_slot) < self.slots and need <= self.pages.free_pages:
+                if len(self.by_slot) < self.slots and need <= self.pages.free_adapter_pages:
                     break
         allocated = self.pages.allocate_adapter(adapter.digest, need)
         assert allocated, "enough pages were freed"

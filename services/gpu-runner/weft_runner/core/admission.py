@@ -18,8 +18,9 @@ class PoolLimits:
 
     `page_bytes`: of a page, for adapters that live in pages; 0: they have memory of their own. `keep_copies`: device
     memory is not this machine's, so that a copy in host memory makes the next load shorter. `swap_page_bytes`: of a
-    page's KV, where it can be copied to host memory and back; 0: it cannot. `kv`: what it says of itself to runners
-    that it exchanges KV with; None: to none. KV that nobody has claimed after `kv_claim_s` is dropped. The KV of a
+    page's KV, where it can be copied to host memory and back; 0: it cannot. `most_adapter_pages`: what adapters may
+    hold together, where other pages are on a disk (None: no bound). `kv`: what it says of itself to runners that it
+    exchanges KV with; None: to none. KV that nobody has claimed after `kv_claim_s` is dropped. The KV of a
     batch of `layer_by_layer_tokens` prompt tokens or more is sent layer by layer (Splitwise, section 4.2).
     """
 
@@ -36,6 +37,7 @@ class PoolLimits:
     page_bytes: int = 0
     keep_copies: bool = True
     swap_page_bytes: int = 0
+    most_adapter_pages: int | None = None
     kv: KvIdentity | None = None
     kv_page_bytes: int = 0
     kv_claim_s: float = 10.0

@@ -30,10 +30,11 @@ class Allocation:
 
 @dataclass(slots=True)
 class PageTable:
-    """Who holds which page. `total_pages` pages of `page_tokens` tokens."""
+    """Who holds which page. `total_pages` pages of `page_tokens` tokens. `most_adapter_pages`: None: no bound."""
 
     total_pages: int
     page_tokens: int
+    most_adapter_pages: int | None = None
     prefixes: PrefixCache = field(init=False, default_factory=PrefixCache)
     dirty: dict[str, None] = field(init=False, default_factory=dict[str, None])  # owned pages changed since reported
     _free: list[int] = field(init=False)
@@ -51,6 +52,13 @@ class PageTable:
     def free_pages(self) -> int:
         """What the next taker can have: pages that no sequence or adapter holds, the reusable ones too."""
         return len(self._free) + len(self.prefixes)
+
+    @property
+    def free_adapter_pages(self) -> int:
+        """What the next adapter can have: where KV is on a disk, fewer of them have memory."""
+        if self.most_adapter_pages is None:
+            return self.free_pages
+        return min(self.free_pages, self.most_adapter_pages - self.all_adapter_pages)
 
     @property
     def short(self) -> bool:
@@ -168,7 +176,7 @@ class PageTable:
 
     def allocate_adapter(self, digest: str, n_pages: int) -> bool:
         """An adapter holds n pages from now on, more or fewer than before. False: no room, and nothing has changed."""
-        if n_pages - self.n_adapter_pages(digest) > self.free_pages:
+        if n_pages - self.n_adapter_pages(digest) > self.free_adapter_pages:
             return False
         held = self._adapters.setdefault(digest, [])
         taken = self._take_last(max(0, n_pages - len(held)))

@@ -61,7 +61,7 @@ class RequestPool:
     def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
         self.limits = limits
         self.scheduler = BatchScheduler(limits.batch, model)
-        self.pages = PageTable(limits.total_pages, limits.page_tokens)
+        self.pages = PageTable(limits.total_pages, limits.page_tokens, limits.most_adapter_pages)
         self.reuse = PrefixReuse(self.pages)
         self.adapters = AdapterManager(
             limits.max_adapters,

@@ -19,7 +19,7 @@ from weft.domain.model.packed import round_up
 from weft_runner.offload.machine import MachineRates, product_s
 from weft_runner.offload.plan import PassTime
 from weft_runner.offload.policy import Formats, MemoryTier
-from weft_runner.offload.sizes import SLACK_ROWS, ModelSizes
+from weft_runner.offload.sizes import ALIGN, BOUNCE, BOUNCE_THREADS, SLACK_ROWS, ModelSizes
 
 SPARSE = 0.55  # of KV is read where attention is sparse: all keys, and the values of a tenth of them (section 5.2)
 
@@ -209,14 +209,18 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     """Most bytes of each tier at a time, by part (the names of `plan.Usage`), and no more than any rounding needs.
 
     The ring has room for the mean of what is streamed, which the largest streamed layer is no smaller than. Where KV
-    or activations lie outside, a device batch's part of a layer passes through two buffers; half of it counts half.
+    or activations lie outside, a device batch's part of a layer passes through two buffers; half of it counts half. The
+    longest sequence that the model allows has to fit one, too.
     """
     sizes, work = case.sizes, case.work
     weights = float(sizes.weights)
     mean = case.buffers * weights / (sizes.layers + sizes.panels)
     kv = work.in_flight * case.block * case.sequence_kv
     hidden = float(max(case.pass_rows, case.block) * sizes.hidden_row)
-    kv_buffers = case.buffers * case.batch * case.sequence_kv / sizes.layers
+    passing = max(case.batch * case.sequence_kv, min(case.block * case.sequence_kv, sizes.context * sizes.kv_token))
+    kv_buffers = case.buffers * passing / sizes.layers
+    if sizes.kv_token * work.page_tokens / sizes.layers % ALIGN:  # a disk transfers whole blocks
+        kv_buffers += BOUNCE_THREADS * (BOUNCE + 2 * ALIGN)
     hidden_buffers = float(case.buffers * case.tokens * sizes.hidden_row)
     pass_rows = max(case.pass_rows, case.block)  # embeddings are gathered, logits copied out for those who sample
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row

@@ -2,7 +2,8 @@
 
     T_pass = max(disk read, host to device, compute)      FlexGen, section 4.2, of what this pass moved and computed
 
-Streams that do not overlap fully add that part of their sum, as in `costs`. KV and activations are on the device.
+Streams that do not overlap fully add that part of their sum, as in `costs`. KV of the pages that are on the disk is
+read and written there; the rest of it, and activations, are on the device.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class PassWork:
     """Of one pass: `tokens` rows, of which `sampled` go through the head.
 
     `keys`: tokens in KV that rows of one token attend to, summed. `pairs`: of queries and keys of all other rows.
-    `adapter_bytes`: of the distinct adapters of its rows.
+    `adapter_bytes`: of the distinct adapters of its rows. `kv_read_bytes`, `kv_written_bytes`: from and to the disk.
     """
 
     tokens: int
@@ -42,6 +43,8 @@ class PassWork:
     keys: float = 0.0
     pairs: float = 0.0
     adapter_bytes: int = 0
+    kv_read_bytes: int = 0
+    kv_written_bytes: int = 0
 
 
 def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, machine: MachineRates) -> PassTime:
@@ -58,8 +61,9 @@ def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, 
         + batches * work.adapter_bytes / machine.memory_read
     )
     disk_bytes = placement.disk_bytes - (0 if work.sampled else placement.head_bytes)
-    read = disk_bytes / machine.disk_read
+    read = (disk_bytes + work.kv_read_bytes) / machine.disk_read
+    write = work.kv_written_bytes / machine.disk_write
     copy = 0.0 if machine.one_memory else (disk_bytes + placement.host_bytes) / machine.to_device
     overlap = machine.overlap if placement.buffers > 1 else 0.0
-    streams = (read, copy, compute)
-    return PassTime(read, copy, 0.0, 0.0, compute, overlap * max(streams) + (1.0 - overlap) * sum(streams))
+    streams = (read, copy, write, compute)
+    return PassTime(read, copy, 0.0, write, compute, overlap * max(streams) + (1.0 - overlap) * sum(streams))

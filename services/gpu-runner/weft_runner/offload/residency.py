@@ -79,19 +79,16 @@ def place_weights(
 
 
 def planned_weights(groups: Sequence[Sequence[int]], plan: OffloadPlan, budget: int) -> WeightResidency:
-    """What a plan says, for an executor whose KV and activations are in memory.
+    """What a plan says. What it has on the host stays, too: device and host are one memory.
 
-    Raises PolicyInvalid: it is of another model or stage, has anything else elsewhere, or does not fit.
+    Raises PolicyInvalid: it is of another model or stage, or does not fit.
     """
     layers, head = plan.tiers.layers, plan.tiers.head
     pieces = len(groups) - len(layers)
     if pieces < 0 or (pieces > 0) != (head is not None):
         raise PolicyInvalid(f"the plan is of {len(layers)} layers {'with' if head else 'without'} a head, not of these")
-    inside = plan.activations is MemoryTier.DEVICE and plan.kv_device == plan.policy.block
-    if not inside or any(MemoryTier.HOST in layer for layer in layers) or head is MemoryTier.HOST:
-        raise PolicyInvalid("the plan has KV, activations or weights on tiers that the cpu executor has not")
-    stay = [*(tuple(tier is MemoryTier.DEVICE for tier in layer) for layer in layers)]
-    stay += [(head is MemoryTier.DEVICE,)] * pieces
+    stay = [*(tuple(tier is not MemoryTier.DISK for tier in layer) for layer in layers)]
+    stay += [(head is not MemoryTier.DISK,)] * pieces
     found = _with_ring(groups, stay, plan.buffers)
     if (needed := found.resident_bytes + found.ring_bytes) > budget:
         raise PolicyInvalid(f"the plan's weights and ring take {needed} bytes, and the budget leaves {budget} for them")

@@ -23,10 +23,10 @@ Counts = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Supports:
-    """What an executor can put where, beside weights, which can lie on every tier."""
+    """What an executor can put where, beside weights, which can lie on every tier: by default the cpu executor."""
 
-    kv: tuple[MemoryTier, ...] = (MemoryTier.DEVICE,)
-    activations: tuple[MemoryTier, ...] = (MemoryTier.DEVICE,)
+    kv: tuple[MemoryTier, ...] = tuple(MemoryTier)
+    activations: tuple[MemoryTier, ...] = (MemoryTier.DEVICE, MemoryTier.HOST)
 
 
 EVERYTHING = Supports(tuple(MemoryTier), tuple(MemoryTier))

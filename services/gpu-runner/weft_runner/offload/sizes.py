@@ -22,6 +22,9 @@ from weft_runner.offload.policy import Formats
 ALIGN = 4096
 NUMBER_OF = {"bfloat16": 2}  # bytes of a number of the embedding as it is stored; fp16 is converted to fp32
 RESIDUAL = 4  # bytes of a number of the hidden rows between layers, which are fp32
+BOUNCE = 256 << 10  # bytes that a thread transfers at a time where KV of a page and layer is no whole block of a disk
+BOUNCE_THREADS = 3
+GATHERED_ROWS = 64  # of the embedding that are read from disk at a time, each in whole pages
 SLACK_ROWS = 64  # that the kernels' workspace has beyond its tokens, at most
 
 
@@ -30,9 +33,10 @@ class ModelSizes:
     """`matrices`: bytes of a layer's four (`plan.MATRICES`), `numbers`: of numbers in each. Head: 0 on a rank without.
 
     `panel`: bytes of the head that pass through the ring at a time, no more than a matrix. `file`: of the packed file,
-    which has every matrix and the embedding. `fixed`: of norms and biases. `kv_token`: of a token in all these layers.
-    `row`: workspace of a token in a device batch. `logits_row`: of a row that samples. `embedding_row`: of a token of
-    a step. `adapter`: of one of the workload's rank.
+    which has every matrix and the embedding. `fixed`: of norms, biases and the buffer of embeddings. `kv_token`: of a
+    token in all these layers. `row`: workspace of a token in a device batch. `logits_row`: of a row that samples.
+    `embedding_row`: of a token of a step. `adapter`: of one of the workload's rank. `context`: most tokens of a
+    sequence.
     """
 
     layers: int
@@ -51,6 +55,7 @@ class ModelSizes:
     adapter: int
     q_size: int
     windows: tuple[int, ...]
+    context: int
 
     @property
     def layer(self) -> int:
@@ -95,7 +100,8 @@ def model_sizes(
         head_numbers=spec.vocab_size * spec.hidden_size if ends else 0,
         panel=round_up(-(-head // max(1, -(-head // max(matrices)))), ALIGN),
         file=len(layers) * sum(matrices) + head + round_up(spec.vocab_size * embedding_row, ALIGN),
-        fixed=4 * (len(layers) * vector_numbers(spec) + spec.hidden_size),
+        fixed=4 * (len(layers) * vector_numbers(spec) + spec.hidden_size)
+        + GATHERED_ROWS * (round_up(embedding_row, ALIGN) + ALIGN) * (layers.start == 0),
         kv_token=len(layers) * kv_token_bytes(spec, formats.kv, int4=formats.kv == "int4"),
         hidden_row=RESIDUAL * spec.hidden_size,
         row=number * (widths + 3 * 32) + 4 * (spec.q_size + 2 * spec.kv_size + spec.head_dim + 1),
@@ -104,6 +110,7 @@ def model_sizes(
         adapter=number * rank * len(layers) * adapter_widths(spec),
         q_size=spec.q_size,
         windows=tuple(spec.windows[i] for i in layers),
+        context=spec.max_positions,
     )  # fmt: skip
 
 

@@ -88,6 +88,8 @@ def build_engine(
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     limits = replace(limits, kv=_kv_identity(settings, executor, runner), kv_page_bytes=executor.page_bytes)
+    if isinstance(executor, OffloadExecutor):
+        limits = replace(limits, most_adapter_pages=executor.placement.kv.frames)
     profile = _profile(executor, limits) if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
@@ -160,6 +162,7 @@ def pool_limits(
         page_bytes=page_bytes,
         keep_copies=keep_copies,
         swap_page_bytes=page_bytes if swaps else 0,
+        most_adapter_pages=settings.kv_pages - settings.offload_kv_disk_pages,
         kv_claim_s=settings.kv_claim_ms / 1e3,
     )
 

@@ -1,5 +1,6 @@
 """What a plan says of memory is what the cpu executor takes: it starts with the plan's settings."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,39 +11,76 @@ from weft_cli.plan_offload import pool_settings
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
 from weft_runner.offload.costs import BlockWork
+from weft_runner.offload.placement import check_placement
+from weft_runner.offload.plan import OffloadPlan
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier
 from weft_runner.offload.rounding import Supports
 from weft_runner.offload.search import PolicySearch, find_plan
 from weft_runner.offload.solver import relax
 
-from .test_search import MACHINE, MIB
+from .test_search import MACHINE, MIB, ON_DEVICE
 
-RANK, BATCH_TOKENS = 16, 64
+RANK, BATCH_TOKENS, DISK_BYTES = 16, 64, 1 << 30
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    shape = {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 256}
+    return write_model(tmp_path / "model", 7, **shape)
+
+
+def executor_of(
+    files: dict[str, Path], search: PolicySearch, plan: OffloadPlan, *, told: bool
+) -> tuple[OffloadExecutor, Budgets]:
+    """With the pool's settings that the plan asks for. `told`: it gets the plan, too."""
+    wanted, budgets = pool_settings(search, plan), search.tiers
+    budget = OffloadBudget(
+        device_bytes=budgets.device_bytes, disk_bytes=budgets.disk_bytes, path=files["config.json"].parent,
+        base="sha256:" + "5" * 64, micro_batch=BATCH_TOKENS, max_tokens=wanted["scheduler"]["maxBatchTokens"],
+        max_sequences=wanted["scheduler"]["maxSequences"], max_rank=RANK, plan=plan if told else None,
+    )  # fmt: skip
+    executor = OffloadExecutor(
+        native_library(), open_checkpoint(files, search.spec), budget, dtype="bf16", threads=1,
+        pages=wanted["kvCache"]["pages"], page_tokens=16, slots=2,
+    )  # fmt: skip
+    return executor, budgets
 
 
 @pytest.mark.parametrize("device_mib", [8, 10, 14])
 def test_the_executor_starts_with_the_plans_settings_and_takes_what_is_planned_beside_weights(
-    device_mib: int, tmp_path: Path
+    device_mib: int, files: dict[str, Path]
 ) -> None:
-    shape = {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 1024}
-    files = write_model(tmp_path / "model", 7, **shape)
-    spec = read_spec(files["config.json"])
     work = BlockWork(32, 16, 2, RANK, batch_tokens=BATCH_TOKENS)
-    search = PolicySearch(spec, MACHINE, Budgets(device_mib * MIB), Formats(), work, Supports(), most_block=4)
+    spec, budgets = read_spec(files["config.json"]), Budgets(device_mib * MIB, 0, DISK_BYTES)
+    search = PolicySearch(spec, MACHINE, budgets, Formats(), work, ON_DEVICE, most_block=4)
     plan = find_plan(search, relax)
-    wanted = pool_settings(search, plan)
-    budget = OffloadBudget(
-        device_bytes=device_mib * MIB, disk_bytes=1 << 30, path=tmp_path, base="sha256:" + "5" * 64,
-        micro_batch=BATCH_TOKENS, max_tokens=wanted["scheduler"]["maxBatchTokens"],
-        max_sequences=wanted["scheduler"]["maxSequences"], max_rank=RANK,
-    )  # fmt: skip
-    executor = OffloadExecutor(
-        native_library(), open_checkpoint(files, spec), budget, dtype="bf16", threads=1,
-        pages=wanted["kvCache"]["pages"], page_tokens=16, slots=2,
-    )  # fmt: skip
+    executor, _ = executor_of(files, search, plan, told=False)
     try:
         used, layer = plan.usage[MemoryTier.DEVICE], search.sizes.layer
         assert executor.beside_bytes == pytest.approx(used.total - used.weights - used.ring, abs=layer / 2)
         assert executor.residency.resident_bytes + executor.residency.ring_bytes <= used.weights + used.ring + layer / 2
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize(("device_mib", "host_mib"), [(12, 0), (9, 3), (16, 0), (30, 0)])
+def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_budget(
+    device_mib: int, host_mib: int, files: dict[str, Path]
+) -> None:
+    """Long texts: KV of a block is larger than memory, and a disk that is fast beside the products has it."""
+    machine, work = (
+        replace(MACHINE, disk_read=2e10, disk_write=2e10),
+        BlockWork(224, 32, 0, RANK, batch_tokens=BATCH_TOKENS),
+    )
+    spec, budgets = read_spec(files["config.json"]), Budgets(device_mib * MIB, host_mib * MIB, DISK_BYTES)
+    search = PolicySearch(spec, machine, budgets, Formats(), work, Supports(), most_block=128)
+    plan = find_plan(search, relax)
+    executor, tiers = executor_of(files, search, plan, told=True)
+    try:
+        placed = executor.placement
+        check_placement(placed, tiers)
+        assert placed.weights.resident_bytes == plan.usage[MemoryTier.DEVICE].weights
+        assert placed.kv.disk_pages * placed.kv.page_bytes == plan.usage[MemoryTier.DISK].kv
+        assert placed.kv.disk_pages
     finally:
         executor.close()

@@ -43,7 +43,7 @@ PRODUCTS = {
 }
 MACHINE = MachineRates(1e9, 5e8, 1e10, 8e9, 2e10, 1e10, 5e9, 1e11, PRODUCTS)
 WORK = BlockWork(64, 16, adapters=4, adapter_rank=16, batch_tokens=128)
-ON_DEVICE = Supports()
+ON_DEVICE = Supports((MemoryTier.DEVICE,), (MemoryTier.DEVICE,))
 
 budgets = st.builds(
     lambda device, host: Budgets(device * MIB // 2, host * MIB // 2, 400 * MIB),

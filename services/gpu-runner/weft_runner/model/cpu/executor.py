@@ -77,7 +77,7 @@ class CpuExecutor:
         packed = kv_dtype == "int4"
         model.kv_kind = INT4 if packed else model.kind
         self.page_bytes = spec.layers * page_tokens * kv_token_bytes(spec, dtype, int4=packed)
-        self._kv = MappedMemory(pages * self.page_bytes)
+        self._kv = MappedMemory(self._kv_bytes(pages))
         model.kv = self._kv.address
         shape = (spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
         self._kv_numbers = "int4" if packed else "fp32" if model.kind == FP32 else "bf16"
@@ -93,6 +93,10 @@ class CpuExecutor:
     def _load(self, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> PackedWeights:
         packer = RowPacker(self._library, self._pool, KINDS[dtype])
         return PackedWeights(PackedMemory(packer, self._part), checkpoint, dtype, page_tokens, self._part)
+
+    def _kv_bytes(self, pages: int) -> int:
+        """Of memory, for so many pages."""
+        return pages * self.page_bytes
 
     @property
     def numerics_class(self) -> str:

@@ -4,11 +4,16 @@ A row may be cut: its later part is a later chunk of the same text, whose earlie
 bits are its own whatever is beside it and however it is chunked (`cpu.executor`), parts give the step's own bits.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from weft_runner.model.step import Ints, StepArrays
+
+Marks = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +36,30 @@ class MicroBatch:
         self.rows[:, 2] = arrays.rows[self.of_row, 2] + self.skipped
 
 
-def cut(arrays: StepArrays, most: int) -> list[MicroBatch]:
-    """In order, each but the last of `most` tokens."""
-    n_tokens = len(arrays.tokens)
-    return [_part(arrays, start, min(start + most, n_tokens)) for start in range(0, n_tokens, most)]
+def cut(arrays: StepArrays, most: int, on_disk: Marks | None = None, most_pages: int = 0) -> list[MicroBatch]:
+    """In order, each of at most `most` tokens; but for the last, of so many, where no pages are on a disk.
+
+    `on_disk`: which of `arrays.pages` are; the rows of a part have `most_pages` of those, at most, and no row has more.
+    """
+    edges = range(0, len(arrays.tokens), most) if on_disk is None else _edges(arrays, most, on_disk, most_pages)
+    return [_part(arrays, start, end) for start, end in pairwise([*edges, len(arrays.tokens)])]
+
+
+def _edges(arrays: StepArrays, most: int, on_disk: Marks, most_pages: int) -> Iterator[int]:
+    """Where parts begin."""
+    start, held = 0, set[int]()
+    ends = [*arrays.rows[1:, 3], len(arrays.pages)]
+    yield 0
+    for (row_start, row_end, _, first), last in zip(arrays.rows, ends, strict=True):
+        own = {*arrays.pages[first:last][on_disk[first:last]].tolist()}
+        assert len(own) <= most_pages, (own, most_pages)
+        if row_start > start and len(held | own) > most_pages:
+            start, held = int(row_start), set[int]()
+            yield start
+        held |= own
+        while row_end - start > most:
+            start, held = start + most, own
+            yield start
 
 
 def _part(arrays: StepArrays, start: int, end: int) -> MicroBatch:

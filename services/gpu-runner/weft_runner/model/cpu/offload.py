@@ -1,16 +1,17 @@
-"""The cpu executor for a model larger than its memory: weights come from disk while layers compute.
+"""The cpu executor for a model larger than its memory: weights and KV come from disk while layers compute.
 
 An iteration passes each layer once over all of its rows, in micro-batches, and the next layer's weights are read
 meanwhile: FlexGen's zig-zag block schedule (section 4.1), where a block is an iteration: requests join and leave at
 each. A weight is read once a pass for all rows, whatever their number, and adapters are applied as their layer passes.
-What is computed is what `CpuExecutor` computes, to the bit, and so is the numerics class: sequences may move between
-the two.
+KV pages on the disk are loaded for a layer of a micro-batch while the one before computes, and stored behind it
+(`page_stream`). What is computed is what `CpuExecutor` computes, to the bit, and so is the numerics class: sequences
+may move between the two.
 """
 
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,34 +20,46 @@ import torch
 from weft.domain.runner import OffloadState
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.structs import INT8, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import INT8, LoraSiteStruct, Matrix, ModelStruct, StepStruct
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.direct_io import PAGE, DirectFile, up
 from weft_runner.model.cpu.executor import CpuExecutor, address_of
+from weft_runner.model.cpu.kv_file import bounce_bytes
 from weft_runner.model.cpu.micro_batches import MicroBatch, cut
 from weft_runner.model.cpu.packed_file import PackedFile, PackedLayout, Region, packed_file
 from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
+from weft_runner.model.cpu.page_stream import DiskKvFigures, DiskPages
 from weft_runner.model.cpu.pass_work import pass_work
+from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.cpu.weight_stream import Extent, StreamFigures, WeightStream
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
 from weft_runner.offload.accuracy import Accuracy, AccuracyFigures
 from weft_runner.offload.machine import MachineRates
-from weft_runner.offload.passes import WeightPlacement
+from weft_runner.offload.passes import PassWork, WeightPlacement
+from weft_runner.offload.placement import (
+    TierPlacement,
+    check_placement,
+    least_memory,
+    place,
+    planned_kv,
+    split_kv,
+)
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import Formats, WeightsFormat
-from weft_runner.offload.residency import WeightResidency, least_bytes, offsets, place_weights, planned_weights
-from weft_runner.offload.sizes import model_sizes
+from weft_runner.offload.policy import Budgets, Formats, WeightsFormat
+from weft_runner.offload.residency import WeightResidency, offsets
+from weft_runner.offload.sizes import BOUNCE_THREADS, GATHERED_ROWS, model_sizes
 
 SITES = ("qkv", "o", "gate_up", "down")
-GATHERED_ROWS = 64  # of the embedding that are read at a time
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadBudget:
     """`device_bytes`: for weights that stay, the ring, KV, adapters and what steps work on; `path`: on the disk.
+
+    `host_bytes`: more of the same, since device and host are one memory. `kv_disk_pages`: of all KV pages.
 
     `base`: the digest that the file is named by. `micro_batch`, `max_tokens`, `max_sequences`: most tokens that a layer
     computes at a time, and of a step. `max_rank`: of adapters. `share`: of the weights that may stay (FlexGen's wg).
@@ -61,7 +74,9 @@ class OffloadBudget:
     max_sequences: int
     max_rank: int
     share: float = 1.0
-    plan: OffloadPlan | None = None  # which weights stay; None: as many as fit
+    host_bytes: int = 0
+    kv_disk_pages: int = 0
+    plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
     machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
 
 
@@ -73,6 +88,7 @@ class OffloadFigures:
     streamed_bytes: int
     ring_bytes: int
     stream: StreamFigures
+    kv: DiskKvFigures
     step_s: float
     planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
     accuracy: AccuracyFigures | None  # None: passes are not predicted
@@ -94,13 +110,19 @@ class OffloadExecutor(CpuExecutor):
             library, checkpoint, dtype=dtype, kv_dtype=kv_dtype, threads=threads, pages=pages, page_tokens=page_tokens,
             slots=slots, part=part,
         )  # fmt: skip
-        self.residency = self._place(pages * self.page_bytes)
+        self.placement = self._place()
+        self.residency = self.placement.weights
+        self._disk_kv = self._open_kv(page_tokens)
         self._weights = _PlacedWeights(self._file, self.residency, self._base.model)
         self._head = ModelStruct.from_buffer_copy(self._base.model)
+        self._single = ModelStruct.from_buffer_copy(self._base.model)  # the layer that is computed from disk pages
+        self._single.layers = 1
         self._embedding = _EmbeddingRows(self._file, self._base.model, resident=self.residency.embedding)
         self._native.layers_done = None
         self._batches: list[MicroBatch] = []
+        self._version = 0
         self._structs: list[StepStruct] = []
+        self._disk_pages: list[DiskPages | None] = []  # of each micro-batch
         self._step_s = 0.0
         self._sizes = model_sizes(part.whole, Formats(_format(dtype)), layers=part.layers)
         self._accuracy = self._predicted(budget, _format(dtype))
@@ -112,8 +134,8 @@ class OffloadExecutor(CpuExecutor):
         planned_s = 0.0 if self._budget.plan is None else self._budget.plan.predicted.token.pass_s
         accuracy = None if self._accuracy is None else self._accuracy.figures
         return OffloadFigures(
-            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream, self._step_s, planned_s,
-            accuracy,
+            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream,
+            DiskKvFigures() if self._disk_kv is None else self._disk_kv.figures, self._step_s, planned_s, accuracy,
         )  # fmt: skip
 
     @property
@@ -134,46 +156,68 @@ class OffloadExecutor(CpuExecutor):
         return self._file.written
 
     def close(self) -> None:
-        """Ends the threads that read."""
+        """Ends the threads that read and write."""
         self._weights.close()
+        if self._disk_kv is not None:
+            self._disk_kv.close()
         self._embedding.close()
 
     def run(
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
         layer_done: LayerDone | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """See `model.executor.Executor.run`. Raises ExecutorLost where weights cannot be read."""
+        """See `model.executor.Executor.run`. Raises ExecutorLost where the disk fails."""
         began = time.perf_counter()
         layers = self.spec.layers
         last = layers if last is None else last
         n_tokens, n_sampled = len(step.tokens), len(step.arrays.sampled)
         samples = last == layers and self._part.ends and n_sampled > 0
-        self._begin(step)
+        self._begin(step, range(first, last))
         self._weights.begin(samples=samples)
         if hidden is not None:
             self._hidden[:n_tokens] = hidden
         elif self._part.begins and first == 0:
             self._embedding.gather(step.arrays.tokens, self._tokens)
-        for begin, end in self._weights.spans(first, last, single=len(self._structs) == 1):
+        single = len(self._structs) == 1 and not any(self._disk_pages)
+        for begin, end in self._weights.spans(first, last, single=single):
             with self._weights.layer(begin):
-                self._layers(begin, end, layer_done)
+                self._layers(step, begin, end, layer_done)
         if samples:
             self._sample_rows(step)
         self._step_s += (took_s := time.perf_counter() - began)
         if self._accuracy is not None and last - first == layers:
-            self._accuracy.learn(pass_work(step, self._sizes, self.adapters), took_s)
+            self._accuracy.learn(self._pass_work(step), took_s)
         if last < layers or not self._part.ends:
             return self._hidden[:n_tokens].clone()
         logits = self._logits[:n_sampled]
         return logits if self._part.begins else logits.clone()
 
-    def _layers(self, first: int, last: int, layer_done: LayerDone | None) -> None:
+    def _layers(self, step: StepInput, first: int, last: int, layer_done: LayerDone | None) -> None:
         """Over all micro-batches. A layer is done, to those who wait for it, with the last of them."""
-        for native in self._structs:
+        for native, pages in zip(self._structs, self._disk_pages, strict=True):
             native.first, native.last = first, last
             final = native is self._structs[-1]
             native.layers_done = self.layer_counter.address if final else None
-            self._run(native, layer_done if final else None)
+            if pages is None:
+                self._run(native, layer_done if final else None)
+            else:
+                self._run_staged(step, native, pages, layer_done if final else None)
+
+    def _run_staged(self, step: StepInput, native: StepStruct, pages: DiskPages, layer_done: LayerDone | None) -> None:
+        """One layer as a model of its own, whose pages are layers of pages (`tiered_kv`)."""
+        assert self._disk_kv is not None
+        base, single, layer = self._base.model, self._single, native.first
+        table = self._disk_kv.acquire(step.arrays, layer, pages)
+        sites = np.frombuffer(bytes(self.adapters.table), np.uint64)
+        sites = np.where(sites > 0, sites + np.uint64(layer * len(SITES) * ctypes.sizeof(LoraSiteStruct)), sites)
+        single.layer = ctypes.pointer(base.layer[layer])
+        single.embedding = base.embedding if layer == 0 else None
+        native.first, native.last = 0, 1
+        native.page_table, native.slots = address_of(table), address_of(sites)
+        self._library.run(self._pool, single, native)
+        self._disk_kv.release()
+        if layer_done is not None:
+            layer_done(layer)
 
     def _sample_rows(self, step: StepInput) -> None:
         """Logits of the rows that sample, from the head's pieces as they come."""
@@ -197,24 +241,37 @@ class OffloadExecutor(CpuExecutor):
         self._library.run(self._pool, self._head, native)
         return found
 
+    def _pass_work(self, step: StepInput) -> PassWork:
+        """Of a whole pass."""
+        found = [pages for pages in self._disk_pages if pages is not None]
+        return replace(
+            pass_work(step, self._sizes, self.adapters),
+            kv_read_bytes=self.page_bytes * sum(len(pages.reads) for pages in found),
+            kv_written_bytes=self.page_bytes * sum(len(pages.writes) for pages in found),
+        )
+
     # ---- a step
 
-    def _begin(self, step: StepInput) -> None:
-        """Micro-batches of a step, for as long as it lives; their positions for this iteration."""
-        arrays = step.arrays
+    def _begin(self, step: StepInput, layers: range) -> None:
+        """Micro-batches of a step, for as long as it lives and its pages lie there; their positions now."""
+        arrays, disk = step.arrays, self._disk_kv
         self._grow_workspace(len(arrays.tokens), len(arrays.sampled))
-        if step is not self._prepared:
-            self._batches = cut(arrays, self._budget.micro_batch)
+        version = 0 if disk is None else disk.version
+        if step is not self._prepared or version != self._version:
+            on_disk = None if disk is None else disk.on_disk(arrays)
+            self._batches = cut(arrays, self._budget.micro_batch, on_disk, self._split.batch_pages)
             self._tokens = np.arange(len(arrays.tokens), dtype=np.int32)
-            self._prepared = step
+            self._prepared, self._version = step, version
         for batch in self._batches:
             batch.follow(arrays)
+        self._disk_pages = [None] * len(self._batches) if disk is None else disk.begin(arrays, self._batches, layers)
+        self._page_table = arrays.pages if disk is None else disk.frames(arrays)
         hidden_bytes = 4 * self.spec.hidden_size
         self._structs = [
             StepStruct(
                 n_tokens=batch.n_tokens, n_rows=len(batch.rows), n_segments=len(batch.segments), n_sampled=0,
                 tokens=address_of(self._tokens) + 4 * batch.start, rows=address_of(batch.rows),
-                page_table=address_of(arrays.pages), segments=address_of(batch.segments),
+                page_table=address_of(self._page_table), segments=address_of(batch.segments),
                 slots=ctypes.addressof(self.adapters.table),
                 hidden=self._hidden.data_ptr() + hidden_bytes * batch.start,
                 workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
@@ -252,9 +309,28 @@ class OffloadExecutor(CpuExecutor):
         ) as self._file:
             return PackedWeights(self._file, checkpoint, dtype, page_tokens, self._part)
 
-    def _place(self, kv_bytes: int) -> WeightResidency:
-        """Raises OutOfMemory, with what there has to be."""
-        budget, layout, spec = self._budget, self._file.layout, self.spec
+    def _kv_bytes(self, pages: int) -> int:
+        budget, spec = self._budget, self.spec
+        disk_pages, batch_pages = budget.kv_disk_pages, 0
+        if budget.plan is not None:
+            disk_pages, batch_pages = planned_kv(budget.plan, self.page_bytes)
+        row_pages = -(-min(spec.max_positions, pages * self._base.model.page_tokens) // self._base.model.page_tokens)
+        self._split = split_kv(
+            pages, disk_pages, row_pages=row_pages, layers=spec.layers, page_bytes=self.page_bytes,
+            batch_pages=batch_pages, buffers=2 if budget.plan is None else budget.plan.buffers,
+        )  # fmt: skip
+        return self._split.memory_bytes
+
+    def _open_kv(self, page_tokens: int) -> TieredKv | None:
+        """None where all pages are in memory. Raises DiskUnusable."""
+        if not self._split.disk_pages:
+            return None
+        self.kv_memory = None  # what copies pages reads them in memory: such sequences are computed again
+        return TieredKv(self._budget.path, self._kv, self._split, page_tokens)
+
+    def _place(self) -> TierPlacement:
+        """Raises OutOfMemory, DiskUnusable, PolicyInvalid, with what there has to be."""
+        budget, layout, spec, split = self._budget, self._file.layout, self.spec, self._split
         groups = _groups(layout)
         sizes = [[region.n_bytes for region in group] for group in groups]
         rows = 4 * budget.max_tokens * spec.hidden_size
@@ -262,17 +338,42 @@ class OffloadExecutor(CpuExecutor):
         gathered = 0 if not self._part.begins else budget.max_tokens * layout.row_bytes + _bounce_bytes(layout)
         site_rank = 3 * (budget.max_rank + budget.max_rank % 2)
         work = rows + 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
-        self.beside_bytes = kv_bytes + work  # of the budget, for all but weights
-        left = budget.device_bytes - self.beside_bytes
-        if left < (least := least_bytes(sizes)):
+        work += BOUNCE_THREADS * bounce_bytes(split.layer_bytes) if split.disk_pages else 0
+        self.beside_bytes = split.memory_bytes + work  # of the budget, for all but weights
+        budgets = Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
+        if budget.device_bytes + budget.host_bytes < (least := least_memory(sizes, split, work)):
             raise OutOfMemory(
-                f"--offload-device-bytes {budget.device_bytes} is too small: {kv_bytes} for KV and adapters, {work} "
-                f"for what steps work on and at least {least} for one layer's weights take {kv_bytes + work + least}: "
-                "allow more, or ask for fewer --kv-pages, --max-batch-tokens or --max-sequences"
+                f"--offload-device-bytes {budget.device_bytes} is too small: {split.memory_bytes} for KV and adapters, "
+                f"{work} for what steps work on and at least {least - self.beside_bytes} for one layer's weights take "
+                f"{least}: allow more, or ask for fewer --kv-pages, --max-batch-tokens or --max-sequences"
             )
-        if budget.plan is not None:
-            return planned_weights(sizes, budget.plan, left)
-        return place_weights(sizes, layout.embedding_bytes, left, budget.share)
+        if (needed := layout.n_bytes + split.disk_bytes) > budget.disk_bytes:
+            raise DiskUnusable(
+                f"--offload-disk-bytes {budget.disk_bytes} is below the {layout.n_bytes} bytes of the packed weights "
+                f"and {split.disk_bytes} of KV, {needed} together: allow more, or ask for less KV on the disk"
+            )
+        placement = place(
+            sizes, layout.embedding_bytes, split, budgets, work_bytes=work, packed_bytes=layout.n_bytes,
+            share=budget.share, plan=budget.plan,
+        )  # fmt: skip
+        check_placement(placement, budgets)
+        return placement
+
+    # ---- pages
+
+    def clear_pages(self, pages: list[int]) -> None:
+        """See `model.executor.Executor.clear_pages`."""
+        if self._disk_kv is None:
+            super().clear_pages(pages)
+        else:
+            self._disk_kv.clear(pages)
+
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
+        """See `model.executor.Executor.allocate_adapter_pages`. Raises ExecutorLost."""
+        if self._disk_kv is None:
+            super().allocate_adapter_pages(pages)
+        else:
+            self._disk_kv.take(pages)
 
 
 def _format(dtype: str) -> WeightsFormat:

@@ -1,0 +1,88 @@
+"""KV of an executor whose pages lie in memory and on a disk. Rows on disk pass through a ring behind the frames.
+
+A layer of a page takes the same bytes wherever it is, so that one base address and numbers of such layers name frames
+and ring slots alike: frame f's layer l is number f * L + l, and slot s is number frames * L + s. Native steps of one
+layer take these numbers for page numbers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from weft_kernels.cpu.memory import MappedMemory
+from weft_runner.errors import DiskUnusable, ExecutorLost
+from weft_runner.model.cpu.kv_file import KvFile
+from weft_runner.model.cpu.micro_batches import MicroBatch
+from weft_runner.model.cpu.page_stream import DiskKvFigures, DiskPages, PageStream, Piece, disk_pages
+from weft_runner.model.step import Ints, StepArrays
+from weft_runner.offload.page_places import PagePlaces
+from weft_runner.offload.placement import KvSplit
+
+
+class TieredKv:
+    """`memory`: the frames, then the ring. One owner: the executor."""
+
+    def __init__(self, folder: Path, memory: MappedMemory, split: KvSplit, page_tokens: int) -> None:
+        """Raises DiskUnusable."""
+        self._memory, self._split, self._page_tokens = memory, split, page_tokens
+        self._places = PagePlaces(split.pages, split.frames)
+        self._file = KvFile(folder, split.layers, split.disk_pages, split.layer_bytes)
+        ring = memory.address + split.frames * split.page_bytes
+        self._stream = PageStream(self._file, ring, split.ring_slots)
+
+    @property
+    def version(self) -> int:
+        """Of where pages lie: another one after pages have moved."""
+        return self._places.version
+
+    @property
+    def figures(self) -> DiskKvFigures:
+        return self._stream.figures
+
+    def on_disk(self, arrays: StepArrays) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+        """Which of a step's pages are."""
+        return self._places.places[arrays.pages] < 0
+
+    def begin(self, arrays: StepArrays, batches: Sequence[MicroBatch], layers: range) -> list[DiskPages | None]:
+        """A pass: what each micro-batch has on disk, which is loaded from now on. Raises ExecutorLost."""
+        found = [disk_pages(batch.rows, arrays, self._places.places, self._page_tokens) for batch in batches]
+        self._stream.begin(Piece(layer, pages) for layer in layers for pages in found if pages is not None)
+        return found
+
+    def frames(self, arrays: StepArrays) -> Ints:
+        """The page table of rows that have nothing on disk."""
+        return self._places.places[arrays.pages]
+
+    def acquire(self, arrays: StepArrays, layer: int, pages: DiskPages) -> Ints:
+        """The next micro-batch's page table of this layer, whose pages are in memory until `release`."""
+        slot, layers = self._stream.acquire(), self._split.layers
+        table = self._places.places[arrays.pages] * np.int32(layers) + np.int32(layer)
+        table[pages.columns] = pages.slots + (self._split.frames * layers + slot)
+        return table
+
+    def release(self) -> None:
+        self._stream.release()
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Pages change hands. Those on disk begin with zeros when their first token is written."""
+        for frame in self._places.grant(pages):
+            self._memory.clear(frame * self._split.page_bytes, self._split.page_bytes)
+
+    def take(self, pages: Sequence[int]) -> None:
+        """To adapters, which have memory of their own: as much of the frames' goes back. Raises ExecutorLost."""
+        self._stream.drain()
+        page_bytes, layer_bytes = self._split.page_bytes, self._split.layer_bytes
+        for spill in self._places.take(pages):
+            for layer in range(self._split.layers):
+                address = self._memory.address + spill.frame * page_bytes + layer * layer_bytes
+                try:
+                    self._file.write(address, layer, spill.extent, 1)
+                except DiskUnusable as error:
+                    raise ExecutorLost(f"KV is lost: {error}") from error
+        for page in pages:
+            self._memory.discard(self._places.frame_taken_by(page) * page_bytes, page_bytes)
+
+    def close(self) -> None:
+        self._stream.close()
+        self._file.close()
