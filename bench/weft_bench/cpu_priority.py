@@ -5,7 +5,6 @@ decides which of them join an iteration; in the sweep they have the priority of 
 time, whatever a step takes: a fixed cap of rows. The pool's token time is twice a step of one row.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, pairwise
@@ -16,22 +15,18 @@ from weft_bench.cpu_context import Context
 from weft_bench.cpu_decode import base
 from weft_bench.cpu_engine import Ask, Sizes, Subject
 from weft_bench.lines import Line
-from weft_bench.path import percentile
 from weft_bench.playing import Beside
+from weft_bench.row_caps import INTERACTIVE, LINE_TOKENS, PROMPT_TOKENS, TOKEN_TIMES, RuleRun, caps, figures
 
-INTERACTIVE = 2
-PROMPT_TOKENS, LINE_TOKENS = 16, 64  # of a line; a prompt that no step can take in one piece keeps no token time
 ANSWERS = 4  # times as many tokens as other cases decode
-TOKEN_TIMES = 2.0  # steps of one row
 
 
 def priority_case(context: Context) -> Iterator[Line]:
     """Rounds of every cap and of priorities, so that all see the same machine."""
     amounts = context.options.amounts
     rows, tokens = 2 * amounts.rows, ANSWERS * amounts.tokens
-    caps = [*(cap for cap in (0, 1, 2, 4, 8, 12, 16, 24) if cap + INTERACTIVE < rows), rows - INTERACTIVE]
     sizes = Sizes(rows=rows, slots=1, context_tokens=PROMPT_TOKENS + tokens, profile=True)
-    found: dict[int | None, list[Beside]] = {cap: [] for cap in (*caps, None)}
+    found: dict[int | None, list[Beside]] = {cap: [] for cap in (*caps(rows), None)}
     label, rounds = f"{context.model.name}: priority", amounts.repetitions + 1
     with context.subject(sizes) as subject, context.bar(label, rounds * len(found)) as advanced:
         token_time_ms = _token_time_ms(context, subject)
@@ -46,22 +41,11 @@ def priority_case(context: Context) -> Iterator[Line]:
                 if number:  # the first round is for the step times to be learnt
                     runs.append(run)
                 advanced(1)
-        reporter = context.on(subject)
-        kept, best = 0.0, 0
-        for cap, runs in found.items():
-            p99_ms, per_s = _p99_ms(runs), median([run.line_tokens / run.wall_s for run in runs])
-            case = f"{INTERACTIVE} interactive rows, lines " + (
-                f"capped at {cap} rows" if cap is not None else "by priority"
-            )
-            yield reporter.line(case, "interactive token time p99", p99_ms, "ms", baseline=token_time_ms)
-            yield reporter.line(case, "batch lines", per_s, "tokens/s")
-            if cap is None:
-                over = p99_ms / token_time_ms
-                yield reporter.line(case, "interactive p99 / token time", over, "x", target="<= 1")
-                metric = f"batch tokens/s / best cap that keeps it ({best} rows)"
-                yield reporter.line(case, metric, per_s / kept if kept else None, "x", target=">= 0.9")
-            elif p99_ms <= token_time_ms and per_s > kept:
-                kept, best = per_s, cap
+        measured = {
+            cap: RuleRun(_gaps_s(runs), median([run.line_tokens / run.wall_s for run in runs]))
+            for cap, runs in found.items()
+        }
+        yield from figures(context.on(subject).line, "", measured, token_time_ms)
 
 
 def _token_time_ms(context: Context, subject: Subject) -> float:
@@ -76,7 +60,6 @@ def _lines(context: Context, subject: Subject, priority: Priority, rows: int) ->
     return [replace(ask, priority=priority) for ask in asks]
 
 
-def _p99_ms(runs: Sequence[Beside]) -> float:
-    """Of the times between two tokens of interactive rows, in all runs."""
-    gaps = [after - before for run in runs for life in run.lives for before, after in pairwise(life.at)]
-    return percentile(gaps, 99) * 1e3 if gaps else math.nan
+def _gaps_s(runs: Sequence[Beside]) -> list[float]:
+    """Times between two tokens of interactive rows, in all runs."""
+    return [after - before for run in runs for life in run.lives for before, after in pairwise(life.at)]

@@ -152,6 +152,30 @@ def cpu(
 
 
 @app.command()
+def batch(
+    model_shape: Annotated[str, typer.Option(help="small, m135 or mid: that random model.")] = "m135",
+    tokens: Annotated[int, typer.Option(min=8, help="Of an interactive answer.")] = 256,
+    repetitions: Annotated[int, typer.Option(min=1, help="Rounds after one that warms up.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    models: Models = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Lines of a batch beside interactive requests through a whole stack, against fixed caps of lines.
+
+    Starts its own stack in a temporary data directory and stops it again; eight minutes of an otherwise idle machine.
+    """
+    from weft_bench import batch_live as bench
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.machine import origin
+
+    (shape,) = among("model-shape", model_shape, SHAPE_NAMES[1:])  # a client cannot tell tokens of tiny apart
+    with failures_told():
+        of, folder = origin("tokenizers"), models or cache_dir()
+        lines = bench.measure(shape, folder, tokens, repetitions, seed, of, complain)
+        keep("batch", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def accuracy(
     only: Annotated[str, typer.Option(help="Of quickstart, tiny, m135; separated by commas.")] = "quickstart,tiny,m135",
     texts: Annotated[int, typer.Option(min=1, help="Of each model.")] = 256,
