@@ -3,16 +3,16 @@
 import asyncio
 import contextlib
 import logging
-import time
+from functools import partial
 
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
-from weft.store import fencing_terms, migrate
-from weft.store.database import open_database, postgresql_url, sqlite_url
-from weft.store.errors import StoreError, StoreUnavailable
+from weft.store import fencing_terms
+from weft.store.errors import StoreError
 from weft.store.files import ROLE
+from weft.store.startup import ready_term, store_at
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -24,7 +24,6 @@ from weft_batch.server import BatchServer, TenantQuotas
 from weft_batch.settings import BatchSettings
 from weft_batch.storage import FileStorage, FolderStorage
 
-STORE_S, STORE_PAUSE_S = 60.0, 1.0  # PostgreSQL may start after the batch service
 FILE = "batch.sqlite"
 QUIET = ("alembic", "botocore", "urllib3")  # one line about the store is enough; headers and signatures are none
 log = logging.getLogger(__name__)
@@ -62,31 +61,14 @@ def open_storage(settings: BatchSettings) -> FileStorage:
 
 async def _run(settings: BatchSettings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "batch")
-    shared, storage = settings.database != "", open_storage(settings)
-    engine = open_database(postgresql_url(settings.database) if shared else sqlite_url(settings.data_dir / FILE))
+    storage, engine = open_storage(settings), store_at(settings.database, settings.data_dir / FILE)
     try:
-        term = await _ready(engine, stop, patience_s=STORE_S if shared else 0.0)
+        take = partial(fencing_terms.take, role=ROLE)
+        term = await ready_term(engine, take, stop, shared=settings.database != "")
         if term is not None:
             await _serve(settings, engine, term, storage, stop, tls)
     finally:
         await engine.dispose()
-
-
-async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float) -> int | None:
-    """This process's term, in a store at this version's revision; None: a signal to stop came. Raises StoreError."""
-    deadline = time.monotonic() + patience_s
-    while not stop.is_set():
-        try:
-            revision, term = await migrate.upgrade(engine), await fencing_terms.take(engine, ROLE)
-            log.info("store ready", extra=kv(revision=revision, term=term))
-            return term
-        except StoreUnavailable as error:
-            if time.monotonic() >= deadline:
-                raise
-            log.warning("the store does not answer yet", extra=kv(error=error))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), STORE_PAUSE_S)
-    return None
 
 
 async def _serve(

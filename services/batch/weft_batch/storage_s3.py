@@ -1,7 +1,6 @@
-"""Bytes of files on S3: AWS, or any server that speaks S3. Multipart uploads, so memory holds one part of a file.
+"""Bytes of files on S3. Multipart uploads, so memory holds one part of a file.
 
-Credentials are the depot's form: a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones,
-sessionToken. Never the environment, a profile or an instance's metadata.
+Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones, sessionToken.
 """
 
 import contextlib
@@ -11,18 +10,17 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import botocore.session
 import urllib3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import Session
 
 from weft.process import CannotStart
+from weft.s3 import KEYS, error_code, missing_keys, s3_client
 from weft_batch.errors import BytesMissing, StorageUnavailable
 
 PART_BYTES = 8 << 20  # S3 takes 10,000 parts of at least 5 MiB
 CONNECT_S, READ_S, TRIES = 5.0, 30.0, 3
 _PLACE = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9._/-]*))?", re.ASCII)
-KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")
 
 
 class S3NotUsable(CannotStart):
@@ -44,7 +42,7 @@ def read_keys(folder: Path) -> dict[str, str]:
     for name in KEYS:
         with contextlib.suppress(FileNotFoundError):
             keys[name] = (folder / name).read_text().strip()
-    if missing := [name for name in KEYS[:2] if not keys.get(name)]:
+    if missing := missing_keys([name for name, value in keys.items() if value]):
         raise S3NotUsable(f"--s3-credentials {folder} has no file {' and no file '.join(missing)}")
     return keys
 
@@ -54,23 +52,8 @@ class S3Storage:
 
     def __init__(self, uri: str, *, endpoint: str, region: str, keys: dict[str, str]) -> None:
         self._bucket, self._prefix = parse_place(uri)
-        self._client: Any = botocore.session.Session().create_client(
-            "s3",
-            region_name=region,
-            endpoint_url=endpoint or None,
-            aws_access_key_id=keys["accessKeyId"],
-            aws_secret_access_key=keys["secretAccessKey"],
-            aws_session_token=keys.get("sessionToken"),
-            config=Config(
-                connect_timeout=CONNECT_S,
-                read_timeout=READ_S,
-                retries={"total_max_attempts": TRIES, "mode": "standard"},
-                s3={"addressing_style": "path" if endpoint else "auto"},
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                ignore_configured_endpoint_urls=True,
-                max_pool_connections=16,
-            ),
+        self._client = s3_client(
+            Session(), endpoint or None, region, keys, connect_s=CONNECT_S, read_s=READ_S, tries=TRIES, connections=16
         )
 
     def writer(self, name: str) -> "S3Writer":
@@ -82,7 +65,7 @@ class S3Storage:
             try:
                 found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **asked)
             except ClientError as error:
-                if _code(error) == "InvalidRange":  # at or behind the end
+                if error_code(error) == "InvalidRange":  # at or behind the end
                     return b""
                 raise
             with found["Body"] as body:
@@ -142,19 +125,14 @@ class S3Writer:
             self._parts.append({"PartNumber": number, "ETag": sent["ETag"]})
 
 
-def _code(error: ClientError) -> str:
-    answer: Any = error.response
-    return str(answer.get("Error", {}).get("Code", ""))
-
-
 @contextlib.contextmanager
 def _storage_errors() -> Generator[None]:
     """botocore's errors -> ours; their text is not repeated, it may quote what was signed."""
     try:
         yield
     except ClientError as error:
-        if _code(error) in ("NoSuchKey", "404"):
+        if error_code(error) in ("NoSuchKey", "404"):
             raise BytesMissing("the file's bytes are not in storage") from None
-        raise StorageUnavailable(f"file storage answered {_code(error)[:60]}") from None
+        raise StorageUnavailable(f"file storage answered {error_code(error)[:60]}") from None
     except (BotoCoreError, urllib3.exceptions.HTTPError, OSError) as error:
         raise StorageUnavailable(f"file storage: {type(error).__name__}") from error

@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import logging
-import time
 
 import grpc.aio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
-from weft.store import fencing_terms, migrate
-from weft.store.database import open_database, postgresql_url, sqlite_url
-from weft.store.errors import StoreError, StoreUnavailable
+from weft.store import fencing_terms
+from weft.store.errors import StoreError
+from weft.store.startup import ready_term, store_at
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
@@ -25,7 +24,6 @@ from weft_supervisor.server import SupervisorServer
 from weft_supervisor.settings import SupervisorSettings
 
 FINISH_S = 1.0
-STORE_S, STORE_PAUSE_S = 60.0, 1.0  # PostgreSQL may start after its supervisors
 FILE = "weft.sqlite"
 log = logging.getLogger(__name__)
 
@@ -46,31 +44,13 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(settings: SupervisorSettings) -> None:
     stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "supervisor")
-    shared = settings.database != ""
-    engine = open_database(postgresql_url(settings.database) if shared else sqlite_url(settings.data_dir / FILE))
+    engine = store_at(settings.database, settings.data_dir / FILE)
     try:
-        highest_term = await _ready(engine, stop, patience_s=STORE_S if shared else 0.0)
+        highest_term = await ready_term(engine, fencing_terms.highest, stop, shared=settings.database != "")
         if highest_term is not None:
             await _serve(settings, engine, highest_term, stop, tls)
     finally:
         await engine.dispose()
-
-
-async def _ready(engine: AsyncEngine, stop: asyncio.Event, *, patience_s: float) -> int | None:
-    """The highest term in a store at this version's revision; None: a signal to stop came. Raises StoreError."""
-    deadline = time.monotonic() + patience_s
-    while not stop.is_set():
-        try:
-            revision, highest_term = await migrate.upgrade(engine), await fencing_terms.highest(engine)
-            log.info("store ready", extra=kv(revision=revision, highest_term=highest_term))
-            return highest_term
-        except StoreUnavailable as error:
-            if time.monotonic() >= deadline:
-                raise
-            log.warning("the store does not answer yet", extra=kv(error=error))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), STORE_PAUSE_S)
-    return None
 
 
 async def _serve(

@@ -1,8 +1,4 @@
-"""boto3, bounded: which endpoint, whose credentials, what an error means.
-
-Credentials come from the request's Secret, or there are none (public buckets). Never from the environment, a profile or
-an instance's metadata: those are the depot's rights, not the tenant's.
-"""
+"""S3 for tenants: which endpoint, whose credentials (those of the request's Secret, or none), what an error means."""
 
 import contextlib
 import re
@@ -12,19 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult
 
-import botocore.session
 import urllib3
-from botocore import UNSIGNED
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import Session
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.text import quoted
+from weft.s3 import KEYS, error_code, missing_keys, s3_client
 from weft_depot.credentials import Secret
 from weft_depot.sources.addresses import check_address, is_inside, split_url
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
-KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")
 _AWS = re.compile(
     r"s3[.-](?:(?:dualstack|fips)\.)?(?P<region>[a-z]{2}(?:-[a-z0-9]+)+)\.amazonaws\.com(?:\.cn)?", re.ASCII
 )
@@ -78,7 +72,7 @@ class Clients:
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
-        self._session = botocore.session.Session()
+        self._session = Session()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -87,26 +81,12 @@ class Clients:
         keys = keys_of(secret)
         if endpoint.url:
             check_address(endpoint.url, inside=is_inside(endpoint.url), what="the endpoint")
-        bounded = Config(
-            signature_version=None if keys else UNSIGNED,
-            connect_timeout=self._policy.connect_s,
-            read_timeout=self._policy.read_s,
-            retries={"total_max_attempts": 1},  # tries are counted by who calls
-            s3={"addressing_style": "path" if endpoint.url else "auto"},
-            response_checksum_validation="when_required",
-            ignore_configured_endpoint_urls=True,
-            max_pool_connections=4,
-        )
+        policy = self._policy
         with self._lock:
-            client: Any = self._session.create_client(
-                "s3",
-                region_name=endpoint.region,
-                endpoint_url=endpoint.url,
-                aws_access_key_id=keys.get("accessKeyId"),
-                aws_secret_access_key=keys.get("secretAccessKey"),
-                aws_session_token=keys.get("sessionToken"),
-                config=bounded,
-            )
+            client = s3_client(
+                self._session, endpoint.url, endpoint.region, keys, connect_s=policy.connect_s, read_s=policy.read_s,
+                tries=1, connections=4,  # tries are counted by who calls
+            )  # fmt: skip
         with contextlib.closing(client):
             yield client
 
@@ -116,7 +96,7 @@ def keys_of(secret: Secret | None) -> dict[str, str]:
     if secret is None:
         return {}
     found = {key: value for key in KEYS if (value := secret.text(key)) is not None}
-    if missing := [key for key in KEYS[:2] if key not in found]:
+    if missing := missing_keys(found):
         raise secret.invalid(
             f"it has no key {' and no key '.join(map(repr, missing))}; s3: expects accessKeyId, secretAccessKey and, "
             "for temporary credentials, sessionToken"
@@ -137,7 +117,7 @@ def s3_errors(about: str) -> Generator[None]:
 
 def _meaning(error: ClientError, about: str) -> ArtifactError | TransientError:
     answer: Any = error.response
-    code = str(answer.get("Error", {}).get("Code", ""))
+    code = error_code(error)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _SLOW or status in _AGAIN:
         return TransientError(f"{quoted(code)}, status {status}")
