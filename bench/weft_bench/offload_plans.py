@@ -18,10 +18,11 @@ from weft_bench.playing import Played
 from weft_runner.errors import NoPolicyFits
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
+from weft_runner.model.cpu.offload import formats_of
 from weft_runner.offload.costs import BlockWork, Case
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan, plan_json
-from weft_runner.offload.policy import Budgets, Formats, WeightsFormat
+from weft_runner.offload.policy import Budgets
 from weft_runner.offload.rounding import Supports, plan_from, round_case
 from weft_runner.offload.search import PASSES, PolicySearch, cases
 from weft_runner.offload.wire import solve
@@ -244,7 +245,8 @@ def fastest(search: PolicySearch, block: int, batch: int, buffers: int = 2) -> O
 def rates_of(model: OffloadModel) -> MachineRates:
     """This machine now, some seconds of it."""
     spec = read_spec(model.base / "config.json", None)
-    return measure_rates(model.packed, spec, [model.options.dtype], model.options.quota)
+    formats = formats_of(model.options.dtype, "auto")
+    return measure_rates(model.packed, spec, [formats.weights], formats.kv, model.options.quota)
 
 
 def search_of(
@@ -257,16 +259,8 @@ def search_of(
         options.prompt_tokens, options.tokens, batch_tokens=DEVICE_BATCH_TOKENS, page_tokens=PAGE_TOKENS, **adapters
     )  # fmt: skip
     spec = read_spec(model.base / "config.json", None)
-    formats = Formats(_format(options.dtype))
+    formats = formats_of(options.dtype, "auto")
     return PolicySearch(spec, rates, Budgets(max(1, device_bytes)), formats, work, Supports(), most_block)
-
-
-def _format(dtype: str) -> WeightsFormat:
-    match dtype:
-        case "bf16" | "fp32" | "int8" | "int4":
-            return dtype
-        case _:
-            raise ValueError(dtype)
 
 
 def run_plan(model: OffloadModel, plan: OffloadPlan, sequences: int, popularity: str) -> Ran:

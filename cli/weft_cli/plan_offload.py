@@ -1,7 +1,6 @@
 """`weft plan offload`: the policy of an offload pool, what it should reach, and what would help most."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,14 +17,14 @@ from weft_runner.errors import MachineInvalid, NoPolicyFits, OffloadError, Runne
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.machine import MachineRates, machine_json, machine_of
 from weft_runner.offload.plan import OffloadPlan, PassTime, plan_json
-from weft_runner.offload.policy import MOST_BYTES, Budgets, Formats, MemoryTier
+from weft_runner.offload.policy import MOST_BYTES, Budgets, Formats, MemoryTier, WeightsFormat
 from weft_runner.offload.rounding import Supports
-from weft_runner.offload.search import PolicySearch
+from weft_runner.offload.search import BLOCKS, PolicySearch
+from weft_runner.offload.serving import MOST_BATCH_TOKENS, serving_limits
 from weft_runner.offload.wire import solve
 
 MACHINE_BYTES = 1 << 20
 BATCH_TOKENS = 256  # of a device batch: the runner's --offload-batch-tokens
-MOST_BATCH_TOKENS, MOST_PAGES = 65_536, 1 << 20  # of a pool
 WIDTH = 40  # of a bar
 GIB = 1 << 30
 
@@ -43,10 +42,12 @@ def search_of(manifest: Mapping[str, Any], model: str | None, rates: MachineRate
     asked = offload_of(manifest)
     scheduler = manifest["spec"].get("scheduler") or {}
     lora = manifest["spec"].get("lora") or {}
+    cache = manifest["spec"].get("kvCache") or {}
     work = replace(
         work,
         batch_tokens=BATCH_TOKENS,
-        page_tokens=(manifest["spec"].get("kvCache") or {}).get("pageTokens", 16),
+        page_tokens=cache.get("pageTokens", 16),
+        pages=cache.get("pages", 0),
         adapter_rank=work.adapter_rank or lora.get("maxRank", 64),
     )
     budgets = Budgets(
@@ -58,7 +59,10 @@ def search_of(manifest: Mapping[str, Any], model: str | None, rates: MachineRate
     if formats.weights not in rates.products:
         known = ", ".join(rates.products)
         raise BadInput(f"the machine's products have no {formats.weights}, but {known}", "measure it: --measure")
-    return PolicySearch(spec, rates, budgets, formats, work, Supports(), scheduler.get("maxSequences", 32))
+    return PolicySearch(
+        spec, rates, budgets, formats, work, Supports(), scheduler.get("maxSequences", BLOCKS[-1]),
+        most_tokens=scheduler.get("maxBatchTokens", MOST_BATCH_TOKENS),
+    )  # fmt: skip
 
 
 def offload_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,8 +100,10 @@ def measured_rates(manifest: Mapping[str, Any], model: str | None) -> MachineRat
     from weft_runner.model.cpu.machine_rates import measure_rates
 
     asked, spec = offload_of(manifest), model_spec(manifest, model)
+    others: tuple[WeightsFormat, ...] = ("bf16", "int4")
+    formats = list[WeightsFormat](dict.fromkeys((asked.get("weights", "bf16"), *others)))
     try:
-        return measure_rates(Path(asked["diskPath"]), spec, sorted({"bf16", "int4", asked.get("weights", "bf16")}))
+        return measure_rates(Path(asked["diskPath"]), spec, formats, asked.get("kv", "bf16"))
     except (RunnerError, NativeUnavailable) as error:
         raise CommandError(f"this machine was not measured: {error}") from error
 
@@ -151,16 +157,13 @@ def _rate(search: PolicySearch) -> float:
 
 def pool_settings(search: PolicySearch, plan: OffloadPlan) -> dict[str, dict[str, int]]:
     """What the pool has to say so that its runners do this: blocks are sequences, and adapters are in KV pages too."""
-    work, sizes = search.work, search.sizes
-    together = plan.policy.block // plan.prompt_passes
-    page = work.page_tokens * sizes.kv_token
-    pages = math.ceil(plan.policy.block * math.ceil((work.prompt + work.output) / work.page_tokens))
-    pages += math.ceil(plan.usage[MemoryTier.DEVICE].adapters / page)
-    tokens = min(max(together * work.prompt, plan.policy.block), MOST_BATCH_TOKENS)
+    limits = serving_limits({0: (search, plan)})
     return {
-        "kvCache": {"pages": min(pages, MOST_PAGES), "pageTokens": work.page_tokens},
-        "scheduler": {"maxSequences": plan.policy.block, "maxBatchTokens": tokens, "maxPrefills": together},
-    }
+        "kvCache": {"pages": limits.pages, "pageTokens": search.work.page_tokens},
+        "scheduler": {
+            "maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens, "maxPrefills": limits.prefills
+        },
+    }  # fmt: skip
 
 
 def report(search: PolicySearch, plan: OffloadPlan, helping: list[Change]) -> list[str]:

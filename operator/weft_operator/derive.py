@@ -57,7 +57,8 @@ def max_context_tokens(facts: PoolFacts) -> int:
 
     Said before any runner says it, so that a request for a pool at zero gets an answer of the right length.
     """
-    return min(_model_context_tokens(facts), facts.pool.kv_pages * facts.pool.page_tokens)
+    pages, model = facts.pool.kv_pages, _model_context_tokens(facts)
+    return min(model, pages * facts.pool.page_tokens) if pages else model
 
 
 def _model_context_tokens(facts: PoolFacts) -> int:

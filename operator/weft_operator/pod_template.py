@@ -112,6 +112,7 @@ def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
     return {
         "dtype": offload.weights,
         **({"kv-dtype": "int4"} if offload.kv == "int4" else {}),
+        "offload-policy": "auto",
         "offload-device-bytes": offload.device_bytes,
         **({} if offload.disk_bytes is None else {"offload-disk-bytes": offload.disk_bytes}),
         "offload-disk-path": offload.disk_path,

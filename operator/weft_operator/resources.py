@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from weft.api.servingpool import BATCH_TOKENS, PAGES, SEQUENCES
 from weft.api.template import amount
 
 Kind = Literal["ServingPool", "LoRAAdapter"]
@@ -125,7 +126,7 @@ class Pool:
     max_adapters: int | None  # None: as many as pages hold
     max_rank: int
     page_tokens: int
-    kv_pages: int
+    kv_pages: int  # 0, as the next two: unset in a pool that offloads, whose runners find them
     max_sequences: int
     max_batch_tokens: int
     max_prefills: int
@@ -201,6 +202,7 @@ def parse_pool(obj: Object) -> Pool:
     meta, spec = parse_meta(obj), obj["spec"]
     slo, fairness = _slo(spec.get("slo")), spec["scheduler"]["fairness"]
     model, lora, cache, scheduler = spec["model"], spec["lora"], spec["kvCache"], spec["scheduler"]
+    offload = _offload(spec.get("offload") or {})
     parallelism, allowed, phases = spec["parallelism"], spec["allowedNamespaces"], spec["phases"]
     return Pool(
         meta=meta,
@@ -217,15 +219,15 @@ def parse_pool(obj: Object) -> Pool:
         max_adapters=lora.get("maxAdapters"),
         max_rank=lora["maxRank"],
         page_tokens=cache["pageTokens"],
-        kv_pages=cache["pages"],
-        max_sequences=scheduler["maxSequences"],
-        max_batch_tokens=scheduler["maxBatchTokens"],
+        kv_pages=cache.get("pages") or (PAGES if offload is None else 0),
+        max_sequences=scheduler.get("maxSequences") or (SEQUENCES if offload is None else 0),
+        max_batch_tokens=scheduler.get("maxBatchTokens") or (BATCH_TOKENS if offload is None else 0),
         max_prefills=scheduler["maxPrefills"],
         token_time_ms=slo.token_time_ms if slo else TOKEN_TIME_MS,
         tensor_parallel=parallelism["tensor"],
         pipeline_parallel=parallelism["pipeline"],
         pods_per_runner=parallelism["podsPerRunner"],
-        offload=_offload(spec.get("offload") or {}),
+        offload=offload,
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         placement=scheduler["placement"],

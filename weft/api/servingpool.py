@@ -21,6 +21,7 @@ from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
 from weft.api.template import MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
 
+PAGES, SEQUENCES, BATCH_TOKENS = 1024, 32, 512  # of a pool that does not offload, where they are unset
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -58,8 +59,8 @@ class KVCache(ApiModel):
 
     page_tokens: Annotated[int, Field(strict=True, ge=1, le=256)] = 16
     """Tokens in a page."""
-    pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] = 1024
-    """Pages of one runner."""
+    pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
+    """Pages of one runner. Unset: 1024; of a pool that offloads, what the policy of its runners finds."""
 
 
 MAX_RANKS = 64  # of a runner
@@ -200,8 +201,9 @@ class SchedulingSpec(ApiModel):
         Rule(
             "maxBatchTokens",
             "maxBatchTokens must be at least maxSequences: each sequence adds a token an iteration",
-            "self.maxBatchTokens >= self.maxSequences",
-            lambda scheduler: scheduler.max_batch_tokens >= scheduler.max_sequences,
+            f"(has(self.maxBatchTokens) ? self.maxBatchTokens : {BATCH_TOKENS}) >= "
+            f"(has(self.maxSequences) ? self.maxSequences : {SEQUENCES})",
+            lambda scheduler: (scheduler.max_batch_tokens or BATCH_TOKENS) >= (scheduler.max_sequences or SEQUENCES),
         ),
     )
 
@@ -231,12 +233,14 @@ class SchedulingSpec(ApiModel):
     prefetch: Literal["forecast", "never"] = "never"
     """Whether adapters that requests will probably name soon, by the times of their earlier ones, come to the disks of
     runners before that. forecast: beside requests, as far as the disk has room to spare."""
-    max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] = 32
-    """Sequences in one batch of one runner."""
-    max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 512
-    """Tokens of one iteration of one runner; longer prompts are processed in chunks."""
+    max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+    """Sequences in one batch of one runner. Unset: 32; of a pool that offloads, what the policy of its runners finds,
+    for which a number here is the most."""
+    max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] | None = None
+    """Tokens of one iteration of one runner; longer prompts are processed in chunks. Unset: 512; of a
+    pool that offloads as maxSequences."""
     max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
-    """Prompts that one iteration of one runner works on."""
+    """Prompts that one iteration of one runner works on; in a pool that offloads as many as maxBatchTokens allows."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """Requests that may wait; more are answered 429 with a computed retry-after. A namespace that has less than its
     share of them waiting is still accepted."""

@@ -5,7 +5,7 @@ The last one serves every model; `auto` takes the first that can serve this one 
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.model.weights import Files, load_weights
+from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan, plan_of
 from weft_runner.parallel.executor import TensorParallelExecutor
 from weft_runner.parallel.grid import RankGrid
@@ -57,7 +58,8 @@ COST = "fp32 in torch, one operator after the other: twice the bytes a token, an
 class ModelSource:
     """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load.
 
-    `gather`: where the ranks of a split model are on other hosts. `runner`: who it is, for others.
+    `gather`: where the ranks of a split model are on other hosts. `runner`: who it is, for others. `policy`: by which
+    it offloads (None: as many weights stay as fit, or as --offload-plan says).
     """
 
     spec: ModelSpec
@@ -66,6 +68,15 @@ class ModelSource:
     stopping: Callable[[], bool] = lambda: False
     gather: GatherRanks | None = None
     runner: RunnerId | None = None
+    policy: "OffloadPolicy | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPolicy:
+    """What a runner found at its start: its machine, and each rank's plan; no plans: as many weights stay as fit."""
+
+    machine: MachineRates
+    plans: Mapping[int, OffloadPlan]
 
 
 def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
@@ -119,7 +130,7 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
         raise ExecutorUnavailable(f"--executor cpu: {why}")
     files = {name: path.absolute() for name, path in base.files.items()}
     start = {"settings": settings, "spec": spec, "files": files, "threads": base.threads, "device": device,
-             "runner": base.runner}  # fmt: skip
+             "runner": base.runner, "policy": base.policy}  # fmt: skip
     own = partial(make_partition, settings, base)
     gather = base.gather if settings.ranks_listen else None
     ranks = launch_ranks(grid, start, own, base.stopping, patience_s=PATIENCE_S, gather=gather)
@@ -255,8 +266,10 @@ def _cpu(settings: RunnerSettings, base: ModelSource) -> Executor:
     return _cpu_part(settings, base, part, None)
 
 
-def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, ranks: TorchRanks | None) -> Executor:
-    """`ranks`: with whom it computes each layer.
+def _cpu_part(
+    settings: RunnerSettings, base: ModelSource, part: Partition, ranks: TorchRanks | None, rank: int = 0
+) -> Executor:
+    """`ranks`: with whom it computes each layer; `rank`: of the runner.
 
     Raises WeightsInvalid, StoppedAtStart; where weights are offloaded OutOfMemory, DiskUnusable.
     """
@@ -265,7 +278,7 @@ def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, rank
         return OffloadExecutor(
             library,
             open_checkpoint(base.files, base.spec, base.stopping),
-            _offload_budget(settings),
+            _offload_budget(settings, base.policy, rank),
             dtype=settings.dtype,
             kv_dtype=settings.kv_dtype,
             threads=base.threads,
@@ -289,14 +302,16 @@ def _cpu_part(settings: RunnerSettings, base: ModelSource, part: Partition, rank
     )
 
 
-def _offload_budget(settings: RunnerSettings) -> OffloadBudget:
+def _offload_budget(settings: RunnerSettings, policy: OffloadPolicy | None, rank: int) -> OffloadBudget:
     """Raises PolicyInvalid."""
-    plan = None if settings.offload_plan is None else _read_plan(settings.offload_plan, settings)
+    plan = None if policy is None else policy.plans.get(rank)
+    if settings.offload_plan is not None:
+        plan = _read_plan(settings.offload_plan, settings)
     batch_tokens = settings.offload_batch_tokens if plan is None else plan.batch_tokens
     return OffloadBudget(
         device_bytes=settings.offload_device_bytes,
         disk_bytes=settings.offload_disk_bytes,
-        path=settings.offload_disk_path or settings.data_dir / "offload",
+        path=offload_folder(settings),
         base=settings.base_digest,
         micro_batch=max(1, min(batch_tokens, settings.max_batch_tokens)),
         max_tokens=settings.max_batch_tokens,
@@ -306,7 +321,13 @@ def _offload_budget(settings: RunnerSettings) -> OffloadBudget:
         host_bytes=settings.offload_host_bytes,
         kv_disk_pages=settings.offload_kv_disk_pages,
         plan=plan,
+        machine=None if policy is None else policy.machine,
     )
+
+
+def offload_folder(settings: RunnerSettings) -> Path:
+    """Where packed weights lie, and what was measured."""
+    return settings.offload_disk_path or settings.data_dir / "offload"
 
 
 def _read_plan(path: Path, settings: RunnerSettings) -> OffloadPlan:
@@ -353,7 +374,7 @@ def make_partition(settings: RunnerSettings, base: ModelSource, ranks: TorchRank
     if settings.executor == "cuda":
         return _cuda_part(settings, base, find_gpu(local_gpu(settings, ranks.rank)), part, ranks.tensor)
     if settings.executor == "cpu":
-        return _cpu_part(settings, base, part, ranks if part.size > 1 else None)
+        return _cpu_part(settings, base, part, ranks if part.size > 1 else None, ranks.rank)
     return _reference_part(settings, base, part, ranks.tensor)
 
 

@@ -18,6 +18,7 @@ from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.core.batch import Batching
 
 MAX_RANKS = 64  # processes of a runner
+KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS = 1024, 32, 512
 CPU_PAGE = 16  # tokens: the native kernels lay keys out in blocks of so many
 _NAME = re.compile(r"[A-Za-z0-9._-]{0,253}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -116,11 +117,16 @@ class RunnerSettings:
     )
     profile: bool = _flag("time the model at start, for about a second", default=True)
     page_tokens: int = _number("tokens of a KV page", 16, 1, 256)
-    kv_pages: int = _number("KV pages in all", 1024, 1, 1 << 20)
-    max_sequences: int = _number("sequences admitted at a time", 32, 1, 1024)
+    kv_pages: int = _number("KV pages in all (1024; 0: by --offload-policy auto)", KV_PAGES, 0, 1 << 20)
+    max_sequences: int = _number(
+        "sequences admitted at a time (32; 0: by --offload-policy auto)", MAX_SEQUENCES, 0, 1024
+    )
     max_adapters: int = _number("adapters on the device at a time (0: as many as pages hold)", 0, 0, MOST_SLOTS)
     max_rank: int = _number("largest rank of an adapter", 64, 1, 256)
-    max_batch_tokens: int = _number("tokens of an iteration; longer prompts are chunked", 512, 1, 1 << 20)
+    max_batch_tokens: int = _number(
+        "tokens of an iteration; longer prompts are chunked (512; 0: by --offload-policy auto)", MAX_BATCH_TOKENS, 0,
+        1 << 20,
+    )  # fmt: skip
     max_prefills: int = _number("prompts that an iteration works on", 1, 1, 1024)
     batching: str = _flag(
         "what an iteration runs: prompts beside running sequences; prompts alone and first; one batch of requests to "
@@ -159,6 +165,12 @@ class RunnerSettings:
     offload_disk_bytes: int = _number("most bytes of a rank's weights and KV on disk", 1 << 50, 1, 1 << 50, metavar="N")
     offload_disk_path: Path | None = _flag(  # noqa: RUF009
         "where these lie, with direct I/O; runners of a node may share it (unset: in --data-dir)", None, metavar="DIR"
+    )
+    offload_policy: str = _flag(
+        "greedy: as many weights stay as fit; auto: measure this machine, find the policy, and take the limits from it "
+        "that are 0",
+        "greedy",
+        choices=("greedy", "auto"),
     )
     offload_batch_tokens: int = _number(
         "tokens that an offloaded layer computes at a time", 256, 1, 1 << 20, metavar="N"
@@ -242,7 +254,14 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             f"--threads {values.threads} is above the {quota} CPUs that this process may use (affinity, cgroups): "
             "all threads would wait for the one without a CPU; give it more CPUs, or fewer --threads (0: chosen)"
         )
-    if values.max_batch_tokens < values.max_sequences:
+    limits = {"kv-pages": values.kv_pages, "max-sequences": values.max_sequences,
+              "max-batch-tokens": values.max_batch_tokens}  # fmt: skip
+    if values.offload_policy == "auto":
+        if not values.offload_device_bytes or values.offload_plan:
+            yield "--offload-policy auto is for --offload-device-bytes without --offload-plan: it finds one"
+    elif unset := [f"--{name}" for name, limit in limits.items() if not limit]:
+        yield f"{', '.join(unset)} 0 is for --offload-policy auto, which chooses"
+    if 0 < values.max_batch_tokens < values.max_sequences:
         yield "--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration"
     if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
         yield f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs"

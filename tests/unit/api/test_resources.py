@@ -41,7 +41,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
         "spec": {
             "model": {"uri": "file:models/tiny"},
             "lora": {"maxRank": 64},
-            "kvCache": {"pageTokens": 16, "pages": 1024},
+            "kvCache": {"pageTokens": 16},
             "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
             "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
             "scheduler": {
@@ -49,8 +49,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
                 "fairness": {"mode": "Tenant"},
                 "reservation": "calibrated", "consolidation": "autoscaled", "consolidationSeconds": 10,
                 "prefetch": "never",
-                "maxSequences": 32,
-                "maxBatchTokens": 512, "maxPrefills": 1, "maxQueue": 1000, "maxMoves": 8,
+                "maxPrefills": 1, "maxQueue": 1000, "maxMoves": 8,
             },
             "drainSeconds": 300,
             "allowedNamespaces": {"from": "Same"},

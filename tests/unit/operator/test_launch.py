@@ -87,6 +87,16 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
     assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
     assert (str(settings.offload_disk_path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
+    limits = [
+        {"pages": manifest["spec"]["kvCache"].pop("pages")},
+        {name: manifest["spec"]["scheduler"].pop(name) for name in ("maxSequences", "maxBatchTokens")},
+    ]
+    free = launch_flags(launch(parse_pool(manifest), BASE))
+    found = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | free).items()])
+    assert (found.offload_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == ("auto", 0, 0, 0)
+    manifest["spec"]["kvCache"] |= limits[0]
+    manifest["spec"]["scheduler"] |= limits[1]
+    assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (1024, 32, 512)
     pod = pod_template(
         parse_pool(manifest).groups[0],
         wanted,

@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def executor_of(files: dict[str, Path], spec: ModelSpec, folder: Path) -> OffloadExecutor:
     budget = OffloadBudget(
         1 << 30, 1 << 30, folder, "sha256:" + "5" * 64, micro_batch=16, max_tokens=64, max_sequences=8, max_rank=8,
-        share=0.4, machine=measure_rates(folder, spec, ["bf16"], 1),
+        share=0.4, machine=measure_rates(folder, spec, ["bf16"], "bf16", 1),
     )  # fmt: skip
     return OffloadExecutor(
         native_library(), open_checkpoint(files, spec), budget, dtype="bf16", threads=1, pages=16, page_tokens=16,

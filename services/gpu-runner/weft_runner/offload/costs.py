@@ -29,6 +29,7 @@ class BlockWork:
     """What a block is: `prompt` and `output` tokens of each sequence, `adapters` of `adapter_rank` among them all.
 
     `batch_tokens`: of a device batch, at most. `in_flight`: blocks at a time, one for each stage of a pipeline.
+    `pages`: KV pages on the device, for sequences and adapters, where they are set; 0: as many as a block needs.
     """
 
     prompt: int
@@ -38,6 +39,7 @@ class BlockWork:
     batch_tokens: int = 512
     page_tokens: int = 16
     in_flight: int = 1
+    pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,22 @@ class Case:
     def resident_adapters(self) -> int:
         """Distinct ones of all blocks in flight: all are on the device."""
         return min(self.block * self.work.in_flight, self.work.adapters)
+
+    @property
+    def within_pages(self) -> bool:
+        """Blocks and their adapters need no more pages than are set. One sequence may be shorter than the work's."""
+        work, taken = self.work, self.work.in_flight * self.block * self.sequence_kv
+        return not work.pages or self.block == 1 or taken + self.adapter_bytes <= self.set_kv
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Of all that are on the device."""
+        return self.resident_adapters * self.sizes.adapter
+
+    @property
+    def set_kv(self) -> float:
+        """Bytes of the pages that are set."""
+        return self.work.pages * self.work.page_tokens * self.sizes.kv_token
 
     @property
     def pass_rows(self) -> int:
@@ -216,6 +234,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     weights = float(sizes.weights)
     mean = case.buffers * weights / (sizes.layers + sizes.panels)
     kv = work.in_flight * case.block * case.sequence_kv
+    spare = max(0.0, case.set_kv - kv - case.adapter_bytes)  # pages that are set are there, whatever a block needs
     hidden = float(max(case.pass_rows, case.block) * sizes.hidden_row)
     passing = max(case.batch * case.sequence_kv, min(case.block * case.sequence_kv, sizes.context * sizes.kv_token))
     kv_buffers = case.buffers * passing / sizes.layers
@@ -227,7 +246,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     rows += 2 * case.block * sizes.logits_row + pass_rows * sizes.embedding_row
     both = ("host", "disk")
     workspace = linear(
-        float(rows + sizes.fixed),
+        float(rows + sizes.fixed + spare),
         **{f"kv_{tier}": kv_buffers for tier in both},
         **{f"activations_{tier}": hidden_buffers for tier in both},
     )
@@ -235,7 +254,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
         "weights": linear(weights, weights_host=-weights, weights_disk=-weights),
         "kv": linear(kv, kv_host=-kv, kv_disk=-kv),
         "activations": linear(hidden, activations_host=-hidden, activations_disk=-hidden),
-        "adapters": linear(float(case.resident_adapters * sizes.adapter)),
+        "adapters": linear(float(case.adapter_bytes)),
         "ring": linear(weights_host=mean, weights_disk=mean),
         "workspace": workspace,
     }

@@ -37,7 +37,10 @@ Relax = Callable[[Case, Budgets, Supports], Relaxed | None]
 
 @dataclass(frozen=True, slots=True)
 class PolicySearch:
-    """What is asked. `layers`: of a pipeline's rank (None: all). `most_block`: sequences that may run at a time."""
+    """What is asked. `layers`: of a pipeline's rank (None: all).
+
+    `most_block`: sequences that may run at a time; `most_tokens`: of a pass, where longer prompts come in parts.
+    """
 
     spec: ModelSpec
     machine: MachineRates
@@ -47,6 +50,7 @@ class PolicySearch:
     supports: Supports = EVERYTHING
     most_block: int = BLOCKS[-1]
     layers: range | None = None
+    most_tokens: int = 65_536
 
     @property
     def sizes(self) -> ModelSizes:
@@ -97,7 +101,17 @@ def cases(request: PolicySearch) -> Iterator[Case]:
             for passes in PASSES:
                 if block % passes == 0:
                     for buffers in BUFFERS:
-                        yield Case(sizes, request.machine, request.formats, request.work, block, batch, passes, buffers)
+                        case = Case(
+                            sizes, request.machine, request.formats, request.work, block, batch, passes, buffers
+                        )
+                        if case.within_pages and _within_tokens(request, case):
+                            yield case
+
+
+def _within_tokens(request: PolicySearch, case: Case) -> bool:
+    """One prompt at a time may be longer than a pass: its parts are computed one after the other."""
+    most = request.most_tokens
+    return case.block <= most and (case.pass_rows <= most or case.passes == case.block)
 
 
 def find_plans(requests: Mapping[int, PolicySearch], relax: Relax) -> dict[int, OffloadPlan]:

@@ -32,6 +32,7 @@ def request_json(request: PolicySearch) -> dict[str, Any]:
         "supports": asdict(request.supports),
         "most_block": request.most_block,
         "layers": layers,
+        "most_tokens": request.most_tokens,
     }
 
 
@@ -49,6 +50,7 @@ def request_of(fields: Mapping[str, Any]) -> PolicySearch:
             Supports(tuple(map(MemoryTier, supports["kv"])), tuple(map(MemoryTier, supports["activations"]))),
             fields["most_block"],
             None if layers is None else range(*layers),
+            fields["most_tokens"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise PolicyInvalid(f"a request that is not whole: {error!r}") from error
@@ -56,7 +58,13 @@ def request_of(fields: Mapping[str, Any]) -> PolicySearch:
 
 def solve(request: PolicySearch, timeout_s: float = SOLVE_S) -> OffloadPlan:
     """The search in a short-lived process. Raises NoPolicyFits, OffloadError: it found none, or could not run."""
-    command, sent = [sys.executable, "-m", "weft_runner.offload"], json.dumps(request_json(request))
+    return solve_ranks({0: request}, timeout_s)[0]
+
+
+def solve_ranks(requests: Mapping[int, PolicySearch], timeout_s: float = SOLVE_S) -> dict[int, OffloadPlan]:
+    """Of the ranks of a pipeline, together (`search.find_plans`). Raises as `solve`."""
+    command = [sys.executable, "-m", "weft_runner.offload"]
+    sent = json.dumps({"ranks": {str(rank): request_json(request) for rank, request in requests.items()}})
     try:
         done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 (our own module)
     except subprocess.TimeoutExpired as error:
@@ -69,7 +77,7 @@ def solve(request: PolicySearch, timeout_s: float = SOLVE_S) -> OffloadPlan:
         why = " ".join(done.stderr.strip().splitlines()[-1:])
         raise OffloadError(f"the planner's process failed: {why}; it needs weft[offload]") from error
     if "error" not in answer:
-        return plan_of(answer["plan"])
+        return {int(rank): plan_of(plan) for rank, plan in answer["plans"].items()}
     if "tier" in answer:
         raise NoPolicyFits(answer["message"], answer["tier"], answer["short_bytes"])
     raise OffloadError(f"{answer['error']}: {answer['message']}")

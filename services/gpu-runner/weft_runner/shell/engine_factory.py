@@ -32,6 +32,7 @@ from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
 from weft_runner.shell.kv_profile import measure_kv
+from weft_runner.shell.offload_policy import settle_offload
 from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
@@ -66,13 +67,14 @@ def build_engine(
 
     `runner`: who it is, for other runners; None: it exchanges no KV with any. `gather`: ranks of other hosts.
 
-    Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, StoppedAtStart.
+    Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, NoPolicyFits, DiskUnusable, StoppedAtStart.
     """
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
     threads = max(1, (settings.threads or default_threads(spec)) // len(settings.ranks_here))
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
-    executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner))
+    settings, policy = settle_offload(settings, spec, threads)
+    executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy))
     if wrap is not None:
         assert not isinstance(executor, MultiProcessExecutor), "its other ranks would go unwatched"
         executor = wrap(executor)

@@ -84,7 +84,7 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
     torch.set_num_threads(start["threads"])
     device = device_of(start["device"], local_gpu(settings, start["rank"]))
     ranks = TorchRanks(start["grid"], start["rank"], device, meet(start), start["patience_s"])
-    base = ModelSource(start["spec"], own.files if own else start["files"], start["threads"])
+    base = ModelSource(start["spec"], own.files if own else start["files"], start["threads"], policy=start["policy"])
     ranks.join()
     executor = make_partition(settings, base, ranks)
     shard, address = _exchange_kv(start, own, executor, channels.events)

@@ -11,10 +11,12 @@ from collections.abc import Callable
 import numpy as np
 
 from weft.domain.model.config import ModelSpec
+from weft.domain.model.packed import kv_token_bytes
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
-from weft_kernels.cpu.structs import FP32, Layer, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import BF16, FP32, INT4, Layer, Matrix, ModelStruct, StepStruct
+from weft_runner.offload.policy import KvFormat
 
 HIDDEN = 64  # numbers of a row between layers, and inner ones
 KV_BYTES = 96 << 20
@@ -26,16 +28,15 @@ Clock = Callable[[], float]
 
 
 def attention_rates(
-    library: Library, pool: ThreadPool, spec: ModelSpec, kind: int, clock: Clock = time.perf_counter
+    library: Library, pool: ThreadPool, spec: ModelSpec, kv: KvFormat, clock: Clock = time.perf_counter
 ) -> tuple[float, float]:
     """(bytes of KV a second by rows of one token, operations a second by prompts); 0 where steps are too short."""
     context = min(CONTEXT, spec.max_positions) // PAGE_TOKENS * PAGE_TOKENS
     if not context:
         return 0.0, 0.0
-    element = 4 if kind == FP32 else 2
-    token = spec.layers * 2 * spec.kv_size * element
+    token = spec.layers * kv_token_bytes(spec, kv, int4=kv == "int4")
     rows = min(MOST_ROWS, max(1, KV_BYTES // (context * token)))
-    bench = _Attention(library, pool, spec, kind, rows * context // PAGE_TOKENS, clock)
+    bench = _Attention(library, pool, spec, kv, rows * context // PAGE_TOKENS, clock)
     decode_s = bench.decode_s(rows, context) - bench.decode_s(rows, 1)
     prompt_s = bench.prompt_s(context)
     flops = 2 * context * context * spec.q_size * min(PROMPT_LAYERS, spec.layers)
@@ -49,8 +50,9 @@ class _Attention:
     """The model, its KV, and steps."""
 
     def __init__(
-        self, library: Library, pool: ThreadPool, spec: ModelSpec, kind: int, pages: int, clock: Clock
+        self, library: Library, pool: ThreadPool, spec: ModelSpec, kv: KvFormat, pages: int, clock: Clock
     ) -> None:
+        kind = FP32 if kv == "fp32" else BF16
         self._library, self._pool, self._spec, self._clock = library, pool, spec, clock
         self._kept: list[object] = []
         ones = np.ones(max(HIDDEN, spec.head_dim), np.float32)
@@ -64,8 +66,7 @@ class _Attention:
         layers = (Layer * spec.layers)(*[layer] * spec.layers)
         for one, window in zip(layers, spec.windows, strict=True):
             one.window = window
-        element = 4 if kind == FP32 else 2
-        self._kv = MappedMemory(pages * spec.layers * 2 * spec.kv_size * PAGE_TOKENS * element)
+        self._kv = MappedMemory(pages * PAGE_TOKENS * spec.layers * kv_token_bytes(spec, kv, int4=kv == "int4"))
         ctypes.memset(self._kv.address, 0x3C, self._kv.n_bytes)  # small numbers
         self._pages = pages
         embedding = np.full((1, HIDDEN), 0x3F80, np.uint16)  # of ones, in bf16
@@ -74,6 +75,7 @@ class _Attention:
             layers=spec.layers, hidden=HIDDEN, inner=HIDDEN, heads=spec.heads, kv_heads=spec.kv_heads,
             head_dim=spec.head_dim, vocab=16, kind=kind, eps=1e-5, layer=layers, embedding=self._address(embedding),
             norm=norm, head=self._matrix(16, HIDDEN, kind), kv=self._kv.address, page_tokens=PAGE_TOKENS,
+            kv_kind=INT4 if kv == "int4" else kind,
             inverse_frequency=self._address(np.full(spec.head_dim // 2, 0.5, np.float32)), rope_scale=1.0,
         )  # fmt: skip
 

@@ -30,12 +30,14 @@ from weft_runner.model.cpu.attention_rates import attention_rates
 from weft_runner.model.cpu.direct_io import BLOCK, DirectFile
 from weft_runner.model.cpu.weight_stream import THREADS
 from weft_runner.offload.machine import MachineRates, Table, check_machine, rising
+from weft_runner.offload.policy import Formats, KvFormat, WeightsFormat
+from weft_runner.offload.sizes import model_sizes
 
-KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}
+KINDS: dict[WeightsFormat, int] = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DISK_BYTES = 256 << 20
 MEMORY_BYTES = 128 << 20  # that reads go to: a small buffer, which stays in the cache, makes a virtual disk look faster
-CACHE_BYTES = 96 << 20  # of packed matrices: beyond what a core's share of the last cache holds
+WEIGHT_BYTES = 512 << 20  # of packed matrices, at most: a model that a cache holds is read from there, as it is later
 REPEATS = 3
 DISK_S, PRODUCTS_S, OVERLAP_S = 2.0, 4.0, 0.5  # each sweep over the disk; a format's products; both at a time
 OVERLAP_ROWS = 32
@@ -44,16 +46,20 @@ Clock = Callable[[], float]
 
 
 def measure_rates(
-    folder: Path, spec: ModelSpec, formats: Sequence[str], threads: int | None = None, clock: Clock = time.perf_counter
-) -> MachineRates:
-    """Some seconds, and `DISK_BYTES` of the disk meanwhile. Raises DiskUnusable, NativeUnavailable, MachineInvalid."""
+    folder: Path, spec: ModelSpec, formats: Sequence[WeightsFormat], kv: KvFormat, threads: int | None = None,
+    most_bytes: int = WEIGHT_BYTES, clock: Clock = time.perf_counter,
+) -> MachineRates:  # fmt: skip
+    """Some seconds, and `DISK_BYTES` of the disk meanwhile. `most_bytes`: of weights at a time, that may be in memory.
+
+    Raises DiskUnusable, NativeUnavailable, MachineInvalid.
+    """
     library = load()
     with scratch_file(folder) as path, library.pool(threads) as pool:
         n_bytes, write = disk_write(path, clock)
         read = disk_read(path, n_bytes, clock)
         memory = library.read_bandwidth(pool, MEMORY_BYTES, REPEATS)
-        attention, flops = attention_rates(library, pool, spec, FP32 if formats[0] == "fp32" else BF16, clock)
-        benches = {name: _Products(library, pool, spec, KINDS[name], clock) for name in formats}
+        attention, flops = attention_rates(library, pool, spec, kv, clock)
+        benches = {name: _Products(library, pool, spec, name, most_bytes, clock) for name in formats}
         products = {name: bench.table() for name, bench in benches.items()}
         rates = MachineRates(
             disk_read=read,
@@ -194,16 +200,19 @@ def _copy_rate(library: Library, pool: ThreadPool, clock: Clock) -> float:
 
 
 class _Products:
-    """Packed matrices of the model's largest shape, and rows to multiply them with."""
+    """Packed matrices of the model's largest shape, as many bytes as the model has, and rows to multiply them with."""
 
-    def __init__(self, library: Library, pool: ThreadPool, spec: ModelSpec, kind: int, clock: Clock) -> None:
+    def __init__(
+        self, library: Library, pool: ThreadPool, spec: ModelSpec, weights: WeightsFormat, most_bytes: int, clock: Clock
+    ) -> None:
+        kind, whole = KINDS[weights], min(model_sizes(spec, Formats(weights)).weights, most_bytes, WEIGHT_BYTES)
         self._library, self._pool, self._clock = library, pool, clock
         n_out, n_in = max(stacked_shapes(spec), key=lambda shape: shape[0] * shape[1])
         n_out = min(n_out, max(16, (64 << 20) // (4 * n_in) // 64 * 64))  # the numbers to pack take at most 64 MiB
         generator = np.random.default_rng(0)
         source = generator.standard_normal((n_out, n_in), np.float32)
         size = library.packed_bytes(kind, n_out, n_in)
-        self._packed = [MappedMemory(size) for _ in range(max(1, -(-CACHE_BYTES // size)))]
+        self._packed = [MappedMemory(size) for _ in range(max(1, whole // size))]
         self._scale = np.zeros(-(-n_out // 16) * 16, np.float32)
         used = self._scale.ctypes.data if kind == INT8 else None
         for memory in self._packed:

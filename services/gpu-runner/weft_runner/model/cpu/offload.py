@@ -124,8 +124,9 @@ class OffloadExecutor(CpuExecutor):
         self._structs: list[StepStruct] = []
         self._disk_pages: list[DiskPages | None] = []  # of each micro-batch
         self._step_s = 0.0
-        self._sizes = model_sizes(part.whole, Formats(_format(dtype)), layers=part.layers)
-        self._accuracy = self._predicted(budget, _format(dtype))
+        formats = formats_of(dtype, kv_dtype)
+        self._sizes = model_sizes(part.whole, formats, layers=part.layers)
+        self._accuracy = self._predicted(budget, formats.weights)
 
     @property
     def figures(self) -> OffloadFigures:
@@ -376,10 +377,11 @@ class OffloadExecutor(CpuExecutor):
             self._disk_kv.take(pages)
 
 
-def _format(dtype: str) -> WeightsFormat:
+def formats_of(dtype: str, kv_dtype: str) -> Formats:
+    """Of an executor's weights and KV."""
     match dtype:
         case "bf16" | "fp32" | "int8" | "int4":
-            return dtype
+            return Formats(dtype, "int4" if kv_dtype == "int4" else "fp32" if dtype == "fp32" else "bf16")
         case _:
             raise AssertionError(dtype)
 

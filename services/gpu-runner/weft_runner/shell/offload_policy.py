@@ -1,0 +1,134 @@
+"""An offload pool finds its own policy: the machine is measured, a process solves, and unset limits follow from it."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from weft.domain.model.config import ModelSpec
+from weft.telemetry.logs import kv
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import load
+from weft_runner.errors import ExecutorUnavailable, NoPolicyFits, OffloadError
+from weft_runner.executors import OffloadPolicy, offload_folder
+from weft_runner.model.cpu.kept_rates import kept_rates, rates_identity
+from weft_runner.model.cpu.machine_rates import measure_rates
+from weft_runner.model.cpu.offload import formats_of
+from weft_runner.model.partition import stage_of
+from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.policy import Budgets, Formats, Shares
+from weft_runner.offload.rounding import Supports
+from weft_runner.offload.search import BLOCKS, PolicySearch
+from weft_runner.offload.serving import MOST_BATCH_TOKENS, ServingLimits, serving_limits, usual_work
+from weft_runner.offload.sizes import model_sizes
+from weft_runner.offload.wire import solve_ranks
+from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings
+
+log = logging.getLogger(__name__)
+SOLVE_S = 60.0
+# Of a budget, that the plan leaves: rows of the embedding on their way, and pages and workspaces rounded up.
+MARGIN_BYTES, MARGIN_PAGES = 1 << 20, 4
+
+
+def settle_offload(
+    settings: RunnerSettings, spec: ModelSpec, threads: int
+) -> tuple[RunnerSettings, OffloadPolicy | None]:
+    """The settings with every limit set, and the policy. None: the model does not offload, or nothing is to be solved.
+
+    Raises NoPolicyFits, DiskUnusable, ExecutorUnavailable.
+    """
+    if settings.offload_policy != "auto":
+        return settings, None
+    machine = _machine(settings, spec, threads)
+    requests = {
+        stage: _request(settings, spec, machine, stage_of(spec, stage, settings.pipeline_parallel).layers)
+        for stage in range(settings.pipeline_parallel)
+    }
+    try:
+        plans = solve_ranks(requests, SOLVE_S)
+    except NoPolicyFits:
+        raise
+    except OffloadError as error:
+        log.warning("no policy was found: as many weights stay as fit", extra=kv(reason=error))
+        limits = ServingLimits(KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS, 1)
+        return _limited(settings, limits), OffloadPolicy(machine, {})
+    limits = serving_limits({rank: (requests[rank], plan) for rank, plan in plans.items()})
+    _log(plans, limits)
+    return _limited(replace(settings, max_sequences=0, max_batch_tokens=0), limits), OffloadPolicy(machine, plans)
+
+
+def _machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
+    """Raises DiskUnusable, ExecutorUnavailable."""
+    folder, most, formats = offload_folder(settings), settings.offload_device_bytes // 2, _formats(settings)
+    try:
+        identity = rates_identity(load(), settings.base_digest, formats, threads)
+        return kept_rates(
+            folder, identity, lambda: measure_rates(folder, spec, [formats.weights], formats.kv, threads, most)
+        )
+    except NativeUnavailable as error:
+        raise ExecutorUnavailable(f"--offload-policy auto: {error.reason}") from error
+
+
+def _formats(settings: RunnerSettings) -> Formats:
+    return formats_of(settings.dtype, settings.kv_dtype)
+
+
+def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, layers: range) -> PolicySearch:
+    stages, most = settings.pipeline_parallel, settings.max_sequences
+    work = usual_work(
+        spec.max_positions,
+        most_adapters=settings.max_adapters or most or BLOCKS[-1],
+        most_rank=settings.max_rank,
+        batch_tokens=settings.offload_batch_tokens,
+        page_tokens=settings.page_tokens,
+        pages=settings.kv_pages,
+    )
+    formats = _formats(settings)
+    page = settings.page_tokens * model_sizes(spec, formats, layers=layers).kv_token
+    budgets = Budgets(
+        max(1, settings.offload_device_bytes - MARGIN_BYTES - int(MARGIN_PAGES * page)),
+        settings.offload_host_bytes,
+        settings.offload_disk_bytes,
+    )
+    return PolicySearch(
+        spec, machine, budgets, formats, replace(work, in_flight=stages), Supports(),
+        max(1, most // stages) if most else BLOCKS[-1], layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
+    )  # fmt: skip
+
+
+def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:
+    """Limits that are 0 are these."""
+    return replace(
+        settings,
+        kv_pages=settings.kv_pages or limits.pages,
+        max_sequences=settings.max_sequences or limits.sequences,
+        max_batch_tokens=settings.max_batch_tokens or max(limits.batch_tokens, limits.sequences),
+    )
+
+
+def _log(plans: Mapping[int, OffloadPlan], limits: ServingLimits) -> None:
+    """One line for each rank."""
+    for rank, plan in plans.items():
+        predicted = plan.predicted
+        log.info(
+            "the policy of offloading",
+            extra=kv(
+                rank=rank,
+                block=plan.policy.block,
+                device_batch=plan.policy.batch,
+                weights=_shares(plan.policy.weights),
+                activations=_shares(plan.policy.activations),
+                kv=_shares(plan.policy.kv),
+                tokens_per_s=round(predicted.tokens_per_s, 2),
+                token_ms=round(predicted.token.pass_s * 1e3, 2),
+                one_request_token_ms=round(predicted.token_1_s * 1e3, 2),
+                kv_pages=limits.pages,
+                max_sequences=limits.sequences,
+                max_batch_tokens=limits.batch_tokens,
+            ),
+        )
+
+
+def _shares(of: Shares) -> str:
+    parts = {"device": of.device, "host": of.host, "disk": of.disk}
+    return ", ".join(f"{share:.0%} {tier}" for tier, share in parts.items() if share > 0.0)

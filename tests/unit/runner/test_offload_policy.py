@@ -1,0 +1,135 @@
+"""An offload pool's runner at its start: what it measures and keeps, and the policy that it finds and uses."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.native_models import make_step, write_model
+from weft_runner.errors import NoPolicyFits
+from weft_runner.executors import ModelSource, make_executor
+from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings, parse_settings
+from weft_runner.shell import offload_policy
+from weft_runner.shell.offload_policy import settle_offload
+
+MIB = 1 << 20
+BASE = "sha256:" + "5" * 64
+SHAPE = {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2048}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the model, and a disk for all tests: the first one measures."""
+    root = tmp_path_factory.mktemp("offload")
+    write_model(root / "model", 7, **SHAPE)
+    return root
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in (folder / "model").iterdir()}
+
+
+def settings_of(folder: Path, device_mib: int, **flags: Any) -> RunnerSettings:
+    own = {
+        "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
+        "pool": "a/b", "base-digest": BASE, "data-dir": folder / "data", "offload-disk-path": folder / "disk",
+        "offload-policy": "auto", "offload-device-bytes": device_mib * MIB, "kv-pages": 0, "max-sequences": 0,
+        "max-batch-tokens": 0, "max-rank": 16, **flags,
+    }  # fmt: skip
+    return parse_settings([f"--{name.replace('_', '-')}={value}" for name, value in own.items()])
+
+
+def said(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]:
+    return [record.kv for record in caplog.records if record.message == message]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("device_mib", "flags"),
+    [
+        (14, {}),
+        (20, {"dtype": "int4", "kv_dtype": "int4"}),
+        (20, {"dtype": "int8", "page_tokens": 32}),
+        (40, {"dtype": "fp32", "max_rank": 64}),
+        (64, {"max_sequences": 3, "max_batch_tokens": 64, "kv_pages": 100}),
+    ],
+)
+def test_limits_that_are_unset_are_the_policys_and_the_executor_starts_with_them(
+    folder: Path, caplog: pytest.LogCaptureFixture, device_mib: int, flags: dict[str, Any]
+) -> None:
+    """Those that are set are kept, or are the most."""
+    caplog.set_level("INFO")
+    asked, spec = settings_of(folder, device_mib, **flags), read_spec(files_of(folder)["config.json"])
+    settings, policy = settle_offload(asked, spec, threads=1)
+    assert policy is not None
+    (line,) = said(caplog, "the policy of offloading")
+    assert (line["block"], line["kv_pages"]) == (settings.max_sequences, settings.kv_pages)
+    assert min(line["token_ms"], line["one_request_token_ms"], line["tokens_per_s"]) > 0.0
+    assert settings.max_batch_tokens >= settings.max_sequences >= 1
+    if flags.get("max_sequences"):
+        assert settings.max_sequences <= 3
+        assert (settings.max_batch_tokens, settings.kv_pages) == (64, 100)
+    executor = make_executor(settings, ModelSource(spec, files_of(folder), 1, policy=policy))
+    assert isinstance(executor, OffloadExecutor)
+    try:
+        plan = policy.plans[0]
+        assert executor.residency.resident_bytes == plan.usage["device"].weights  # type: ignore[index]
+        executor.run(make_step([([1, 2, 3], 0, [0], None)]))
+        figures = executor.figures.accuracy
+        assert figures is not None
+        assert figures.passes == 1
+        assert 0.0 < figures.alone_s <= 1.01 * plan.predicted.token_1_s  # which has KV and an adapter
+    finally:
+        executor.close()
+
+
+def test_a_restart_does_not_measure_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    asked, spec = settings_of(folder, 14), read_spec(files_of(folder)["config.json"])
+    found = [settle_offload(asked, spec, threads=1) for _ in range(2)]
+    assert found[0] == found[1]
+    assert said(caplog, "the machine was measured before")
+    caplog.clear()
+    settle_offload(replace(asked, base_digest="sha256:" + "6" * 64), spec, threads=1)
+    assert said(caplog, "the machine is measured")
+
+
+def test_a_budget_that_no_policy_fits_is_refused_with_what_is_missing(folder: Path) -> None:
+    spec = read_spec(files_of(folder)["config.json"])
+    with pytest.raises(NoPolicyFits, match=r"the device has \d+ bytes, \d+ too few") as caught:
+        settle_offload(settings_of(folder, 3), spec, threads=1)
+    assert caught.value.short_bytes > 0
+
+
+def test_without_a_solver_as_many_weights_stay_as_fit_and_a_warning_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload_policy, "SOLVE_S", 0.001)
+    spec = read_spec(files_of(folder)["config.json"])
+    settings, policy = settle_offload(settings_of(folder, 64, max_sequences=5), spec, threads=1)
+    assert policy is not None
+    assert not policy.plans
+    assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (KV_PAGES, 5, MAX_BATCH_TOKENS)
+    assert MAX_SEQUENCES > 5
+    (warning,) = said(caplog, "no policy was found: as many weights stay as fit")
+    assert "within 0.001 s" in str(warning["reason"])
+
+
+def test_each_stage_of_a_pipeline_has_a_plan_for_its_layers(folder: Path) -> None:
+    spec = read_spec(files_of(folder)["config.json"])
+    settings, policy = settle_offload(settings_of(folder, 14, pipeline_parallel=2), spec, threads=1)
+    assert policy is not None
+    blocks = [plan.policy.block for plan in policy.plans.values()]
+    assert blocks[0] == blocks[1]
+    assert settings.max_sequences == 2 * blocks[0]
+    executor = make_executor(settings, ModelSource(spec, files_of(folder), 1, policy=policy))
+    assert isinstance(executor, PipelineParallelExecutor)
+    executor.close()
+
+
+def test_who_does_not_ask_for_a_policy_gets_none(folder: Path) -> None:
+    asked = replace(settings_of(folder, 14), offload_policy="greedy", kv_pages=8, max_sequences=2)
+    assert settle_offload(asked, read_spec(files_of(folder)["config.json"]), threads=1) == (asked, None)
