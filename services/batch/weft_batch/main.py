@@ -19,10 +19,12 @@ from weft.telemetry.probes import Probes
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.batch_pb2_grpc import add_BatchServicer_to_server
+from weft_batch.calls import BatchCalls
 from weft_batch.errors import StorageError
-from weft_batch.server import BatchServer, TenantQuotas
+from weft_batch.server import BatchServer
 from weft_batch.settings import BatchSettings
 from weft_batch.storage import FileStorage, FolderStorage
+from weft_batch.tenant_files import TenantQuotas
 
 FILE = "batch.sqlite"
 QUIET = ("alembic", "botocore", "urllib3")  # one line about the store is enough; headers and signatures are none
@@ -88,7 +90,7 @@ async def _serve(
         await server.load(sole=not shared)
 
         def register(grpc_server: grpc.aio.Server) -> None:
-            add_BatchServicer_to_server(server, grpc_server)
+            add_BatchServicer_to_server(BatchCalls(server), grpc_server)
 
         running = asyncio.create_task(server.run(shared=shared, keep_days=settings.keep_days))
         running.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback

@@ -41,8 +41,10 @@ from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_messages
 from weft.wire.streams import SendQueue, channel
 from weft.wire.v1.batch_pb2_grpc import BatchStub, add_BatchServicer_to_server
-from weft_batch.server import BatchServer, TenantQuotas
+from weft_batch.calls import BatchCalls
+from weft_batch.server import BatchServer
 from weft_batch.storage import FolderStorage
+from weft_batch.tenant_files import TenantQuotas
 
 ENDPOINT = "/v1/completions"
 CHUNK = 1 << 20
@@ -216,7 +218,7 @@ async def serving(
     await server.load(sole=sole)
     running = asyncio.create_task(server.run(shared=not sole, keep_days=1))
     listener = grpc.aio.server()
-    add_BatchServicer_to_server(server, listener)
+    add_BatchServicer_to_server(BatchCalls(server), listener)
     port = listener.add_insecure_port("127.0.0.1:0")
     await listener.start()
     try:

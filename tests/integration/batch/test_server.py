@@ -15,7 +15,7 @@ from weft.wire.codec import batch as codec
 from weft_batch import metrics
 from weft_batch.core.batches import LineCounters
 from weft_batch.errors import StorageUnavailable
-from weft_batch.server import TenantQuotas
+from weft_batch.tenant_files import TenantQuotas
 
 
 def refused(code: grpc.StatusCode, what: str):

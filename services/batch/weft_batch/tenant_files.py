@@ -1,0 +1,135 @@
+"""Files of tenants: rows in the store, bytes in file storage; quotas, and what is left over is deleted."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from weft.domain.batch import NewFile, StoredFile
+from weft.store import files
+from weft.store.errors import OverQuota, StoreUnavailable
+from weft.telemetry.logs import kv
+from weft.wire.errors import PeerError
+from weft_batch import metrics
+from weft_batch.core.input_lines import COMPRESSED, compression
+from weft_batch.errors import StorageError
+from weft_batch.inputs import blocks
+from weft_batch.storage import FileStorage, FileWriter
+
+MAGIC_BYTES = max(map(len, COMPRESSED))
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantQuotas:
+    """Quotas of a tenant, and bounds of a batch."""
+
+    max_lines: int = 50_000
+    max_line_bytes: int = 1 << 20
+    max_file_bytes: int = 200 << 20
+    tenant_bytes: int = 10 << 30
+    tenant_files: int = 1_000
+    tenant_batches: int = 64
+
+
+class TenantFiles:
+    """One event loop owns it. `spawn` starts work that nobody waits for."""
+
+    def __init__(
+        self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:  # fmt: skip
+        self._engine, self._term, self._storage, self._limits, self._spawn = engine, term, storage, limits, spawn
+        self._uploading: dict[str, int] = {}  # namespace: bytes of uploads that are not whole
+
+    async def upload(self, new: NewFile, parts: AsyncIterator[NewFile | bytes]) -> StoredFile:
+        """Stream the parts into storage. Whatever ends this before the end leaves no file.
+
+        Raises PeerError, OverQuota, Conflict, Superseded, StoreUnavailable, StorageError.
+        """
+        file_id, limits = draw_file_id(), self._limits
+        stored = await files.begin(
+            self._engine, self._term, new, file_id, now_unix_ms=now_unix_ms(), max_files=limits.tenant_files
+        )
+        writer, size, whole = None, 0, False
+        try:
+            writer = await asyncio.to_thread(self._storage.writer, file_id)
+            start = b""
+            async for chunk in parts:
+                if isinstance(chunk, NewFile):
+                    raise PeerError("an upload has one header")
+                whole = not chunk
+                if len(start) < MAGIC_BYTES and (packed := compression(start := (start + chunk)[:MAGIC_BYTES])):
+                    raise PeerError(f"the file is packed with {packed}; send the JSON lines themselves")
+                size += len(chunk)
+                metrics.UPLOADED_BYTES.inc(len(chunk))
+                others = self._count_upload(new.namespace, len(chunk)) - size
+                if size > limits.max_file_bytes:
+                    raise OverQuota(f"the file is larger than {limits.max_file_bytes} bytes")
+                if stored + others + size > limits.tenant_bytes:
+                    raise files.over_bytes(stored + others + size, limits.tenant_bytes)
+                await asyncio.to_thread(writer.write, chunk)
+            if not whole:  # a call that is cancelled ends like any other
+                raise PeerError("the upload broke off")
+            await asyncio.to_thread(writer.close)
+            return await files.complete(self._engine, self._term, file_id, size, max_bytes=limits.tenant_bytes)
+        except BaseException:
+            self._spawn(self._remove_unfinished(file_id, writer))
+            raise
+        finally:
+            self._count_upload(new.namespace, -size)
+
+    def _count_upload(self, namespace: str, size: int) -> int:
+        """Bytes of this tenant's uploads that are not whole, after the change."""
+        now = self._uploading.get(namespace, 0) + size
+        if now:
+            self._uploading[namespace] = now
+        else:
+            self._uploading.pop(namespace, None)
+        return now
+
+    async def _remove_unfinished(self, file_id: str, writer: FileWriter | None) -> None:
+        if writer is not None:
+            await asyncio.to_thread(writer.abandon)
+        with contextlib.suppress(StoreUnavailable):  # it is swept then
+            if await files.mark_abandoned(self._engine, file_id):
+                await self._remove(file_id)
+
+    async def _remove(self, file_id: str) -> None:
+        """The bytes, then the row that names them. What fails is swept later."""
+        try:
+            await asyncio.to_thread(self._storage.delete, file_id)
+            await files.forget(self._engine, file_id)
+        except (StorageError, StoreUnavailable) as error:
+            metrics.STORE_FAILURES.inc()
+            log.warning("file not deleted yet", extra=kv(file_id=file_id, error=error))
+
+    def blocks(self, file_id: str) -> AsyncIterator[bytes]:
+        """A whole file's bytes. Raises StorageError."""
+        return blocks(self._storage, file_id)
+
+    async def delete(self, namespace: str, file_id: str) -> StoredFile:
+        """Raises Absent, Conflict, Superseded, StoreUnavailable."""
+        gone = await files.mark_deleting(self._engine, self._term, namespace, file_id)
+        await self._remove(gone.file_id)
+        return gone
+
+    async def sweep(self, before_unix_ms: int) -> None:
+        """Delete what was marked, and what was begun before that time and never whole. Raises StoreUnavailable."""
+        for file_id in await files.abandoned(self._engine, before_unix_ms=before_unix_ms):
+            if await files.mark_abandoned(self._engine, file_id):
+                await self._remove(file_id)
+
+
+def now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def draw_file_id() -> str:
+    return f"file-{secrets.token_hex(16)}"
