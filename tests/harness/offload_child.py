@@ -1,7 +1,8 @@
 """A process that serves an offloaded model, for tests of what it takes and of what its end leaves. Prints JSON.
 
-    python -m harness.offload_child MODEL FOLDER DEVICE_BYTES [GROUP]
+    python -m harness.offload_child MODEL FOLDER DEVICE_BYTES KV_DISK_PAGES [GROUP]
 
+Its sequences lie on the last eight pages: on the disk, where at least as many are there.
 `GROUP`: a memory control group (v1) that it enters before it loads, so that the kernel accounts what loading takes.
 """
 
@@ -22,10 +23,10 @@ MODEL: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 32, "num_attention_heads": 8,
     "num_key_value_heads": 8, "vocab_size": 2048,
 }  # fmt: skip
-STEPS = 3
+STEPS, FRAMES = 3, 8
 
 
-def main(model: Path, folder: Path, device_bytes: int, group: Path | None = None) -> None:
+def main(model: Path, folder: Path, device_bytes: int, kv_disk_pages: int, group: Path | None = None) -> None:
     library = load()
     if group is not None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -34,14 +35,16 @@ def main(model: Path, folder: Path, device_bytes: int, group: Path | None = None
     spec = read_spec(files["config.json"])
     budget = OffloadBudget(
         device_bytes=device_bytes, disk_bytes=1 << 40, path=folder, base="sha256:" + "7" * 64, micro_batch=64,
-        max_tokens=128, max_sequences=8, max_rank=8,
+        max_tokens=128, max_sequences=8, max_rank=8, kv_disk_pages=kv_disk_pages,
     )  # fmt: skip
     executor = OffloadExecutor(
-        library, open_checkpoint(files, spec), budget, dtype="bf16", threads=1, pages=8, page_tokens=16, slots=1
-    )
-    sums = []
+        library, open_checkpoint(files, spec), budget, dtype="bf16", threads=1, pages=FRAMES + kv_disk_pages,
+        page_tokens=16, slots=1,
+    )  # fmt: skip
+    sums, pages = [], range(kv_disk_pages, kv_disk_pages + FRAMES)
+    executor.run(make_step([(list(range(12)), 0, pages[7:], None)]))
     for step in range(STEPS):
-        logits = executor.run(make_step([(list(range(100)), 0, list(range(7)), None), ([step], 0, [7], None)]))
+        logits = executor.run(make_step([(list(range(100)), 0, pages[:7], None), ([step], 12 + step, pages[7:], None)]))
         sums.append(logits.double().sum().item())
     figures = executor.figures
     (packed,) = folder.glob("*.packed")
@@ -49,7 +52,7 @@ def main(model: Path, folder: Path, device_bytes: int, group: Path | None = None
         json.dumps({
             "taken": anonymous_bytes() - before, "cached": cached_bytes(packed), "sums": sums,
             "weights": figures.resident_bytes + figures.streamed_bytes, "read": figures.stream.read_bytes,
-            "streamed": figures.streamed_bytes,
+            "streamed": figures.streamed_bytes, "kv": [figures.kv.read_bytes, figures.kv.written_bytes],
         })
     )  # fmt: skip
 
@@ -73,4 +76,4 @@ def cached_bytes(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), *map(Path, sys.argv[4:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *map(Path, sys.argv[5:]))

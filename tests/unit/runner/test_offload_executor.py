@@ -261,6 +261,23 @@ def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
     assert executor.layer_counter.count == 5
 
 
+def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Its caller fails between two layers; what its next pass reads and writes is whole."""
+    files = files_of()
+    executor = offloaded(files, budget(tmp_path, share=0.25, micro_batch=8, kv_disk_pages=PAGES))
+    made.append(executor)
+
+    def fails(layer: int) -> None:
+        raise InterruptedError(layer)
+
+    for seed in range(3):
+        with pytest.raises(InterruptedError):
+            executor.run(make_step([([1] * 40, 0, [5, 6, 7], None), ([2] * 20, 0, [8, 9], None)]), layer_done=fails)
+        same(executor, in_memory(files), [Turn(turn.rows, turn.granted, []) for turn in script(seed)])
+
+
 def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
 ) -> None:
@@ -483,24 +500,32 @@ def child(*arguments: object) -> "subprocess.Popen[str]":
 
 
 def test_a_model_four_times_its_budget_stays_inside_it(large: Path, tmp_path: Path, group: list[str]) -> None:
-    """By the kernel's account, which ends a process above its limit, and by its anonymous memory. Packing included."""
-    process = child(large, tmp_path, BUDGET, *group)
-    found = json.loads(process.communicate(timeout=PATIENCE_S)[0])
-    assert process.returncode == 0
-    assert found["weights"] > 4 * BUDGET
-    assert found["taken"] <= BUDGET + SLACK
-    assert found["read"] >= offload_child.STEPS * found["streamed"]
-    assert found["cached"] == 0
+    """By the kernel's account, which ends a process above its limit, and by its anonymous memory. Packing included.
+
+    Once with its KV in memory, and once with six times as much of it on the disk: to the same numbers.
+    """
+    sums = []
+    for disk_pages in (0, 48):
+        process = child(large, tmp_path, BUDGET, disk_pages, *group)
+        found = json.loads(process.communicate(timeout=PATIENCE_S)[0])
+        assert process.returncode == 0
+        assert found["weights"] > 4 * BUDGET
+        assert found["taken"] <= BUDGET + SLACK
+        assert found["read"] >= offload_child.STEPS * found["streamed"]
+        assert found["cached"] == 0
+        assert bool(disk_pages) == all(found["kv"])
+        sums.append(found["sums"])
+    assert sums[0] == sums[1]
 
 
 def test_a_start_that_is_killed_while_it_packs_leaves_nothing_in_the_way(large: Path, tmp_path: Path) -> None:
-    packing = child(large, tmp_path, BUDGET)
+    packing = child(large, tmp_path, BUDGET, 0)
     wait_until(lambda: any(tmp_path.glob("*.partial")), "a file that is being written")
     packing.kill()
     packing.communicate(timeout=PATIENCE_S)
     assert not list(tmp_path.glob("*.packed"))
-    found = json.loads(child(large, tmp_path, BUDGET).communicate(timeout=PATIENCE_S)[0])
-    again = json.loads(child(large, tmp_path, 8 * BUDGET).communicate(timeout=PATIENCE_S)[0])
+    found = json.loads(child(large, tmp_path, BUDGET, 0).communicate(timeout=PATIENCE_S)[0])
+    again = json.loads(child(large, tmp_path, 8 * BUDGET, 0).communicate(timeout=PATIENCE_S)[0])
     assert found["sums"] == again["sums"]
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".packed"]
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from weft_runner.errors import PolicyInvalid
-from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.plan import BUFFERS, MATRICES, OffloadPlan
 from weft_runner.offload.policy import MemoryTier
-
-SHARES = 256  # how finely the share that stays is searched
+from weft_runner.offload.rounding import WeightShape, every_resident, resident_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +61,24 @@ def place_weights(
 ) -> WeightResidency:
     """As much as fits into `budget` beside the ring, at most `share` of it. `budget` is at least `least_bytes`.
 
-    The embedding, of which a step reads a few rows, stays only where everything else does.
+    `groups`: layers, which are alike, then the head's pieces. What stays is among what a plan may keep. The embedding,
+    of which a step reads a few rows, stays only where everything else does.
     """
     assert budget >= least_bytes(groups), (budget, least_bytes(groups))
     total = sum(map(sum, groups))
     if total <= budget and share >= 1.0:
         stay = tuple((True,) * len(sizes) for sizes in groups)
         return WeightResidency(tuple(map(tuple, groups)), stay, 0, embedding_bytes <= budget - total)
-    most = int(min(share, 1.0) * SHARES)
-    for depth in (2, 1):
-        for part in range(most, -1, -1):
-            residency = _spread(groups, total * part // SHARES, depth)
-            if residency.resident_bytes + residency.ring_bytes <= budget:
-                return residency
+    layers = [sizes for sizes in groups if len(sizes) == len(MATRICES)]
+    pieces = [sum(sizes) for sizes in groups[len(layers) :]]
+    shape = WeightShape(len(layers), tuple(layers[0]), sum(pieces), max(pieces, default=0))
+    for buffers in BUFFERS:
+        every = every_resident(shape, buffers)
+        fitting = [one for one in every if one.needs <= budget and one.bytes <= share * total]
+        if fitting:
+            best = max(fitting, key=lambda one: (one.bytes, -one.needs, one.counts))
+            stay = [*resident_layers(shape.layers, best.counts), *([(best.head,)] * len(pieces))]
+            return _with_ring(groups, stay, buffers)
     raise AssertionError("nothing resident and one group in the ring fit, as was asserted")
 
 
@@ -93,20 +97,6 @@ def planned_weights(groups: Sequence[Sequence[int]], plan: OffloadPlan, budget: 
     if (needed := found.resident_bytes + found.ring_bytes) > budget:
         raise PolicyInvalid(f"the plan's weights and ring take {needed} bytes, and the budget leaves {budget} for them")
     return found
-
-
-def _spread(groups: Sequence[Sequence[int]], resident_bytes: int, depth: int) -> WeightResidency:
-    """A matrix stays as soon as the share that is due by its place in the step has room for all of it."""
-    total, due, kept = sum(map(sum, groups)), 0, 0
-    resident: list[tuple[bool, ...]] = []
-    for sizes in groups:
-        stay: list[bool] = []
-        for n_bytes in sizes:
-            due += n_bytes
-            stay.append(kept + n_bytes <= due * resident_bytes // total)
-            kept += n_bytes * stay[-1]
-        resident.append(tuple(stay))
-    return _with_ring(groups, resident, depth)
 
 
 def _with_ring(groups: Sequence[Sequence[int]], stay: Sequence[tuple[bool, ...]], depth: int) -> WeightResidency:

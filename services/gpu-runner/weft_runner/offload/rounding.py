@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Protocol
 
 from weft_runner.offload.costs import Case, Linear, Outside, memory, phase, prompt_streams, token_streams
 from weft_runner.offload.plan import MATRICES, BlockTime, OffloadPlan, Usage, WeightTiers
@@ -62,18 +63,44 @@ class Rounded:
     prediction: BlockTime
 
 
+class WeightSizes(Protocol):
+    """Bytes of a model's layers, which are alike, and of its head and the largest piece of that: see `ModelSizes`."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def matrices(self) -> tuple[int, ...]: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def panel(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShape:
+    """The same of what an executor has packed."""
+
+    layers: int
+    matrices: tuple[int, ...]
+    head: int
+    panel: int
+
+
 @lru_cache(maxsize=64)
-def residents(sizes: ModelSizes, buffers: int) -> tuple[Resident, ...]:
+def residents(sizes: WeightSizes, buffers: int) -> tuple[Resident, ...]:
     """In order of `needs`, each with more on the device than the one before: the others are never the best."""
-    found: dict[tuple[Counts, bool], Resident] = {}
-    for counts in _counts(sizes.layers):
-        for head in (False, True) if sizes.head else (True,):
-            found[counts, head] = _resident(sizes, buffers, counts, head=head)
     best: list[Resident] = []
-    for one in sorted(found.values(), key=lambda one: (one.needs, -one.bytes)):
+    for one in sorted(every_resident(sizes, buffers), key=lambda one: (one.needs, -one.bytes)):
         if not best or one.bytes > best[-1].bytes:
             best.append(one)
     return tuple(best)
+
+
+def every_resident(sizes: WeightSizes, buffers: int) -> Iterator[Resident]:
+    """What may stay."""
+    for counts in dict.fromkeys(_counts(sizes.layers)):
+        for head in (False, True) if sizes.head else (True,):
+            yield _resident(sizes, buffers, counts, head=head)
 
 
 def _counts(layers: int) -> Iterator[Counts]:
@@ -86,12 +113,12 @@ def _counts(layers: int) -> Iterator[Counts]:
                     yield q, o, g, d
 
 
-def _resident(sizes: ModelSizes, buffers: int, counts: Counts, *, head: bool) -> Resident:
+def _resident(sizes: WeightSizes, buffers: int, counts: Counts, *, head: bool) -> Resident:
     on_device = sum(n * size for n, size in zip(counts, sizes.matrices, strict=True)) + (sizes.head if head else 0)
     return Resident(counts, head, on_device, buffers * _largest(sizes, counts, head=head))
 
 
-def _largest(sizes: ModelSizes, counts: Counts, *, head: bool) -> int:
+def _largest(sizes: WeightSizes, counts: Counts, *, head: bool) -> int:
     """Bytes of the largest layer that is not on the device, or panel of the head. At most one kind is in part of the
     layers, so that some layer lacks every kind that is not in all.
     """
@@ -102,6 +129,12 @@ def _largest(sizes: ModelSizes, counts: Counts, *, head: bool) -> int:
 def spread(n: int, places: Sequence[int]) -> set[int]:
     """`n` of these places, evenly: between two of them as many others as between any two, but for one."""
     return {places[i * len(places) // n] for i in range(n)}
+
+
+def resident_layers(layers: int, counts: Counts) -> list[tuple[bool, ...]]:
+    """Of each layer, which of its matrices stay."""
+    columns = [spread(n, range(layers)) if n else set[int]() for n in counts]
+    return [tuple(layer in column for column in columns) for layer in range(layers)]
 
 
 def weight_tiers(sizes: ModelSizes, rounded: Rounded) -> WeightTiers:

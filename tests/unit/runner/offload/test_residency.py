@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from weft_runner.offload.residency import Ring, least_bytes, place_weights
 
-SIZES = st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=4), min_size=1, max_size=40)
+SIZES = st.builds(
+    lambda layers, matrices, pieces: [matrices] * layers + [[n] for n in pieces],
+    st.integers(1, 12),
+    st.lists(st.integers(1, 1000), min_size=4, max_size=4),
+    st.lists(st.integers(1, 1000), max_size=5),
+)
 
 
 @given(SIZES, st.integers(0, 100), st.integers(0, 50_000), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
