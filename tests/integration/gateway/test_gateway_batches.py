@@ -1,6 +1,7 @@
 """Files, batches and lines: the official client and raw forms against the real gateway and a played batch service."""
 
 import asyncio
+import gzip
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -132,12 +133,15 @@ async def test_a_bad_form_is_refused_by_name_and_nothing_of_it_is_kept(
     assert not small.batch.files
 
 
-async def test_what_is_no_form_or_comes_from_a_foreign_page_is_refused(made: Batched) -> None:
+async def test_what_is_no_form_or_packed_or_comes_from_a_foreign_page_is_refused(made: Batched) -> None:
     assert (await post_form(made, b"{}", **{"content-type": "application/json"})).status_code == 415
     assert (await post_form(made, b"no boundary at all")).json()["error"]["code"] == "invalid_form"
     assert (await post_form(made, form(PURPOSE, FILE)[:-9])).json()["error"]["code"] == "invalid_form"
     foreign = await post_form(made, form(PURPOSE, FILE), **{"sec-fetch-site": "cross-site"})
     assert foreign.status_code == 403
+    bomb = gzip.compress(form(PURPOSE, ('name="file"; filename="in.jsonl"', bytes(50 << 20))))
+    packed = await post_form(made, bomb, **{"content-encoding": "gzip"})
+    assert (packed.status_code, "'gzip'" in packed.json()["error"]["message"]) == (415, True)
     assert not made.batch.files
     assert (await post_form(made, form(FILE, PURPOSE))).status_code == 200, "the order of parts is free"
 

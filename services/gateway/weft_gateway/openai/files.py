@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from weft.domain.batch import NewFile, Page, Purpose, StoredFile
-from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge
+from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType
 from weft_gateway.openai import http_requests
 from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
 from weft_gateway.openai.lists import Query, listed
@@ -25,6 +25,8 @@ async def upload_file(state: AppState, request: Request) -> Response:
     """Upload JSON lines: a form with `file` and `purpose`, which is `batch`."""
     namespace = await tenant_of(state, request)
     no_foreign_page(request)
+    if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+        raise UnsupportedMediaType(f"The body is encoded as {encoding[:32]!r}; send it as it is.")
     limit = state.settings.max_upload_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit + FORM_BYTES:
