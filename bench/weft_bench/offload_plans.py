@@ -38,10 +38,9 @@ SCHEDULE_SEQUENCES, SCHEDULE_BATCH, SCHEDULE_TOKENS = 32, 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A plan as it ran: its sequences, and what came from the disk."""
+    """A plan as it ran: its sequences, and how fast weights came from the disk."""
 
     played: Played
-    streamed_bytes: int
     disk: float  # bytes a second, while at least one read was under way; 0: nothing was read
 
     @property
@@ -81,10 +80,13 @@ def _plan_told(
 ) -> Iterator[Line]:  # fmt: skip
     line, predicted, wall_s, usual = context.origin.line, plan.predicted, ran.played.wall_s, model.options.usual
     assumed = search.machine.disk_read
-    disk_s = ran.streamed_bytes / assumed
-    bound_s = sum(model.bound_s(beat.tokens, beat.rows, disk_s) for beat in ran.played.beats)
+    prompt_s, token_s = predicted.prompt.disk_read_s / plan.prompt_passes, predicted.token.disk_read_s
+    bound_s = sum(
+        model.bound_s(beat.tokens, beat.rows, prompt_s if beat.prefills else token_s) for beat in ran.played.beats
+    )
     yield line(case, "sequences of a block", plan.policy.block, "")
     yield line(case, "weights on the disk", plan.policy.weights.disk, "")
+    yield line(case, "KV on the disk", plan.policy.kv.disk, "")
     yield line(case, "output tokens", ran.tokens_per_s, "tokens/s", baseline=predicted.tokens_per_s)
     off = abs(wall_s / predicted.block_s - 1)
     yield line(case, "off its prediction", off, "", target=f"<= {MOST_OFF}" if usual else None)
@@ -161,9 +163,10 @@ def grid(search: PolicySearch, count: int, rng: random.Random) -> list[OffloadPl
 def name_of(plan: OffloadPlan) -> str:
     """Of what the executor does differently from other plans."""
     ahead = "" if plan.buffers > 1 else ", nothing read ahead"
+    kv = f", {plan.policy.kv.disk:.0%} of KV on the disk" if plan.policy.kv.disk else ""
     return (
         f"block {plan.policy.block}, {plan.batch_tokens} tokens a device batch, prompts in {plan.prompt_passes}, "
-        f"{plan.policy.weights.device:.0%} of the weights stay{ahead}"
+        f"{plan.policy.weights.device:.0%} of the weights stay{kv}{ahead}"
     )
 
 
@@ -282,4 +285,4 @@ def run_plan(model: OffloadModel, plan: OffloadPlan, sequences: int, popularity:
             after = executor.figures
     reading_s = after.stream.reading_s - before.reading_s
     read_bytes = after.stream.read_bytes - before.read_bytes
-    return Ran(played, after.streamed_bytes, read_bytes / reading_s if reading_s else 0.0)
+    return Ran(played, read_bytes / reading_s if reading_s else 0.0)

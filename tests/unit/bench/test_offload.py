@@ -24,7 +24,7 @@ from weft_bench.roofline import lora_bytes
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.machine import MachineRates
-from weft_runner.offload.policy import Budgets, Formats
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier
 from weft_runner.offload.rounding import Supports
 from weft_runner.offload.search import PolicySearch
 
@@ -38,10 +38,11 @@ RATES = MachineRates(
 
 @contextmanager
 def bar(label: str, length: int) -> Generator[Any]:
-    yield lambda _: None
+    yield int
 
 
-CONTEXT = Context(Origin("c", "m", "v"), bar, lambda _: None)
+DEVICE_ALONE = Supports((MemoryTier.DEVICE,), (MemoryTier.DEVICE,))
+CONTEXT = Context(Origin("c", "m", "v"), bar, print)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OffloadModel:
 
 @pytest.fixture
 def search(model: OffloadModel) -> PolicySearch:
-    """A model with a budget that has no room for the KV of 32 sequences."""
+    """An executor with KV in memory alone, and a budget that has no room for that of 32 sequences."""
     spec = replace(
         read_spec(model.base / "config.json", None),
         layers=16,
@@ -62,7 +63,7 @@ def search(model: OffloadModel) -> PolicySearch:
         intermediate_size=2816,
     )
     work = BlockWork(512, 8, batch_tokens=256, page_tokens=16)
-    return PolicySearch(spec, RATES, Budgets(120 << 20), Formats(), work, Supports(), 32)
+    return PolicySearch(spec, RATES, Budgets(120 << 20), Formats(), work, DEVICE_ALONE, 32)
 
 
 def by_metric(lines: list[Line]) -> dict[tuple[str, str], Line]:
