@@ -142,8 +142,11 @@ class OffloadMetrics:
 class RunnerMetrics:
     """Fed from the shell's event loop with the engine's output."""
 
-    def __init__(self, registry: CollectorRegistry, model: str, total_pages: int) -> None:
-        """`model`: the name that the base is served under, as vLLM labels its own."""
+    def __init__(self, registry: CollectorRegistry, model: str, total_pages: int = 0) -> None:
+        """`model`: the name that the base is served under, as vLLM labels its own.
+
+        `total_pages` is set before the first output, if it is not known here.
+        """
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"weft_runner_{name}", text, registry=registry)
@@ -194,7 +197,7 @@ class RunnerMetrics:
         self._vllm_running = Gauge("vllm:num_requests_running", "Sequences running", labels, registry=registry)
         self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
         self._vllm_kv = Gauge("vllm:kv_cache_usage_perc", "KV use, 0..1", labels, registry=registry)
-        self._model, self._total_pages = model, total_pages
+        self._model, self.total_pages = model, total_pages
         self._registry, self._offload = registry, None
 
     def corrupt_artifact(self) -> None:
@@ -252,4 +255,4 @@ class RunnerMetrics:
             self._role.labels(role.value).set(role is figures.role)
         self._vllm_running.labels(self._model).set(status.running)
         self._vllm_waiting.labels(self._model).set(status.waiting)
-        self._vllm_kv.labels(self._model).set(figures.used_pages / self._total_pages)
+        self._vllm_kv.labels(self._model).set(figures.used_pages / self.total_pages)

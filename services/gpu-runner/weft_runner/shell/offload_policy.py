@@ -86,7 +86,8 @@ def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, l
     formats = _formats(settings)
     page = settings.page_tokens * model_sizes(spec, formats, layers=layers).kv_token
     budgets = Budgets(
-        max(1, settings.offload_device_bytes - MARGIN_BYTES - int(MARGIN_PAGES * page)),
+        settings.offload_device_bytes
+        - min(settings.offload_device_bytes // 8, MARGIN_BYTES + int(MARGIN_PAGES * page)),
         settings.offload_host_bytes,
         settings.offload_disk_bytes,
     )

@@ -55,7 +55,7 @@ async def serve_runner(
     """
     stop, loop = stop_on_signals(), asyncio.get_running_loop()
     runner = read_identity(settings.data_dir, settings.pool)
-    metrics = RunnerMetrics(REGISTRY, settings.model_name, settings.kv_pages)
+    metrics = RunnerMetrics(REGISTRY, settings.model_name)
     source = DepotSource(
         settings.depot,
         settings.data_dir / "blobs",
@@ -130,6 +130,7 @@ class RunnerApp:
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
         self._engine = built.engine
+        metrics.total_pages = built.limits.total_pages  # which the policy of an offload pool finds
         if built.profile is not None:
             metrics.profiled(built.profile)
         if isinstance(built.engine.executor, OffloadExecutor):
