@@ -13,9 +13,9 @@ from weft_bench.cpu_models import base_model, files
 from weft_bench.cpu_shapes import RANK
 from weft_bench.gpu_amounts import SQUARE, Operator
 from weft_bench.lines import Line, Origin
-from weft_bench.roofline import BF16_BYTES, Shape, Work, lora_bytes
+from weft_bench.roofline import BF16_BYTES, INT4_BYTES, Shape, Work, lora_bytes
 
-WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0, "int4": 9 / 16, "fp32": 4.0}
+WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0, "int4": INT4_BYTES, "fp32": 4.0}
 SPARE = 1.5  # packed adapters are padded, and one comes while another still holds its pages
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # label, length -> what is called per advance
 

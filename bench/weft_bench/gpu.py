@@ -27,11 +27,12 @@ from weft_bench.gpu_supervise import Clock, Process, side_by_side, supervise
 from weft_bench.machine import without_folders
 
 GROUPS = {  # of checks, each in so many shares: compiling takes most of the time
-    "graphs": 1, "executor": 4, "lora": 3, "attention": 4, "fused": 4, "sampling": 1, "loading": 1, "engine": 1,
+    "graphs": 1, "executor": 4, "lora": 3, "attention": 4, "fused": 4, "sampling": 1, "loading": 1, "int4": 2,
+    "engine": 1,
 }  # fmt: skip
 LIMITS_S = {  # of each case
     "decode": 150.0, "operator": 120.0, "prefill": 50.0, "attention": 40.0, "slots": 100.0, "textgen": 220.0,
-    "peft": 100.0, "flashinfer": 120.0,
+    "peft": 100.0, "flashinfer": 120.0, "int4": 90.0,
 }  # fmt: skip
 CHECK_S, COMPILE_S = 300.0, 120.0
 TINY_S = 3600.0  # of each case, and to start: the interpreter takes its time, and a processor may be busy
@@ -142,7 +143,7 @@ def compile_ahead(job: Job, asked: Asked, clock: Clock) -> None:
 def shares_of(asked: Asked) -> list[str]:
     """What has to be compiled, in shares: shapes of the cases' models, and the operators."""
     cases, plan = {*asked.cases}, asked.plan
-    wanted = [plan.shape] if cases & {"decode", "prefill", "slots", "peft"} else []
+    wanted = [plan.shape] if cases & {"decode", "prefill", "slots", "peft", "int4"} else []
     wanted += [plan.text_shape] if "textgen" in cases else []
     wanted += [OPERATORS] if "operator" in cases else []
     count = 1 if asked.tiny else COMPILERS

@@ -32,15 +32,16 @@ ROUNDED = ("llama", "qwen3")  # also in bf16
 
 def checks(context: CheckContext) -> Checks:
     for name, spec in (TINY_FAMILIES if context.tiny else FAMILIES).items():
-        yield f"{name}, float32", partial(_family, context, spec, torch.float32)
+        yield f"{name}, float32", partial(play, context, spec, torch.float32)
         if context.gpu.is_real and name in ROUNDED:
-            yield f"{name}, bfloat16", partial(_family, context, spec, torch.bfloat16)
+            yield f"{name}, bfloat16", partial(play, context, spec, torch.bfloat16)
 
 
-def _family(context: CheckContext, spec: ModelSpec, dtype: torch.dtype) -> None:
+def play(context: CheckContext, spec: ModelSpec, dtype: torch.dtype, *, packed: bool = False) -> None:
+    """`packed`: with int4 weights. Raises Differs."""
     sequences, steps = (TINY_SEQUENCES, TINY_STEPS) if context.tiny else (SEQUENCES, STEPS)
     adapters = 1 + max(slot for _, slot in sequences.values() if slot is not None)
-    pair = Pair.made(context, spec, dtype, ROWS, adapters, graphs=False)
+    pair = Pair.made(context, spec, dtype, ROWS, adapters, graphs=False, packed=packed)
     for key, (length, slot) in sequences.items():
         pair.add(key, length, slot)
     for counts in steps:

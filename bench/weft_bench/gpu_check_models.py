@@ -17,14 +17,17 @@ from weft_bench.gpu_models import (
     random_tokens,
     random_weights,
     step_of,
+    with_matrices,
 )
 from weft_bench.gpu_placed import Deck
+from weft_kernels.int4 import dequantised, quantised
+from weft_kernels.triton import int4
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
-from weft_runner.model.weights import LayerWeights, ModelWeights
+from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
 
 PAGE_TOKENS, MAX_RANK = 16, 64
 # Logits of fp32 may differ by this part of the largest one: sums in another order, exp2 and rsqrt of the device. Those
@@ -133,10 +136,11 @@ class Driven:
 
 def device_executor(
     context: CheckContext, spec: ModelSpec, weights: ModelWeights, dtype: torch.dtype, rows: int, slots: int, *,
-    graphs: bool,
+    graphs: bool, packed: bool = False,
 ) -> Driven:  # fmt: skip
-    """The executor under test. `weights` are on the host."""
+    """The executor under test. `weights` are on the host. `packed`: as int4."""
     here = moved(weights, context.device, dtype)
+    here = of_matrices(here, int4.pack) if packed else here
     context.gpu.sync()
     pages = _pages(spec, rows, slots)
     sizes = Sizes(pages, PAGE_TOKENS, slots, MAX_RANK, rows, spec.max_positions, graphs, tokens=1)
@@ -164,6 +168,17 @@ def moved(weights: ModelWeights, device: torch.device, dtype: torch.dtype) -> Mo
     return ModelWeights(embedding, layers, weights.norm.to(device), head)
 
 
+def of_matrices(weights: ModelWeights, of: Pack) -> ModelWeights:
+    """Something made of each of the layers' matrices and of the head."""
+    layers = tuple(with_matrices(layer, of) for layer in weights.layers)
+    return replace(weights, layers=layers, head=of(weights.head))
+
+
+def rounded_to_int4(matrix: torch.Tensor) -> torch.Tensor:
+    """fp32: the numbers that its codes stand for."""
+    return dequantised(quantised(matrix), matrix.shape[1])
+
+
 def assert_logits(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     """Within what is documented for the dtype. Raises Differs."""
     if dtype == torch.float32:
@@ -184,13 +199,15 @@ class Pair:
 
     @classmethod
     def made(
-        cls, context: CheckContext, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool
-    ) -> "Pair":
-        """With so many adapters, in as many slots, and one slot more."""
+        cls, context: CheckContext, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool,
+        packed: bool = False,
+    ) -> "Pair":  # fmt: skip
+        """With so many adapters, in as many slots, and one slot more. `packed`: int4 and the numbers it stands for."""
         weights = host_weights(spec, dtype)
+        same = of_matrices(weights, rounded_to_int4) if packed else weights
         pair = cls(
-            device_executor(context, spec, weights, dtype, rows, adapters + 1, graphs=graphs),
-            reference_executor(spec, weights, rows, adapters + 1), dtype, vocab=spec.vocab_size,
+            device_executor(context, spec, weights, dtype, rows, adapters + 1, graphs=graphs, packed=packed),
+            reference_executor(spec, same, rows, adapters + 1), dtype, vocab=spec.vocab_size,
         )  # fmt: skip
         for number in range(adapters):
             pair.load(number, HostAdapter.made(spec, number, dtype))

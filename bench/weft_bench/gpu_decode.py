@@ -34,6 +34,7 @@ from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.partition import Partition
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
+from weft_runner.model.weights import Pack
 
 PAGE_TOKENS = 16
 # Of `TritonOps`: a layer's, an attention's join, adapters' in a layer; embedding, last norm, head, choice, outputs.
@@ -58,14 +59,18 @@ class Loaded:
     shape: Shape
 
     @classmethod
-    def of(cls, gpu: Gpu, shape: Shape, rows: int, tokens: int, *, graphs: bool, alike: bool = False) -> "Loaded":
+    def of(
+        cls, gpu: Gpu, shape: Shape, rows: int, tokens: int, *, graphs: bool, alike: bool = False,
+        pack: Pack | None = None,
+    ) -> "Loaded":  # fmt: skip
         """`tokens`: of the longest row. `alike`: layers share tensors, slots an adapter, rows pages: nobody times that.
+        `pack`: of the base's matrices.
 
         Nothing but decode steps is warmed up: what else a case runs, it runs once before it is timed.
         """
         spec, kinds = spec_of(shape, tokens), 1 if alike else rows
         n_pages = kinds * (-(-tokens // PAGE_TOKENS) + _adapter_pages(spec))
-        weights = random_weights(spec, Numbers(gpu.device, gpu.dtype), same_layers=alike)
+        weights = random_weights(spec, Numbers(gpu.device, gpu.dtype), same_layers=alike, pack=pack)
         gpu.sync()
         executor = CudaExecutor(spec, weights, Sizes(n_pages, PAGE_TOKENS, rows, RANK, rows, tokens, graphs, tokens=1))
         executor.adapters.tables.arena.normal_()  # keys, values and adapters
@@ -159,7 +164,7 @@ def _measure_batches(context: Context, loaded: Loaded, batches: Sequence[Batch],
 def _ran(context: Context, loaded: Loaded, batch: Batch, length: int) -> Ran:
     step, name = loaded.decode(batch, length), decode_name(context.plan, batch, length)
     logits = loaded.executor.run(step).clone()
-    _assert_finite(loaded, logits)
+    assert_finite(loaded, logits)
     times = context.timer.eager(lambda: loaded.executor.run(step), runs=MANY)
     work = work_of(loaded.shape, batch, length)
     context.tell_times(name, "step", times, bound_s=work.bound_s(context.machine.rates))
@@ -176,7 +181,7 @@ def _tell_added(context: Context, ran: Ran, base: Ran) -> None:
     context.tell(ran.name, BEYOND_BYTES, added - by_bytes)
 
 
-def _assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
+def assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
     """Every row has a token: a step of NaNs would be no step. Raises WrongAdapter."""
     choices = loaded.executor.sample(logits, [SamplingArgs(Sampling(), 0)] * len(logits))
     if any(choice is None for choice in choices):

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -10,7 +10,7 @@ from weft.domain.model.config import ModelSpec, RopeSpec
 from weft_bench.roofline import Shape
 from weft_kernels.plan import plan_rows
 from weft_runner.model.step import StepInput, StepRow, check_step
-from weft_runner.model.weights import LayerWeights, ModelWeights
+from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
 
 STD = 0.02
 PROJECTIONS = {
@@ -54,21 +54,29 @@ class Numbers:
         return made.add_(torch.empty_like(made).normal_(generator=self._generator), alpha=self.norm_std)
 
 
-def random_weights(spec: ModelSpec, numbers: Numbers, *, same_layers: bool = False) -> ModelWeights:
-    """The whole model. `same_layers`: all of them are the first one's tensors."""
+def random_weights(
+    spec: ModelSpec, numbers: Numbers, *, same_layers: bool = False, pack: Pack | None = None
+) -> ModelWeights:
+    """The whole model. `same_layers`: all of them are the first one's tensors. `pack`: of each matrix, once made."""
     embedding = numbers.matrix(spec.vocab_size, spec.hidden_size)
-    layers = [_layer(spec, numbers, window) for window in spec.windows[: 1 if same_layers else None]]
+    layers = [_layer(spec, numbers, window, pack) for window in spec.windows[: 1 if same_layers else None]]
+    head = embedding if spec.tied_embeddings else numbers.matrix(spec.vocab_size, spec.hidden_size)
     return ModelWeights(
         embedding=embedding,
         layers=tuple(layers * (spec.layers // len(layers))),
         norm=numbers.norm(spec.hidden_size),
-        head=embedding if spec.tied_embeddings else numbers.matrix(spec.vocab_size, spec.hidden_size),
+        head=head if pack is None else pack(head),
     )
 
 
-def _layer(spec: ModelSpec, numbers: Numbers, window: int) -> LayerWeights:
+def with_matrices(layer: LayerWeights, of: Pack) -> LayerWeights:
+    """The layer with something made of each of its matrices."""
+    return replace(layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down))
+
+
+def _layer(spec: ModelSpec, numbers: Numbers, window: int, pack: Pack | None) -> LayerWeights:
     hidden, inner, qkv = spec.hidden_size, spec.intermediate_size, spec.q_size + 2 * spec.kv_size
-    return LayerWeights(
+    made = LayerWeights(
         attention_norm=numbers.norm(hidden),
         qkv=numbers.matrix(qkv, hidden),
         o=numbers.matrix(hidden, spec.q_size),
@@ -80,6 +88,7 @@ def _layer(spec: ModelSpec, numbers: Numbers, window: int) -> LayerWeights:
         k_norm=numbers.norm(spec.head_dim) if spec.qk_norm else None,
         window=window,
     )
+    return made if pack is None else with_matrices(made, pack)
 
 
 @dataclass(frozen=True, slots=True)

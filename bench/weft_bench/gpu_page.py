@@ -24,6 +24,9 @@ adapters` stands beside what the adapters' bytes add to the base's; `points` is 
 over few slots and text generation read each adapter from files in the page cache, pack it and copy it; a few files
 stand for all.
 
+**int4** is the same model with the base's matrices in groups of 64 (`--dtype int4`), by kernels of ours: steps to be
+read beside those of bf16, with bounds of 4.5 bits a weight.
+
 **FlashInfer** stands beside our attention where `flashinfer-python` is installed: its kernels for prompts, which are
 what `--attention flashinfer` uses, over the same pages, planned before the clock starts.
 

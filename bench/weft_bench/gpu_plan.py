@@ -148,6 +148,28 @@ def _decode_rows(plan: Plan, case: str, batch: Batch) -> Iterator[Row]:
         yield Row(case, BEYOND_BYTES, "points", plan.aim("<= 10") if aimed else None)
 
 
+def int4_name(plan: Plan, batch: Batch) -> str:
+    return f"{plan.shape} int4 decode, batch {batch.rows}, context {plan.amounts.contexts[0]}, {batch.popularity}"
+
+
+def int4_prefill_name(plan: Plan) -> str:
+    return f"{plan.shape} int4 prefill of {plan.amounts.prompt} tokens"
+
+
+def int4_batches(amounts: Amounts) -> list[Batch]:
+    """The base by rows; an adapter a row at the most."""
+    return [*(Batch(rows, BASE) for rows in amounts.batches), Batch(amounts.most_rows, DISTINCT)]
+
+
+def _int4(plan: Plan) -> Iterator[Row]:
+    yield Row(f"{plan.shape} int4 decode", STARTED, "s")
+    for batch in int4_batches(plan.amounts):
+        case = int4_name(plan, batch)
+        yield from _times(case, "step", "ms")
+        yield Row(case, BANDWIDTH, "share")
+    yield from _times(int4_prefill_name(plan), "base", "ms", FEW_PERCENT)
+
+
 def prefill_name(plan: Plan) -> str:
     return f"{plan.shape} prefill of {plan.amounts.prompt} tokens"
 
@@ -248,4 +270,5 @@ CASES: dict[str, Callable[[Plan], Iterator[Row]]] = {
     "textgen": _textgen,
     "peft": _peft,
     "flashinfer": _flashinfer,
+    "int4": _int4,
 }

@@ -9,6 +9,7 @@ that is bound by reading its base has no room left on either side (`retention_bo
 from dataclasses import dataclass
 
 BF16_BYTES = 2
+INT4_BYTES = 9 / 16  # with scales and minima
 
 
 @dataclass(frozen=True, slots=True)

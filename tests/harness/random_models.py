@@ -31,7 +31,7 @@ from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import StepInput, StepRow, check_step
-from weft_runner.model.weights import load_weights
+from weft_runner.model.weights import Pack, load_weights
 
 transformers.logging.disable_progress_bar()
 
@@ -247,13 +247,14 @@ def native_executor(model: OracleModel, pages: int, page_tokens: int, dtype: str
 
 
 def cuda_executor(
-    model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32, **sizes: Any
-) -> CudaExecutor:
+    model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32, *, pack: Pack | None = None,
+    **sizes: Any,
+) -> CudaExecutor:  # fmt: skip
     """On this machine's CPU, under Triton's interpreter; decode steps of up to 6 rows are recorded."""
     interpreter.hurry()
     slots = len(model.adapters) or 1
     made = Sizes(pages, page_tokens, slots, max_rank=64, rows=6, context=256, graphs=True, **sizes)
-    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype), made)
+    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype, pack=pack), made)
 
 
 @dataclass

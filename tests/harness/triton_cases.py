@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_kernels.triton import attention, fused, lora, sampling
+from weft_kernels.triton import attention, fused, int4, lora, sampling
 from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, PAGE = 4096, 14336, 32, 8, 128, 16
@@ -170,6 +170,32 @@ def expand_small() -> None:
 
 def expand_fp32() -> None:
     _expand(SMALL, DOWN, tokens=7, block_m=16, dtype=torch.float32)
+
+
+# ---- products with int4 weights
+
+
+def _int4(rows: int, n_out: int, dtype: torch.dtype | None = None) -> None:
+    packed = meta(n_out // int4.BLOCK_OUT, HIDDEN // 64, int4.WORDS, dtype=torch.int32)
+    int4.linear(meta(rows, HIDDEN), packed, n_out, sms=SMS, dtype=dtype)
+
+
+def int4_one_row() -> None:
+    _int4(1, 2 * INNER)
+
+
+def int4_few_rows() -> None:
+    """Split, as where outputs are few; and the head, in fp32."""
+    _int4(8, HIDDEN // 4)
+    _int4(4, VOCAB, torch.float32)
+
+
+def int4_decode() -> None:
+    _int4(32, HIDDEN)
+
+
+def int4_prefill() -> None:
+    _int4(2048, 2 * INNER)
 
 
 # ---- attention
@@ -426,6 +452,10 @@ CASES = (
     Case(expand_any_layer, {"_expand": TILED}, once=True),
     Case(expand_small, {"_expand": TILED}),
     Case(expand_fp32, {"_expand": shows()}, may_spill=True),
+    Case(int4_one_row, {"_few_rows": shows(WIDE)}, usual=(80, 90)),
+    Case(int4_few_rows, {"_few_rows": shows(WIDE), "_join": shows()}),
+    Case(int4_decode, {"_tiles": TILED, "_join": shows()}, usual=(80, 90)),
+    Case(int4_prefill, {"_tiles": TILED}),
     Case(decode_one_split, {"_decode_kernel": TILED}),
     Case(decode_8_splits, {"_decode_kernel": TILED, "_join_kernel": shows(WIDE)}),
     Case(decode_window, {"_decode_kernel": TILED}),

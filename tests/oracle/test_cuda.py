@@ -9,10 +9,13 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from harness import played_flashinfer
+from harness.int4 import rounded_to_int4
 from harness.random_models import FAMILIES, OracleModel, Rows, cuda_executor, random_model, write_adapter, write_base
 from harness.ranks import split, staged
+from weft_kernels.triton import int4
 from weft_runner.model.executor import Executor
 
 PAGES, PAGE_TOKENS = 120, 16
@@ -66,6 +69,27 @@ def test_bf16_stays_near_the_oracle(tmp_path):
     model = random_model(tmp_path, "mistral", SEEDS["mistral"], dtype="bfloat16")
     error = play(model, cuda_executor(model, PAGES, PAGE_TOKENS, torch.bfloat16), SCRIPT[:3])
     assert 0.0 < error < BF16_TOLERANCE, error
+
+
+def test_int4_computes_with_the_numbers_that_its_codes_stand_for(tmp_path):
+    """Packed from the base as it is stored; the oracle's has these numbers. Activations in fp32 show each mistake."""
+    sizes = {"vocab_size": 80, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3}
+    write_base(tmp_path / "base", "qwen2", 9, **sizes, num_key_value_heads=1, num_hidden_layers=2)
+    for i, config in enumerate(({"r": 3}, {"r": 16})):
+        write_adapter(tmp_path, f"a{i}", {"lora_alpha": 8, "target_modules": "all-linear", **config}, i)
+    model = OracleModel(tmp_path, ("a0", "a1"))
+    executor = cuda_executor(model, PAGES, PAGE_TOKENS, pack=int4.pack)
+    assert executor.numerics_class.endswith("/int4/tp1")
+    (path,) = (path for name, path in model.files.items() if name.endswith(".safetensors"))
+    stored = load_file(path)
+    assert "lm_head.weight" in stored
+    numbers = {
+        name: rounded_to_int4(tensor) if tensor.ndim == 2 and "embed" not in name else tensor
+        for name, tensor in stored.items()
+    }
+    save_file(numbers, path.with_suffix(".new"), {"format": "pt"})
+    path.with_suffix(".new").replace(path)  # the executor's mapping stays what it is
+    assert play(model, executor, ((17, 7, 3), (1, 1, 1), (4, 1, 2))) < LOGIT_TOLERANCE
 
 
 @pytest.mark.parametrize("how", [split, staged], ids=["two ranks", "two stages"])

@@ -211,10 +211,11 @@ def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
 def _cuda_part(
     settings: RunnerSettings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup
 ) -> Executor:
-    from weft_runner.model.cuda.executor import CudaExecutor, Sizes  # not where torch comes without Triton
+    from weft_kernels.triton import int4  # not where torch comes without Triton
+    from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 
-    dtype = DTYPES[settings.dtype]
-    weights = load_weights(base.files, base.spec, dtype, base.stopping, part=part, device=found.device)
+    dtype, pack = DTYPES[settings.dtype], int4.pack if settings.dtype == "int4" else None
+    weights = load_weights(base.files, base.spec, dtype, base.stopping, part=part, device=found.device, pack=pack)
     sizes = Sizes(
         pages=settings.kv_pages,
         page_tokens=settings.page_tokens,

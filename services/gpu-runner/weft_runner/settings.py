@@ -96,9 +96,10 @@ class RunnerSettings:
         "--ranks-listen of rank 0, for the other hosts (the first one ignores it)", "", metavar="H:P", address=True
     )
     dtype: str = _flag(
-        "numbers of the cuda and cpu executors; int8, int4: of the base's weights only, on cpu",
+        "numbers of the cuda and cpu executors; of the base's weights only: int4, int8 (on cpu) ($WEFT_DTYPE, or bf16)",
         "bf16",
         choices=("bf16", "fp32", "int8", "int4"),
+        env="WEFT_DTYPE",
     )
     kv_dtype: str = _flag(
         "numbers of keys and values on cpu: int4 in groups of 64 (32 where heads are no multiple of it), or as --dtype",

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from harness.int4 import GROUP, int4_of, rounded_to_int4
+from harness.int4 import rounded_to_int4
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sources import LEVELS
 from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8
 from weft_kernels.cpu.tensors import aligned, matmul, pack
+from weft_kernels.int4 import GROUP, quantised
 
 # Building takes half a minute of a machine with two cores, once: later runs find the library in the cache.
 
@@ -80,7 +81,7 @@ def test_int4_products_are_scaled_dot_products_of_64_inputs(
 ):
     weight, x = random(n_out, n_in, dtype=dtype), random(m, n_in, dtype=torch.bfloat16)
     weight[0] = 0.25  # no range: its scale is 0
-    steps, scale, minimum = int4_of(weight)
+    steps, scale, minimum = quantised(weight)
     expected = torch.zeros(m, n_out)
     with library.pool(2) as pool:
         y = matmul(library, pool, pack(library, pool, weight, INT4), x)

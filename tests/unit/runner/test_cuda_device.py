@@ -52,12 +52,12 @@ def test_why_there_is_none_is_told(machine, made, why):
     ("changed", "dtype", "page_tokens", "why"),
     [
         ({}, "int8", 16, "--dtype int8"),
-        ({}, "int4", 16, "--dtype int4"),
         ({}, "bf16", 24, "--page-tokens 24"),
         ({"head_dim": 48}, "bf16", 16, "head_dim 48"),
         ({"intermediate_size": 100}, "bf16", 16, "intermediate_size 100"),
         ({"intermediate_size": 8192}, "bf16", 16, "a row of an adapter takes 8192 numbers"),
         ({}, "bf16", 16, ""),
+        ({}, "int4", 16, ""),
     ],
 )
 def test_what_the_kernels_cannot_compute_is_told_by_name(small_config, changed, dtype, page_tokens, why):

@@ -84,7 +84,9 @@ def test_who_names_an_attention_of_gpus_is_not_served_by_a_cpu(base, how, monkey
         make_executor(settings("--attention=flashinfer", *how), base)
 
 
-def test_a_pod_names_its_attention_in_its_environment(monkeypatch, capsys):
+def test_a_pod_names_its_attention_and_dtype_in_its_environment(monkeypatch, capsys):
+    monkeypatch.setenv("WEFT_DTYPE", "int4")
+    assert settings().dtype == "int4"
     monkeypatch.setenv("WEFT_ATTENTION", "flashinfer")
     assert settings().attention == "flashinfer"
     assert settings("--attention=triton").attention == "triton"

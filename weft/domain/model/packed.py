@@ -1,13 +1,17 @@
 """Bytes of a model's matrices as the executors hold them. Layouts: `weft_kernels/cpu/src/pack.h`.
 
 The cpu executor packs matrices, with columns padded to 32 and rows to 16; int8 has a scale for each row, int4 a scale
-and a minimum for each group of 64. The reference and the cuda executor hold plain tensors of one dtype.
+and a minimum for each group of 64. The reference and the cuda executor hold plain tensors of one dtype; int4 matrices
+of the latter have the same codes and bytes in another order (`weft_kernels/triton/int4.py`), and its embedding is bf16.
 """
 
 from weft.domain.model.config import ModelSpec
 
 PLAIN = {"reference": 4, "cuda bf16": 2, "cuda fp32": 4}  # kinds that hold everything as plain tensors of one dtype
-NUMBER_BYTES: dict[str, int] = {"bf16": 2, "fp32": 4, "int8": 2, "int4": 2, **PLAIN}  # of KV, of activations
+CUDA_INT4 = "cuda int4"
+NUMBER_BYTES: dict[str, int] = {  # of KV, of activations
+    "bf16": 2, "fp32": 4, "int8": 2, "int4": 2, CUDA_INT4: 2, **PLAIN,
+}  # fmt: skip
 PAD_IN, PAD_OUT = 32, 16
 INT4_GROUP = 64
 LINE = 64  # bytes: a packed matrix begins on one
@@ -18,7 +22,7 @@ def packed_bytes(n_out: int, n_in: int, kind: str) -> int:
     if kind in PLAIN:
         return n_out * n_in * PLAIN[kind]
     rows, columns = round_up(n_out, PAD_OUT), round_up(n_in, PAD_IN)
-    if kind == "int4":
+    if kind in ("int4", CUDA_INT4):
         return rows * round_up(n_in, INT4_GROUP) * 9 // 16  # 4 bits, and 32 of scale and minimum for 64 of them
     return rows * (columns + 4) if kind == "int8" else rows * columns * NUMBER_BYTES[kind]
 

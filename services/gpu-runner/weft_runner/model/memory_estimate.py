@@ -1,8 +1,9 @@
 """What serving a model takes of memory, computed from its description before anything is loaded, and what there is.
 
 The cpu executor packs matrices, with columns padded to 32 and rows to 16; the embedding stays in the mapped file, whose
-pages give way. The reference and the cuda executor have everything in one dtype, and the embedding too. What there is:
-the least that the machine and any control group of this process have left.
+pages give way. The reference and the cuda executor have everything in one dtype, and the embedding too, which the
+latter keeps in bf16 beside int4 matrices. What there is: the least that the machine and any control group of this
+process have left.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from weft.domain.model.config import ModelSpec
-from weft.domain.model.packed import NUMBER_BYTES, PLAIN, kv_token_bytes, packed_bytes, vector_numbers
+from weft.domain.model.packed import CUDA_INT4, NUMBER_BYTES, PLAIN, kv_token_bytes, packed_bytes, vector_numbers
 from weft.domain.model.tensors import PROJECTIONS
 from weft_runner.errors import OutOfMemory
 
@@ -120,7 +121,7 @@ def estimate_memory(
     stages: int = 1,
     int4_kv: bool = False,
 ) -> MemoryEstimate:
-    """`kind`: bf16, fp32, int8 or int4, what the cpu executor packs matrices as; or a kind of `PLAIN`.
+    """`kind`: bf16, fp32, int8 or int4, what the cpu executor packs matrices as; a kind of `PLAIN`; or `CUDA_INT4`.
 
     Adapters that share the budget of the KV pages are no `adapter_bytes`. `ranks`: processes of this machine that the
     model is split over; each has the embedding, and a key-value head that several have is there as often. `stages`:
@@ -172,9 +173,13 @@ def _layer_bytes(spec: ModelSpec, kind: str) -> int:
 def _embedding_bytes(spec: ModelSpec, kind: str) -> int:
     """The head, and the embedding where it is not the head itself or read from the mapped file."""
     head = packed_bytes(spec.vocab_size, spec.hidden_size, kind)
-    converted = not spec.tied_embeddings if kind in PLAIN else spec.dtype == "float16"
-    number = PLAIN.get(kind, 4)
-    return head + (spec.vocab_size * spec.hidden_size * number if converted else 0) + 4 * spec.hidden_size
+    if kind in PLAIN:
+        number = 0 if spec.tied_embeddings else PLAIN[kind]
+    elif kind == CUDA_INT4:
+        number = NUMBER_BYTES[kind]
+    else:
+        number = 4 if spec.dtype == "float16" else 0
+    return head + spec.vocab_size * spec.hidden_size * number + 4 * spec.hidden_size
 
 
 def _gib(size: int) -> str:

@@ -93,6 +93,11 @@ class Partition:
             return head[:0]
         return head if self.size == 1 else head[self._share(self.whole.vocab_size)]
 
+    @property
+    def head_rows(self) -> int:
+        """Of `head`."""
+        return self.whole.vocab_size // self.size if self.ends else 0
+
     def pairs(self, pairs: AdapterPairs) -> AdapterPairs:
         """An adapter's whole pairs -> this rank's of this part's layers: views, see `model.tensor_parallel`."""
         pairs = pairs[self.layers.start : self.layers.stop]

@@ -14,6 +14,7 @@ from weft_runner.errors import WeightsInvalid
 from weft_runner.model.checkpoint import Checkpoint, Files, open_checkpoint
 from weft_runner.model.partition import Partition
 
+Pack = Callable[[torch.Tensor], torch.Tensor]
 FINITE_CHUNK = 1 << 18  # numbers; 12.7 GB/s of bf16 on two cores of a Xeon with AMX, 1.1 with torch.isfinite
 # dtype -> integer of the same width, all bits but the sign, the exponent's bits: all of these set is NaN or infinite
 _BITS = {
@@ -25,7 +26,10 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One layer; matrices are [out, in]. What a family does not have is None; `window` 0: all tokens are seen."""
+    """One layer; matrices are [out, in], or packed (int32, `weft_kernels.triton.int4`).
+
+    What a family does not have is None; `window` 0: all tokens are seen.
+    """
 
     attention_norm: torch.Tensor  # [H]
     qkv: torch.Tensor  # [(heads + 2 kv_heads) * D, H]
@@ -41,7 +45,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
-    """The whole model, or a rank's part of it; `head` is `embedding`, or rows of it, when the two are tied."""
+    """The whole model, or a rank's part of it; `head` is `embedding`, or rows of it, when the two are tied.
+
+    The head is packed where the layers' matrices are, tied or not; the embedding never is.
+    """
 
     embedding: torch.Tensor  # [V, H]; [0, H] of a stage that does not begin the model
     layers: tuple[LayerWeights, ...]
@@ -61,19 +68,25 @@ def load_weights(
     stopping: Callable[[], bool] = lambda: False,
     device: torch.device | str = "cpu",
     part: Partition | None = None,
+    pack: Pack | None = None,
 ) -> ModelWeights:
     """The model, converted and stacked, on `device`: all of it, or `part`. Norms are fp32.
 
-    Raises WeightsInvalid, StoppedAtStart.
+    `pack`: what makes the layers' matrices and the head of the stored numbers, once these are on the device; None: they
+    are in `dtype`. Raises WeightsInvalid, StoppedAtStart.
     """
     part, checkpoint = part or Partition(spec), open_checkpoint(files, spec, stopping)
     embedding = _converted(EMBEDDING, part.embedding(checkpoint.embedding), dtype, device)
     shared, head = spec.tied_embeddings and part.begins, EMBEDDING if spec.tied_embeddings else HEAD
+
+    def matrix(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return _converted(name, tensor, dtype, device) if pack is None else pack(_placed(name, tensor, device))
+
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(_stacked(checkpoint, part, layer, dtype, device) for layer in part.layers),
+        layers=tuple(_stacked(checkpoint, part, layer, dtype, device, matrix) for layer in part.layers),
         norm=_converted(NORM, checkpoint.norm, torch.float32, device),
-        head=part.head(embedding) if shared else _converted(head, part.head(checkpoint.head), dtype, device),
+        head=part.head(embedding) if shared and pack is None else matrix(head, part.head(checkpoint.head)),
     )
 
 
@@ -93,12 +106,20 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
 
 
 def _stacked(
-    checkpoint: Checkpoint, part: Partition, index: int, dtype: torch.dtype, device: torch.device | str
+    checkpoint: Checkpoint,
+    part: Partition,
+    index: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    matrix: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> LayerWeights:
     layer = part.layer(checkpoint.layer(index))
     where = f"of layer {index}" + (f", part {part.rank} of {part.size}" if part.size > 1 else "")
 
     def of(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return matrix(f"{name} {where}", tensor)
+
+    def bias(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return _converted(f"{name} {where}", tensor, dtype, device)
 
     def norm(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -114,7 +135,7 @@ def _stacked(
         mlp_norm=norm("post_attention_layernorm", layer.mlp_norm),
         gate_up=stack(layer.projections, "gate_proj", "up_proj"),
         down=of("down_proj", layer.projections["down_proj"]),
-        qkv_bias=stack(layer.biases, *BIASED) if layer.biases else None,
+        qkv_bias=torch.cat([bias(name, layer.biases[name]) for name in BIASED]) if layer.biases else None,
         q_norm=None if layer.q_norm is None else norm("q_norm", layer.q_norm),
         k_norm=None if layer.k_norm is None else norm("k_norm", layer.k_norm),
         window=layer.window,
@@ -127,3 +148,8 @@ def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype, device: torc
     """On the CPU in `dtype` already: the view itself, where its rows follow each other."""
     check_finite(name, tensor)
     return tensor.to(device, dtype).contiguous()
+
+
+def _placed(name: str, tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """In the dtype in which it is stored."""
+    return _converted(name, tensor, tensor.dtype, device)

@@ -25,7 +25,7 @@ PAGE_TOKENS = (16, 32, 64, 128, 256)
 P = ParamSpec("P")
 S = TypeVar("S", bound="OnDevice")
 T = TypeVar("T")
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "int4": torch.bfloat16}  # of KV and activations
 
 
 class OnDevice(Protocol):
@@ -108,7 +108,7 @@ def unsupported_reason(part: Partition, dtype: str, page_tokens: int, max_rank: 
 
     spec = part.local
     if dtype not in DTYPES:
-        return f"--dtype {dtype}: computed are {' and '.join(DTYPES)}"
+        return f"--dtype {dtype}: computed are {', '.join(DTYPES)}"
     if page_tokens not in PAGE_TOKENS:
         return f"--page-tokens {page_tokens}: computed are {', '.join(map(str, PAGE_TOKENS))}"
     if spec.head_dim not in HEAD_DIMS:

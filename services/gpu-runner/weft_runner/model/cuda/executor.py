@@ -14,7 +14,7 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import Sampling, TokenLogprob
-from weft_kernels.triton import attention, fused
+from weft_kernels.triton import attention, fused, int4
 from weft_runner.core.sampling import SampledToken, logit_adjustments
 from weft_runner.model.cuda.adapters import PagedAdapterStore
 from weft_runner.model.cuda.attention import Attention, TritonAttention
@@ -72,7 +72,7 @@ class CudaExecutor:
         group: ProcessGroup | None = None,
         part: Partition | None = None,
     ) -> None:
-        """`weights`, of this rank's part, are on the device already, in the dtype that it computes with.
+        """`weights`, of this rank's part, are on the device already, in the dtype that it computes with, or packed.
 
         `part`: a stage's layers (`model.partition`); None: as the group divides it. A stage captures no graphs.
         """
@@ -95,7 +95,8 @@ class CudaExecutor:
         self._token_sampler = GpuSampler(sizes.rows, spec.vocab_size, self.at)
         self._samples = group.rank == 0  # the others have a part of the logits
         self._outputs: Outputs | None = None  # of the graph that ran last
-        width = spec.vocab_size if self._samples else len(weights.head)
+        self._packed = any(int4.is_packed(layer.qkv) for layer in weights.layers)
+        width = spec.vocab_size if self._samples else part.head_rows
         self._shared = Outputs(  # what graphs write to
             self._device.new(sizes.rows if sizes.graphs else 0, width, dtype=torch.float32),
             torch.zeros(sizes.rows, dtype=torch.int32, device=self.at),
@@ -109,7 +110,7 @@ class CudaExecutor:
     @property
     def numerics_class(self) -> str:
         """What computes alike up to the last bits: captured steps and eager ones differ in those already."""
-        dtype = "bf16" if self._dtype == torch.bfloat16 else "fp32"
+        dtype = "int4" if self._packed else "bf16" if self._dtype == torch.bfloat16 else "fp32"
         attention = "/flashinfer" if self._flashinfer else ""
         return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}{attention}"
 
@@ -273,6 +274,9 @@ class CudaExecutor:
             return self._device.new(0, self.spec.vocab_size, dtype=torch.float32)
         normed = self._device.new(*x.shape)
         fused.add_norm(normed, x.contiguous(), None, self._weights.norm, self.spec.norm_eps)
+        if self._packed:
+            rows, sms = self._device.part.head_rows, self._device.sms
+            return self._tensor.logits(int4.linear(normed, self._weights.head, rows, sms=sms, dtype=torch.float32))
         head = self._weights.head.t()
         if self.at.type == "cuda" and self._dtype != torch.float32:
             return self._tensor.logits(torch.mm(normed, head, out_dtype=torch.float32))

@@ -32,7 +32,7 @@ def unsupported_reason(head_dim: int, dtype: str, *, real: bool) -> str:
         return "--attention flashinfer needs a GPU: there is no interpreter for it"
     if find_spec(PACKAGE) is None:
         return "--attention flashinfer: it is not installed; pip install flashinfer-python, or leave the flag out"
-    if dtype != "bf16":
+    if dtype not in ("bf16", "int4"):
         return f"--attention flashinfer: it computes in 16 bits, not with --dtype {dtype}"
     if head_dim not in HEAD_DIMS:
         return f"--attention flashinfer: head_dim {head_dim}, and it computes {', '.join(map(str, HEAD_DIMS))}"

@@ -1,5 +1,6 @@
-"""The operators of the decoder (`model.decoder`) as Triton kernels around the library's matrix products.
+"""The operators of the decoder (`model.decoder`) as Triton kernels around matrix products, which are the library's.
 
+Those with int4 weights are ours (`weft_kernels.triton.int4`).
 A layer without adapters is 4 products and 5 kernels (two norms, rotation, attention, silu), and a join where a context
 is split. Adapters add 4 shrinks and 2 expands: those of q|k|v and gate|up happen in the kernels that read these next.
 """
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
 from weft.domain.model.config import ModelSpec
-from weft_kernels.triton import fused, lora
+from weft_kernels.triton import fused, int4, lora
 from weft_kernels.triton.lora import PartialSums
 from weft_kernels.triton.tables import LoraTables
 from weft_runner.model.cuda.attention import Attention
@@ -42,6 +43,12 @@ class DeviceContext:
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.kv.tensor.dtype, device=self.kv.tensor.device)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The library's product, or ours where the weight is packed."""
+        if int4.is_packed(weight):
+            return int4.linear(x, weight, int4.BLOCK_OUT * len(weight), sms=self.sms, bias=bias)
+        return F.linear(x, weight, bias)
 
 
 class TritonOps:
@@ -79,11 +86,11 @@ class TritonOps:
         """The shrink reads the same x as the product: beside it, where there is a stream for it."""
         width = 0 if self._widths is None else self._widths(layer, site)
         if not width:
-            return self._device.tensor.summed(F.linear(x, weight, bias), site)
+            return self._device.tensor.summed(self._device.linear(x, weight, bias), site)
         partials = self._planes_for(x, layer, site)
         with self._beside():
             lora.shrink(partials, x, self._device.tables.at(layer, site), self._step.chunked)
-        y = F.linear(x, weight, bias)
+        y = self._device.linear(x, weight, bias)
         self._join()
         self._add_lora(y, self._gathered(partials, site, width), layer, site)
         return self._device.tensor.summed(y, site)

@@ -1,0 +1,72 @@
+"""Products with int4 weights against fp64 of the numbers that they stand for: both forms, splits, what is padded."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft_kernels.int4 import GROUP, dequantised, quantised
+from weft_kernels.triton.int4 import BLOCK_OUT, FEW_ROWS, LEAST_GROUPS, linear, pack
+
+# What fp64 of the same inputs may differ by, relative to the largest value: sums of fp32, and what is stored.
+RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def check(device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.dtype, seed: int, sms: int = 4) -> None:
+    """Rows of x lie in a wider tensor, among NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = torch.randn(n_out, n_in, generator=generator), torch.randn(n_out, generator=generator)
+    weight[0] = 0.25  # no range: its scale is 0
+    wide = torch.full((rows, n_in + 16), torch.nan, dtype=dtype)
+    wide[:, :n_in] = torch.randn(rows, n_in, generator=generator)
+    bias = bias if seed % 2 else None
+    expected = wide[:, :n_in].double() @ dequantised(quantised(weight), n_in).double().T
+    expected += 0.0 if bias is None else bias.double()
+    y = linear(
+        wide.to(device)[:, :n_in], pack(weight.to(device)), n_out, sms=sms,
+        bias=None if bias is None else bias.to(device),
+    )  # fmt: skip
+    assert y.dtype == dtype
+    assert y.shape == expected.shape
+    assert (y.cpu().double() - expected).abs().max() <= RELATIVE[dtype] * (expected.abs().max() + 1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rows=st.one_of(st.integers(1, FEW_ROWS), st.integers(FEW_ROWS + 1, 40), st.just(130)),
+    n_in=st.integers(1, 5).map(lambda n: 16 * n) | st.sampled_from([1, 63, 65, 520]),
+    n_out=st.integers(1, 150),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_products_are_those_of_the_numbers_that_codes_stand_for(
+    device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.dtype, seed: int
+) -> None:
+    check(device, rows, n_in, n_out, dtype, seed)
+
+
+@pytest.mark.parametrize(("rows", "seed"), [(1, 0), (3, 1), (FEW_ROWS + 1, 1)])
+def test_few_outputs_of_many_inputs_are_split(device: torch.device, rows: int, seed: int) -> None:
+    """Three parts, of which the last is not full, and ends within a group."""
+    check(device, rows, GROUP * (2 * LEAST_GROUPS + 3) - 16, 2 * BLOCK_OUT, torch.float32, seed, sms=132)
+
+
+@pytest.mark.parametrize("n_out", [5, 16, 40])
+def test_packed_words_are_the_codes_scales_and_minima(device: torch.device, n_out: int) -> None:
+    n_in = 200
+    matrix = torch.randn(n_out, n_in)
+    codes, scale, minimum = quantised(matrix)
+    packed = pack(matrix.to(device)).cpu()
+    assert packed.nbytes == -(-n_out // BLOCK_OUT) * BLOCK_OUT * -(-n_in // GROUP) * GROUP * 9 // 16
+    words = packed.view(len(packed), -1, 9, BLOCK_OUT).permute(0, 3, 1, 2).flatten(0, 1)[:n_out].long() & 0xFFFF_FFFF
+    nibbles = words[:, :, None, :8] >> 4 * torch.arange(8)[:, None] & 15  # [n_out, groups, 8 j, 8 i]
+    assert torch.equal(nibbles.flatten(2).flatten(1)[:, :n_in], codes.flatten(1)[:, :n_in].long())
+    for bits, numbers in ((words[..., 8] & 0xFFFF, scale), (words[..., 8] >> 16, minimum)):
+        assert torch.equal(bits, numbers[..., 0].bfloat16().view(torch.int16).long() & 0xFFFF)
+
+
+def test_matrices_are_quantised_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = torch.randn(70, 100).bfloat16()
+    whole = pack(matrix)
+    monkeypatch.setattr("weft_kernels.triton.int4.PACK_NUMBERS", 100 * 2 * BLOCK_OUT)
+    assert torch.equal(pack(matrix), whole)

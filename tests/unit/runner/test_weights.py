@@ -1,0 +1,56 @@
+"""Weights that are packed when they are loaded: of which numbers, by which rank or stage, in how many bytes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.random_models import OracleModel, write_base
+from weft.domain.model.packed import CUDA_INT4
+from weft_kernels.triton import int4
+from weft_runner.model.memory_estimate import estimate_memory
+from weft_runner.model.partition import Partition, stage_of
+from weft_runner.model.weights import ModelWeights, load_weights
+
+SIZES = {"vocab_size": 64, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 2, "head_dim": 16}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["", "tied"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
+    """Stored in fp16, which bf16 cannot hold: what is packed are the stored numbers."""
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {**SIZES, "num_key_value_heads": 2, "num_hidden_layers": 2, "tie_word_embeddings": request.param}
+    write_base(folder / "base", "qwen2", 3, dtype="float16", **sizes)
+    return OracleModel(folder, ())
+
+
+def parts_of(model: OracleModel) -> list[Partition]:
+    return [
+        Partition(model.spec),
+        *(stage_of(model.spec, stage, 2) for stage in range(2)),
+        *(replace(Partition(model.spec), rank=rank, size=2) for rank in range(2)),
+    ]
+
+
+@pytest.mark.parametrize("which", range(5), ids=["whole", "stage 0", "stage 1", "rank 0", "rank 1"])
+def test_each_part_packs_its_own_stored_numbers_in_the_bytes_that_are_estimated(model: OracleModel, which: int) -> None:
+    part = parts_of(model)[which]
+    stored = load_weights(model.files, model.spec, torch.float16, part=part)
+    packed = load_weights(model.files, model.spec, torch.bfloat16, part=part, pack=int4.pack)
+    for plain, layer in zip(stored.layers, packed.layers, strict=True):
+        for name in ("qkv", "o", "gate_up", "down"):
+            assert torch.equal(getattr(layer, name), int4.pack(getattr(plain, name))), name
+        assert layer.qkv_bias is not None
+        assert layer.qkv_bias.dtype == packed.embedding.dtype == torch.bfloat16
+    assert torch.equal(packed.head, int4.pack(stored.head))
+    assert packed.has_head == part.ends
+    if which == 0:
+        needed = estimate_memory(part.local, CUDA_INT4, kv_pages=1, page_tokens=16)
+        biases = 2 * part.whole.layers * (part.whole.q_size + 2 * part.whole.kv_size)  # counted as fp32, held as bf16
+        assert needed.layers + needed.embedding == _bytes(packed) + biases
+
+
+def _bytes(weights: ModelWeights) -> int:
+    layers = [getattr(layer, name) for layer in weights.layers for name in layer.__slots__]
+    tensors = [weights.embedding, weights.norm, weights.head, *layers]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
