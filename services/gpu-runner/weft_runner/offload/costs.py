@@ -158,7 +158,9 @@ def prompt_streams(case: Case) -> tuple[Linear, ...]:
         + attention / machine.attention_flops_per_s
         + min(batches * case.adapters, case.block) * sizes.adapter / machine.memory_read
     )
-    return _streams(machine, weights, read_kv=0.0, write_kv=kv, hidden=hidden, compute=linear(compute))
+    chunks = -(-case.work.prompt // case.tokens)  # of a prompt: each reads what those before it wrote
+    again = block * case.work.prompt * (chunks - 1) / 2 * sizes.kv_token
+    return _streams(machine, weights, read_kv=again, write_kv=kv, hidden=hidden, compute=linear(compute))
 
 
 def token_streams(case: Case) -> tuple[Linear, ...]:
@@ -176,7 +178,7 @@ def token_streams(case: Case) -> tuple[Linear, ...]:
     )
     more = kv / machine.host_attention - kv / machine.attention if delegated else 0.0
     return _streams(
-        machine, float(sizes.weights), read_kv=kv, write_kv=block * sizes.kv_token,
+        machine, float(sizes.weights), read_kv=kv, write_kv=block * case.work.page_tokens * sizes.kv_token,
         hidden=block * sizes.hidden_row * sizes.layers, compute=linear(compute, kv_host=more, kv_disk=more),
         delegated=delegated,
     )  # fmt: skip
