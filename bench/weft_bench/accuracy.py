@@ -1,4 +1,4 @@
-"""`weft bench accuracy`: what fewer bits for weights (`--dtype`) and KV (`--kv-dtype`) do to answers, beside bf16.
+"""`weft bench accuracy`: what fewer bits for weights and KV, and sparse attention do to answers, beside bf16.
 
 A text is a prompt and an answer of known tokens. Each model computes the answer's tokens one after the other, given the
 prompt and the answer so far. Cross entropy and perplexity are those of the answers' tokens; `exact` is the share of
@@ -30,8 +30,12 @@ from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 
-# (dtype, kv_dtype) of the cpu executor, by what cases are called; the first is the baseline.
-FORMATS = {"bf16": ("bf16", "auto"), "int8": ("int8", "auto"), "int4": ("int4", "auto"), "int4 KV": ("bf16", "int4")}
+# (dtype, kv_dtype, top_share) of the cpu executor, by what cases are called; the first is the baseline.
+FORMATS = {
+    "bf16": ("bf16", "auto", 0.0), "int8": ("int8", "auto", 0.0), "int4": ("int4", "auto", 0.0),
+    "int4 KV": ("bf16", "int4", 0.0), "best quarter of keys": ("bf16", "auto", 0.25),
+    "best tenth of keys": ("bf16", "auto", 0.1),
+}  # fmt: skip
 QUICKSTART = "quickstart"
 MODELS = (QUICKSTART, "tiny", "m135")
 PAGE_TOKENS = 16
@@ -74,8 +78,8 @@ def figures(
         texts = sentences(quickstart, n_texts, seed) if name == QUICKSTART else None
         with bar(name, len(FORMATS)) as advanced:
             expected: Score | None = None
-            for called, (dtype, kv_dtype) in FORMATS.items():
-                executor = _executor(library, base, dtype, kv_dtype)
+            for called, formats in FORMATS.items():
+                executor = _executor(library, base, *formats)
                 if texts is None:
                     drawn = prompts(random.Random(seed), n_texts, PROMPT_TOKENS, SHAPES[name].vocab)
                     texts = continued(executor, drawn)
@@ -151,10 +155,10 @@ def play(
             now = {i: [next_token] for i, next_token in following.items() if next_token is not None}
 
 
-def _executor(library: Library, base: Path, dtype: str, kv_dtype: str) -> CpuExecutor:
+def _executor(library: Library, base: Path, dtype: str, kv_dtype: str, top_share: float) -> CpuExecutor:
     found = files(base)
     checkpoint = open_checkpoint(found, read_spec(found["config.json"]))
     return CpuExecutor(
-        library, checkpoint, dtype=dtype, kv_dtype=kv_dtype, threads=cpu_quota(), pages=ROWS * PAGES,
-        page_tokens=PAGE_TOKENS, slots=1,
+        library, checkpoint, dtype=dtype, kv_dtype=kv_dtype, top_share=top_share, threads=cpu_quota(),
+        pages=ROWS * PAGES, page_tokens=PAGE_TOKENS, slots=1,
     )  # fmt: skip

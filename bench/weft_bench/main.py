@@ -184,7 +184,9 @@ def accuracy(
     models: Models = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
-    """What int8 and int4 weights and int4 KV do to answers, beside bf16: perplexity, and answers that stay as they are.
+    """What int8 and int4 weights, int4 KV and sparse attention do to answers, beside bf16.
+
+    Perplexity, and answers that stay as they are.
 
     Takes two minutes of an otherwise idle machine.
     """

@@ -54,7 +54,8 @@ def search_of(manifest: Mapping[str, Any], model: str | None, rates: MachineRate
         *(int(amount(asked[name])) if name in asked else default for name, default in
           (("deviceBytes", 0), ("hostBytes", 0), ("diskBytes", MOST_BYTES)))
     )  # fmt: skip
-    formats = Formats(asked.get("weights", "bf16"), asked.get("kv", "bf16"))
+    sparse = asked.get("sparseAttention", "Off") == "TopK"
+    formats = Formats(asked.get("weights", "bf16"), asked.get("kv", "bf16"), sparse_attention=sparse)
     spec = model_spec(manifest, model)
     if formats.weights not in rates.products:
         known = ", ".join(rates.products)

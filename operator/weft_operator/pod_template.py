@@ -18,6 +18,7 @@ RANKS_PORT = 7470
 PORTS = {"grpc": GRPC_PORT, "probes": PROBES_PORT, "kv": KV_PORT}
 DATA, TLS = "/var/lib/weft", "/etc/weft/tls"
 SHM_SIZE = "1Gi"
+TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
 AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
 
@@ -113,6 +114,7 @@ def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
         "dtype": offload.weights,
         **({"kv-dtype": "int4"} if offload.kv == "int4" else {}),
         "offload-policy": "auto",
+        **({"sparse-attention": TOP_SHARE} if offload.sparse else {}),
         "offload-device-bytes": offload.device_bytes,
         **({} if offload.disk_bytes is None else {"offload-disk-bytes": offload.disk_bytes}),
         "offload-disk-path": offload.disk_path,

@@ -106,6 +106,7 @@ class OffloadBudgets:
     disk_path: str
     weights: str
     kv: str
+    sparse: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,7 @@ def _offload(offload: Object) -> OffloadBudgets | None:
         disk_path=offload["diskPath"],
         weights=offload["weights"],
         kv=offload["kv"],
+        sparse=offload["sparseAttention"] == "TopK",
     )
 
 

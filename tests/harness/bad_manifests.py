@@ -254,8 +254,8 @@ BAD: tuple[Bad, ...] = (
     Bad(
         "sparse attention",
         "spec.offload.sparseAttention",
-        "not served",
-        pool(offload=OFFLOAD | {"sparseAttention": "TopK"}),
+        "one of",
+        pool(offload=OFFLOAD | {"sparseAttention": "TopP"}),
     ),
     Bad("weights of two bits", "spec.offload.weights", "one of", pool(offload=OFFLOAD | {"weights": "int2"})),
     Bad(

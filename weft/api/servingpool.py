@@ -120,12 +120,6 @@ class Offload(ApiModel):
             "self.cpuAttention == 'Off'",
             lambda offload: offload.cpu_attention == "Off",
         ),
-        Rule(
-            "sparseAttention",
-            "TopK is not served yet: leave it Off",
-            "self.sparseAttention == 'Off'",
-            lambda offload: offload.sparse_attention == "Off",
-        ),
     )
 
     mode: Literal["Off", "Auto"] = "Off"
@@ -147,7 +141,7 @@ class Offload(ApiModel):
     cpu_attention: Literal["Off", "Auto"] = "Off"
     """Whether attention is computed on the host where KV lies there."""
     sparse_attention: Literal["Off", "TopK"] = "Off"
-    """Whether a step reads the values of the best keys alone."""
+    """TopK: a token attends to the best tenth of its keys, and their values alone are read, at some accuracy."""
 
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]

@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-ABI = 8
+ABI = 9
 BF16, FP32, INT8, INT4 = range(4)
 LOST = -4
 CODES = {
@@ -59,7 +59,7 @@ class ModelStruct(Structure):
 
     _fields_ = [
         *_fields(c_int32, "layers hidden inner heads kv_heads head_dim vocab kind"),
-        *_fields(c_float, "eps reserved"),
+        *_fields(c_float, "eps top_share"),
         *_fields(POINTER(Layer), "layer"),
         *_fields(c_void_p, "embedding norm"),
         *_fields(Matrix, "head"),
@@ -68,6 +68,8 @@ class ModelStruct(Structure):
         *_fields(c_float, "rope_scale"),
         *_fields(c_int32, "kv_kind"),
         ("ranks", POINTER(RanksStruct)),
+        ("scores", c_void_p),
+        ("score_positions", c_int64),
     ]
 
 

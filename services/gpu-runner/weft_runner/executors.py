@@ -83,8 +83,8 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
         settings = replace(settings, executor="cuda")  # an attention of GPUs needs one
-    if settings.offload_device_bytes or settings.kv_dtype == "int4":
-        settings = replace(settings, executor="cpu")  # which alone has weights on disk, and KV in int4
+    if settings.offload_device_bytes or settings.kv_dtype == "int4" or settings.sparse_attention:
+        settings = replace(settings, executor="cpu")  # which alone has weights on disk, KV in int4, sparse attention
     if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
         return _split(settings, base)
     if settings.executor == "reference":
@@ -282,6 +282,7 @@ def _cpu_part(
             _offload_budget(settings, base.policy, rank),
             dtype=settings.dtype,
             kv_dtype=settings.kv_dtype,
+            top_share=settings.sparse_attention,
             threads=base.threads,
             pages=settings.kv_pages,
             page_tokens=settings.page_tokens,
@@ -294,6 +295,7 @@ def _cpu_part(
         open_checkpoint(base.files, base.spec, base.stopping),
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
+        top_share=settings.sparse_attention,
         threads=base.threads,
         pages=settings.kv_pages,
         page_tokens=settings.page_tokens,

@@ -106,6 +106,10 @@ class RunnerSettings:
         "auto",
         choices=("auto", "int4"),
     )
+    sparse_attention: float = _flag(
+        "share of its keys that a token attends to on cpu, the best ones and no fewer than 16 (0: all)", 0.0,
+        metavar="SHARE",
+    )  # fmt: skip
     attention: str = _flag(
         "what attends in steps with prompts on a GPU; flashinfer: if installed ($WEFT_ATTENTION, or triton)",
         "triton",
@@ -284,8 +288,13 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             "--offload-device-bytes is for --executor cpu without --tensor-parallel: "
             "split the model by --pipeline-parallel, whose stages have a budget each"
         )
-    if values.kv_dtype == "int4" and values.executor not in ("auto", "cpu"):
-        yield f"--kv-dtype int4 is for --executor cpu: --executor {values.executor} has no such KV"
+    if values.executor not in ("auto", "cpu"):
+        if values.kv_dtype == "int4":
+            yield f"--kv-dtype int4 is for --executor cpu: --executor {values.executor} has no such KV"
+        if values.sparse_attention:
+            yield f"--sparse-attention is for --executor cpu: --executor {values.executor} attends to all keys"
+    if not 0.0 <= values.sparse_attention <= 1.0:
+        yield f"--sparse-attention {values.sparse_attention:g} is outside 0..1"
     if values.offload_plan and (not values.offload_device_bytes or values.pipeline_parallel > 1):
         yield "--offload-plan is for --offload-device-bytes and one rank: it says where the weights of one are"
     if (values.offload_kv_disk_pages or values.offload_host_bytes) and not values.offload_device_bytes:

@@ -79,7 +79,7 @@ def test_another_token_time_is_another_launch():
 
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
     budgets = {"mode": "Auto", "deviceBytes": "4Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
-    budgets |= {"weights": "int4", "kv": "int4"}
+    budgets |= {"weights": "int4", "kv": "int4", "sparseAttention": "TopK"}
     manifest = pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1})
     manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
@@ -97,6 +97,7 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     manifest["spec"]["kvCache"] |= limits[0]
     manifest["spec"]["scheduler"] |= limits[1]
     assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (1024, 32, 512)
+    assert settings.sparse_attention == 0.1
     pod = pod_template(
         parse_pool(manifest).groups[0],
         wanted,

@@ -38,6 +38,7 @@ from weft_runner.model.weights import ModelWeights, load_weights
 LEVELS = native_library().levels
 
 PAGES, SLOTS, MOST_ROWS = 256, 8, 64
+TOP_SHARE, LEAST_KEYS = 0.3, 16  # of sparse attention
 Made = TypeVar("Made", bound=Executor)
 TILE32 = ("amx_bf16", "avx512", "avx2")
 SAME_BITS = [level for level in LEVELS if level in TILE32]  # of those that this CPU has
@@ -87,10 +88,11 @@ class Stage:
 
     @cache  # noqa: B019 (a handful, for the module's life)
     def native(self, level: str, dtype: str, threads: int = 1, page_tokens: int = 16) -> CpuExecutor:
-        """`dtype`: of the weights, with `+int4` also of KV."""
-        weights, _, kv = dtype.partition("+")
+        """`dtype`: of the weights, with `+int4` also of KV; `+top` with sparse attention."""
+        weights, *others = dtype.split("+")
         made = CpuExecutor(
-            library(level), open_checkpoint(self.files, self.spec), dtype=weights, kv_dtype=kv or "auto",
+            library(level), open_checkpoint(self.files, self.spec), dtype=weights,
+            kv_dtype="int4" if "int4" in others else "auto", top_share=TOP_SHARE if "top" in others else 0.0,
             threads=threads, pages=PAGES * 16 // page_tokens, page_tokens=page_tokens,
             slots=max(SLOTS, len(self.ranks)),
         )  # fmt: skip
@@ -302,9 +304,35 @@ def test_kv_in_int4_is_near_the_reference_with_kv_rounded_to_it(
     assert errors.square().mean().sqrt() < bound * spread
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_sparse_attention_is_the_references_over_the_best_keys(
+    stage_of: Callable[[str], Stage], family: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, whole = stage_of(family), mixed_batch()
+    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    native = play(stage.native(level, "fp32+top"), whole, script, list(range(PAGES)), 16)
+    all_keys = play(stage.reference(), whole, script, list(range(PAGES)), 16)
+    monkeypatch.setattr(torch, "softmax", softmax_of_the_best)
+    expected = play(stage.reference(), whole, script, list(range(PAGES)), 16)
+    for key, row in native.items():
+        assert (row - expected[key]).abs().max() <= 5e-4, key
+    assert max(float((row - all_keys[key]).abs().max()) for key, row in native.items()) > 0.1
+
+
+def softmax_of_the_best(scores: torch.Tensor, dim: int) -> torch.Tensor:
+    """Over the best TOP_SHARE of the keys that are not masked, LEAST_KEYS at least."""
+    keys = scores.isfinite().sum(dim, keepdim=True)
+    k = torch.clamp(torch.ceil(TOP_SHARE * keys.float()).long(), min=LEAST_KEYS).minimum(keys)
+    last = scores.sort(dim, descending=True).values.gather(dim, k - 1)
+    kept = scores.masked_fill(scores < last, -torch.inf)
+    return torch.nn.functional.softmax(kept, dim=dim)
+
+
 CASES = [
     *(("bf16", family) for family in FAMILIES), ("int8", "llama"), ("int4", "llama"), ("fp32", "llama"),
     ("bf16+int4", "llama"), ("int4+int4", "qwen3"), ("bf16+int4", "windows"), ("fp32+int4", "windows"),
+    *(("bf16+top", family) for family in FAMILIES), ("fp32+top", "windows"), ("bf16+int4+top", "windows"),
 ]  # fmt: skip
 
 
@@ -369,7 +397,7 @@ def test_sixty_four_rows_and_prompts_longer_than_a_chunk(stage_of: Callable[[str
     same_bits(got, decoded_alone(stage.native(level, "bf16"), whole))
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4", "fp32", "bf16+int4"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4", "fp32", "bf16+int4", "bf16+top"])
 @pytest.mark.parametrize("level", SAME_BITS)
 def test_levels_of_one_class_give_the_same_bits(stage_of: Callable[[str], Stage], dtype: str, level: str) -> None:
     stage, whole = stage_of("llama"), mixed_batch()

@@ -102,10 +102,16 @@ def test_an_attention_of_gpus_beside_an_executor_of_cpus_is_a_wrong_flag(capsys)
     assert "--attention flashinfer with --executor cpu" in capsys.readouterr().err
 
 
-def test_kv_in_int4_is_the_cpu_executors_and_never_something_else(base, any_model, capsys):
+def test_kv_in_int4_and_sparse_attention_are_the_cpu_executors_and_never_something_else(base, any_model, capsys):
     with pytest.raises(SystemExit):
         settings("--kv-dtype=int4", "--executor=cuda")
     assert "--kv-dtype int4 is for --executor cpu" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings("--sparse-attention=0.1", "--executor=reference")
+    assert "--sparse-attention is for --executor cpu" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings("--sparse-attention=1.5")
+    assert "--sparse-attention 1.5 is outside 0..1" in capsys.readouterr().err
     odd = replace(base, spec=replace(base.spec, head_dim=48))
     with pytest.raises(ExecutorUnavailable, match="groups of 64 or 32 numbers of a head, and head_dim is 48"):
         make_executor(settings("--kv-dtype=int4"), odd)

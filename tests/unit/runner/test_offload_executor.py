@@ -81,9 +81,10 @@ def made() -> Iterator[list[OffloadExecutor]]:
 
 
 def sizes(dtype: str, threads: int = 1) -> dict[str, Any]:
-    """`dtype`: of the weights, with `+int4` also of KV."""
-    weights, _, kv = dtype.partition("+")
-    kinds = {"dtype": weights, "kv_dtype": kv or "auto"}
+    """`dtype`: of the weights, with `+int4` also of KV; `+top` with sparse attention."""
+    weights, *others = dtype.split("+")
+    kinds = {"kv_dtype": "int4" if "int4" in others else "auto", "top_share": 0.3 if "top" in others else 0.0}
+    kinds |= {"dtype": weights}
     return {**kinds, "threads": threads, "pages": PAGES, "page_tokens": 16, "slots": SLOTS}
 
 
@@ -178,7 +179,7 @@ def same(one: CpuExecutor, other: CpuExecutor, turns: list[Turn]) -> None:
 SHARES = (0.0, 0.25, 0.5, 1.0)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4", "int4+int4"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4", "int4+int4+top"])
 @pytest.mark.parametrize("model", MODELS)
 def test_its_bits_are_those_of_the_executor_in_memory(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], model: str, dtype: str

@@ -67,6 +67,40 @@ template <class Kind>
 constexpr bool kTiles = false;
 #endif
 
+static inline void fetch_lines(const char* from, ptrdiff_t n_bytes) {
+  for (ptrdiff_t line = 0; line < n_bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+}
+
+// y[16 columns] += x W of the pairs of rows in a mask, in dot.h's order.
+template <class W, class X>
+static inline void add_pairs(const X* x, const char* w, ptrdiff_t step, ptrdiff_t second_at, unsigned pairs, int columns, float* y) {
+  for (int c = 0; c < columns; c++, w += 64, y += 16) {
+#if WEFT_LEVEL == 3
+    if constexpr (std::is_same<X, uint16_t>::value) {
+      F sums = load(y);
+      for (unsigned left = pairs; left != 0; left &= left - 1) {
+        const int p = __builtin_ctz(left);
+        int32_t pair;
+        std::memcpy(&pair, x + 2 * p, 4);
+        sums = {_mm512_dpbf16_ps(sums.v, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)), bf16_columns<W>(w + p * step))};
+      }
+      store(y, sums);
+      continue;
+    }
+#endif
+    F even = zero(), odd = zero();
+    for (unsigned left = pairs; left != 0; left &= left - 1) {
+      const int p = __builtin_ctz(left);
+      F first, second, a, b;
+      W::pair(w + p * step, second_at, first, second);
+      spread(x + 2 * p, a, b);
+      even = fma(a, first, even);
+      odd = fma(b, second, odd);
+    }
+    store(y, add(load(y), add(even, odd)));
+  }
+}
+
 // Keys and values in the activations' kind.
 template <class Kind>
 struct PlainKv {
@@ -76,7 +110,14 @@ struct PlainKv {
   const bool tiles = kTiles<Kind> && head_dim % 32 == 0;
 
   void begin() {}
-  void ahead(const Block&) {}
+  // Pages lie anywhere: no hardware foresees the next block.
+  void ahead(const Block& next) const {
+    keys_ahead(next);
+    for (int g = 0; g < next.groups; g++) fetch_lines(next.v[g], 8 * head_dim * (Kind::kPairBytes / 16));
+  }
+  void keys_ahead(const Block& next) const {
+    for (int g = 0; g < next.groups; g++) fetch_lines(next.k[g], 8 * head_dim * (Kind::kPairBytes / 16));
+  }
   void shrink(int, F) {}
   void end() {}
 
@@ -99,6 +140,24 @@ struct PlainKv {
     for (int g = 0; g < b.groups; g++)
       dot_all<typename Kind::W, kValuePairs>(
           t.weights[0] + 16 * g, kBlock, rows, [&](int c) { return b.v[g] + 64 * c; }, head_dim / 16, step, second_at, kValuePairs, t.out[0], kMostHeadDim, true);
+  }
+
+  // The same of one token's rows, of which few weights are not 0: what these are multiplied with is all that is read, and
+  // others would add 0.
+  void few_values(const Block& b) {
+    const ptrdiff_t step = ptrdiff_t(head_dim) * (Kind::kPairBytes / 16);
+    for (int g = 0; g < b.groups; g++)
+      for (int m = 0; m < rows; m++) {
+        const typename Kind::X* weights = t.weights[m] + 16 * g;
+        unsigned pairs = 0;
+        for (int p = 0; p < kValuePairs; p++) pairs |= unsigned(weights[2 * p] != 0 || weights[2 * p + 1] != 0) << p;
+        if (pairs != 0) add_pairs<typename Kind::W>(weights, b.v[g], step, step / 2, pairs, head_dim / 16, t.out[m]);
+      }
+  }
+
+  void fetch_values(const Block& b, int position) const {
+    const ptrdiff_t step = ptrdiff_t(head_dim) * (Kind::kPairBytes / 16);
+    fetch_lines(b.v[position / 16] + position % 16 / 2 * step, step);
   }
 };
 
@@ -129,13 +188,12 @@ struct Int4Kv {
       }
   }
 
-  // Pages lie anywhere: no hardware foresees the next block.
-  void ahead(const Block& next) {
-    for (int g = 0; g < next.groups; g++)
-      for (ptrdiff_t line = 0; line < groups * group_bytes; line += 64) {
-        __builtin_prefetch(next.k[g] + line, 0, 2);
-        __builtin_prefetch(next.v[g] + line, 0, 2);
-      }
+  void ahead(const Block& next) const {
+    keys_ahead(next);
+    for (int g = 0; g < next.groups; g++) fetch_lines(next.v[g], groups * group_bytes);
+  }
+  void keys_ahead(const Block& next) const {
+    for (int g = 0; g < next.groups; g++) fetch_lines(next.k[g], groups * group_bytes);
   }
 
   void scores(const Block& b) {
@@ -200,6 +258,12 @@ struct Int4Kv {
     }
   }
 
+  void few_values(const Block& b) { values(b); }
+
+  void fetch_values(const Block& b, int position) const {
+    fetch_lines(b.v[position / 16], groups * group_bytes);
+  }
+
   void end() {
     for (int i = 0; i < rows; i++)
       for (int c = 0; c < groups; c++) {
@@ -253,10 +317,8 @@ static inline void weigh(AttentionTile<Kind>& t, Kv& kv, int window, const Block
   }
 }
 
-// Attend with the queries at t.position[...] (ascending), set in t.queries, scaled. t.out holds the result, not yet
-// divided by the sum of weights: `attended` does that.
 template <class Kind, class Kv>
-static inline void attend(AttentionTile<Kind>& t, Kv kv, int window, const Pages& pages) {
+static inline void begin_tile(AttentionTile<Kind>& t, Kv& kv) {
   for (int m = 0; m < kv.rows; m++) {
     t.peak[m] = -INFINITY;
     store(t.sums[m], zero());
@@ -266,6 +328,13 @@ static inline void attend(AttentionTile<Kind>& t, Kv kv, int window, const Pages
   if (kTiles<Kind>) shape_for_attention(kv.rows);
 #endif
   kv.begin();
+}
+
+// Attend with the queries at t.position[...] (ascending), set in t.queries, scaled. t.out holds the result, not yet
+// divided by the sum of weights: `attended` does that.
+template <class Kind, class Kv>
+static inline void attend(AttentionTile<Kind>& t, Kv kv, int window, const Pages& pages) {
+  begin_tile(t, kv);
   const int end = t.position[kv.rows - 1] + 1;
   const int begin = window ? std::max(0, t.position[0] + 1 - window) : 0;
   Block now(pages, begin / kBlock, end);

@@ -125,6 +125,12 @@ int64_t slot_bytes(const weft_model& m, const weft_step& step, int64_t site_rank
   return 4 * std::max(rows, logits);
 }
 
+bool scores_fit(const weft_model& m, const weft_step& step) {
+  for (int i = 0; m.top_share > 0 && i < step.n_rows; i++)
+    if (step.rows[i].position + step.rows[i].end - step.rows[i].start > m.score_positions) return false;
+  return true;
+}
+
 constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: beyond it the ranks are most likely wrong
 
 bool fits(const weft_model& m) {
@@ -160,6 +166,7 @@ WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* m
   const int64_t site_rank = weft::widest_site(*step);
   if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
   if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes) return WEFT_E_WORKSPACE;
+  if (!weft::scores_fit(*model, *step)) return WEFT_E_WORKSPACE;
   if (model->ranks != nullptr && weft::slot_bytes(*model, *step, site_rank) > model->ranks->slot_bytes) return WEFT_E_SIZE;
   return with->run(pool->team, *model, *step, site_rank);
 }

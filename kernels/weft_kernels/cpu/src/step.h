@@ -16,6 +16,7 @@
 #include <atomic>
 
 #include "attention.h"
+#include "best_keys.h"
 #include "pool.h"
 #include "ranks.h"
 
@@ -452,12 +453,20 @@ class Step {
       }
     const Pages pages = pages_of(row, layer, kv_head);
     if (int4_kv())
-      attend(tile, Int4Kv<Kind>{tile, n, m_.head_dim, *reinterpret_cast<typename Int4Kv<Kind>::Memory*>(me.scratch() + sizeof(tile))}, window, pages);
+      attend_to(me, tile, Int4Kv<Kind>{tile, n, m_.head_dim, *reinterpret_cast<typename Int4Kv<Kind>::Memory*>(me.scratch() + sizeof(tile))}, window, pages);
     else
-      attend(tile, PlainKv<Kind>{tile, n, m_.head_dim}, window, pages);
+      attend_to(me, tile, PlainKv<Kind>{tile, n, m_.head_dim}, window, pages);
     n = 0;
     for (int t = first; t < last; t++)
       for (int h = 0; h < heads; h++, n++) attended(tile, n, m_.head_dim, x_ + t * at_.x_stride + (head + h) * m_.head_dim);
+  }
+
+  template <class Kv>
+  void attend_to(weft::Member& me, AttentionTile<Kind>& tile, Kv kv, int window, const Pages& pages) const {
+    if (m_.top_share > 0)
+      attend_best(tile, kv, window, pages, m_.top_share, m_.scores + me.thread() * kTile * m_.score_positions, m_.score_positions);
+    else
+      attend(tile, kv, window, pages);
   }
 
   bool int4_kv() const { return m_.kv_kind == WEFT_INT4; }

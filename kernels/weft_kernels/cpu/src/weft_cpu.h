@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define WEFT_ABI 8
+#define WEFT_ABI 9
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
 enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4 };
@@ -55,7 +55,8 @@ typedef struct {
 typedef struct {
   int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocab;
   int32_t kind;                 // of activations and adapters: WEFT_BF16 or WEFT_FP32
-  float eps, reserved;
+  float eps;
+  float top_share;              // a token attends to the best of its keys: so many of them; 0: to all (best_keys.h)
   const weft_layer* layer;      // [layers]
   const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`; NULL: `hidden` comes from the stage before
   const float* norm;            // [hidden]
@@ -66,6 +67,8 @@ typedef struct {
   float rope_scale;             // cos and sin are multiplied by it (1 but for yarn-like scalings)
   int32_t kv_kind;              // `kind`, or WEFT_INT4, for which head_dim is a multiple of 32
   const weft_ranks* ranks;      // heads, inner and vocab are this rank's then; hidden is whole
+  float* scores;                // with top_share: [threads][16][score_positions], 64-byte aligned
+  int64_t score_positions;      // no fewer than any sequence has, a multiple of 64
 } weft_model;
 
 typedef struct {                // one projection inside a LoRA site

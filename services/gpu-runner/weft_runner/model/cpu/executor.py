@@ -18,7 +18,7 @@ from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.structs import FP32, INT4, LOST, RanksStruct, StepStruct
+from weft_kernels.cpu.structs import FP32, INT4, LOST, ModelStruct, RanksStruct, StepStruct
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
@@ -56,6 +56,7 @@ class CpuExecutor:
         *,
         dtype: str = "bf16",
         kv_dtype: str = "auto",
+        top_share: float = 0.0,
         threads: int,
         pages: int,
         page_tokens: int,
@@ -65,7 +66,8 @@ class CpuExecutor:
     ) -> None:
         """Pack the base (`dtype`: bf16, fp32, int8 or int4 for the weights alone), or `part` of it, with its `ranks`.
 
-        `kv_dtype`: int4, or auto, that of activations. Raises WeightsInvalid, StoppedAtStart.
+        `kv_dtype`: int4, or auto, that of activations. `top_share`: of a token's keys, the best, which it attends to
+        (FlexGen, section 5); 0: all. Raises WeightsInvalid, StoppedAtStart.
         """
         self._part = part = part or Partition(checkpoint.spec)
         self._library, self.spec, self._dtype, self.torch_threads = library, part.local, dtype, 1
@@ -82,6 +84,9 @@ class CpuExecutor:
         shape = (spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
         self._kv_numbers = "int4" if packed else "fp32" if model.kind == FP32 else "bf16"
         layout = "/".join(["native", VERSION, self._kv_numbers, *map(str, shape)])
+        self._top_share, self._scores = top_share, MappedMemory(0)
+        if top_share:
+            self._scores = self._score_memory(model, threads, pages * page_tokens)
         self.kv_memory = NativeKvMemory(library, self._pool, self._kv, self.page_bytes, spec.layers, layout)
         self.adapters = CpuAdapterStore(library, self._pool, part, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
@@ -89,6 +94,14 @@ class CpuExecutor:
         self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
         self.layer_counter = library.layer_counter()  # for threads that read KV while a step runs
         self._native, self._prepared = StepStruct(layers_done=self.layer_counter.address), None
+
+    def _score_memory(self, model: ModelStruct, threads: int, tokens: int) -> MappedMemory:
+        """A thread's scores of 16 queries with all keys of the longest sequence."""
+        model.top_share = self._top_share
+        model.score_positions = -(-min(self.spec.max_positions, tokens) // 64) * 64
+        memory = MappedMemory(4 * 16 * threads * model.score_positions)
+        model.scores = memory.address
+        return memory
 
     def _load(self, checkpoint: Checkpoint, dtype: str, page_tokens: int) -> PackedWeights:
         packer = RowPacker(self._library, self._pool, KINDS[dtype])
@@ -104,7 +117,8 @@ class CpuExecutor:
         # The order of VDPBF16PS is for bf16 alone.
         tiles = level in _TILE32 or (level == "avx512_bf16" and self._dtype == "fp32")
         kv = "/kv-int4" if self._kv_numbers == "int4" else ""
-        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp{self._part.size}{kv}"
+        top = f"/top-{self._top_share:g}" if self._top_share else ""
+        return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp{self._part.size}{kv}{top}"
 
     def run(
         self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,

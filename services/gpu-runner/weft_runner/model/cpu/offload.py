@@ -99,7 +99,7 @@ class OffloadExecutor(CpuExecutor):
 
     def __init__(
         self, library: Library, checkpoint: Checkpoint, budget: OffloadBudget, *, dtype: str, kv_dtype: str = "auto",
-        threads: int, pages: int, page_tokens: int, slots: int, part: Partition | None = None,
+        top_share: float = 0.0, threads: int, pages: int, page_tokens: int, slots: int, part: Partition | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         """Raises WeightsInvalid, OutOfMemory (the budget is too small), PolicyInvalid, DiskUnusable, StoppedAtStart."""
@@ -107,8 +107,8 @@ class OffloadExecutor(CpuExecutor):
         part = part or Partition(checkpoint.spec)
         assert part.size == 1, "tensor ranks do not offload"
         super().__init__(
-            library, checkpoint, dtype=dtype, kv_dtype=kv_dtype, threads=threads, pages=pages, page_tokens=page_tokens,
-            slots=slots, part=part,
+            library, checkpoint, dtype=dtype, kv_dtype=kv_dtype, top_share=top_share, threads=threads, pages=pages,
+            page_tokens=page_tokens, slots=slots, part=part,
         )  # fmt: skip
         self.placement = self._place()
         self.residency = self.placement.weights
@@ -340,6 +340,7 @@ class OffloadExecutor(CpuExecutor):
         site_rank = 3 * (budget.max_rank + budget.max_rank % 2)
         work = rows + 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
         work += BOUNCE_THREADS * bounce_bytes(split.layer_bytes) if split.disk_pages else 0
+        work += self._scores.n_bytes
         self.beside_bytes = split.memory_bytes + work  # of the budget, for all but weights
         budgets = Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
         if budget.device_bytes + budget.host_bytes < (least := least_memory(sizes, split, work)):
