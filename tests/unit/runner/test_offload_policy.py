@@ -11,6 +11,12 @@ from weft_runner.errors import NoPolicyFits
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.offload.costs import BlockWork
+from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.policy import Budgets, Formats
+from weft_runner.offload.search import PolicySearch
+from weft_runner.offload.serving import serving_limits
+from weft_runner.offload.wire import solve_ranks
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings, parse_settings
 from weft_runner.shell import offload_policy
@@ -128,6 +134,18 @@ def test_each_stage_of_a_pipeline_has_a_plan_for_its_layers(folder: Path) -> Non
     executor = make_executor(settings, ModelSource(spec, files_of(folder), 1, policy=policy))
     assert isinstance(executor, PipelineParallelExecutor)
     executor.close()
+
+
+def test_ranks_that_chose_other_parts_of_prompts_compute_the_smallest_of_them(folder: Path) -> None:
+    spec = read_spec(files_of(folder)["config.json"])
+    work = BlockWork(64, 16, in_flight=2)
+    rates = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
+    search = PolicySearch(spec, rates, Budgets(1 << 30), Formats(), work)
+    (plan,) = solve_ranks({0: search}).values()
+    few, many = (replace(plan, policy=replace(plan.policy, block=8, batch=8), prompt_passes=n) for n in (2, 4))
+    for pair in ((few, many), (many, few)):
+        limits = serving_limits({rank: (search, one) for rank, one in enumerate(pair)})
+        assert (limits.sequences, limits.prefills, limits.batch_tokens) == (16, 2, 128)
 
 
 def test_who_does_not_ask_for_a_policy_gets_none(folder: Path) -> None:

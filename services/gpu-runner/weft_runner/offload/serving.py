@@ -38,7 +38,7 @@ def usual_work(
 
 def serving_limits(plans: Mapping[int, tuple[PolicySearch, OffloadPlan]]) -> ServingLimits:
     """With which the ranks do what their plans say. Blocks are sequences, and adapters are in KV pages, too."""
-    pages = sequences = tokens = prefills = 0
+    pages, sequences, tokens, prefills = 0, 0, MOST_BATCH_TOKENS, MOST_BATCH_TOKENS
     for search, plan in plans.values():
         work, block = search.work, plan.policy.block
         page_bytes = work.page_tokens * search.sizes.kv_token
@@ -46,6 +46,7 @@ def serving_limits(plans: Mapping[int, tuple[PolicySearch, OffloadPlan]]) -> Ser
         sequences = block * work.in_flight
         needed = sequences * math.ceil((work.prompt + work.output) / work.page_tokens) + of_adapters
         pages = max(pages, work.pages or needed)
-        prefills = block // plan.prompt_passes
-        tokens = min(max(prefills * work.prompt, sequences), search.most_tokens)
+        together = block // plan.prompt_passes  # each rank has chosen its own: the least fits all
+        prefills = min(prefills, together)
+        tokens = min(tokens, max(together * work.prompt, sequences), search.most_tokens)
     return ServingLimits(min(pages, MOST_PAGES), sequences, tokens, prefills)
