@@ -116,6 +116,7 @@ def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
         "offload-policy": "auto",
         **({"sparse-attention": TOP_SHARE} if offload.sparse else {}),
         "offload-device-bytes": offload.device_bytes,
+        **({"offload-host-bytes": offload.host_bytes} if offload.host_bytes else {}),
         **({} if offload.disk_bytes is None else {"offload-disk-bytes": offload.disk_bytes}),
         "offload-disk-path": offload.disk_path,
     }

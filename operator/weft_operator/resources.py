@@ -102,6 +102,7 @@ class OffloadBudgets:
     """Of each rank. `disk_bytes` None: no limit."""
 
     device_bytes: int
+    host_bytes: int
     disk_bytes: int | None
     disk_path: str
     weights: str
@@ -259,6 +260,7 @@ def _offload(offload: Object) -> OffloadBudgets | None:
     disk = offload.get("diskBytes")
     return OffloadBudgets(
         device_bytes=int(amount(offload["deviceBytes"])),
+        host_bytes=int(amount(offload.get("hostBytes") or 0)),
         disk_bytes=None if disk is None else int(amount(disk)),
         disk_path=offload["diskPath"],
         weights=offload["weights"],

@@ -243,13 +243,13 @@ BAD: tuple[Bad, ...] = (
     Bad("an offload mode", "spec.offload.mode", "one of", pool(offload={"mode": "On"})),
     Bad("bytes in words", "spec.offload.deviceBytes", "no quantity", pool(offload=OFFLOAD | {"deviceBytes": "four"})),
     Bad("a disk path that climbs", "spec.offload.diskPath", "pattern", pool(offload=OFFLOAD | {"diskPath": "/a/../b"})),
-    Bad("a host tier", "spec.offload.hostBytes", "not served yet", pool(offload=OFFLOAD | {"hostBytes": "1Gi"})),
+    Bad("a host tier in words", "spec.offload.hostBytes", "no quantity", pool(offload=OFFLOAD | {"hostBytes": "one"})),
     Bad("KV in int8", "spec.offload.kv", "one of", pool(offload=OFFLOAD | {"kv": "int8"})),
     Bad(
         "attention on the host",
         "spec.offload.cpuAttention",
-        "not served",
-        pool(offload=OFFLOAD | {"cpuAttention": "Auto"}),
+        "one of",
+        pool(offload=OFFLOAD | {"cpuAttention": "On"}),
     ),
     Bad(
         "sparse attention",

@@ -58,6 +58,10 @@ int32_t weft_pack(weft_pool*, const void*, int32_t, int64_t, int64_t, int64_t, i
 int32_t weft_pack_jobs(weft_pool*, const weft_pack_job*, int32_t, int32_t) { return 0; }
 void weft_touch(const weft_pack_job*, int32_t, int32_t) {}
 void weft_copy(weft_pool*, void* const*, const void* const*, int64_t, int64_t) {}
+int32_t weft_lora(int32_t, weft_pool*, const weft_model*, const weft_step*, int32_t, int32_t, int32_t, const float*,
+                  float*) {
+  return 0;
+}
 int32_t weft_matmul(int32_t, weft_pool*, const weft_matrix*, const void*, int32_t, int32_t, float*) { return 0; }
 double weft_read_seconds(int32_t, weft_pool*, const void*, int64_t, int32_t) { return 0.5; }
 double weft_peak_seconds(int32_t, weft_pool*, int64_t) { return 0.25; }

@@ -108,18 +108,6 @@ class Offload(ApiModel):
                 offload.mode == "Off" or (offload.device_bytes is not None and offload.disk_path is not None)
             ),
         ),
-        Rule(
-            "hostBytes",
-            "a host tier is not served yet: on the cpu executor the engine's memory is the device, write it there",
-            "!has(self.hostBytes)",
-            lambda offload: offload.host_bytes is None,
-        ),
-        Rule(
-            "cpuAttention",
-            "Auto is not served yet: without a host tier all KV is on the device",
-            "self.cpuAttention == 'Off'",
-            lambda offload: offload.cpu_attention == "Off",
-        ),
     )
 
     mode: Literal["Off", "Auto"] = "Off"
@@ -128,7 +116,7 @@ class Offload(ApiModel):
     """Memory of the engine, of each rank: weights, KV pages, adapters and what steps work on. The pod needs about 1 Gi
     more for the process itself."""
     host_bytes: Quantity | None = None
-    """Memory of the host beside a GPU's."""
+    """Memory of the host beside that of the device. Without a GPU the two are one memory: as much more of the same."""
     disk_bytes: Quantity | None = None
     """Most bytes of packed weights on the disk, and the size limit of the pod's volume; unset: no limit."""
     disk_path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)] | None = None
@@ -139,7 +127,7 @@ class Offload(ApiModel):
     kv: Literal["bf16", "int4"] = "bf16"
     """The format of KV: int4 takes 0.28 of bf16's bytes, at some accuracy; heads are a multiple of 32 then."""
     cpu_attention: Literal["Off", "Auto"] = "Off"
-    """Whether attention is computed on the host where KV lies there."""
+    """Whether attention is computed on the host where KV lies there. Without a GPU it always is, and both are one."""
     sparse_attention: Literal["Off", "TopK"] = "Off"
     """TopK: a token attends to the best tenth of its keys, and their values alone are read, at some accuracy."""
 

@@ -78,7 +78,7 @@ def test_another_token_time_is_another_launch():
 
 
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
-    budgets = {"mode": "Auto", "deviceBytes": "4Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
+    budgets = {"mode": "Auto", "deviceBytes": "4Gi", "hostBytes": "1Gi", "diskBytes": "20Gi", "diskPath": "/mnt/weft"}
     budgets |= {"weights": "int4", "kv": "int4", "sparseAttention": "TopK"}
     manifest = pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1})
     manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
@@ -86,6 +86,7 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     wanted = launch(parse_pool(manifest), BASE)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
     assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
+    assert settings.offload_host_bytes == 1 << 30
     assert (str(settings.offload_disk_path), settings.dtype, settings.kv_dtype) == ("/mnt/weft", "int4", "int4")
     limits = [
         {"pages": manifest["spec"]["kvCache"].pop("pages")},
