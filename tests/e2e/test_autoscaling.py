@@ -40,7 +40,10 @@ def status(stack: Stack) -> Any:
 async def known(stack: Stack, client: httpx2.AsyncClient) -> bool:
     """Adapters are ready, also those of a pool without runners, and the gateway lists them."""
     listed, _ = stack.controller.list("loraadapters")
-    models = {model["id"] for model in (await client.get("/v1/models")).json()["data"]}
+    try:
+        models = {model["id"] for model in (await client.get("/v1/models")).json()["data"]}
+    except httpx2.ConnectError:  # the gateway starts beside the pool that has no runners yet
+        return False
     return all(map(is_ready, listed)) and models == {case.model for case in DEMO}
 
 

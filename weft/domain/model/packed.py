@@ -32,6 +32,7 @@ def kv_token_bytes(spec: ModelSpec, kind: str, *, int4: bool = False) -> int:
     if not int4:
         return 2 * spec.kv_size * NUMBER_BYTES[kind]
     group = int4_kv_group(spec.head_dim)
+    assert group, f"heads of {spec.head_dim} have no groups: refused before"
     return 2 * spec.kv_size // group * (group // 2 + 4)  # 4 bits a number, and 32 of scale and minimum for a group
 
 

@@ -108,6 +108,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
+        self._offloads = executor if isinstance(executor, Offloads) else None
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
         self.layers: LayerProgress = (
@@ -116,7 +117,8 @@ class Engine:
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
         self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty(), self._reports)
-        self._show_offload()
+        if self._offloads is not None:
+            runner.pool.offload = self._offloads.offload_state
         self.gaps = StepGaps(lambda: self.post(Wake()))
         self.copies = StepGaps(lambda: self.post(Wake()), share=COPIES_SHARE)
         self._output = Output()
@@ -156,7 +158,8 @@ class Engine:
         self.busy_since = None
         if done is not None:
             self._step_s = self._clock() - began
-            self._show_offload()
+            if self._offloads is not None:
+                self.runner.pool.offload = self._offloads.offload_state
             self._execute(self.runner.handle(done, self._clock()))
             self._output.done, self._output.busy_s = done, self._busy_s + self._clock() - began
             self._busy_s = 0.0
@@ -166,10 +169,6 @@ class Engine:
             self._check_at = began + CHECK_S
             self.runner.check()
         self._flush()
-
-    def _show_offload(self) -> None:
-        if isinstance(self.executor, Offloads):
-            self.runner.pool.offload = self.executor.offload_state
 
     def _take_events(self) -> None:
         """All that were posted. With nothing to run, wait for one, or for the machine's deadline.
