@@ -227,7 +227,7 @@ def test_events_tell_of_transitions_and_of_nothing_else(stage: Stage) -> None:
 
     def told() -> list[tuple[str, str, str]]:
         events = stage.control_plane.get("events.events.k8s.io", namespace=stage.namespace)["items"]
-        of_ours = [event for event in events if event["regarding"]["uid"] in ours]
+        of_ours = [event for event in events if event["regarding"].get("uid") in ours]
         assert {event["reportingController"] for event in of_ours} <= {"serving.weft.dev/weft-operator"}
         return [(event["regarding"]["name"], event["reason"], event["note"]) for event in of_ours]
 
