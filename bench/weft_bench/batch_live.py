@@ -133,7 +133,7 @@ class _Bench:
             raise RequestFailed(f"the batch did not outlast the cell, or lines of it failed: {counts}")
         answered(await http.post(f"{where}/cancel"))
         async with asyncio.timeout(ENDED_S):
-            while answered(await http.get(where))["status"] != "cancelled":  # noqa: ASYNC110 (nothing tells of it)
+            while answered(await http.get(where))["status"] != "cancelled":  # noqa: ASYNC110 (the API has no event for it)
                 await asyncio.sleep(POLL_S)
 
     def _bodies(self, count: int, tokens: int) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def figures(model: OffloadModel, context: Context) -> Iterator[Line]:
                 cell = _measured(model, share, batch, device_bytes)
                 advanced(1)
             blocks[rows, share, popularity] = cell.played.wall_s
-            yield from _told(model, context, cell)
+            yield from _lines(model, context, cell)
     yield from adapters_in_blocks(model, context, blocks)
 
 
@@ -92,7 +92,7 @@ def _measured(model: OffloadModel, share: float, batch: Batch, device_bytes: int
     )  # fmt: skip
 
 
-def _told(model: OffloadModel, context: Context, cell: Cell) -> Iterator[Line]:
+def _lines(model: OffloadModel, context: Context, cell: Cell) -> Iterator[Line]:
     origin, batch, played = context.origin, cell.batch, cell.played
     case = f"{model.title}, {cell.share:.0%} of the weights, {batch.rows} rows, {batch.popularity}{model.lengths}"
     disk_s = cell.streamed_bytes / cell.disk

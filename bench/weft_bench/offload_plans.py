@@ -72,10 +72,10 @@ def plan_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
             with context.bar(case, 1) as advanced:
                 ran = run_plan(model, plan, plan.policy.block, popularity)
                 advanced(1)
-            yield from _plan_told(model, context, case, search, plan, ran)
+            yield from _plan_lines(model, context, case, search, plan, ran)
 
 
-def _plan_told(
+def _plan_lines(
     model: OffloadModel, context: Context, case: str, search: PolicySearch, plan: OffloadPlan, ran: Ran
 ) -> Iterator[Line]:  # fmt: skip
     line, predicted, wall_s, usual = context.origin.line, plan.predicted, ran.played.wall_s, model.options.usual
@@ -122,10 +122,10 @@ def grid_figures(model: OffloadModel, context: Context) -> Iterator[Line]:
             for name in again:
                 rate[name].append(run_plan(model, plans[name], plans[name].policy.block, BASE).tokens_per_s)
                 advanced(1)
-    yield from grid_told(model, context, plans, rate, name_of(chosen), again)
+    yield from grid_lines(model, context, plans, rate, name_of(chosen), again)
 
 
-def grid_told(
+def grid_lines(
     model: OffloadModel, context: Context, plans: Mapping[str, OffloadPlan], rate: Mapping[str, Sequence[float]],
     chosen: str, again: Sequence[str],
 ) -> Iterator[Line]:  # fmt: skip

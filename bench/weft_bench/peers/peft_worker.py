@@ -1,39 +1,11 @@
 """transformers + PEFT at the other end of a pipe, one adapter per row through `adapter_names`; see `vllm_worker.py`."""
 
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
-from vllm_worker import answer, own_stdout  # pyright: ignore[reportMissingImports] (beside this script)
-
-
-def main() -> None:
-    answers = own_stdout()
-    work = json.loads(sys.stdin.readline())
-    import peft
-    import torch
-    import transformers
-
-    torch.set_num_threads(work["threads"])
-    model, names = load_model(work)
-    extra = {"adapter_names": [names[folder] for folder in work["adapters"]]} if names else {}
-    versions = (f"{module.__name__} {module.__version__}" for module in (transformers, peft, torch))
-    answer(answers, {"ready": ", ".join(versions)})
-    for line in sys.stdin:
-        asked = json.loads(line)
-        ids, tokens = torch.tensor(asked["prompts"]), asked["tokens"]
-        started = time.perf_counter()
-        with torch.inference_mode():
-            made = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
-                min_new_tokens=tokens, max_new_tokens=tokens, **extra,
-            )  # fmt: skip
-        seconds = time.perf_counter() - started
-        counts = [made.shape[1] - ids.shape[1]] * len(ids)
-        answer(answers, {"seconds": seconds, "tokens": counts, "adapters": work["adapters"]})
+from transformers_peer import serve  # pyright: ignore[reportMissingImports] (beside this script)
 
 
 def load_model(work: dict[str, Any]) -> tuple[Any, dict[str, str]]:
@@ -53,4 +25,4 @@ def load_model(work: dict[str, Any]) -> tuple[Any, dict[str, str]]:
 
 
 if __name__ == "__main__":
-    main()
+    serve(load_model, "peft")

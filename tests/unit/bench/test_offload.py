@@ -70,7 +70,7 @@ def by_metric(lines: list[Line]) -> dict[tuple[str, str], Line]:
     return {(line.case, line.metric): line for line in lines}
 
 
-def test_the_best_batch_of_each_engine_counts_and_what_did_not_fit_is_told(model: OffloadModel) -> None:
+def test_the_best_batch_of_each_engine_counts_and_what_did_not_fit_has_a_line(model: OffloadModel) -> None:
     runs = {
         OURS: [Run(1, 2.0, 1 << 20, ""), Run(8, 12.0, 9 << 20, ""), Run(16, None, 3 << 20, "")],
         ACCELERATE: [Run(1, 0.5, 1, ""), Run(4, 2.0, 2, "")],
@@ -132,7 +132,7 @@ def test_adapters_cost_what_their_bytes_do(model: OffloadModel) -> None:
     assert {found for found, _ in lines} == {case}
 
 
-def test_a_grid_has_as_many_policies_as_are_asked_for_none_twice(search: PolicySearch) -> None:
+def test_a_grid_has_the_wanted_number_of_policies_none_twice(search: PolicySearch) -> None:
     found = offload_plans.grid(search, 30, random.Random(3))
     names = [offload_plans.name_of(plan) for plan in found]
     assert len(set(names)) == len(names) == 30
@@ -141,10 +141,10 @@ def test_a_grid_has_as_many_policies_as_are_asked_for_none_twice(search: PolicyS
     assert {plan.buffers for plan in found} == {1, 2}
 
 
-def test_where_the_chosen_policy_lies_in_the_grid_is_told(model: OffloadModel, search: PolicySearch) -> None:
+def test_a_line_says_where_the_chosen_policy_lies_in_the_grid(model: OffloadModel, search: PolicySearch) -> None:
     plans = dict(zip("abc", offload_plans.grid(search, 3, random.Random(0)), strict=True))
     rate = {"a": [10.0, 9.0, 9.0, 9.0], "b": [11.0, 10.0, 10.0, 10.0], "c": [5.0]}
-    lines = by_metric(list(offload_plans.grid_told(model, CONTEXT, plans, rate, "a", ["b", "a"])))
+    lines = by_metric(list(offload_plans.grid_lines(model, CONTEXT, plans, rate, "a", ["b", "a"])))
     (case,) = {case for case, _ in lines}
     assert lines[case, "chosen, of the best"].value == 0.9
     assert lines[case, "chosen, its place"].value == 2

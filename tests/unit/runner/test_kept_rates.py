@@ -50,7 +50,9 @@ def test_a_file_that_is_damaged_or_of_others_is_named_and_measured_again(
     assert kept_rates(tmp_path, IDENTITY, measure) == RATES
     assert len(taken) == 2
     (record,) = caplog.records
-    assert (record.kv["path"], why in record.kv["why"]) == (str(path), True)  # type: ignore[attr-defined]
+    fields = vars(record)["kv"]
+    assert fields["path"] == str(path)
+    assert why in fields["why"]
     assert kept_rates(tmp_path, IDENTITY, measure) == RATES
     assert len(taken) == 2
 
