@@ -151,7 +151,10 @@ class Stack:
     # ------------------------------------------------------------------------------------------- waiting
 
     def wait_for_models(self, count: int | None = None, timeout_s: float = PATIENCE_S) -> list[str]:
-        """Wait until every adapter that is applied (or `count` models) is served by a ready runner; their names."""
+        """Wait until every adapter that is applied is served and every pool has its replicas; the models' names.
+
+        `count`: any so many models, by any ready runner, are enough.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             models = self._served()
@@ -178,10 +181,15 @@ class Stack:
             return []
 
     def _all_served(self, models: Sequence[str]) -> bool:
-        """Every adapter is ready, and the gateway has its name. With a key it lists only those of one namespace."""
+        """Every pool has its replicas, every adapter is ready, and the gateway has the adapter's name.
+
+        With a key the gateway lists only the models of one namespace.
+        """
         try:
-            adapters = self.controller.list("loraadapters")[0]
+            adapters, pools = self.controller.list("loraadapters")[0], self.controller.list("servingpools")[0]
         except CommandError:  # it starts
+            return False
+        if any(pool.get("status", {}).get("readyReplicas", 0) < pool["spec"].get("replicas", 0) for pool in pools):
             return False
         return all(is_ready(one) and (self.key or one["status"]["modelName"] in models) for one in adapters)
 

@@ -14,6 +14,7 @@ from harness.answers import choices_of
 from harness.crowd import SLOW
 from harness.lying_links import Lie, lying_links
 from harness.quickstart import copy_manifests
+from harness.roles import phases_apart
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvComplete, KvHello, KvOffer
@@ -96,6 +97,7 @@ def ask(prompt: str, number: int, max_tokens: int) -> dict[str, Any]:
 
 async def test_a_lie_is_refused_by_name_and_the_prompt_computed_again(stack: Stack) -> None:
     beside, asked, told = [ask("hello there", number, 980) for number in range(BESIDE)], ask(LONG, 7, 4), 0
+    await eventually(lambda: phases_apart(stack))
     async with lying_links(stack) as links, asyncio.timeout(2 * PATIENCE_S):
         *expected, answer = await asyncio.gather(*[choices_of(stack, body) for body in (*beside, asked)])
         running = await handed_over(stack, beside)

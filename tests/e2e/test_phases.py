@@ -9,8 +9,8 @@ import pytest
 from harness.answers import choices_of
 from harness.crowd import SLOW, assert_undisturbed, crowd, finished
 from harness.quickstart import copy_manifests, sure_cases
+from harness.roles import phases_apart
 from harness.waiting import eventually
-from weft.domain.runner import RunnerRole
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
@@ -39,6 +39,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 async def test_texts_of_all_adapters_mixed_are_those_of_one_runner(split: Stack) -> None:
+    await eventually(lambda: phases_apart(split))
     assert_undisturbed(await finished(split.url, sure_cases(MODELS, 24, seed=3), "split", split.key))
     assert split.metric("runner", "weft_runner_handed_over_total") >= 24
     assert split.metric("runner", "weft_runner_kv_lost_total") == 0
@@ -87,6 +88,7 @@ async def test_a_burst_of_prompts_makes_a_token_runner_mixed_for_a_while_and_no_
     manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, phases=phases)
     with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as stack:
         stack.wait_for_models()
+        await eventually(lambda: phases_apart(stack))
         cases = sure_cases(MODELS, 16, seed=5)
         async with crowd(stack.url, cases, "beside") as made:
             await made.until(lambda: all(watched.text for watched in made.streams))
@@ -94,9 +96,4 @@ async def test_a_burst_of_prompts_makes_a_token_runner_mixed_for_a_while_and_no_
             await asyncio.gather(*[choices_of(stack, body) for body in prompts])
         assert_undisturbed(list(made.streams))
         assert stack.metric("scheduler", "weft_scheduler_role_changes_total", role="mixed") >= 1
-
-        async def apart_again() -> bool:
-            listed = await runners(stack.address("supervisor"))
-            return {r.figures.role for r in listed} == {RunnerRole.PROMPT, RunnerRole.TOKEN}
-
-        await eventually(apart_again)
+        await eventually(lambda: phases_apart(stack))

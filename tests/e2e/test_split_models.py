@@ -16,6 +16,7 @@ from harness.answers import choices_of
 from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, finished, load
 from harness.lying_links import lying_links
 from harness.quickstart import Case, copy_manifests, sure_cases
+from harness.roles import phases_apart
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.kv_transfer import KvReady
 from weft_bench.linked_runner import RUNNER, SHARED_MEMORY
@@ -80,6 +81,7 @@ async def test_sharded_runners_of_a_split_pool_give_the_bits_of_one_and_refuse_o
     )  # fmt: skip
     with Stack(manifests, tmp_path_factory.mktemp("w"), up=(*RUNNER, SHARED_MEMORY, "--")) as split:
         split.wait_for_models()
+        await eventually(lambda: phases_apart(split))
         async with lying_links(split) as links:
             found = [await asyncio.gather(*[choices_of(one, body) for body in bodies]) for one in (split, stack)]
             assert found[0] == found[1]
