@@ -45,7 +45,7 @@ from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan, plan_of
 from weft_runner.parallel.executor import TensorParallelExecutor
 from weft_runner.parallel.grid import RankGrid
-from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExecutor
 from weft_runner.parallel.process_group import TorchRanks
 from weft_runner.parallel.worker_group import PATIENCE_S, GatherRanks, launch_ranks
 from weft_runner.settings import CPU_PAGE, RunnerSettings
@@ -134,7 +134,10 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
     own = partial(make_partition, settings, base)
     gather = base.gather if settings.ranks_listen else None
     ranks = launch_ranks(grid, start, own, base.stopping, patience_s=PATIENCE_S, gather=gather)
-    executor = PipelineParallelExecutor(spec, ranks) if grid.stages > 1 else TensorParallelExecutor(spec, ranks)
+    if settings.offload_device_bytes:
+        executor = OffloadedPipeline(spec, ranks, settings.hosts)
+    else:
+        executor = PipelineParallelExecutor(spec, ranks) if grid.stages > 1 else TensorParallelExecutor(spec, ranks)
     log.info("the model is split", extra=kv(layers=[len(part.layers) for part in parts], others=executor.workers))
     return executor
 

@@ -196,6 +196,10 @@ class RunnerSettings:
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
+    def hosts(self) -> int:
+        return self.ranks // len(self.ranks_here)
+
+    @property
     def ranks_here(self) -> range:
         """Those of this host. Of several hosts the first one is this process."""
         if not (self.ranks_listen or self.leader):

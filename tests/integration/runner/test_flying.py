@@ -155,6 +155,27 @@ def test_chunks_of_a_prompt_that_choose_nothing_are_not_waited_for(driver_of, st
     assert driver.answer("r") == alone.answer("r")
 
 
+def test_more_and_fewer_batches_in_flight_change_no_token(driver_of, stages, monkeypatch):
+    """One at a time is launched and completed in one beat; more are in flight only once none is."""
+    driver, chance, wanted = driver_of(batch=BatchLimits(max_batch_tokens=8)), random.Random(3), list[int]()
+
+    def depth_for(tokens: int) -> int:
+        assert 1 <= tokens <= 8
+        wanted.append(chance.choice([1, stages.depth]))
+        return wanted[-1]
+
+    monkeypatch.setattr(stages, "depth_for", depth_for)
+    for i in range(6):
+        ask(driver, f"r{i}", 3 + i)
+    while any(len(driver.answer(f"r{i}")) < 12 for i in range(6)):
+        before = flying(driver)
+        driver.beat()
+        assert flying(driver) <= before or wanted[-1] == stages.depth
+    monkeypatch.undo()
+    for i in range(6):
+        assert driver.answer(f"r{i}") == alone_says(driver_of, 3 + i)
+
+
 # ---- what comes and goes meanwhile
 
 

@@ -36,7 +36,7 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.offload.plan import BlockTime, OffloadPlan, PassTime, Usage, WeightTiers, plan_json
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares
-from weft_runner.parallel.pipeline import PipelineParallelExecutor
+from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.settings import parse_settings
 from weft_runner.shell.engine_factory import batch_limits
 from weft_runner.shell.metrics import OffloadMetrics
@@ -374,10 +374,12 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
     assert 0.0 < one.residency.share <= 0.3
     assert one.sample(one.run(make_step([prompt])), draws) == expected
     two = make_executor(parse_settings([*flags, "--pipeline-parallel=2"]), base)
-    assert isinstance(two, PipelineParallelExecutor)
+    assert isinstance(two, OffloadedPipeline)
     try:
         assert two.launch(make_step([prompt]), draws).result() == expected
         assert len(list((tmp_path / "offload").glob("*.packed"))) == 3
+        assert (two.depth, two.depth_for(1000), two.frames) == (1, 1, PAGES)
+        assert 0.0 < two.offload_state.resident_share <= 0.3
     finally:
         two.close()
 

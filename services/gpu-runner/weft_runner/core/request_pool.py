@@ -223,12 +223,17 @@ class RequestPool:
         """Something can run in the next iteration."""
         return any(s.phase in RUNNING and not s.in_flight for s in self.sequences.values())
 
+    @property
+    def next_tokens(self) -> int:
+        """What all that run, here and in flight, have to compute before each gets its next token."""
+        return sum(s.pending for s in self.sequences.values() if s.phase in RUNNING)
+
     def schedule(self, depth: int = 1, free: int = 1) -> Batch:
         """Grow what is full, then form the next batch; the last one again where nothing has changed.
 
         `depth`: so many batches may be in flight at a time, `free` of them are not, this one included (`_decoding`).
         """
-        if self.scheduler.standing is not None:
+        if depth == 1 and self.scheduler.standing is not None:
             return self.scheduler.standing
         for sequence in self._here(SequencePhase.PREFILL):
             self.reuse.extend(sequence)

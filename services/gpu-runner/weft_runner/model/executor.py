@@ -16,6 +16,8 @@ from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
+from weft_runner.offload.plan import PassTime
+from weft_runner.offload.stages import StageState
 
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
 
@@ -59,6 +61,10 @@ class Pipelined(Protocol):
     @property
     def depth(self) -> int: ...
 
+    def depth_for(self, tokens: int) -> int:
+        """How many steps are to be in flight where those that run have so many tokens to compute; `depth` at most."""
+        ...
+
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
         """Run a whole step and sample; returns before the step is done. None of its rows is in a step in flight."""
         ...
@@ -71,6 +77,18 @@ class Offloads(Protocol):
     @property
     def offload_state(self) -> OffloadState:
         """As it is now."""
+        ...
+
+
+@runtime_checkable
+class OffloadsStage(Offloads, Protocol):
+    """One stage of a pipeline, or all of one, whose weights come from disk."""
+
+    @property
+    def stage_state(self) -> StageState: ...
+
+    def predicted(self, tokens: int) -> PassTime | None:
+        """A pass of so many rows of one token; None: the machine was not measured."""
         ...
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.passes import PassWork, WeightPlacement, predict_pass
+from weft_runner.offload.plan import PassTime
 from weft_runner.offload.sizes import ModelSizes
 
 RATE = 0.05  # of a pass in the averages: some twenty passes are remembered
@@ -42,9 +43,12 @@ class Accuracy:
         alone = predict_pass(PassWork(1, 1), placement, sizes, machine)
         self.figures = AccuracyFigures(alone.pass_s, alone.disk_read_s >= alone.compute_s)
 
+    def predict(self, work: PassWork) -> PassTime:
+        return predict_pass(work, self._placement, self._sizes, self._machine)
+
     def predict_s(self, work: PassWork) -> float:
         """Of a pass."""
-        return predict_pass(work, self._placement, self._sizes, self._machine).pass_s
+        return self.predict(work).pass_s
 
     def learn(self, work: PassWork, measured_s: float) -> None:
         """A pass took so long."""

@@ -28,7 +28,7 @@ SPARSE = 0.55  # of KV is read where attention is sparse: all keys, and the valu
 class BlockWork:
     """What a block is: `prompt` and `output` tokens of each sequence, `adapters` of `adapter_rank` among them all.
 
-    `batch_tokens`: of a device batch, at most. `in_flight`: blocks at a time, one for each stage of a pipeline.
+    `batch_tokens`: of a device batch, at most. `in_flight`: blocks at a time, one for each host of a pipeline.
     `pages`: KV pages on the device, for sequences and adapters, where they are set; 0: as many as a block needs.
     """
 

@@ -7,7 +7,7 @@ the solver (`solver.relax`), passed in, because only the planner's process has o
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.domain.model.config import ModelSpec
@@ -117,27 +117,32 @@ def _within_tokens(request: PolicySearch, case: Case) -> bool:
 def find_plans(requests: Mapping[int, PolicySearch], relax: Relax) -> dict[int, OffloadPlan]:
     """Of the ranks of a pipeline, each with its own layers and budgets: one block and device batch for all of them.
 
-    As many blocks are in flight as there are ranks, so that each rank computes one; the slowest rank sets the pace.
-    Raises NoPolicyFits, with the rank in its text.
+    As many blocks are in flight as there are hosts, each with as many ranks as the others: those of a host take turns
+    (`stages`), and the slowest host sets the pace. Raises NoPolicyFits, with the rank in its text.
     """
     best: dict[int, OffloadPlan] = {}
-    pace = 0.0
+    pace, hosts = 0.0, next(iter(requests.values())).work.in_flight
     for block in (block for block in BLOCKS if block <= min(one.most_block for one in requests.values())):
         found: dict[int, OffloadPlan] = {}
         for rank, request in requests.items():
-            work = replace(request.work, in_flight=len(requests))
             try:
-                found[rank] = _of_block(replace(request, work=work), block, relax)
+                found[rank] = _of_block(request, block, relax)
             except NoPolicyFits as error:
                 if block == BLOCKS[0]:
                     raise NoPolicyFits(f"rank {rank}: {error}", error.tier, error.short_bytes) from error
                 break
         if len(found) < len(requests):
             break
-        slowest = min(plan.predicted.tokens_per_s for plan in found.values())
-        if slowest > pace:
-            best, pace = found, slowest
+        if (tokens_per_s := pipeline_tokens_per_s([found[rank] for rank in sorted(found)], hosts)) > pace:
+            best, pace = found, tokens_per_s
     return best
+
+
+def pipeline_tokens_per_s(plans: Sequence[OffloadPlan], hosts: int) -> float:
+    """`plans`: of the ranks in their order."""
+    each = len(plans) // hosts
+    of_hosts = (plans[first : first + each] for first in range(0, len(plans), each))
+    return min(1 / sum(1 / plan.predicted.tokens_per_s for plan in own) for own in of_hosts)
 
 
 def _of_block(request: PolicySearch, block: int, relax: Relax) -> OffloadPlan:

@@ -2,13 +2,16 @@
 
 `steps`, in their order, between two steps: ("run", Step, Layers), ("again", tokens, positions, Layers) for the step
 before a position further (`Step.advance`), ("put", slot, number, numbers to forget), ("clear", slot),
-("clear_pages", pages), ("allocate_pages", pages), ("kv", ShardOrder) of a transfer to or from another runner.
+("clear_pages", pages), ("allocate_pages", pages), ("kv", ShardOrder) of a transfer to or from another runner. Back
+comes a `StageState` after each run of a stage that offloads.
 `loads`, beside steps: the START of a rank; ("build" or "needs", arguments) and an adapter's file, answered by a
 `BuiltShard` or a RunnerError.
 `events`, to rank 0: `RankStopping`; `ShardComplete`, `ShardLost` of `core.kv_shards`.
 """
 
 from dataclasses import dataclass
+
+from weft_runner.offload.stages import StageState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,17 @@ class Layers:
 @dataclass(frozen=True, slots=True)
 class RankStopping:
     """Its process is asked to end: the runner drains, and all its ranks end together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """A rank has loaded its part. `kv_address`: where it takes KV of other runners, "" nowhere.
+
+    `stage`: None: its weights are all in memory.
+    """
+
+    kv_address: str
+    stage: StageState | None
 
 
 @dataclass(frozen=True, slots=True)

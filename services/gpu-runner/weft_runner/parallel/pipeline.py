@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from weft.domain.model.config import ModelSpec
+from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import LayerDone
+from weft_runner.model.executor import LayerDone, OffloadsStage
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
+from weft_runner.offload.stages import batches_in_flight, state_of_all
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -54,6 +56,11 @@ class PipelineParallelExecutor(MultiProcessExecutor):
     def depth(self) -> int:
         return self._channel.stages
 
+    def depth_for(self, tokens: int) -> int:
+        """See `Pipelined.depth_for`."""
+        del tokens  # weights in memory are read again for nothing
+        return self.depth
+
     @property
     def sent_bytes(self) -> int:
         """Of tensors by rank 0 (`model.partition`, and `model.tensor_parallel` inside its stage)."""
@@ -84,7 +91,38 @@ class PipelineParallelExecutor(MultiProcessExecutor):
             rows = sum(row.samples for row in step.rows)
             return self._channel.logits(rows) if rows else None
         except Exception as error:
-            raise ExecutorLost(f"a step of {self.depth} stages failed on stage 0: {error}") from error
+            raise ExecutorLost(f"a step of {self._channel.stages} stages failed on stage 0: {error}") from error
+
+
+class OffloadedPipeline(PipelineParallelExecutor):
+    """Stages whose weights come from disk. See `model.executor.Offloads`."""
+
+    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
+        super().__init__(whole, ranks)
+        assert isinstance(ranks.own, OffloadsStage), ranks.own
+        self._stage, self._hosts, self._others = ranks.own, hosts, dict(ranks.stages)
+
+    @property
+    def depth(self) -> int:
+        return self._hosts
+
+    def depth_for(self, tokens: int) -> int:
+        """By this stage's predicted pass, for all stages cost nearly the same (`offload.stages`)."""
+        return 1 if self._hosts == 1 else batches_in_flight(self._hosts, self._stage.predicted(tokens))
+
+    @property
+    def offload_state(self) -> OffloadState:
+        """Of all stages; of the others as it was when the latest step began."""
+        return state_of_all([self._stage.stage_state, *self._others.values()])
+
+    @property
+    def frames(self) -> int:
+        """KV pages that every stage has in memory."""
+        return min(stage.frames for stage in (self._stage.stage_state, *self._others.values()))
+
+    def _begin(self, step: StepInput) -> PendingTensor | None:
+        self._others.update(self._workers.reports())
+        return super()._begin(step)
 
 
 def _landed(logits: PendingTensor) -> torch.Tensor:

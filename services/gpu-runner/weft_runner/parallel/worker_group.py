@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
-from weft_runner.parallel.commands import RankStopping
+from weft_runner.offload.stages import StageState
+from weft_runner.parallel.commands import RankReady, RankStopping
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.ipc import Channel, ChannelLost, RankChannel
 from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
@@ -79,7 +80,10 @@ def spawn_workers(size: int, shared: RankFiles) -> list[Worker]:
 
 
 class WorkerGroup:
-    """All workers. The engine's thread calls `broadcast`, the builder's `request` and `replies`; any thread `close`."""
+    """All workers.
+
+    The engine's thread calls `broadcast` and `reports`, the builder's `request` and `replies`; any thread `close`.
+    """
 
     def __init__(
         self, workers: Sequence[Worker], patience_s: float, on_stopping: Callable[[], None] = lambda: None
@@ -111,12 +115,10 @@ class WorkerGroup:
         for worker in self._workers:
             self._with(worker, lambda w: w.loads.send({**settings, "rank": w.rank}))
 
-    def await_ready(self, stopping: Callable[[], bool]) -> tuple[str, ...]:
-        """Each has loaded its part; where each takes KV of other runners, "" nowhere.
-
-        Raises what one was refused for, ExecutorLost, StoppedAtStart.
-        """
-        return tuple(self._await("ready", stopping))
+    def await_ready(self, stopping: Callable[[], bool]) -> dict[int, RankReady]:
+        """Each has loaded its part; by rank. Raises what one was refused for, ExecutorLost, StoppedAtStart."""
+        found = self._await("ready", stopping)
+        return {worker.rank: ready for worker, ready in zip(self._workers, found, strict=True)}
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` is called, from any thread, when a worker is lost, or has been: at once where it ended."""
@@ -132,6 +134,14 @@ class WorkerGroup:
         """In the order of the steps. Does not wait for the command to be executed. Raises ExecutorLost."""
         for worker in self._workers:
             self._with(worker, lambda w: w.steps.send(command))
+
+    def reports(self) -> dict[int, StageState]:
+        """The latest that stages have sent back and that was not taken yet. Raises ExecutorLost."""
+        found: dict[int, StageState] = {}
+        for worker in self._workers:
+            while self._with(worker, lambda w: w.steps.has_data(0.0)):
+                found[worker.rank] = self._with(worker, lambda w: w.steps.receive())
+        return found
 
     def request(self, *command: Any, file: int) -> None:
         """Beside the steps, to be answered. Raises ExecutorLost."""
@@ -239,6 +249,7 @@ class LaunchedRanks:
     workers: WorkerGroup
     ending: ExitStack
     kv_addresses: tuple[str, ...] = ()  # where the others take KV of other runners, where they do
+    stages: Mapping[int, StageState] = field(default_factory=dict[int, StageState])  # of the others, that offload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,5 +301,7 @@ def launch_ranks(
         workers.start({**settings, "grid": grid, "patience_s": patience_s, "store_port": found.store_port}, stopping)
         ranks.join()
         own = make_own(ranks)
-        addresses = tuple(filter(None, workers.await_ready(stopping)))
-        return LaunchedRanks(own, ranks, workers, ending.pop_all(), addresses)
+        ready = workers.await_ready(stopping)
+        addresses = tuple(one.kv_address for one in ready.values() if one.kv_address)
+        stages = {rank: one.stage for rank, one in ready.items() if one.stage is not None}
+        return LaunchedRanks(own, ranks, workers, ending.pop_all(), addresses, stages)

@@ -27,6 +27,7 @@ from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.weights import Files
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
@@ -71,7 +72,7 @@ def build_engine(
     """
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
-    threads = max(1, (settings.threads or default_threads(spec)) // len(settings.ranks_here))
+    threads = rank_threads(settings, spec)
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
     settings, policy = settle_offload(settings, spec, threads)
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy))
@@ -92,6 +93,8 @@ def build_engine(
     limits = replace(limits, kv=_kv_identity(settings, executor, runner), kv_page_bytes=executor.page_bytes)
     if isinstance(executor, OffloadExecutor):
         limits = replace(limits, most_adapter_pages=executor.placement.kv.frames)
+    if isinstance(executor, OffloadedPipeline):
+        limits = replace(limits, most_adapter_pages=executor.frames)
     profile = _profile(executor, limits) if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
@@ -175,6 +178,12 @@ def batch_limits(settings: RunnerSettings) -> BatchLimits:
     if settings.offload_device_bytes:
         return BatchLimits(settings.max_sequences, settings.max_batch_tokens, batching=batching)
     return BatchLimits(settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), batching)
+
+
+def rank_threads(settings: RunnerSettings, spec: ModelSpec) -> int:
+    """Of each rank: its part of the host's, or all of them where the ranks take turns (`offload.stages`)."""
+    threads = settings.threads or default_threads(spec)
+    return threads if settings.offload_device_bytes else max(1, threads // len(settings.ranks_here))
 
 
 def default_threads(spec: ModelSpec) -> int:

@@ -74,7 +74,7 @@ def _formats(settings: RunnerSettings) -> Formats:
 
 
 def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, layers: range) -> PolicySearch:
-    stages, most = settings.pipeline_parallel, settings.max_sequences
+    hosts, most = settings.hosts, settings.max_sequences
     work = usual_work(
         spec.max_positions,
         most_adapters=settings.max_adapters or most or BLOCKS[-1],
@@ -92,8 +92,8 @@ def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, l
         settings.offload_disk_bytes,
     )
     return PolicySearch(
-        spec, machine, budgets, formats, replace(work, in_flight=stages), Supports(),
-        max(1, most // stages) if most else BLOCKS[-1], layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
+        spec, machine, budgets, formats, replace(work, in_flight=hosts), Supports(),
+        max(1, most // hosts) if most else BLOCKS[-1], layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
     )  # fmt: skip
 
 

@@ -21,11 +21,11 @@ from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.errors import RunnerError
 from weft_runner.executors import ModelSource, local_gpu, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
-from weft_runner.model.executor import Executor
+from weft_runner.model.executor import Executor, OffloadsStage
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.model.weights import Files
-from weft_runner.parallel.commands import BuiltShard, Layers
+from weft_runner.parallel.commands import BuiltShard, Layers, RankReady
 from weft_runner.parallel.ipc import ChannelLost, RankChannel
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
@@ -88,9 +88,12 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
     ranks.join()
     executor = make_partition(settings, base, ranks)
     shard, address = _exchange_kv(start, own, executor, channels.events)
-    loads.send(("ready", address))
+    offloads = executor if isinstance(executor, OffloadsStage) else None
+    loads.send(("ready", RankReady(address, offloads and offloads.stage_state)))
     if ranks.grid.stages > 1:
         work = StageWork(executor, PipelineChannel(ranks.stages, base.spec), early=device.type == "cpu")
+        if offloads is not None:
+            work.ran = lambda: channels.steps.send(offloads.stage_state)
     else:
         work = TensorWork(executor, ranks.tensor, device)
     return WorkerLoop(executor, work, start["patience_s"], shard)
@@ -138,6 +141,7 @@ class StageWork:
 
     def __init__(self, executor: Executor, channel: PipelineChannel, *, early: bool) -> None:
         self._executor, self._channel, self._early = executor, channel, early
+        self.ran: Act = lambda: None  # after each step
 
     def begin(self, step: StepInput, layers: Layers) -> Act:
         if not self._early:
@@ -153,6 +157,7 @@ class StageWork:
 
     def _run(self, step: StepInput, hidden: PendingTensor | None) -> None:
         self._channel.send_next(self._executor.run(step, hidden=None if hidden is None else hidden.wait()))
+        self.ran()
 
 
 class WorkerLoop:

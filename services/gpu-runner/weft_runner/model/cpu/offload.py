@@ -47,10 +47,11 @@ from weft_runner.offload.placement import (
     planned_kv,
     split_kv,
 )
-from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.plan import OffloadPlan, PassTime
 from weft_runner.offload.policy import Budgets, Formats, WeightsFormat
 from weft_runner.offload.residency import WeightResidency, offsets
 from weft_runner.offload.sizes import BOUNCE_THREADS, GATHERED_ROWS, model_sizes
+from weft_runner.offload.stages import StageState
 
 SITES = ("qkv", "o", "gate_up", "down")
 
@@ -150,6 +151,16 @@ class OffloadExecutor(CpuExecutor):
             predicted_ms=accuracy.token_predicted_s * 1e3, measured_ms=accuracy.token_measured_s * 1e3,
             alone_ms=accuracy.alone_s * 1e3, disk_bound=accuracy.alone_reads,
         )  # fmt: skip
+
+    @property
+    def stage_state(self) -> StageState:
+        """See `model.executor.OffloadsStage`."""
+        weight_bytes = self.residency.resident_bytes + self.residency.streamed_bytes
+        return StageState(self.offload_state, weight_bytes, self.placement.kv.frames)
+
+    def predicted(self, tokens: int) -> PassTime | None:
+        """See `model.executor.OffloadsStage`."""
+        return None if self._accuracy is None else self._accuracy.predict(PassWork(tokens, tokens))
 
     @property
     def packed(self) -> bool:

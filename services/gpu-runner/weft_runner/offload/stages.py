@@ -1,0 +1,50 @@
+"""The stages of a pipeline that offload: how many batches they have in flight, and what they are together. Pure.
+
+Each stage reads its weights once for every batch that passes it. One batch of all rows leaves every stage but one
+without work, whose rings fill meanwhile; parts of it, which follow each other, are read for several times. On N hosts
+of one stage each a token of all rows takes
+
+    N max(read, compute of all rows)     one batch at a time
+    N max(read, compute of 1/N of them)  N parts in flight
+
+so that parts gain nothing while a stage reads for longer than it computes. Stages of one host, which share its cores
+and its disk, never gain by them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.domain.runner import OffloadState
+from weft_runner.offload.plan import PassTime
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """Of one stage. `weight_bytes`: in memory and on the disk; `frames`: KV pages that it has in memory."""
+
+    state: OffloadState
+    weight_bytes: int
+    frames: int
+
+
+def batches_in_flight(hosts: int, stage: PassTime | None) -> int:
+    """`hosts`: with cores and disks of their own. `stage`: one stage's pass of all rows; None: it is not known."""
+    return hosts if stage is not None and stage.compute_s > stage.disk_read_s else 1
+
+
+def state_of_all(stages: Sequence[StageState]) -> OffloadState:
+    """A token passes all stages: its times are added up. The disk is that of the stage where one request waits most."""
+    states = [stage.state for stage in stages]
+    slowest = max(states, key=lambda state: (state.alone_ms, state.measured_ms))
+    resident = sum(stage.state.resident_share * stage.weight_bytes for stage in stages)
+    return OffloadState(
+        resident / max(1, sum(stage.weight_bytes for stage in stages)),
+        slowest.disk_bytes_per_s,
+        *(_sum([getattr(state, name) for state in states]) for name in ("predicted_ms", "measured_ms", "alone_ms")),
+        disk_bound=slowest.disk_bound,
+    )
+
+
+def _sum(parts: Sequence[float]) -> float:
+    """0 as long as one of them is not known."""
+    return sum(parts) if all(parts) else 0.0
