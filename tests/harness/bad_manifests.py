@@ -267,6 +267,12 @@ BAD: tuple[Bad, ...] = (
         "above the template's limit",
         pool(offload=OFFLOAD, template={"resources": {"limits": {"memory": "3Gi"}}}),
     ),
+    Bad(
+        "a device and a host that are together larger than the pod",
+        "spec.offload",
+        "above the template's limit",
+        pool(offload=OFFLOAD | {"hostBytes": "4Gi"}, template={"resources": {"limits": {"memory": "7Gi"}}}),
+    ),
     Bad("an unknown phase", "spec.phases.mode", "one of", pool(phases={"mode": "Disaggregated"})),
     Bad("fewer than no prompt runner", "spec.phases.minPrompt", "too small", pool(phases={"minPrompt": -1})),
     Bad(

@@ -336,11 +336,12 @@ class ServingPoolSpec(ApiModel):
         ),
         Rule(
             "offload",
-            "deviceBytes is above the template's limit of memory: the runner would be killed",
+            "deviceBytes and hostBytes are above the template's limit of memory: the runner would be killed",
             "!has(self.offload) || self.offload.mode == 'Off' || !has(self.offload.deviceBytes) || "
             "!has(self.template) || !has(self.template.resources) || !has(self.template.resources.limits) || "
             "!('memory' in self.template.resources.limits) || "
-            "quantity(string(self.offload.deviceBytes)).compareTo("
+            "quantity(string(self.offload.deviceBytes)).add(has(self.offload.hostBytes) ? "
+            "quantity(string(self.offload.hostBytes)) : quantity('0')).compareTo("
             "quantity(string(self.template.resources.limits['memory']))) <= 0",
             lambda spec: not _offloads(spec) or _within_memory(spec),
         ),
@@ -493,10 +494,12 @@ def _offloads(spec: ServingPoolSpec) -> bool:
 
 
 def _within_memory(spec: ServingPoolSpec) -> bool:
-    """Where both are known."""
+    """Where both are known. The host's bytes are of the same memory."""
     limits = (spec.template.resources.limits if spec.template and spec.template.resources else None) or {}
-    wanted = spec.offload.device_bytes if spec.offload else None
-    return wanted is None or "memory" not in limits or amount(wanted) <= amount(limits["memory"])
+    offload = spec.offload
+    if offload is None or offload.device_bytes is None or "memory" not in limits:
+        return True
+    return amount(offload.device_bytes) + amount(offload.host_bytes or 0) <= amount(limits["memory"])
 
 
 def _least(spec: Any) -> int:

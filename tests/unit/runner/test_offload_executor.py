@@ -465,6 +465,25 @@ def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(
     assert 0 <= (registry.get_sample_value("weft_runner_offload_wait_seconds_total") or 0) <= figures.step_s
 
 
+def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """A pass that begins a page reads none and writes it; the next one reads it."""
+    made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
+    registry, row, kv = CollectorRegistry(), list(range(10, 14)), made[0].placement.kv
+    metrics = OffloadMetrics(registry, made[0])
+
+    def value(name: str) -> float:
+        return registry.get_sample_value(f"weft_runner_offload_kv_{name}_total") or 0.0
+
+    for position, read, written in ((0, 0, 1), (1, 1, 2)):
+        made[0].run(make_step([([1], position, row, None)]))
+        made[0].allocate_adapter_pages([])  # waits for what is stored
+        metrics.observe()
+        assert (value("read_bytes"), value("written_bytes")) == (read * kv.page_bytes, written * kv.page_bytes)
+        assert 0 < value("wait_seconds") <= made[0].figures.step_s
+
+
 # ---- processes
 
 GROUPS = Path("/sys/fs/cgroup/memory")  # of v1, whose account begins when a process enters

@@ -24,7 +24,7 @@ NUMBER_OF = {"bfloat16": 2}  # bytes of a number of the embedding as it is store
 RESIDUAL = 4  # bytes of a number of the hidden rows between layers, which are fp32
 BOUNCE = 256 << 10  # bytes that a thread transfers at a time where KV of a page and layer is no whole block of a disk
 BOUNCE_THREADS = 3
-GATHERED_ROWS = 64  # of the embedding that are read from disk at a time, each in whole pages
+GATHERED_ROWS = 256  # of the embedding that are read from disk at a time, each in whole pages
 SLACK_ROWS = 64  # that the kernels' workspace has beyond its tokens, at most
 
 

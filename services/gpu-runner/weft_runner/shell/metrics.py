@@ -94,7 +94,7 @@ class KvMetrics:
 
 
 class OffloadMetrics:
-    """Of weights that come from disk; their names are there only where some may."""
+    """Of weights and KV that come from disk; their names are there only where some may."""
 
     def __init__(self, registry: CollectorRegistry, executor: OffloadExecutor) -> None:
         def counter(name: str, text: str) -> _Total:
@@ -115,6 +115,9 @@ class OffloadMetrics:
         self._read = counter("read_bytes", "Bytes of weights read from disk")
         self._reading = counter("reading_seconds", "Time in which at least one read was under way")
         self._waited = counter("wait_seconds", "Time for which steps waited for weights")
+        self._kv_read = counter("kv_read_bytes", "Bytes of KV read from disk")
+        self._kv_written = counter("kv_written_bytes", "Bytes of KV written to disk")
+        self._kv_waited = counter("kv_wait_seconds", "Time for which steps waited for KV")
         self._steps = counter("step_seconds", "Time of steps")
         self._predicted = counter("predicted_seconds", "Time that steps should have taken by the cost model")
         self._measured = counter("measured_seconds", "Time of steps that were predicted")
@@ -130,6 +133,9 @@ class OffloadMetrics:
         self._read.set(figures.stream.read_bytes)
         self._reading.set(figures.stream.reading_s)
         self._waited.set(figures.stream.waited_s)
+        self._kv_read.set(figures.kv.read_bytes)
+        self._kv_written.set(figures.kv.written_bytes)
+        self._kv_waited.set(figures.kv.waited_s)
         self._steps.set(figures.step_s)
         if (accuracy := figures.accuracy) is not None:
             self._predicted.set(accuracy.predicted_s)

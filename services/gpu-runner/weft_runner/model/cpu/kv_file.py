@@ -9,12 +9,33 @@ import errno
 import os
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+
+import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
-from weft_runner.model.cpu.direct_io import BLOCK, PAGE, DirectFile, up
+from weft_runner.model.cpu.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, up
 from weft_runner.offload.sizes import BOUNCE
+
+Copy = tuple[int, int]  # address of a slot, and of its place in a buffer
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """`count` slots from `slot` on, and as many extents of the file."""
+
+    slot: int
+    extent: int
+    count: int
+
+    def parts(self, most: int) -> Iterator["SlotRun"]:
+        """Of at most so many slots."""
+        for done in range(0, self.count, most):
+            yield SlotRun(self.slot + done, self.extent + done, min(most, self.count - done))
 
 
 class KvFile:
@@ -41,36 +62,43 @@ class KvFile:
                 raise DiskUnusable(f"{folder} has no room for {self.n_bytes} bytes of KV: {error.strerror}") from error
             raise DiskUnusable(f"{path}: {error}") from error
 
-    def read(self, address: int, layer: int, extent: int, count: int) -> None:
-        """`count` extents of a layer, to memory where they follow each other."""
-        for at, n_bytes, offset, bounce in self._parts(address, layer, extent, count):
-            self._file.read(bounce or at, n_bytes, offset)
-            if bounce:
-                for i in range(n_bytes // self._stride):
-                    ctypes.memmove(at + i * self.layer_bytes, bounce + i * self._stride, self.layer_bytes)
+    def read(self, queue: IoQueue, address: int, layer: int, runs: Sequence[SlotRun]) -> None:
+        """Runs of a layer, to the slots from `address` on."""
+        for requests, copies in self._batches(address, layer, runs):
+            queue.read(self._file, requests)
+            for slot, bounce in copies:
+                ctypes.memmove(slot, bounce, self.layer_bytes)
 
-    def write(self, address: int, layer: int, extent: int, count: int) -> None:
+    def write(self, queue: IoQueue, address: int, layer: int, runs: Sequence[SlotRun]) -> None:
         """And from there."""
-        for at, n_bytes, offset, bounce in self._parts(address, layer, extent, count):
-            if bounce:
-                for i in range(n_bytes // self._stride):
-                    ctypes.memmove(bounce + i * self._stride, at + i * self.layer_bytes, self.layer_bytes)
-            self._file.write(bounce or at, n_bytes, offset)
+        for requests, copies in self._batches(address, layer, runs):
+            for slot, bounce in copies:
+                ctypes.memmove(bounce, slot, self.layer_bytes)
+            queue.write(self._file, requests)
 
     def close(self) -> None:
         self._file.close()
 
-    def _parts(self, address: int, layer: int, extent: int, count: int) -> list[tuple[int, int, int, int]]:
-        """(address, bytes of the file, offset, buffer or 0) of parts of at most BLOCK bytes."""
-        begin = (layer * self.extents + extent) * self._stride
+    def _batches(self, address: int, layer: int, runs: Sequence[SlotRun]) -> Iterator[tuple[Requests, list[Copy]]]:
+        """Requests that are made at a time, of at most BLOCK bytes each; copies of slots to and from a buffer."""
         aligned = self._stride == self.layer_bytes and address % PAGE == 0
-        most = max(1, (BLOCK if aligned else BOUNCE) // self._stride)
         bounce = 0 if aligned else self._bounce()
-        return [
-            (address + done * self.layer_bytes, min(most, count - done) * self._stride,
-             begin + done * self._stride, bounce)
-            for done in range(0, count, most)
-        ]  # fmt: skip
+        most = max(1, (BLOCK if aligned else BOUNCE) // self._stride)
+        requests, copies, held = list[tuple[int, int, int]](), list[Copy](), 0
+        for run in chain.from_iterable(run.parts(most) for run in runs):
+            if not aligned and held + run.count > most:
+                yield np.array(requests, np.int64), copies
+                requests, copies, held = [], [], 0
+            at, offset = address + run.slot * self.layer_bytes, (layer * self.extents + run.extent) * self._stride
+            if not aligned:
+                copies += [
+                    (at + i * self.layer_bytes, bounce + (held + i) * self._stride) for i in range(run.count)
+                ]  # fmt: skip
+                at = bounce + held * self._stride
+            requests.append((at, run.count * self._stride, offset))
+            held += run.count
+        if requests:
+            yield np.array(requests, np.int64), copies
 
     def _bounce(self) -> int:
         """Of this thread."""

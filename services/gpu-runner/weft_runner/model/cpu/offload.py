@@ -23,7 +23,7 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import INT8, LoraSiteStruct, Matrix, ModelStruct, StepStruct
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
 from weft_runner.model.checkpoint import Checkpoint
-from weft_runner.model.cpu.direct_io import PAGE, DirectFile, up
+from weft_runner.model.cpu.direct_io import PAGE, DirectFile, IoQueue, up
 from weft_runner.model.cpu.executor import CpuExecutor, address_of
 from weft_runner.model.cpu.kv_file import bounce_bytes
 from weft_runner.model.cpu.micro_batches import MicroBatch, cut
@@ -53,6 +53,7 @@ from weft_runner.offload.residency import WeightResidency, offsets
 from weft_runner.offload.sizes import BOUNCE_THREADS, GATHERED_ROWS, model_sizes
 from weft_runner.offload.stages import StageState
 
+GAP_BYTES = 32 << 10  # of the embedding between two rows that are one read: about what a request takes longer
 SITES = ("qkv", "o", "gate_up", "down")
 
 
@@ -520,7 +521,7 @@ class _EmbeddingRows:
 
     def __init__(self, packed: PackedFile, model: ModelStruct, *, resident: bool) -> None:
         self._layout, self._model, self._resident = packed.layout, model, resident
-        self._file = packed.open()
+        self._file, self._queue = packed.open(), IoQueue()
         self._rows = np.empty((0, self._layout.row_bytes), np.uint8)
         self._memory = MappedMemory(self._layout.embedding_bytes if resident else _bounce_bytes(self._layout))
         if resident and self._layout.rows:
@@ -537,22 +538,39 @@ class _EmbeddingRows:
         if len(ids) > len(self._rows):
             self._rows = np.empty((len(ids), self._layout.row_bytes), np.uint8)
         self._model.embedding = address_of(self._rows)
-        for done in range(0, len(ids), GATHERED_ROWS):
-            self._copy(ids[done : done + GATHERED_ROWS], done)
+        self._copy((self._layout.embedding + ids.astype(np.int64) * self._layout.row_bytes).tolist())
 
     def close(self) -> None:
+        self._queue.close()
         self._file.close()
 
-    def _copy(self, ids: np.ndarray, done: int) -> None:
-        """Of neighbours in the file the pages are read once."""
-        n_bytes, stride = self._layout.row_bytes, up(self._layout.row_bytes) + PAGE
-        bounce = self._memory.array()
-        for i, token in enumerate(ids):
-            begin = self._layout.embedding + int(token) * n_bytes
-            first = begin // PAGE * PAGE
-            self._read(self._memory.address + i * stride, up(begin + n_bytes) - first, first)
-            at = i * stride + begin - first
-            self._rows[done + i] = bounce[at : at + n_bytes]
+    def _copy(self, begins: list[int]) -> None:
+        """Rows that begin there in the file, in order: what lies close together is one read."""
+        n_bytes, runs, used, done = self._layout.row_bytes, list[tuple[int, int]](), 0, 0
+        for i, begin in enumerate(begins):
+            first, end = begin // PAGE * PAGE, up(begin + n_bytes)
+            if runs and first - runs[-1][1] <= GAP_BYTES and used + end - runs[-1][1] <= self._memory.n_bytes:
+                used += end - runs[-1][1]
+                runs[-1] = runs[-1][0], end
+                continue
+            if used + end - first > self._memory.n_bytes:
+                self._copy_runs(runs, begins[done:i], done)
+                runs, used, done = [], 0, i
+            runs.append((first, end))
+            used += end - first
+        self._copy_runs(runs, begins[done:], done)
+
+    def _copy_runs(self, runs: list[tuple[int, int]], begins: list[int], done: int) -> None:
+        first, end = np.array(runs, np.int64).T
+        at = np.cumsum(end - first) - (end - first)
+        try:
+            self._queue.read(self._file, np.stack([self._memory.address + at, end - first, first], axis=1))
+        except DiskUnusable as error:
+            raise ExecutorLost(f"weights are lost: {error}") from error
+        of_run = np.searchsorted(first, begins, "right") - 1
+        bounce, n_bytes = self._memory.array(), self._layout.row_bytes
+        for i, begin in enumerate((at[of_run] + begins - first[of_run]).tolist(), done):
+            self._rows[i] = bounce[begin : begin + n_bytes]
 
     def _read(self, address: int, n_bytes: int, offset: int) -> None:
         try:

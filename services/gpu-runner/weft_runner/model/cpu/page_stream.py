@@ -11,7 +11,7 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
@@ -20,21 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.direct_io import BLOCK
-from weft_runner.model.cpu.kv_file import KvFile
+from weft_runner.model.cpu.direct_io import IoQueue
+from weft_runner.model.cpu.kv_file import KvFile, SlotRun
 from weft_runner.model.step import Ints, StepArrays
 from weft_runner.offload.residency import Ring
 
-THREADS = 2  # so that one transfers while the other gets its next run
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRun:
-    """`count` slots of a piece from `slot` on, and as many extents of the file."""
-
-    slot: int
-    extent: int
-    count: int
+THREADS = 2  # so that a piece is loaded while another one is stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,30 +91,23 @@ class Piece:
     pages: DiskPages
 
 
-class _Kind(Enum):
-    CLEAR, LOAD, STORE = range(3)
+class _State(Enum):
+    """Of a piece in the ring, in this order."""
+
+    WAITS, LOADS, LOADED, COMPUTED, STORES, DONE = range(6)
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A piece in the ring, from `slot` on. `left`: runs that are not there yet; once computed, not stored yet."""
+    """A piece in the ring, from `slot` on."""
 
     piece: Piece
     slot: int
-    todo: deque[tuple[_Kind, SlotRun]]
-    left: int
-    computed: bool = False
+    state: _State = _State.WAITS
 
     @property
-    def done(self) -> bool:
-        return self.computed and not self.left
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Transfer:
-    held: _Held
-    kind: _Kind
-    run: SlotRun
+    def computed(self) -> bool:
+        return self.state.value >= _State.COMPUTED.value
 
 
 class PageStream:
@@ -132,11 +116,11 @@ class PageStream:
     def __init__(self, file: KvFile, address: int, slots: int) -> None:
         self.figures = DiskKvFigures()
         self._file, self._address, self._ring = file, address, Ring(slots)
-        self._most = max(1, BLOCK // file.layer_bytes)  # slots that a thread transfers at a time
         self._changed = threading.Condition()
         self._coming: deque[Piece] = deque()
         self._held: deque[_Held] = deque()  # oldest first: those that are computed come before those that are not
         self._busy = 0  # threads that transfer
+        self._dropped = False  # what is not loaded yet is not needed
         self._failed: DiskUnusable | None = None
         self._closing = False
         self._threads = [threading.Thread(target=self._transfer_on, name="kv", daemon=True) for _ in range(THREADS)]
@@ -145,8 +129,10 @@ class PageStream:
 
     def begin(self, pieces: Iterable[Piece]) -> None:
         """Those of a pass, in the order in which they are acquired. Raises ExecutorLost."""
-        self.drain()
         with self._changed:
+            if self._coming or self._current():  # of a pass that was given up
+                self.drain()
+            self._check()
             self._coming.extend(pieces)
             self._changed.notify_all()
 
@@ -157,12 +143,11 @@ class PageStream:
         """
         with self._changed:
             self._coming.clear()
-            for held in self._held:
-                if not held.computed:
-                    held.todo.clear()
+            self._dropped = True
             self._changed.wait_for(
                 lambda: self._failed or not (self._busy or any(held.computed for held in self._held))
             )
+            self._dropped = False
             self._check()
             self._held.clear()
             self._ring.clear()
@@ -171,7 +156,7 @@ class PageStream:
         """The first slot of the next piece, which is complete; it stays until `release`. Raises ExecutorLost."""
         began = time.perf_counter()
         with self._changed:
-            self._changed.wait_for(lambda: self._failed or ((held := self._current()) and not held.left))
+            self._changed.wait_for(lambda: self._failed or ((held := self._current()) and held.state is _State.LOADED))
             self.figures.waited_s += time.perf_counter() - began
             self._check()
             held = self._current()
@@ -183,8 +168,7 @@ class PageStream:
         with self._changed:
             held = self._current()
             assert held is not None, "it was acquired"
-            held.todo.extend((_Kind.STORE, part) for run in held.piece.pages.stores for part in self._parts(run))
-            held.left, held.computed = len(held.todo), True
+            held.state = _State.COMPUTED if held.piece.pages.stores else _State.DONE
             self._free()
             self._changed.notify_all()
 
@@ -204,77 +188,76 @@ class PageStream:
             raise ExecutorLost(f"KV is lost: {self._failed}") from self._failed
 
     def _free(self) -> None:
-        while self._held and self._held[0].done:
+        while self._held and self._held[0].state is _State.DONE:
             self._held.popleft()
             self._ring.release()
-
-    def _parts(self, run: SlotRun) -> Iterator[SlotRun]:
-        for done in range(0, run.count, self._most):
-            yield SlotRun(run.slot + done, run.extent + done, min(self._most, run.count - done))
 
     # ---- the threads
 
     def _transfer_on(self) -> None:
-        while True:
+        queue = IoQueue()
+        try:
+            while isinstance(held := self._next(), _Held):
+                self._do(queue, held)
+                self._end(held)
+        except DiskUnusable as error:
             with self._changed:
-                transfer = self._changed.wait_for(lambda: self._closing or self._failed or self._take())
-                if not isinstance(transfer, _Transfer):
-                    return
-            try:
-                self._do(transfer)
-            except DiskUnusable as error:
-                with self._changed:
-                    self._failed = error
-                    self._changed.notify_all()
-                return
-            self._end(transfer)
+                self._failed = error
+                self._changed.notify_all()
+        finally:
+            queue.close()
 
-    def _take(self) -> _Transfer | None:
-        """Of the oldest piece that has anything to do; None while there is nothing, or no room."""
-        held = next((one for one in self._held if one.todo and not self._waits(one)), None) or self._append()
-        if held is None or self._waits(held):
+    def _next(self) -> "_Held | bool | DiskUnusable | None":
+        """A piece that is to be loaded or stored; something else at the end."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closing or self._failed or self._take())
+
+    def _take(self) -> _Held | None:
+        """The oldest piece that has anything to do; None while there is nothing, or no room."""
+        held = next((one for one in self._held if one.state in (_State.WAITS, _State.COMPUTED)), None) or self._append()
+        if held is None or (held.state is _State.WAITS and (self._dropped or self._waits(held))):
             return None
+        held.state = _State.STORES if held.computed else _State.LOADS
         self._busy += 1
-        return _Transfer(held, *held.todo.popleft())
+        return held
 
     def _waits(self, held: _Held) -> bool:
-        """An earlier piece is yet to store what this one reads."""
-        if held.computed:
-            return False
+        """An earlier piece is yet to store what this one reads or writes."""
         before = takewhile(lambda one: one is not held, self._held)
-        layer, reads = held.piece.layer, held.piece.pages.reads
+        layer, pages = held.piece.layer, held.piece.pages
         return any(
-            one.piece.layer == layer and not one.done and not one.piece.pages.writes.isdisjoint(reads) for one in before
+            one.piece.layer == layer
+            and one.state is not _State.DONE
+            and not (one.piece.pages.writes.isdisjoint(pages.reads) and one.piece.pages.writes.isdisjoint(pages.writes))
+            for one in before
         )
 
     def _append(self) -> _Held | None:
         """The next piece, if the ring has room for it."""
         if not self._coming or (slot := self._ring.take(self._coming[0].pages.n)) is None:
             return None
-        piece = self._coming.popleft()
-        runs = ((_Kind.CLEAR, piece.pages.clears), (_Kind.LOAD, piece.pages.loads))
-        todo = deque((kind, part) for kind, of_kind in runs for run in of_kind for part in self._parts(run))
-        held = _Held(piece, slot, todo, len(todo))
+        held = _Held(self._coming.popleft(), slot)
         self._held.append(held)
         return held
 
-    def _do(self, transfer: _Transfer) -> None:
+    def _do(self, queue: IoQueue, held: _Held) -> None:
         """Raises DiskUnusable."""
-        layer, run = transfer.held.piece.layer, transfer.run
-        address = self._address + (transfer.held.slot + run.slot) * self._file.layer_bytes
-        if transfer.kind is _Kind.CLEAR:
-            ctypes.memset(address, 0, run.count * self._file.layer_bytes)
-        elif transfer.kind is _Kind.LOAD:
-            self._file.read(address, layer, run.extent, run.count)
-        else:
-            self._file.write(address, layer, run.extent, run.count)
+        layer, pages, layer_bytes = held.piece.layer, held.piece.pages, self._file.layer_bytes
+        address = self._address + held.slot * layer_bytes
+        if held.state is _State.STORES:
+            self._file.write(queue, address, layer, pages.stores)
+            return
+        for run in pages.clears:
+            ctypes.memset(address + run.slot * layer_bytes, 0, run.count * layer_bytes)
+        self._file.read(queue, address, layer, pages.loads)
 
-    def _end(self, transfer: _Transfer) -> None:
-        n_bytes = transfer.run.count * self._file.layer_bytes
+    def _end(self, held: _Held) -> None:
+        stored, pages = held.state is _State.STORES, held.piece.pages
+        n_bytes = self._file.layer_bytes * sum(run.count for run in (pages.stores if stored else pages.loads))
         with self._changed:
             self._busy -= 1
-            transfer.held.left -= 1
-            self.figures.read_bytes += n_bytes * (transfer.kind is _Kind.LOAD)
-            self.figures.written_bytes += n_bytes * (transfer.kind is _Kind.STORE)
+            held.state = _State.DONE if stored else _State.LOADED
+            self.figures.read_bytes += n_bytes * (not stored)
+            self.figures.written_bytes += n_bytes * stored
             self._free()
             self._changed.notify_all()

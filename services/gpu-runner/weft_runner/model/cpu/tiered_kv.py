@@ -12,7 +12,8 @@ import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.kv_file import KvFile
+from weft_runner.model.cpu.direct_io import IoQueue
+from weft_runner.model.cpu.kv_file import KvFile, SlotRun
 from weft_runner.model.cpu.micro_batches import MicroBatch
 from weft_runner.model.cpu.page_stream import DiskKvFigures, DiskPages, PageStream, Piece, disk_pages
 from weft_runner.model.step import Ints, StepArrays
@@ -28,6 +29,7 @@ class TieredKv:
         self._memory, self._split, self._page_tokens = memory, split, page_tokens
         self._places = PagePlaces(split.pages, split.frames)
         self._file = KvFile(folder, split.layers, split.disk_pages, split.layer_bytes)
+        self._queue = IoQueue()
         ring = memory.address + split.frames * split.page_bytes
         self._stream = PageStream(self._file, ring, split.ring_slots)
 
@@ -77,7 +79,7 @@ class TieredKv:
             for layer in range(self._split.layers):
                 address = self._memory.address + spill.frame * page_bytes + layer * layer_bytes
                 try:
-                    self._file.write(address, layer, spill.extent, 1)
+                    self._file.write(self._queue, address, layer, [SlotRun(0, spill.extent, 1)])
                 except DiskUnusable as error:
                     raise ExecutorLost(f"KV is lost: {error}") from error
         for page in pages:
@@ -85,4 +87,5 @@ class TieredKv:
 
     def close(self) -> None:
         self._stream.close()
+        self._queue.close()
         self._file.close()
