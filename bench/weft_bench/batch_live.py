@@ -46,7 +46,7 @@ def measure(
     rules: tuple[int | None, ...] = (*caps(ROWS), None)
     with TemporaryDirectory(prefix="weft-bench-") as scratch:
         base = base_model(folder, name, shape)
-        manifests = write_manifests(Path(scratch) / "manifests", base, (), shape, sizes, {"slo": {}})
+        manifests = write_manifests(Path(scratch) / "manifests", base, (), shape, sizes, {"slo": None})
         with Stack(manifests, Path(scratch) / "data") as stack:
             stack.wait_for_models(1, timeout_s=READY_S)
             bench = _Bench(stack, tokens, lambda count: prompts(rng, count, PROMPT_TOKENS, shape.vocab))

@@ -159,22 +159,25 @@ def _sizes(shape: Shape, streams: int) -> Sizes:
 
 
 def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool",
-        "metadata": {"name": MODEL, "namespace": NAMESPACE},
-        "spec": {
-            "model": {"name": MODEL, "uri": "file:model"},
-            "replicas": 1,
-            "lora": {"maxAdapters": sizes.slots, "maxRank": sizes.max_rank},
-            "kvCache": {"pageTokens": PAGE_TOKENS, "pages": pages_of(sizes)},
-            "scheduler": {
-                "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxPrefills": sizes.prefills,
-                "maxQueue": 100_000,
-            },
-            "slo": {"tokenTimeMs": sizes.token_time_ms},
-            **spec,
+    """`spec`: fields that are others; None leaves one out."""
+    made = {
+        "model": {"name": MODEL, "uri": "file:model"},
+        "replicas": 1,
+        "lora": {"maxAdapters": sizes.slots, "maxRank": sizes.max_rank},
+        "kvCache": {"pageTokens": PAGE_TOKENS, "pages": pages_of(sizes)},
+        "scheduler": {
+            "maxSequences": sizes.rows, "maxBatchTokens": sizes.batch_tokens, "maxPrefills": sizes.prefills,
+            "maxQueue": 100_000,
         },
+        "slo": {"tokenTimeMs": sizes.token_time_ms},
+        **spec,
     }  # fmt: skip
+    return {
+        "apiVersion": "serving.weft.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": MODEL, "namespace": NAMESPACE},
+        "spec": {name: value for name, value in made.items() if value is not None},
+    }
 
 
 def _adapter(name: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ Object = Mapping[str, Any]
 API_VERSION = "serving.weft.dev/v1alpha1"
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
-TOKEN_TIME_MS = 100  # of a pool without objectives: prompts are chunked to keep to it all the same
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -225,7 +224,7 @@ def parse_pool(obj: Object) -> Pool:
         max_sequences=scheduler.get("maxSequences") or (SEQUENCES if offload is None else 0),
         max_batch_tokens=scheduler.get("maxBatchTokens") or (BATCH_TOKENS if offload is None else 0),
         max_prefills=scheduler["maxPrefills"],
-        token_time_ms=slo.token_time_ms if slo else TOKEN_TIME_MS,
+        token_time_ms=slo.token_time_ms if slo else 0,
         tensor_parallel=parallelism["tensor"],
         pipeline_parallel=parallelism["pipeline"],
         pods_per_runner=parallelism["podsPerRunner"],

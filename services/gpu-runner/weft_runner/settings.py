@@ -118,7 +118,8 @@ class RunnerSettings:
     )
     threads: int = _number("CPU threads of the model (0: chosen from its size and the quota)", 0, 0, 1024)
     token_time_ms: int = _number(
-        "within it running sequences should get their next token: prompts are chunked to keep it", 100, 1, 60_000
+        "within it running sequences should get their next token (0: no objective; prompts are chunked to 100, and "
+        "lines of batches join up to twice a step of one row)", 0, 0, 60_000,
     )
     profile: bool = _flag("time the model at start, for about a second", default=True)
     page_tokens: int = _number("tokens of a KV page", 16, 1, 256)

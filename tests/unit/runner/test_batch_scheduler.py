@@ -212,6 +212,16 @@ def test_batch_rows_that_do_not_all_fit_take_turns(batch, fitting):
     assert chooser.held_rows == 3 * batch * (batch - min(batch, fitting))
 
 
+def test_without_an_objective_batch_rows_join_up_to_twice_a_step_of_one_row_and_prompts_keep_their_time():
+    """A pool without `slo`: the time that prompts are chunked to is not the one that lines keep."""
+    chooser = BatchScheduler(BatchLimits(max_prefills=1, chunk_time_ms=100.0), StepModel(9.0, 1.0, 0.0, 1.0))
+    chooser.step_time.late = 1.0
+    found = chooser.schedule([], [*decoding(1), *rows_of("b", Priority.BATCH, [5] * 60)], 0, lambda: 9)
+    assert len(found.rows) == 11, "20 ms"
+    found = chooser.schedule([Candidate("p", "", 500)], decoding(1), 0, lambda: 9)
+    assert found.prompt_tokens == 80, "of 90, in tiles"
+
+
 def test_a_batch_prompt_comes_after_an_interactive_one_and_before_batch_rows_that_all_fit():
     chooser = BatchScheduler(BatchLimits(max_prefills=2, token_time_ms=40.0), StepModel(10.0, 1.0, 0.0, 1.0))
     chooser.step_time.late = 1.0

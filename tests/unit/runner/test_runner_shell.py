@@ -45,11 +45,13 @@ def test_the_defaults_are_those_of_the_contract(small_config):
     assert (settings.page_tokens, settings.kv_pages, settings.max_sequences, settings.max_adapters) == (16, 1024, 32, 0)
     assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 1)
     assert (settings.executor, settings.dtype, settings.advertise) == ("auto", "bf16", settings.listen)
-    assert (settings.token_time_ms, settings.profile) == (100, True)
+    assert (settings.token_time_ms, settings.profile) == (0, True)
     assert parse_settings([*FLAGS, "--profile=off"]).profile is False
     limits = pool_limits(settings, parse_spec(small_config), page_bytes=1024, slots=8)
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
-    assert limits.batch == BatchLimits(1, 512, 100.0)
+    assert limits.batch == BatchLimits(1, 512, chunk_time_ms=100.0), "no objective: only prompts keep to a time"
+    stated = pool_limits(parse_settings([*FLAGS, "--token-time-ms=50"]), parse_spec(small_config), 1024, slots=8)
+    assert (stated.batch.token_time_ms, stated.batch.prompt_time_ms) == (50.0, 50.0)
     few = parse_settings([*FLAGS, "--kv-pages=3"])
     assert pool_limits(few, parse_spec(small_config), 1024, slots=8).max_context_tokens == 48
 
@@ -68,7 +70,7 @@ def test_every_wrong_flag_is_listed_at_once(capsys):
         "--pool=x",
         "--depot=ftp://x",
         "--name=two words",
-        "--token-time-ms=0",
+        "--token-time-ms=-1",
     ]
     with pytest.raises(SystemExit) as left:
         parse_settings([*FLAGS, *wrong])

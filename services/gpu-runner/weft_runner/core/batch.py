@@ -28,13 +28,20 @@ class Batching(Enum):
 class BatchLimits:
     """`max_batch_tokens` >= the number of sequences, so that every decode row runs in every iteration.
 
-    `token_time_ms`: within it running rows should get their next token.
+    `token_time_ms`: within it running rows should get their next token; inf: the pool has no objective.
+    `chunk_time_ms`: of such a pool; prompts beside running rows are chunked to it.
     """
 
     max_prefills: int = 1
     max_batch_tokens: int = 512
     token_time_ms: float = inf
     batching: Batching = Batching.MIXED
+    chunk_time_ms: float = inf
+
+    @property
+    def prompt_time_ms(self) -> float:
+        """Within it a step with a prompt and running rows should end."""
+        return min(self.token_time_ms, self.chunk_time_ms)
 
 
 class Row(NamedTuple):

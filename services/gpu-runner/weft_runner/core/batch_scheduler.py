@@ -48,7 +48,7 @@ class BatchScheduler:
             if len(batch) < len(prefilling) + len(decoding):
                 return self._beside_interactive(prefilling, decoding)
             return self._schedule(prefilling, decoding, keys, steps, inf)  # nobody waits for a token
-        return self._schedule(prefilling, decoding, keys, steps, self._limits.token_time_ms)
+        return self._schedule(prefilling, decoding, keys, steps, self._limits.prompt_time_ms)
 
     def _schedule(
         self,
@@ -85,7 +85,7 @@ class BatchScheduler:
         """
         limits, times, target_ms = self._limits, self.step_time, self.token_time_ms
         prompts, rows = _of(prefilling, Priority.INTERACTIVE), _of(decoding, Priority.INTERACTIVE)
-        alone = self._schedule(prompts, rows, sum(row.keys for row in rows), lambda: 0, limits.token_time_ms)
+        alone = self._schedule(prompts, rows, sum(row.keys for row in rows), lambda: 0, limits.prompt_time_ms)
         keys, prompt_tokens = self.keys, alone.prompt_tokens
 
         def fits(n_rows: int, in_kv: int) -> bool:

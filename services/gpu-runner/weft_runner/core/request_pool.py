@@ -133,7 +133,7 @@ class RequestPool:
         self.role_changes.ordered(self.role, role, self.iterations)
         self.role, batch = role, self.limits.batch
         if role is RunnerRole.PROMPT:
-            batch = replace(batch, max_prefills=self.limits.max_sequences, token_time_ms=inf)
+            batch = replace(batch, max_prefills=self.limits.max_sequences, token_time_ms=inf, chunk_time_ms=inf)
         self.scheduler.limit(batch)
         self.urgent = True
 

@@ -9,6 +9,8 @@ at start (`StepModel`); the two factors follow the measured steps (normalised le
 neighbour, adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
 """
 
+from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
 
 MIN_CHUNK = 32  # tokens: a prompt moves on, whatever the target; fewer stream the weights again for hardly less work
@@ -17,7 +19,8 @@ RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
 LATE = 0.005  # of the steps take longer than `late` says: half of those that a 99th percentile allows
-LATE_STEP = 0.05  # of what is expected: how far one late step raises it; two hundred others undo that
+LATE_STEPS = 400  # that `late` is of: a disturbance is forgotten within seconds
+FIRST_LATE = 1.05  # before a step is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class StepTimeEstimator:
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self.decode = self.prompt = 1.0
-        self.late = 1.0 + LATE_STEP  # what all but `LATE` of the steps take at most, over what they were expected to
+        self.late = FIRST_LATE  # what all but `LATE` of the last steps took at most, over what they were expected to
+        self._ratios = deque([FIRST_LATE], LATE_STEPS)
+        self._sorted = [FIRST_LATE]
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """What such a step is expected to take."""
@@ -61,14 +66,20 @@ class StepTimeEstimator:
         """
         decode_ms = self.decode * self.model.decode_ms(rows, keys)
         prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
-        if measured_ms > self.late * (decode_ms + prompt_ms):
-            self.late = min(self.late + LATE_STEP, STEP_MOST)
-        elif self.late > 1.0:
-            self.late -= LATE * LATE_STEP
+        self._remember(measured_ms, decode_ms + prompt_ms)
         if not prompt_tokens or measured_ms < decode_ms:
             self.decode *= _correction(measured_ms, decode_ms)
         else:
             self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
+
+    def _remember(self, measured_ms: float, expected_ms: float) -> None:
+        """`late` is a quantile of the last steps' ratios. One that took longer than twice as long counts as twice."""
+        ratio = min(measured_ms / expected_ms, STEP_MOST) if expected_ms > 0.0 else FIRST_LATE
+        if len(self._ratios) == LATE_STEPS:
+            del self._sorted[bisect_left(self._sorted, self._ratios[0])]
+        self._ratios.append(ratio)
+        insort(self._sorted, ratio)
+        self.late = max(1.0, self._sorted[-1 - int(LATE * len(self._sorted))])
 
     def late_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """What such a step takes at most, but for one in two hundred."""

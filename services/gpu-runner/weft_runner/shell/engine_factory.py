@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 
@@ -38,6 +39,7 @@ from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
 WEIGHTS_OF_A_THREAD = 1 << 18  # of a layer: half a MiB in bf16, some 20 us of reading
+CHUNK_TIME_MS = 100.0  # of a pool without objectives: prompts are chunked to keep to it all the same
 MOST_TORCH_THREADS = 4  # of the reference executor's operators: they do not gain from more
 
 
@@ -177,7 +179,8 @@ def batch_limits(settings: RunnerSettings) -> BatchLimits:
     batching = Batching(settings.batching)
     if settings.offload_device_bytes:
         return BatchLimits(settings.max_sequences, settings.max_batch_tokens, batching=batching)
-    return BatchLimits(settings.max_prefills, settings.max_batch_tokens, float(settings.token_time_ms), batching)
+    objective = settings.token_time_ms or inf
+    return BatchLimits(settings.max_prefills, settings.max_batch_tokens, objective, batching, CHUNK_TIME_MS)
 
 
 def rank_threads(settings: RunnerSettings, spec: ModelSpec) -> int:

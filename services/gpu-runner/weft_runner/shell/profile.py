@@ -58,7 +58,7 @@ class _Bench:
             prefill,
             longer,
             max_sequences=limits.max_sequences,
-            token_time_ms=limits.batch.token_time_ms,
+            token_time_ms=limits.batch.prompt_time_ms,
             batches=self._executor.depth if isinstance(self._executor, Pipelined) else 1,
         )
 
