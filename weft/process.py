@@ -4,6 +4,7 @@ Standard library only: the runner imports it.
 """
 
 import fcntl
+import gc
 import os
 import socket
 from collections.abc import Generator
@@ -30,6 +31,20 @@ class AddressInUse(CannotStart):
 
     def __init__(self, flag: str, address: str, why: str) -> None:
         super().__init__(f"{flag} {address}: {why}: stop what listens there, or give another address")
+
+
+@contextmanager
+def uncollected_imports() -> Generator[None]:
+    """Around imports: the cyclic collector visits nothing that they make, not even when the process ends.
+
+    Modules are no garbage: to search them for some takes a runner's end 0.3 s of CPU time, a service's 0.1 s.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def data_root() -> Path:

@@ -9,6 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from weft.process import uncollected_imports
 from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
@@ -135,7 +136,8 @@ def up(
 
     - `weft up`  with what was applied before
     """
-    from weft_cli.up import up as run
+    with uncollected_imports():
+        from weft_cli.up import up as run
 
     return run(
         data_dir=data_dir(directory),

@@ -24,6 +24,7 @@ from weft.process import AddressInUse, split_address
 Ready = Callable[[], str | None]  # None when ready, else the reason why not
 MAX_CONNECTIONS = 16
 IDLE_S = 10.0  # of one wait on a connection
+POLL_S = 0.5
 log = logging.getLogger(__name__)
 
 
@@ -40,7 +41,8 @@ class Probes:
             self._server = _Server(split_address(listen), _handler(self))
         except OSError as error:
             raise AddressInUse("--probes", listen, error.strerror or str(error)) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="probes", daemon=True)
 
     @property
     def port(self) -> int:
@@ -53,8 +55,16 @@ class Probes:
         self._beat = time.monotonic()
 
     def close(self) -> None:
-        self._server.shutdown()
+        self._closing = True
+        with contextlib.suppress(OSError):  # not Linux: the thread looks every POLL_S
+            self._server.socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._server.server_close()
+
+    def _serve(self) -> None:
+        """`serve_forever` would be told to end by a flag alone, for which it looks twice a second."""
+        while not self._closing:
+            self._server.handle_request()
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
         """Status, content type and body of a probe path."""
@@ -78,6 +88,7 @@ def _text(status: int, text: str) -> tuple[int, str, bytes]:
 class _Server(ThreadingHTTPServer):
     """A thread for each connection, and at most MAX_CONNECTIONS of them."""
 
+    timeout = POLL_S  # of one wait for a connection
     request_queue_size = 128  # of the kernel's, for the moment that the eldest takes to end
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:

@@ -2,6 +2,9 @@
 
 import sys
 
-from weft_batch.main import main
+from weft.process import uncollected_imports
+
+with uncollected_imports():
+    from weft_batch.main import main
 
 sys.exit(main())

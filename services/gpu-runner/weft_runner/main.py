@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
+from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir, uncollected_imports
 from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
 from weft.wire.tls import Tls, load_tls
@@ -79,7 +79,8 @@ def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     probes = Probes(settings.probes, lambda: not_ready[-1]())
     probes.start()
     try:
-        from weft_runner.shell.process import serve_runner  # torch is imported here, after everything that fails fast
+        with uncollected_imports():
+            from weft_runner.shell.process import serve_runner  # torch, after everything that fails fast
 
         return asyncio.run(serve_runner(settings, probes, not_ready.append, tls, wrap))
     finally:

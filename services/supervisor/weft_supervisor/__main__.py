@@ -1,5 +1,8 @@
 import sys
 
-from weft_supervisor.main import main
+from weft.process import uncollected_imports
+
+with uncollected_imports():
+    from weft_supervisor.main import main
 
 sys.exit(main())
