@@ -47,7 +47,7 @@ from weft_runner.parallel.executor import TensorParallelExecutor
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExecutor
 from weft_runner.parallel.process_group import TorchRanks
-from weft_runner.parallel.worker_group import PATIENCE_S, GatherRanks, launch_ranks
+from weft_runner.parallel.worker_group import OFFLOADED_PATIENCE_S, PATIENCE_S, GatherRanks, launch_ranks
 from weft_runner.settings import CPU_PAGE, RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,8 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
              "runner": base.runner, "policy": base.policy}  # fmt: skip
     own = partial(make_partition, settings, base)
     gather = base.gather if settings.ranks_listen else None
-    ranks = launch_ranks(grid, start, own, base.stopping, patience_s=PATIENCE_S, gather=gather)
+    patience_s = OFFLOADED_PATIENCE_S if settings.offload_device_bytes else PATIENCE_S
+    ranks = launch_ranks(grid, start, own, base.stopping, patience_s=patience_s, gather=gather)
     if settings.offload_device_bytes:
         executor = OffloadedPipeline(spec, ranks, settings.hosts)
     else:

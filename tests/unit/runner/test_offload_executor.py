@@ -380,6 +380,7 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
         assert len(list((tmp_path / "offload").glob("*.packed"))) == 3
         assert (two.depth, two.depth_for(1000), two.frames) == (1, 1, PAGES)
         assert 0.0 < two.offload_state.resident_share <= 0.3
+        wait_until(lambda: two.layers_done == spec.layers, "the other stage says how far it is")
     finally:
         two.close()
 

@@ -79,6 +79,11 @@ class Offloads(Protocol):
         """As it is now."""
         ...
 
+    @property
+    def layers_done(self) -> int:
+        """Of all steps, and while one runs; any thread."""
+        ...
+
 
 @runtime_checkable
 class OffloadsStage(Offloads, Protocol):

@@ -20,11 +20,15 @@ from weft_runner.offload.plan import PassTime
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """Of one stage. `weight_bytes`: in memory and on the disk; `frames`: KV pages that it has in memory."""
+    """Of one stage. `weight_bytes`: in memory and on the disk; `frames`: KV pages that it has in memory.
+
+    `layers_done`: of all its steps.
+    """
 
     state: OffloadState
     weight_bytes: int
     frames: int
+    layers_done: int = 0
 
 
 def batches_in_flight(hosts: int, stage: PassTime | None) -> int:

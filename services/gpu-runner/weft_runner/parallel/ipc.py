@@ -8,6 +8,7 @@ import pickle
 import select
 import socket
 import struct
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from multiprocessing import reduction
@@ -44,10 +45,10 @@ class RankChannel(Protocol):
 
 
 class Channel:
-    """One end; what it raises is ChannelLost. One thread sends and one receives at a time."""
+    """One end; what it raises is ChannelLost. Any thread sends, one receives at a time."""
 
     def __init__(self, file: int) -> None:
-        self._end = Connection(file)
+        self._end, self._sending = Connection(file), threading.Lock()
 
     def set_patience(self, timeout_s: float) -> None:
         """How long a send or a receive may stand still."""
@@ -59,7 +60,7 @@ class Channel:
     def send(self, message: Any, file: int | None = None) -> None:
         """Returns once the kernel has it."""
         body = pickle.dumps(message)
-        with _lost("sending"):
+        with self._sending, _lost("sending"):
             self._end.send_bytes(body)
             if file is not None:
                 reduction.send_handle(self._end, file, os.getpid())

@@ -19,7 +19,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import LayerDone, OffloadsStage
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
-from weft_runner.offload.stages import batches_in_flight, state_of_all
+from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -100,7 +100,7 @@ class OffloadedPipeline(PipelineParallelExecutor):
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
         super().__init__(whole, ranks)
         assert isinstance(ranks.own, OffloadsStage), ranks.own
-        self._stage, self._hosts, self._others = ranks.own, hosts, dict(ranks.stages)
+        self._stage, self._hosts = ranks.own, hosts
 
     @property
     def depth(self) -> int:
@@ -112,17 +112,21 @@ class OffloadedPipeline(PipelineParallelExecutor):
 
     @property
     def offload_state(self) -> OffloadState:
-        """Of all stages; of the others as it was when the latest step began."""
-        return state_of_all([self._stage.stage_state, *self._others.values()])
+        """Of all stages; of the others as it was lately."""
+        return state_of_all(self._states)
+
+    @property
+    def layers_done(self) -> int:
+        return sum(stage.layers_done for stage in self._states)
 
     @property
     def frames(self) -> int:
         """KV pages that every stage has in memory."""
-        return min(stage.frames for stage in (self._stage.stage_state, *self._others.values()))
+        return min(stage.frames for stage in self._states)
 
-    def _begin(self, step: StepInput) -> PendingTensor | None:
-        self._others.update(self._workers.reports())
-        return super()._begin(step)
+    @property
+    def _states(self) -> list[StageState]:
+        return [self._stage.stage_state, *self._workers.stages.values()]
 
 
 def _landed(logits: PendingTensor) -> torch.Tensor:

@@ -80,9 +80,9 @@ def spawn_workers(size: int, shared: RankFiles) -> list[Worker]:
 
 
 class WorkerGroup:
-    """All workers.
+    """All workers. The engine's thread calls `broadcast`, the builder's `request` and `replies`; any thread `close`.
 
-    The engine's thread calls `broadcast` and `reports`, the builder's `request` and `replies`; any thread `close`.
+    `stages`: the latest that stages which offload have reported, by rank; any thread.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class WorkerGroup:
         self._on_event: Callable[[int, Any], None] | None = None
         self._on_lost: list[Callable[[ExecutorLost], None]] = []
         self._first_lost: str | None = None
+        self.stages: dict[int, StageState] = {}
         self._lock, self._closing = threading.Lock(), threading.Event()
         for worker in workers:
             worker.steps.set_patience(patience_s)
@@ -115,10 +116,16 @@ class WorkerGroup:
         for worker in self._workers:
             self._with(worker, lambda w: w.loads.send({**settings, "rank": w.rank}))
 
-    def await_ready(self, stopping: Callable[[], bool]) -> dict[int, RankReady]:
-        """Each has loaded its part; by rank. Raises what one was refused for, ExecutorLost, StoppedAtStart."""
-        found = self._await("ready", stopping)
-        return {worker.rank: ready for worker, ready in zip(self._workers, found, strict=True)}
+    def await_ready(self, stopping: Callable[[], bool]) -> tuple[str, ...]:
+        """Each has loaded its part; where some take KV of other runners.
+
+        Raises what one was refused for, ExecutorLost, StoppedAtStart.
+        """
+        found: list[RankReady] = self._await("ready", stopping)
+        for worker, ready in zip(self._workers, found, strict=True):
+            if ready.stage is not None:
+                self.stages[worker.rank] = ready.stage
+        return tuple(ready.kv_address for ready in found if ready.kv_address)
 
     def watch(self, on_lost: Callable[[ExecutorLost], None]) -> None:
         """`on_lost` is called, from any thread, when a worker is lost, or has been: at once where it ended."""
@@ -134,14 +141,6 @@ class WorkerGroup:
         """In the order of the steps. Does not wait for the command to be executed. Raises ExecutorLost."""
         for worker in self._workers:
             self._with(worker, lambda w: w.steps.send(command))
-
-    def reports(self) -> dict[int, StageState]:
-        """The latest that stages have sent back and that was not taken yet. Raises ExecutorLost."""
-        found: dict[int, StageState] = {}
-        for worker in self._workers:
-            while self._with(worker, lambda w: w.steps.has_data(0.0)):
-                found[worker.rank] = self._with(worker, lambda w: w.steps.receive())
-        return found
 
     def request(self, *command: Any, file: int) -> None:
         """Beside the steps, to be answered. Raises ExecutorLost."""
@@ -207,6 +206,8 @@ class WorkerGroup:
                 if isinstance(event, RankStopping):
                     log.info("rank %d is asked to stop: the runner drains", worker.rank)
                     self._on_stopping()
+                elif isinstance(event, StageState):
+                    self.stages[worker.rank] = event
                 else:
                     assert self._on_event is not None, event
                     self._on_event(worker.rank, event)
@@ -238,6 +239,7 @@ def _unless_refused(worker: Worker, reply: Any) -> Any:
 
 
 PATIENCE_S = 60.0  # of ranks for each other, within a step and when an adapter is built; far above any skew of theirs
+OFFLOADED_PATIENCE_S = 3600.0  # for a pass over a disk; one that completes no layer loses the runner's lease before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +251,6 @@ class LaunchedRanks:
     workers: WorkerGroup
     ending: ExitStack
     kv_addresses: tuple[str, ...] = ()  # where the others take KV of other runners, where they do
-    stages: Mapping[int, StageState] = field(default_factory=dict[int, StageState])  # of the others, that offload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,7 +302,5 @@ def launch_ranks(
         workers.start({**settings, "grid": grid, "patience_s": patience_s, "store_port": found.store_port}, stopping)
         ranks.join()
         own = make_own(ranks)
-        ready = workers.await_ready(stopping)
-        addresses = tuple(one.kv_address for one in ready.values() if one.kv_address)
-        stages = {rank: one.stage for rank, one in ready.items() if one.stage is not None}
-        return LaunchedRanks(own, ranks, workers, ending.pop_all(), addresses, stages)
+        addresses = workers.await_ready(stopping)
+        return LaunchedRanks(own, ranks, workers, ending.pop_all(), addresses)

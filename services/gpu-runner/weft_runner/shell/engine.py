@@ -139,6 +139,11 @@ class Engine:
         self._events.put(event)
 
     @property
+    def layers_done(self) -> int:
+        """Of all steps, as far as the executor counts them. Any thread."""
+        return self.layers.count if self._offloads is None else self._offloads.layers_done
+
+    @property
     def backlog(self) -> int:
         """Events that wait. Any thread."""
         return self._events.qsize()

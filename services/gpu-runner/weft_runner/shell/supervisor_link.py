@@ -73,7 +73,7 @@ class SupervisorLink:
         while True:
             await asyncio.sleep(self._lease_s / 4)
             since, now = self._engine.busy_since, self._clock()
-            if (done := self._engine.layers.count) != layers:
+            if (done := self._engine.layers_done) != layers:
                 layers, advanced = done, now
             late = now - self._sent_at >= self._lease_s / 4
             if since is not None and late and now - max(since, advanced) <= STALL_S:

@@ -6,6 +6,7 @@ Two threads: the main one runs the steps, the builder makes adapters beside them
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from weft_runner.model.executor import Executor, OffloadsStage
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.model.weights import Files
+from weft_runner.offload.stages import StageState
 from weft_runner.parallel.commands import BuiltShard, Layers, RankReady
 from weft_runner.parallel.ipc import ChannelLost, RankChannel
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
@@ -36,6 +38,7 @@ from weft_runner.shell.kv_ranks import RankKv, rank_kv
 from weft_runner.shell.kv_transfer import KvPlace, kv_address
 
 log = logging.getLogger(__name__)
+REPORT_S = 1.0
 Act = Callable[[], None]
 
 
@@ -90,13 +93,25 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
     shard, address = _exchange_kv(start, own, executor, channels.events)
     offloads = executor if isinstance(executor, OffloadsStage) else None
     loads.send(("ready", RankReady(address, offloads and offloads.stage_state)))
+    if offloads is not None:
+        report = channels.events.send
+        threading.Thread(target=_report, args=(offloads, report), name="progress", daemon=True).start()
     if ranks.grid.stages > 1:
         work = StageWork(executor, PipelineChannel(ranks.stages, base.spec), early=device.type == "cpu")
-        if offloads is not None:
-            work.ran = lambda: channels.steps.send(offloads.stage_state)
     else:
         work = TensorWork(executor, ranks.tensor, device)
     return WorkerLoop(executor, work, start["patience_s"], shard)
+
+
+def _report(stage: OffloadsStage, send: Callable[[StageState], None]) -> None:
+    """To rank 0, as long as it computes: a pass may take minutes, and what it completes renews the runner's lease."""
+    sent = None
+    with suppress(ChannelLost):  # the other threads see that, too
+        while True:
+            time.sleep(REPORT_S)
+            if (state := stage.stage_state) != sent:
+                send(state)
+                sent = state
 
 
 def _exchange_kv(
@@ -141,7 +156,6 @@ class StageWork:
 
     def __init__(self, executor: Executor, channel: PipelineChannel, *, early: bool) -> None:
         self._executor, self._channel, self._early = executor, channel, early
-        self.ran: Act = lambda: None  # after each step
 
     def begin(self, step: StepInput, layers: Layers) -> Act:
         if not self._early:
@@ -157,7 +171,6 @@ class StageWork:
 
     def _run(self, step: StepInput, hidden: PendingTensor | None) -> None:
         self._channel.send_next(self._executor.run(step, hidden=None if hidden is None else hidden.wait()))
-        self.ran()
 
 
 class WorkerLoop:

@@ -154,10 +154,15 @@ class OffloadExecutor(CpuExecutor):
         )  # fmt: skip
 
     @property
+    def layers_done(self) -> int:
+        """See `model.executor.Offloads`."""
+        return self.layer_counter.count
+
+    @property
     def stage_state(self) -> StageState:
         """See `model.executor.OffloadsStage`."""
         weight_bytes = self.residency.resident_bytes + self.residency.streamed_bytes
-        return StageState(self.offload_state, weight_bytes, self.placement.kv.frames)
+        return StageState(self.offload_state, weight_bytes, self.placement.kv.frames, self.layers_done)
 
     def predicted(self, tokens: int) -> PassTime | None:
         """See `model.executor.OffloadsStage`."""
