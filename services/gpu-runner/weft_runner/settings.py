@@ -120,7 +120,7 @@ class RunnerSettings:
     token_time_ms: int = _number(
         "within it running sequences should get their next token (0: no objective; prompts are chunked to 100, and "
         "lines of batches join up to twice a step of one row)", 0, 0, 60_000,
-    )
+    )  # fmt: skip
     profile: bool = _flag("time the model at start, for about a second", default=True)
     page_tokens: int = _number("tokens of a KV page", 16, 1, 256)
     kv_pages: int = _number("KV pages in all (1024; 0: by --offload-policy auto)", KV_PAGES, 0, 1 << 20)
