@@ -42,6 +42,7 @@ class Ran:
 
     played: Played
     disk: float  # bytes a second, while at least one read was under way; 0: nothing was read
+    kv_bytes: int  # read from the disk
 
     @property
     def tokens_per_s(self) -> float:
@@ -80,10 +81,9 @@ def _plan_lines(
 ) -> Iterator[Line]:  # fmt: skip
     line, predicted, wall_s, usual = context.origin.line, plan.predicted, ran.played.wall_s, model.options.usual
     assumed = search.machine.disk_read
-    prompt_s, token_s = predicted.prompt.disk_read_s / plan.prompt_passes, predicted.token.disk_read_s
-    bound_s = sum(
-        model.bound_s(beat.tokens, beat.rows, prompt_s if beat.prefills else token_s) for beat in ran.played.beats
-    )
+    passes = ran.played.beats
+    read_bytes = plan.policy.weights.disk * search.sizes.weights * len(passes) + ran.kv_bytes
+    bound_s = sum(model.bound_s(beat.tokens, beat.rows, read_bytes / len(passes) / assumed) for beat in passes)
     yield line(case, "sequences of a block", plan.policy.block, "")
     yield line(case, "weights on the disk", plan.policy.weights.disk, "")
     yield line(case, "KV on the disk", plan.policy.kv.disk, "")
@@ -280,9 +280,9 @@ def run_plan(model: OffloadModel, plan: OffloadPlan, sequences: int, popularity:
         with model.subject(replace(sizes, batch_tokens=prompts + block)) as subject:
             executor = executor_of(subject)
             model.play(subject, batch, warm=True)
-            before = replace(executor.figures.stream)
+            before, kv = replace(executor.figures.stream), executor.figures.kv.read_bytes
             played = model.play(subject, Batch(sequences, popularity), streams=block)
             after = executor.figures
     reading_s = after.stream.reading_s - before.reading_s
     read_bytes = after.stream.read_bytes - before.read_bytes
-    return Ran(played, read_bytes / reading_s if reading_s else 0.0)
+    return Ran(played, read_bytes / reading_s if reading_s else 0.0, after.kv.read_bytes - kv)

@@ -195,6 +195,7 @@ def report(search: PolicySearch, plan: OffloadPlan, helping: list[Change]) -> li
         f"the linear program's bound: {_time(plan.relaxed_s)}; the {bound}'s alone: {_time(predicted.bound_s)} "
         f"({predicted.bound_s / predicted.block_s:.0%} reached)",
         f"one request alone: a token each {_time(predicted.token_1_s)}",
+        *_sparse(search, plan),
         "",
         "for the pool's spec:",
         *(f"  {name}: {_flow(values)}" for name, values in pool_settings(search, plan).items()),
@@ -213,6 +214,17 @@ def as_json(search: PolicySearch, plan: OffloadPlan, helping: list[Change]) -> d
         "pool": pool_settings(search, plan),
         "helps": [asdict(one) for one in helping],
     }
+
+
+def _sparse(search: PolicySearch, plan: OffloadPlan) -> list[str]:
+    """Where it is asked for and does not pay."""
+    machine = search.machine
+    if not search.formats.sparse_attention or plan.formats.sparse_attention:
+        return []
+    if not machine.sparse_attention:
+        return ["sparse attention is off: it was not measured on this machine (--measure)"]
+    times = machine.attention / machine.sparse_attention
+    return [f"sparse attention is off: it takes {times:.2f} times as long as attention to all keys"]
 
 
 def _used(plan: OffloadPlan) -> list[tuple[str, ...]]:

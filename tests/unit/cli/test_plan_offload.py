@@ -1,6 +1,7 @@
 """`weft plan offload` from the command line to the report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,21 @@ def test_a_budget_that_holds_nothing_says_what_would(files: Path, capsys: pytest
     printed = capsys.readouterr().err
     assert "no policy fits: the device has 1048576 bytes" in printed
     assert "What would fit: deviceBytes" in printed
+
+
+@pytest.mark.parametrize(
+    ("rate", "printed"),
+    [(0.0, "off: it was not measured"), (8e9, "off: it takes 1.25 times as long"), (2e10, "")],
+)
+def test_sparse_attention_that_does_not_pay_is_off(
+    rate: float, printed: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = POOL.replace("mode: Auto", "mode: Auto, sparseAttention: TopK") % (files, "30Mi", files)
+    (files / "pool.yaml").write_text(asked)
+    (files / "machine.json").write_text(json.dumps(machine_json(replace(RATES, sparse_attention=rate))))
+    assert run(files, "--machine", str(files / "machine.json")) == 0
+    text = capsys.readouterr().out
+    assert (f"sparse attention is {printed}" in text) if printed else ("sparse attention" not in text)
 
 
 def test_this_machine_is_measured_at_the_disk_path_and_saved(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

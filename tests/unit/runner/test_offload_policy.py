@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from harness.native_models import make_step, write_model
+from weft_kernels.cpu.library import load
 from weft_runner.errors import NoPolicyFits
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.cpu.kept_rates import kept_rates, rates_identity
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.machine import MachineRates
@@ -101,6 +103,25 @@ def test_a_restart_does_not_measure_again(folder: Path, caplog: pytest.LogCaptur
     caplog.clear()
     settle_offload(replace(asked, base_digest="sha256:" + "6" * 64), spec, threads=1)
     assert said(caplog, "the machine is measured")
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(0.0, False), (1.05e10, False), (2e10, True)])
+def test_sparse_attention_is_off_where_it_was_measured_not_to_pay(
+    folder: Path, caplog: pytest.LogCaptureFixture, rate: float, *, kept: bool
+) -> None:
+    asked, spec = settings_of(folder, 20, sparse_attention=0.1), read_spec(files_of(folder)["config.json"])
+    asked = replace(asked, offload_disk_path=folder / f"sparse-{rate:g}")
+    products = {"bf16": ((1, 1e-10), (16, 3e-10))}
+    measured = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=rate)
+    identity = rates_identity(load(), BASE, Formats(), 1)
+    assert asked.offload_disk_path is not None
+    asked.offload_disk_path.mkdir()
+    kept_rates(asked.offload_disk_path, identity, lambda: measured)
+    settings, policy = settle_offload(asked, spec, threads=1)
+    assert policy is not None
+    assert settings.sparse_attention == (0.1 if kept else 0.0)
+    assert policy.plans[0].formats.sparse_attention is kept
+    assert bool(said(caplog, "sparse attention is off: it is not a tenth faster here")) is not kept
 
 
 def test_a_budget_that_no_policy_fits_is_refused_with_what_is_missing(folder: Path) -> None:

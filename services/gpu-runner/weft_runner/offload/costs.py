@@ -1,12 +1,13 @@
 """What a policy takes of time and of each tier: FlexGen's cost model (section 4.2 and appendix A.3), for our shapes.
 
     T = T_prompt + (n - 1) T_token          for prompts of s tokens and answers of n
-    T_pass = max(disk read, host to device, device to host, disk write, compute)
+    T_pass = max(disk, host to device, device to host, compute)
 
-The paper writes T_pre and T_gen of one layer and multiplies them with l; here they are of a whole pass, so that the
-head counts as well. Streams that do not overlap fully (`MachineRates.overlap` below 1) add that part of their sum. KV
-of a token pass has its average length, s + n/2. The paper leaves out what is added here: adapters of all rows of a
-block, products by measured tables instead of one rate, prompts in several passes.
+The disk reads and writes; `MachineRates.duplex` of the shorter of the two is beside the other. The paper writes T_pre
+and T_gen of one layer and multiplies them with l; here they are of a whole pass, so that the head counts as well.
+Streams that do not overlap fully (`MachineRates.overlap` below 1) add that part of their sum. KV of a token pass has
+its average length, s + n/2. The paper leaves out what is added here: adapters of all rows of a block, products by
+measured tables instead of one rate, prompts in several passes, what each request takes of the disk.
 
 **Every amount is linear** in the six unknowns (`Outside`): shares of weights, activations and KV that lie on the host
 and on the disk; what is left is on the device. So the linear program and the prediction of a rounded policy are the
@@ -20,8 +21,6 @@ from weft_runner.offload.machine import MachineRates, product_s
 from weft_runner.offload.plan import PassTime
 from weft_runner.offload.policy import Formats, MemoryTier
 from weft_runner.offload.sizes import ALIGN, BOUNCE, BOUNCE_THREADS, SLACK_ROWS, ModelSizes
-
-SPARSE = 0.55  # of KV is read where attention is sparse: all keys, and the values of a tenth of them (section 5.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,11 @@ class Linear:
     def at(self, outside: Outside) -> float:
         """Its value."""
         return self.constant + sum(a * x for a, x in zip(self.of, astuple(outside), strict=True))
+
+    def plus(self, other: "Linear", times: float) -> "Linear":
+        """With so much of another one."""
+        of = tuple(a + times * b for a, b in zip(self.of, other.of, strict=True))
+        return Linear(self.constant + times * other.constant, of)
 
 
 def linear(constant: float = 0.0, **of: float) -> Linear:
@@ -147,7 +151,7 @@ STREAMS = ("disk_read", "to_device", "to_host", "disk_write", "compute")  # in t
 def prompt_streams(case: Case) -> tuple[Linear, ...]:
     """Seconds of each of STREAMS in one pass with prompts. A block has `passes` of them."""
     sizes, machine, block = case.sizes, case.machine, case.block / case.passes
-    weights, hidden = float(sizes.weights), block * case.work.prompt * sizes.hidden_row * sizes.layers
+    hidden = block * case.work.prompt * sizes.hidden_row * sizes.layers
     kv = block * (case.work.prompt + 1) * sizes.kv_token
     rows = block * case.work.prompt
     batches = -(-rows // case.tokens)  # each reads the adapters of its rows
@@ -160,26 +164,29 @@ def prompt_streams(case: Case) -> tuple[Linear, ...]:
     )
     chunks = -(-case.work.prompt // case.tokens)  # of a prompt: each reads what those before it wrote
     again = block * case.work.prompt * (chunks - 1) / 2 * sizes.kv_token
-    return _streams(machine, weights, read_kv=again, write_kv=kv, hidden=hidden, compute=linear(compute))
+    touched = _Requests(block * sizes.layers * (chunks - 1), block * sizes.layers * chunks, rows)
+    return _streams(case, read_kv=again, write_kv=kv, hidden=hidden, compute=compute, requests=touched)
 
 
 def token_streams(case: Case) -> tuple[Linear, ...]:
     """The same of a pass in which each sequence of the block gets a token, with KV of its average length."""
     sizes, machine, block = case.sizes, case.machine, case.block
     context = case.work.prompt + case.work.output / 2
-    kv = block * sizes.attended(context) * sizes.kv_token * (SPARSE if case.formats.sparse_attention else 1.0)
+    kv = block * sizes.attended(context) * sizes.kv_token
+    sparse = case.formats.sparse_attention and machine.sparse_attention
     delegated = case.formats.cpu_attention
     batches = -(-block // case.batch)
     compute = (
         _products_s(case, block, case.batch)
         + block * sizes.head_numbers * product_s(machine.products[case.formats.weights], case.batch) / case.batch
         + min(batches * min(case.adapters, case.batch), block) * sizes.adapter / machine.memory_read
-        + kv / machine.attention
+        + kv / (machine.sparse_attention if sparse else machine.attention)
     )
     more = kv / machine.host_attention - kv / machine.attention if delegated else 0.0
+    touched = _Requests(block * sizes.layers, block * sizes.layers, block)
     return _streams(
-        machine, float(sizes.weights), read_kv=kv, write_kv=block * case.work.page_tokens * sizes.kv_token,
-        hidden=block * sizes.hidden_row * sizes.layers, compute=linear(compute, kv_host=more, kv_disk=more),
+        case, read_kv=kv, write_kv=block * case.work.page_tokens * sizes.kv_token,
+        hidden=block * sizes.hidden_row * sizes.layers, compute=compute, requests=touched, more=more,
         delegated=delegated,
     )  # fmt: skip
 
@@ -190,19 +197,40 @@ def _products_s(case: Case, rows: float, batch: int) -> float:
     return rows / batch * case.sizes.layers * sum(case.sizes.numbers) * product_s(table, batch)
 
 
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """Of the disk, in a pass: for KV, if all of it lies there, and for rows of the embedding. A sequence's pages of a
+    layer are one.
+    """
+
+    reads: float
+    writes: float
+    embedding: float
+
+
 def _streams(
-    machine: MachineRates, weights: float, *, read_kv: float, write_kv: float, hidden: float, compute: Linear,
-    delegated: bool = False,
+    case: Case, *, read_kv: float, write_kv: float, hidden: float, compute: float, requests: _Requests,
+    more: float = 0.0, delegated: bool = False,
 ) -> tuple[Linear, ...]:  # fmt: skip
-    """Appendix A.3: dtoc, ctog, gtoc, ctod, comp. In one memory a byte comes from the disk to where it is used."""
+    """Appendix A.3: dtoc, ctog, gtoc, ctod, comp. In one memory a byte comes from the disk to where it is used.
+
+    Layers wait for the embedding's rows, which are read first. `more`: seconds of attention to all KV on the host.
+    """
+    machine, weights = case.machine, float(case.sizes.weights)
+    gathered = requests.embedding * machine.request_s if case.sizes.embedding_row else 0.0
     read = linear(
+        gathered,
         weights_disk=weights / machine.disk_read,
-        kv_disk=read_kv / machine.disk_read,
+        kv_disk=read_kv / machine.disk_read + requests.reads * machine.request_s,
         activations_disk=hidden / machine.disk_read,
     )
-    write = linear(kv_disk=write_kv / machine.disk_write, activations_disk=hidden / machine.disk_write)
+    write = linear(
+        kv_disk=write_kv / machine.disk_write + requests.writes * machine.request_s,
+        activations_disk=hidden / machine.disk_write,
+    )
+    computed = linear(compute + gathered, kv_host=more, kv_disk=more)
     if machine.one_memory:
-        return read, Linear(), Linear(), write, compute
+        return read, Linear(), Linear(), write, computed
     up, down = machine.to_device, machine.to_host
     transferred = 0.0 if delegated else read_kv
     to_device = linear(
@@ -213,13 +241,20 @@ def _streams(
         kv_host=write_kv / down, kv_disk=write_kv / down, activations_host=hidden / down,
         activations_disk=hidden / down,
     )  # fmt: skip
-    return read, to_device, to_host, write, compute
+    return read, to_device, to_host, write, computed
 
 
-def phase(streams: tuple[Linear, ...], outside: Outside, overlap: float, times: int = 1) -> PassTime:
+def longest(streams: tuple[Linear, ...], duplex: float) -> tuple[Linear, ...]:
+    """What one by one a pass is no shorter than: for the disk both of its streams."""
+    read, to_device, to_host, write, compute = streams
+    return read.plus(write, 1.0 - duplex), write.plus(read, 1.0 - duplex), to_device, to_host, compute
+
+
+def phase(case: Case, streams: tuple[Linear, ...], outside: Outside, times: int = 1) -> PassTime:
     """Of so many passes that are alike."""
     seconds = [times * stream.at(outside) for stream in streams]
-    return PassTime(*seconds, pass_s=overlap * max(seconds) + (1.0 - overlap) * sum(seconds))
+    most = max(times * stream.at(outside) for stream in longest(streams, case.machine.duplex))
+    return PassTime(*seconds, pass_s=case.overlap * most + (1.0 - case.overlap) * sum(seconds))
 
 
 # ---- memory

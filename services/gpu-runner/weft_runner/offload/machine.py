@@ -16,6 +16,7 @@ from weft_runner.errors import MachineInvalid
 Table = tuple[tuple[int, float], ...]  # (rows, seconds for each number of a matrix), rows ascending
 LEAST_RATE, MOST_RATE = 1e3, 1e16  # bytes or operations a second
 MOST_ENTRIES = 64
+LEAST_GAIN = 1.1  # of sparse attention, which is paid with accuracy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,9 @@ class MachineRates:
     """Rates in bytes a second, but `attention_flops_per_s`. `products`: by the format of the weights.
 
     `one_memory`: device and host are the same memory: nothing is copied between them, and all of it is the device.
-    `overlap`: the share of the shorter streams that runs beside the longest one; 1 is FlexGen's assumption.
+    `overlap`: the share of the shorter streams that runs beside the longest one; 1 is FlexGen's assumption. `duplex`:
+    the same of reading and writing a disk. `request_s`: that a request takes of the disk beside its bytes, where many
+    are under way. `sparse_attention`: of KV, by decode rows that attend to their best keys; 0: not measured.
     """
 
     disk_read: float
@@ -37,6 +40,14 @@ class MachineRates:
     products: Mapping[str, Table]
     one_memory: bool = True
     overlap: float = 1.0
+    duplex: float = 1.0
+    request_s: float = 0.0
+    sparse_attention: float = 0.0
+
+    @property
+    def sparse_pays(self) -> bool:
+        """Attention to the best keys is faster than to all, by more than measurements differ."""
+        return self.sparse_attention > LEAST_GAIN * self.attention
 
 
 RATES = (
@@ -59,8 +70,11 @@ def check_machine(machine: MachineRates) -> None:
         rate = getattr(machine, name)
         if not isinstance(rate, int | float) or not math.isfinite(rate) or not LEAST_RATE <= rate <= MOST_RATE:
             raise MachineInvalid(f"{name} is {rate!r}, not from {LEAST_RATE:g} to {MOST_RATE:g} a second")
-    if not 0.0 <= machine.overlap <= 1.0:
-        raise MachineInvalid(f"overlap is {machine.overlap!r}, not from 0 to 1")
+    for name in ("overlap", "duplex", "request_s"):
+        if not isinstance(share := getattr(machine, name), int | float) or not 0.0 <= share <= 1.0:
+            raise MachineInvalid(f"{name} is {share!r}, not from 0 to 1")
+    if machine.sparse_attention and not LEAST_RATE <= machine.sparse_attention <= MOST_RATE:
+        raise MachineInvalid(f"sparse_attention is {machine.sparse_attention!r}, not from {LEAST_RATE:g} a second")
     if not machine.products:
         raise MachineInvalid("products has no format of weights")
     for name, table in machine.products.items():

@@ -1,6 +1,6 @@
 """What one pass should take by the cost model, from what it had: rows come and go, so that few are full blocks. Pure.
 
-    T_pass = max(disk read, host to device, compute)      FlexGen, section 4.2, of what this pass moved and computed
+    T_pass = max(disk, host to device, compute)      FlexGen, section 4.2, of what this pass moved and computed
 
 Streams that do not overlap fully add that part of their sum, as in `costs`. KV of the pages that are on the disk is
 read and written there; the rest of it, and activations, are on the device.
@@ -19,7 +19,8 @@ class WeightPlacement:
     """How an executor has its weights: bytes that come from the disk and from the host in each pass, the rest stays.
 
     `head_bytes`: of those from the disk, what only a pass that samples reads. `batch_tokens`: of a device batch.
-    `buffers`: of the largest streamed layer; with one nothing is read meanwhile.
+    `buffers`: of the largest streamed layer; with one nothing is read meanwhile. `gathers`: rows of the embedding come
+    from the disk. `sparse`: attention is to the best keys.
     """
 
     weights: WeightsFormat
@@ -28,6 +29,8 @@ class WeightPlacement:
     head_bytes: int = 0
     batch_tokens: int = 256
     buffers: int = 2
+    gathers: bool = False
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class PassWork:
     """Of one pass: `tokens` rows, of which `sampled` go through the head.
 
     `keys`: tokens in KV that rows of one token attend to, summed. `pairs`: of queries and keys of all other rows.
-    `adapter_bytes`: of the distinct adapters of its rows. `kv_read_bytes`, `kv_written_bytes`: from and to the disk.
+    `adapter_bytes`: of the distinct adapters of its rows. `kv_read_bytes`, `kv_written_bytes`: from and to the disk, in
+    so many `kv_reads` and `kv_writes`.
     """
 
     tokens: int
@@ -45,6 +49,8 @@ class PassWork:
     adapter_bytes: int = 0
     kv_read_bytes: int = 0
     kv_written_bytes: int = 0
+    kv_reads: int = 0
+    kv_writes: int = 0
 
 
 def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, machine: MachineRates) -> PassTime:
@@ -56,14 +62,16 @@ def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, 
     compute = (
         sizes.layers * sum(sizes.numbers) * each
         + (sizes.head_numbers * product_s(table, work.sampled) if work.sampled else 0.0)
-        + work.keys * sizes.kv_token / machine.attention
+        + work.keys * sizes.kv_token / ((placement.sparse and machine.sparse_attention) or machine.attention)
         + work.pairs * 4 * sizes.q_size * sizes.layers / machine.attention_flops_per_s
         + batches * work.adapter_bytes / machine.memory_read
+        + (gathered := work.tokens * machine.request_s * placement.gathers)
     )
     disk_bytes = placement.disk_bytes - (0 if work.sampled else placement.head_bytes)
-    read = (disk_bytes + work.kv_read_bytes) / machine.disk_read
-    write = work.kv_written_bytes / machine.disk_write
+    read = (disk_bytes + work.kv_read_bytes) / machine.disk_read + work.kv_reads * machine.request_s + gathered
+    write = work.kv_written_bytes / machine.disk_write + work.kv_writes * machine.request_s
     copy = 0.0 if machine.one_memory else (disk_bytes + placement.host_bytes) / machine.to_device
     overlap = machine.overlap if placement.buffers > 1 else 0.0
-    streams = (read, copy, write, compute)
-    return PassTime(read, copy, 0.0, write, compute, overlap * max(streams) + (1.0 - overlap) * sum(streams))
+    disk = max(read, write) + (1.0 - machine.duplex) * min(read, write)
+    pass_s = overlap * max(disk, copy, compute) + (1.0 - overlap) * (read + copy + write + compute)
+    return PassTime(read, copy, 0.0, write, compute, pass_s)

@@ -275,15 +275,15 @@ def _with(usage: Usage, weights: int, ring: int = 0) -> Usage:
 
 def predict(case: Case, streams: tuple[tuple[Linear, ...], ...], outside: Outside) -> BlockTime:
     """FlexGen's T of a block, and tokens a second. `token_1_s`: of a request alone, whose stream of weights decides."""
-    tokens, overlap = case.work.output, case.overlap
-    prompt = phase(streams[0], outside, overlap, case.passes)
-    token = phase(streams[1], outside, overlap)
+    tokens = case.work.output
+    prompt = phase(case, streams[0], outside, case.passes)
+    token = phase(case, streams[1], outside)
     block_s = prompt.pass_s + (tokens - 1) * token.pass_s
     bound_s = max(prompt.disk_read_s + (tokens - 1) * token.disk_read_s,
                   prompt.compute_s + (tokens - 1) * token.compute_s)  # fmt: skip
     alone = replace(case, block=1, batch=1, passes=1)
     weights = Outside(outside.weights_host, outside.weights_disk)
-    token_1 = phase(token_streams(alone), weights, overlap)
+    token_1 = phase(alone, token_streams(alone), weights)
     return BlockTime(prompt, token, block_s, bound_s, case.block * tokens / block_s, token_1.pass_s)
 
 

@@ -58,6 +58,12 @@ class PolicySearch:
         return model_sizes(self.spec, self.formats, adapter_rank=self.work.adapter_rank, layers=self.layers)
 
     @property
+    def paying(self) -> "PolicySearch":
+        """Attention to the best keys alone only where that is faster."""
+        sparse = self.formats.sparse_attention and self.machine.sparse_pays
+        return replace(self, formats=replace(self.formats, sparse_attention=sparse))
+
+    @property
     def tiers(self) -> Budgets:
         """In one memory what the host may have is the device's."""
         own = self.budgets
@@ -69,6 +75,7 @@ class PolicySearch:
 def find_plan(request: PolicySearch, relax: Relax) -> OffloadPlan:
     """The plan with the most tokens a second. Raises NoPolicyFits, PolicyInvalid."""
     check_budgets(request.budgets)
+    request = request.paying
     bounds = [(found.block_s / case.block, case) for case in cases(request) if (found := _bound(request, case, relax))]
     best: tuple[float, Case, Rounded, float] | None = None
     for bound, case in sorted(
@@ -146,6 +153,7 @@ def pipeline_tokens_per_s(plans: Sequence[OffloadPlan], hosts: int) -> float:
 
 
 def _of_block(request: PolicySearch, block: int, relax: Relax) -> OffloadPlan:
+    request = request.paying
     best: tuple[Case, Rounded, float] | None = None
     for case in cases(request):
         if case.block != block or (bound := _bound(request, case, relax)) is None:

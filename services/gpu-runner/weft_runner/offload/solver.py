@@ -8,7 +8,7 @@ T / bls (FlexGen, equation 1). Constraints: the bytes of each tier, and shares t
 import numpy as np
 from scipy.optimize import linprog
 
-from weft_runner.offload.costs import UNKNOWNS, Case, Linear, memory, prompt_streams, token_streams
+from weft_runner.offload.costs import UNKNOWNS, Case, Linear, longest, memory, prompt_streams, token_streams
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.rounding import Supports
 from weft_runner.offload.search import Relaxed
@@ -30,6 +30,7 @@ def relax(case: Case, budgets: Budgets, supports: Supports) -> Relaxed | None:
         for stream in streams:
             goal[:N] += (1.0 - overlap) * times * np.array(stream.of)
             constant += (1.0 - overlap) * times * stream.constant
+        for stream in longest(streams, case.machine.duplex):
             rows.append(_row(stream, auxiliary=i))
             limits.append(-stream.constant)
     for tier, parts in memory(case).items():

@@ -15,12 +15,14 @@ from .test_search import MACHINE, MIB, ON_DEVICE, request
 
 @pytest.mark.parametrize("overlap", [1.0, 0.5])
 def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followed(overlap: float) -> None:
-    asked = request(replace(MACHINE, overlap=overlap), budget=Budgets(30 * MIB), supports=ON_DEVICE)
+    machine = replace(MACHINE, overlap=overlap, request_s=1e-5, duplex=0.5)
+    asked = request(machine, budget=Budgets(30 * MIB), supports=ON_DEVICE)
     plan = find_plan(asked, relax)
     block, work, sizes = plan.policy.block, asked.work, asked.sizes
     placement = WeightPlacement(
-        "bf16", round(plan.policy.weights.disk * sizes.weights), batch_tokens=plan.batch_tokens, buffers=plan.buffers
-    )
+        "bf16", round(plan.policy.weights.disk * sizes.weights), batch_tokens=plan.batch_tokens, buffers=plan.buffers,
+        gathers=True,
+    )  # fmt: skip
     accuracy = Accuracy(placement, sizes, asked.machine)
     token = PassWork(block, block, block * (work.prompt + work.output // 2), adapter_bytes=block * sizes.adapter)
     assert accuracy.predict_s(token) == pytest.approx(plan.predicted.token.pass_s, rel=0.02)

@@ -51,10 +51,12 @@ budgets = st.builds(
     st.integers(0, 90),
 )
 machines = st.builds(
-    lambda read, copy, overlap, one: replace(
-        MACHINE, disk_read=read * 1e7, to_device=copy * 1e8, to_host=copy * 9e7, overlap=overlap, one_memory=one
+    lambda read, copy, overlap, duplex, one: replace(
+        MACHINE, disk_read=read * 1e7, to_device=copy * 1e8, to_host=copy * 9e7, overlap=overlap, duplex=duplex,
+        request_s=1e-5, one_memory=one,
     ),
-    st.integers(1, 400), st.integers(1, 200), st.sampled_from([1.0, 0.9, 0.5]), st.booleans(),
+    st.integers(1, 400), st.integers(1, 200), st.sampled_from([1.0, 0.9, 0.5]), st.sampled_from([1.0, 0.2]),
+    st.booleans(),
 )  # fmt: skip
 few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -138,8 +140,8 @@ def test_no_policy_of_a_grid_is_faster_than_its_linear_program(machine: MachineR
             sum(part.at(outside) for part in parts[tier].values()) <= asked.tiers.of(tier) for tier in MemoryTier
         )
         if fits:
-            prompts = phase(prompt, outside, machine.overlap, case.passes).pass_s
-            best = min(best, prompts + 15 * phase(token, outside, machine.overlap).pass_s)
+            prompts = phase(case, prompt, outside, case.passes).pass_s
+            best = min(best, prompts + 15 * phase(case, token, outside).pass_s)
     assert bound is not None or best == math.inf
     if bound is not None:
         assert bound.block_s <= best * (1 + 1e-6)
@@ -187,6 +189,30 @@ def test_int4_weights_that_fit_are_faster_than_bf16_that_do_not() -> None:
     asked = request(budget=Budgets(35 * MIB))
     small = find_plan(replace(asked, formats=Formats("int4")), relax)
     assert small.predicted.tokens_per_s > 2 * find_plan(asked, relax).predicted.tokens_per_s
+
+
+@pytest.mark.parametrize(("times", "off"), [(0.0, True), (1.2, True), (0.5, False)])
+def test_sparse_attention_is_off_where_it_takes_longer_as_measured(times: float, *, off: bool) -> None:
+    """`times`: as long as attention to all keys; 0: not measured."""
+    rate = MACHINE.attention / times if times else 0.0
+    asked = request(replace(MACHINE, disk_read=1e11, sparse_attention=rate), budget=Budgets(60 * MIB))
+    dense, sparse = (find_plan(replace(asked, formats=Formats(sparse_attention=on)), relax) for on in (False, True))
+    assert sparse.formats.sparse_attention is not off
+    assert (sparse == dense) is off
+    assert sparse.predicted.tokens_per_s >= dense.predicted.tokens_per_s
+
+
+def test_kv_on_the_disk_takes_its_requests_and_what_is_written_keeps_from_reading() -> None:
+    asked = request(replace(MACHINE, request_s=1e-3, duplex=0.25))
+    case = Case(asked.sizes, asked.machine, asked.formats, asked.work, 4, 4)
+    streams, outside = token_streams(case), Outside(kv_disk=1.0)
+    token, plain = phase(case, streams, outside), phase(replace(case, machine=MACHINE), streams, outside)
+    requests = 4 * asked.sizes.layers  # a sequence's pages of a layer are one
+    assert token.disk_write_s == pytest.approx(4 * 16 * asked.sizes.kv_token / MACHINE.disk_write + requests * 1e-3)
+    assert token.disk_read_s == pytest.approx(4 * 72 * asked.sizes.kv_token / MACHINE.disk_read + (requests + 4) * 1e-3)
+    disk = sorted((token.disk_read_s, token.disk_write_s))
+    assert plain.pass_s == pytest.approx(disk[1])
+    assert token.pass_s == pytest.approx(disk[1] + 0.75 * disk[0])
 
 
 def test_one_request_alone_is_bound_by_the_bytes_that_are_not_resident() -> None:

@@ -1,10 +1,10 @@
-"""How fast native steps attend with a model's heads: rows of one token over KV in memory, and prompts.
+"""How fast native steps attend with a model's heads: rows of one token over KV in memory, to all keys and to the best
+ones, and prompts.
 
 Steps of a model whose matrices are hardly there (64 hidden numbers), so that attention is what they take. KV is that of
 all layers, more than caches hold. What the same rows take without a context is subtracted.
 """
 
-import ctypes
 import time
 from collections.abc import Callable
 
@@ -22,6 +22,7 @@ HIDDEN = 64  # numbers of a row between layers, and inner ones
 KV_BYTES = 96 << 20
 CONTEXT, MOST_ROWS, PAGE_TOKENS = 512, 32, 16
 PROMPT_LAYERS = 2
+BEST = 0.1  # of the keys, of sparse attention
 REPEATS = 3
 
 Clock = Callable[[], float]
@@ -29,19 +30,25 @@ Clock = Callable[[], float]
 
 def attention_rates(
     library: Library, pool: ThreadPool, spec: ModelSpec, kv: KvFormat, clock: Clock = time.perf_counter
-) -> tuple[float, float]:
-    """(bytes of KV a second by rows of one token, operations a second by prompts); 0 where steps are too short."""
+) -> tuple[float, float, float]:
+    """(bytes of KV a second by rows of one token that attend to all keys, and to the best ones, operations a second by
+    prompts); 0 where steps are too short.
+    """
     context = min(CONTEXT, spec.max_positions) // PAGE_TOKENS * PAGE_TOKENS
     if not context:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     token = spec.layers * kv_token_bytes(spec, kv, int4=kv == "int4")
     rows = min(MOST_ROWS, max(1, KV_BYTES // (context * token)))
     bench = _Attention(library, pool, spec, kv, rows * context // PAGE_TOKENS, clock)
-    decode_s = bench.decode_s(rows, context) - bench.decode_s(rows, 1)
+    decode_s, sparse_s = bench.decode_s(rows, context) - (alone_s := bench.decode_s(rows, 1)), 0.0
+    bench.attend_to(BEST, context)
+    sparse_s = bench.decode_s(rows, context) - alone_s
+    bench.attend_to(0.0, context)
     prompt_s = bench.prompt_s(context)
     flops = 2 * context * context * spec.q_size * min(PROMPT_LAYERS, spec.layers)
     return (
         rows * context * token / decode_s if decode_s > 0.0 else 0.0,
+        rows * context * token / sparse_s if sparse_s > 0.0 else 0.0,
         flops / prompt_s if prompt_s > 0.0 else 0.0,
     )
 
@@ -67,7 +74,8 @@ class _Attention:
         for one, window in zip(layers, spec.windows, strict=True):
             one.window = window
         self._kv = MappedMemory(pages * PAGE_TOKENS * spec.layers * kv_token_bytes(spec, kv, int4=kv == "int4"))
-        ctypes.memset(self._kv.address, 0x3C, self._kv.n_bytes)  # small numbers
+        numbers = self._kv.array().view(np.uint16)  # small ones, and not alike: of keys with one score all are the best
+        numbers[:] = np.random.default_rng(0).integers(0x3C00, 0x3C80, len(numbers), np.uint16)
         self._pages = pages
         embedding = np.full((1, HIDDEN), 0x3F80, np.uint16)  # of ones, in bf16
         self._kept += [layers, layer]
@@ -84,6 +92,12 @@ class _Attention:
         of_row = self._pages // rows
         made = [(i, i + 1, context - 1, i * of_row) for i in range(rows)]
         return self._step_s(rows, made, self._spec.layers)
+
+    def attend_to(self, share: float, tokens: int) -> None:
+        """The best keys of so many tokens; 0: all."""
+        self._model.top_share, self._model.score_positions = share, -(-tokens // 64) * 64
+        self._scores = MappedMemory(4 * 16 * self._pool.threads * self._model.score_positions)
+        self._model.scores = self._scores.address
 
     def prompt_s(self, tokens: int) -> float:
         """Of a prompt in some of the layers."""

@@ -18,7 +18,7 @@ from weft_runner.errors import MachineInvalid
 from weft_runner.offload.machine import MachineRates, machine_json, machine_of
 from weft_runner.offload.policy import Formats
 
-FORMAT = 1
+FORMAT = 2
 CPUINFO = Path("/proc/cpuinfo")
 MOST_BYTES = 1 << 20
 

@@ -3,19 +3,22 @@
 The disk is read and written past the page cache, in the blocks and by the threads of the weight stream, into as much
 memory as a ring. Products are those of the native library on packed matrices of the model's largest shape, more of them
 than caches hold; attention is that of native steps with the model's heads (`attention_rates`). `overlap` is what is
-left of products and reads when both run. Every part ends within its seconds, on any machine. Torch is not needed.
+left of products and reads when both run, `duplex` of reads and writes: medians of rounds in which each runs alone, then
+both, so that a machine that is slower for a while is so in all three. Every part ends within its seconds, on any
+machine. Torch is not needed.
 """
 
 import ctypes
-import math
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Protocol
 
 import numpy as np
 
@@ -27,7 +30,7 @@ from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, Matrix
 from weft_runner.errors import DiskUnusable
 from weft_runner.model.cpu.attention_rates import attention_rates
-from weft_runner.model.cpu.direct_io import BLOCK, DirectFile
+from weft_runner.model.cpu.direct_io import BLOCK, DirectFile, IoQueue
 from weft_runner.model.cpu.weight_stream import THREADS
 from weft_runner.offload.machine import MachineRates, Table, check_machine, rising
 from weft_runner.offload.policy import Formats, KvFormat, WeightsFormat
@@ -39,8 +42,10 @@ DISK_BYTES = 256 << 20
 MEMORY_BYTES = 128 << 20  # that reads go to: a small buffer, which stays in the cache, makes a virtual disk look faster
 WEIGHT_BYTES = 512 << 20  # of packed matrices, at most: a model that a cache holds is read from there, as it is later
 REPEATS = 3
-DISK_S, PRODUCTS_S, OVERLAP_S = 2.0, 4.0, 0.5  # each sweep over the disk; a format's products; both at a time
+DISK_S, PRODUCTS_S, SLICE_S = 2.0, 3.0, 0.1  # each sweep over the disk; a format's products; of a round
+ROUNDS = 5
 OVERLAP_ROWS = 32
+REQUESTS, REQUEST_BYTES = 1024, 32 << 10  # of scattered reads, then of writes
 
 Clock = Callable[[], float]
 
@@ -58,9 +63,10 @@ def measure_rates(
         n_bytes, write = disk_write(path, clock)
         read = disk_read(path, n_bytes, clock)
         memory = library.read_bandwidth(pool, MEMORY_BYTES, REPEATS)
-        attention, flops = attention_rates(library, pool, spec, kv, clock)
+        attention, sparse, flops = attention_rates(library, pool, spec, kv, clock)
         benches = {name: _Products(library, pool, spec, name, most_bytes, clock) for name in formats}
         products = {name: bench.table() for name, bench in benches.items()}
+        reading = _Stream(path, n_bytes, os.O_RDONLY, _written(MEMORY_BYTES))
         rates = MachineRates(
             disk_read=read,
             disk_write=write,
@@ -71,7 +77,10 @@ def measure_rates(
             host_attention=attention or memory,
             attention_flops_per_s=flops or library.peak(pool, 1 << 18),
             products=products,
-            overlap=_overlap(path, n_bytes, benches[formats[0]], clock),
+            overlap=_beside(reading, _Computing(benches[formats[0]]), clock),
+            duplex=_beside(reading, _Stream(path, n_bytes, os.O_RDWR, reading.memory), clock),
+            request_s=_request_s(path, n_bytes, (read, write), clock),
+            sparse_attention=sparse,
         )
     check_machine(rates)
     return rates
@@ -104,21 +113,19 @@ def disk_write(path: Path, clock: Clock = time.perf_counter, n_bytes: int = DISK
 
 
 def disk_read(path: Path, n_bytes: int, clock: Clock = time.perf_counter) -> float:
-    """Bytes a second, the best of a few sweeps over the file."""
-    rate, until = 0.0, clock() + DISK_S
+    """Bytes a second, the median of a few sweeps over the file."""
+    rates, until = list[float](), clock() + DISK_S
     for _ in range(REPEATS):
         blocks, seconds = _sweep(path, os.O_RDONLY, n_bytes // BLOCK, clock)
-        rate = max(rate, blocks * BLOCK / seconds)
+        rates.append(blocks * BLOCK / seconds)
         if clock() >= until:
             break
-    return rate
+    return median(rates)
 
 
 def _sweep(path: Path, flags: int, n_blocks: int, clock: Clock) -> tuple[int, float]:
     """(blocks, seconds): in order, by the threads in turns, each at least one block, until DISK_S are over."""
-    memory = MappedMemory(MEMORY_BYTES)
-    ctypes.memset(memory.address, 1, MEMORY_BYTES)
-    file, began = DirectFile(path, flags), clock()
+    memory, file, began = _written(MEMORY_BYTES), DirectFile(path, flags), clock()
     call = file.read if flags == os.O_RDONLY else file.write
 
     def share(thread: int) -> int:
@@ -138,54 +145,108 @@ def _sweep(path: Path, flags: int, n_blocks: int, clock: Clock) -> tuple[int, fl
     return least * THREADS, clock() - began
 
 
-def _overlap(path: Path, n_bytes: int, products: "_Products", clock: Clock) -> float:
-    """The share of the shorter stream that runs beside the longer one, from both in one time and each alone.
+def _request_s(path: Path, n_bytes: int, rates: tuple[float, float], clock: Clock) -> float:
+    """That a small request takes beside its bytes, of many that are under way: the mean of reads and writes."""
+    count = min(REQUESTS, n_bytes // REQUEST_BYTES)
+    memory, queue, file = _written(count * REQUEST_BYTES), IoQueue(), DirectFile(path, os.O_RDWR)
+    places = np.random.default_rng(0).permutation(n_bytes // REQUEST_BYTES)[:count]
+    at = memory.address + REQUEST_BYTES * np.arange(count)
+    requests = np.stack([at, np.full(count, REQUEST_BYTES), REQUEST_BYTES * places], axis=1)
+    try:
+        taken = [
+            median_s(lambda call=call: call(file, requests), clock) / count - REQUEST_BYTES / rate
+            for call, rate in zip((queue.read, queue.write), rates, strict=True)
+        ]
+    finally:
+        queue.close()
+        file.close()
+    return min(1.0, sum(max(0.0, one) for one in taken) / len(taken))
 
-    Of a and b, the rates beside each other over those alone: in time 1 there was a of one stream and b of the other,
-    which takes overlap x max(a, b) + (1 - overlap) (a + b).
-    """
-    reading, done = threading.Event(), list[int]()
 
-    def read() -> None:
-        memory, file = MappedMemory(MEMORY_BYTES), DirectFile(path)
+def _written(n_bytes: int) -> MappedMemory:
+    """Memory that the system has given already."""
+    memory = MappedMemory(n_bytes)
+    ctypes.memset(memory.address, 1, n_bytes)
+    return memory
+
+
+class _Work(Protocol):
+    """What runs alone and beside another one."""
+
+    def run(self, until: Callable[[], bool]) -> int:
+        """How much was done until then. Raises DiskUnusable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Blocks of a file, read or written as weights are."""
+
+    path: Path
+    n_bytes: int
+    flags: int
+    memory: MappedMemory
+
+    def run(self, until: Callable[[], bool]) -> int:
+        file, n_blocks, memory = DirectFile(self.path, self.flags), self.n_bytes // BLOCK, self.memory
+        call = file.read if self.flags == os.O_RDONLY else file.write
+
+        def share(thread: int) -> int:
+            done = 0
+            while not until():
+                block = (done * THREADS + thread) % n_blocks
+                call(memory.address + block * BLOCK % memory.n_bytes, BLOCK, block * BLOCK)
+                done += 1
+            return done
+
         try:
-            for block in _rounds(n_bytes // BLOCK):
-                file.read(memory.address + block * BLOCK % MEMORY_BYTES, BLOCK, block % (n_bytes // BLOCK) * BLOCK)
-                done.append(block)
-                if not reading.is_set():
-                    return
+            with ThreadPoolExecutor(THREADS) as several:
+                return sum(several.map(share, range(THREADS)))
         finally:
             file.close()
 
-    def rates(*, reads: bool, computes: bool) -> tuple[float, float]:
-        done.clear()
-        reading.set()
-        began, count = clock(), 0
-        with ThreadPoolExecutor(THREADS) as several:
-            under_way = [several.submit(read) for _ in range(THREADS * reads)]
-            while clock() - began < OVERLAP_S:
-                if computes:
-                    products.multiply(OVERLAP_ROWS, matrices=1)
-                    count += 1
-                else:
-                    time.sleep(OVERLAP_S / 100)
-            seconds, blocks = clock() - began, len(done)
-            reading.clear()
-            for one in under_way:
-                one.result()
-        return count / seconds, blocks / seconds
 
-    alone_c, alone_r = rates(reads=False, computes=True)[0], rates(reads=True, computes=False)[1]
-    beside_c, beside_r = rates(reads=True, computes=True)
-    if not (alone_c and alone_r and beside_c and beside_r):
-        return 1.0
-    a, b = min(1.0, beside_c / alone_c), min(1.0, beside_r / alone_r)
-    return min(1.0, max(0.0, (a + b - 1.0) / min(a, b)))
+@dataclass(frozen=True, slots=True)
+class _Computing:
+    """Products of a batch, matrix by matrix."""
+
+    products: "_Products"
+
+    def run(self, until: Callable[[], bool]) -> int:
+        done = 0
+        while not until():
+            self.products.multiply_next(OVERLAP_ROWS)
+            done += 1
+        return done
 
 
-def _rounds(count: int) -> Iterator[int]:
-    while True:
-        yield from range(count)
+def _beside(one: _Work, other: _Work, clock: Clock) -> float:
+    """The share of the shorter of two that runs beside the longer one: the median of rounds.
+
+    Of a and b, the rates beside each other over those alone: in time 1 there was a of one and b of the other, which
+    takes share x max(a, b) + (1 - share) (a + b).
+    """
+    found = list[float]()
+    for _ in range(ROUNDS):
+        alone = [_rates([work], clock)[0] for work in (one, other)]
+        beside = _rates([one, other], clock)
+        if not all((*alone, *beside)):
+            continue
+        a, b = (min(1.0, rate / most) for rate, most in zip(beside, alone, strict=True))
+        found.append(min(1.0, max(0.0, (a + b - 1.0) / min(a, b))))
+    return median(found) if found else 1.0
+
+
+def _rates(works: Sequence[_Work], clock: Clock) -> list[float]:
+    """How much of each is done a second, all at a time."""
+    began = clock()
+
+    def run(work: _Work) -> float:
+        done = work.run(lambda: clock() - began > SLICE_S)
+        return done / (clock() - began)
+
+    with ThreadPoolExecutor(len(works)) as several:
+        return list(several.map(run, works))
 
 
 # ---- memory and products
@@ -196,7 +257,7 @@ def _copy_rate(library: Library, pool: ThreadPool, clock: Clock) -> float:
     memory = MappedMemory(2 * pieces * each)
     ctypes.memset(memory.address, 1, memory.n_bytes)
     places = [memory.address + i * each for i in range(2 * pieces)]
-    return pieces * each / best_s(lambda: library.copy(pool, places[:pieces], places[pieces:], each), clock)
+    return pieces * each / median_s(lambda: library.copy(pool, places[:pieces], places[pieces:], each), clock)
 
 
 class _Products:
@@ -206,7 +267,7 @@ class _Products:
         self, library: Library, pool: ThreadPool, spec: ModelSpec, weights: WeightsFormat, most_bytes: int, clock: Clock
     ) -> None:
         kind, whole = KINDS[weights], min(model_sizes(spec, Formats(weights)).weights, most_bytes, WEIGHT_BYTES)
-        self._library, self._pool, self._clock = library, pool, clock
+        self._library, self._pool, self._clock, self._next = library, pool, clock, 0
         n_out, n_in = max(stacked_shapes(spec), key=lambda shape: shape[0] * shape[1])
         n_out = min(n_out, max(16, (64 << 20) // (4 * n_in) // 64 * 64))  # the numbers to pack take at most 64 MiB
         generator = np.random.default_rng(0)
@@ -231,22 +292,28 @@ class _Products:
         for matrix in self._matrices[:matrices]:
             self._library.matmul(self._pool, matrix, self._x.ctypes.data, self._x_kind, rows, self._y.ctypes.data)
 
+    def multiply_next(self, rows: int) -> None:
+        """With one of the matrices: each time the one after the last."""
+        self._next = (self._next + 1) % len(self._matrices)
+        matrix = self._matrices[self._next]
+        self._library.matmul(self._pool, matrix, self._x.ctypes.data, self._x_kind, rows, self._y.ctypes.data)
+
     def table(self) -> Table:
         """Seconds for each number of a matrix by rows: as many entries as there is time for, two at least."""
         numbers, found = len(self._matrices) * self._numbers, dict[int, float]()
         until = self._clock() + PRODUCTS_S
         for rows in ROWS:
-            found[rows] = best_s(lambda rows=rows: self.multiply(rows), self._clock) / numbers
+            found[rows] = median_s(lambda rows=rows: self.multiply(rows), self._clock) / numbers
             if len(found) > 1 and self._clock() + 2 * REPEATS * numbers * found[rows] > until:
                 break
         return rising(found)
 
 
-def best_s(call: Callable[[], None], clock: Clock) -> float:
-    """The least time of a few calls."""
-    best = math.inf
+def median_s(call: Callable[[], None], clock: Clock) -> float:
+    """The median time of a few calls: the least one is what a machine with others on it does not keep up."""
+    taken = list[float]()
     for _ in range(REPEATS):
         began = clock()
         call()
-        best = min(best, clock() - began)
-    return best
+        taken.append(clock() - began)
+    return median(taken)

@@ -266,6 +266,8 @@ class OffloadExecutor(CpuExecutor):
             pass_work(step, self._sizes, self.adapters),
             kv_read_bytes=self.page_bytes * sum(len(pages.reads) for pages in found),
             kv_written_bytes=self.page_bytes * sum(len(pages.writes) for pages in found),
+            kv_reads=self.spec.layers * sum(len(pages.loads) for pages in found),
+            kv_writes=self.spec.layers * sum(len(pages.stores) for pages in found),
         )
 
     # ---- a step
@@ -313,6 +315,8 @@ class OffloadExecutor(CpuExecutor):
             head_bytes=sum(streamed[self.spec.layers :]),
             batch_tokens=budget.micro_batch,
             buffers=2 if self.residency.ring_bytes >= min(2 * max(streamed), sum(streamed)) else 1,
+            gathers=self._part.begins and not self.residency.embedding,
+            sparse=self._top_share > 0.0,
         )
         return Accuracy(placement, self._sizes, budget.machine)
 

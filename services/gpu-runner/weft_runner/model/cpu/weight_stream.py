@@ -16,7 +16,7 @@ from weft_runner.errors import DiskUnusable, ExecutorLost
 from weft_runner.model.cpu.direct_io import BLOCK, DirectFile
 from weft_runner.offload.residency import Ring
 
-THREADS = 2  # so that one reads while the other gets its next block
+THREADS = 4  # so that the disk has reads under way while threads wait for a processor
 
 
 @dataclass(frozen=True, slots=True)
