@@ -28,13 +28,16 @@ LONG = (
     "integration/operator/test_stack.py",
     "e2e/test_faults.py",
     "e2e/test_spread_runners.py",
-    "e2e/test_batches.py",
     "e2e/test_split_models.py",
     "e2e/test_phases.py",
+    "e2e/test_batches.py",
+    "e2e/test_offload.py",
     "e2e/test_lifecycle.py",
+    "e2e/test_lying_runners.py",
     "e2e/test_autoscaling.py",
-    "e2e/test_demo.py",
     "e2e/test_bad_input.py",
+    "e2e/test_choices_and_likelihoods.py",
+    "e2e/test_many_adapters.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(LONG)}
 
