@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("harness")  # its assertions show what they compared
 
 from harness import order, progress  # noqa: E402
+from weft.process import uncollected_imports  # noqa: E402
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 
@@ -30,6 +31,13 @@ settings.load_profile("weft")
 
 def pytest_configure(config: pytest.Config) -> None:
     progress.register(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests and what they import are no garbage: the collector would visit them in every test."""
+    with uncollected_imports():
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)
