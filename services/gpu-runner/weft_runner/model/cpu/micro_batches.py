@@ -40,6 +40,7 @@ def cut(arrays: StepArrays, most: int, on_disk: Marks | None = None, most_pages:
     """In order, each of at most `most` tokens; but for the last, of so many, where no pages are on a disk.
 
     `on_disk`: which of `arrays.pages` are; the rows of a part have `most_pages` of those, at most, and no row has more.
+    A row with such pages is cut only where it is larger than a part.
     """
     edges = range(0, len(arrays.tokens), most) if on_disk is None else _edges(arrays, most, on_disk, most_pages)
     return [_part(arrays, start, end) for start, end in pairwise([*edges, len(arrays.tokens)])]
@@ -53,7 +54,8 @@ def _edges(arrays: StepArrays, most: int, on_disk: Marks, most_pages: int) -> It
     for (row_start, row_end, _, first), last in zip(arrays.rows, ends, strict=True):
         own = {*arrays.pages[first:last][on_disk[first:last]].tolist()}
         assert len(own) <= most_pages, (own, most_pages)
-        if row_start > start and len(held | own) > most_pages:
+        cut_short = bool(own) and row_end - start > most  # its later part would wait for the earlier one's pages
+        if row_start > start and (len(held | own) > most_pages or cut_short):
             start, held = int(row_start), set[int]()
             yield start
         held |= own
