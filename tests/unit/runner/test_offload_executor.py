@@ -177,6 +177,7 @@ def same(one: CpuExecutor, other: CpuExecutor, turns: list[Turn]) -> None:
 
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
+DISK_PARTS = ((16, 40, 240), (7, 0, 201), (240, 59, 0), (20, 20, 200), (3, 55, 240))  # tokens, pages, tokens
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4", "int4+int4+top"])
@@ -187,8 +188,9 @@ def test_its_bits_are_those_of_the_executor_in_memory(
     files = files_of(model)
     expected = with_adapters(in_memory(files, dtype))
     for share in SHARES:
-        for micro_batch, disk_pages in ((16, 40), (7, 0), (512, 59), (512, 20), (3, 55)):
-            limits = budget(tmp_path, share=share, micro_batch=micro_batch, kv_disk_pages=disk_pages)
+        for micro_batch, disk_pages, disk_tokens in DISK_PARTS:
+            parts = {"kv_disk_pages": disk_pages, "activation_disk_tokens": disk_tokens, "max_tokens": 240}
+            limits = budget(tmp_path, share=share, micro_batch=micro_batch, **parts)
             made.append(with_adapters(offloaded(files, limits, dtype, threads=2)))
             assert made[-1].numerics_class == expected.numerics_class
             assert made[-1].placement.disk_bytes <= limits.disk_bytes
@@ -199,6 +201,7 @@ def test_its_bits_are_those_of_the_executor_in_memory(
         same(executor, expected, script(seed))
 
     holds()
+    assert any(executor.figures.activations.read_bytes for executor in made)
     assert [executor.residency.share for executor in made[::5]] == sorted({e.residency.share for e in made})
 
 
@@ -216,15 +219,22 @@ def test_weights_that_do_not_stay_are_read_once_a_pass_and_ahead_of_it(
     assert executor.figures.stream.read_bytes <= 3 * executor.residency.streamed_bytes + ahead
 
 
-@pytest.mark.parametrize("disk_pages", [0, 63])
+ON_DISK = {
+    "memory": {}, "kv": {"kv_disk_pages": 63}, "activations": {"activation_disk_tokens": 100, "max_tokens": 100},
+    "both": {"kv_disk_pages": 63, "activation_disk_tokens": 60, "max_tokens": 100},
+}  # fmt: skip
+on_disk = pytest.mark.parametrize("disk", ON_DISK.values(), ids=ON_DISK.keys())
+
+
+@on_disk
 def test_layers_are_read_in_the_order_of_their_requests(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk_pages: int
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk: dict[str, int]
 ) -> None:
     """Half a pass, the same half again, the other one, a whole pass; hidden rows by the caller."""
     files = files_of()
-    executor, expected = offloaded(files, budget(tmp_path, share=0.25, kv_disk_pages=disk_pages)), in_memory(files)
+    executor, expected = offloaded(files, budget(tmp_path, share=0.25, micro_batch=9, **disk)), in_memory(files)
     made.append(executor)
-    step = make_step([([5, 6, 7], 0, [0], None), ([8], 0, [1], None)])
+    step = make_step([([5, 6, 7] * 13, 0, [0, 2, 3], None), ([8] * 50, 0, [1, 4, 5, 6], None)])
     found = [[one.run(step, last=2) for _ in range(2)] for one in (executor, expected)]
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert torch.equal(*(one.run(step, first=2, hidden=found[0][0]).clone() for one in (executor, expected)))
@@ -250,24 +260,26 @@ def test_a_step_that_advances_has_the_bits_of_one_made_anew(
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("disk_pages", [0, 63])
+@on_disk
 def test_a_layer_is_done_for_those_who_wait_after_its_last_micro_batch(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk_pages: int
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk: dict[str, int]
 ) -> None:
-    executor = offloaded(files_of(), budget(tmp_path, share=0.25, micro_batch=2, kv_disk_pages=disk_pages))
+    executor = offloaded(files_of(), budget(tmp_path, share=0.25, micro_batch=2, **disk))
     made.append(executor)
     called: list[int] = []
-    executor.run(make_step([([1] * 7, 0, [0], None)]), layer_done=called.append)
+    executor.run(make_step([([1] * 70, 0, [0, 1, 2, 3, 4], None)]), layer_done=called.append)
     assert called == list(range(5))
     assert executor.layer_counter.count == 5
 
 
+@pytest.mark.parametrize("disk_tokens", [0, 240])
 def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], disk_tokens: int
 ) -> None:
     """Its caller fails between two layers; what its next pass reads and writes is whole."""
     files = files_of()
-    executor = offloaded(files, budget(tmp_path, share=0.25, micro_batch=8, kv_disk_pages=PAGES))
+    parts = {"kv_disk_pages": PAGES, "activation_disk_tokens": disk_tokens, "max_tokens": 240}
+    executor = offloaded(files, budget(tmp_path, share=0.25, micro_batch=8, **parts))
     made.append(executor)
 
     def fails(layer: int) -> None:
@@ -285,7 +297,7 @@ def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
     files = files_of()
     spec, expected = read_spec(files["config.json"]), with_adapters(in_memory(files))
     for stage in range(2):
-        limits = budget(tmp_path, share=0.4 * stage, micro_batch=5)
+        limits = budget(tmp_path, share=0.4 * stage, micro_batch=5, max_tokens=240, activation_disk_tokens=240)
         made.append(offloaded(files, limits, part=stage_of(spec, stage, 2)))
         for slot, ranks in enumerate(RANKS):
             tensors = adapter_tensors(spec, slot, ranks)
@@ -388,8 +400,8 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
 def test_a_plan_says_which_weights_and_how_much_kv_stay(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
 ) -> None:
-    """Of each layer the o and the down matrix, of KV 40 pages; a plan of another model, activations on the disk or
-    other numbers: refused.
+    """Of each layer the o and the down matrix, of KV 40 pages, no activations; a plan of another model or of other
+    numbers: refused.
     """
     files = files_of()
     base, path = ModelSource(read_spec(files["config.json"]), files, 1), tmp_path / "plan.json"
@@ -397,8 +409,9 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(
     device, disk = MemoryTier.DEVICE, MemoryTier.DISK
     usage = {**PLAN.usage, disk: Usage(kv=24 * 20 << 10)}
     plan = replace(
-        PLAN, tiers=WeightTiers(((disk, device, disk, device),) * 5, disk), batch_tokens=9, kv_device=2, usage=usage
-    )
+        PLAN, tiers=WeightTiers(((disk, device, disk, device),) * 5, disk), batch_tokens=9, kv_device=2, usage=usage,
+        activations=disk, policy=replace(PLAN.policy, activations=Shares(0.0, 0.0, 1.0)),
+    )  # fmt: skip
     path.write_text(json.dumps(plan_json(plan)))
     executor = make_executor(parse_settings(flags), base)
     assert isinstance(executor, OffloadExecutor)
@@ -406,11 +419,11 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(
     assert {*executor.residency.resident[:5]} == {(False, True, False, True)}
     assert {*executor.residency.resident[5:]} == {(False,)}
     assert (executor.placement.kv.disk_pages, executor.placement.kv.batch_pages) == (24, 16)
+    assert executor.placement.activations.disk_rows == 64
     assert executor.figures.planned_pass_s == plan.predicted.token.pass_s
     same(executor, in_memory(files), script(4))
     for wrong in (
         replace(plan, tiers=replace(plan.tiers, layers=plan.tiers.layers * 2)),
-        replace(plan, activations=disk),
         replace(plan, formats=Formats("int4")),
         replace(plan, formats=Formats(kv="int4")),
     ):
@@ -593,7 +606,7 @@ def test_a_disk_that_is_too_small_for_kv_is_named(
     made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".lock", ".packed"]  # KV has no name to be left
     packed, kv = made[0].placement.packed_bytes, made[0].placement.kv.disk_bytes
-    with pytest.raises(DiskUnusable, match=f"is below the {packed} bytes of the packed weights and {kv} of KV"):
+    with pytest.raises(DiskUnusable, match=f"below the {packed} bytes of the packed weights, {kv} of KV and 0 of"):
         offloaded(files_of(), budget(tmp_path, **KV_ON_DISK, disk_bytes=packed + kv - 1))
     with pytest.raises(DiskUnusable, match=f"has no room for {5 << 60} bytes of KV"):
         KvFile(tmp_path, 5, 1 << 48, 4096)
@@ -605,6 +618,29 @@ def run_twice(executor: OffloadExecutor, step: StepInput) -> None:
     executor.run(step)
 
 
+def break_pages(path: Path, broken: str, n_bytes: int) -> None:
+    """The one open file of pages is another now, which cannot be read or written."""
+    (opened,) = (one for one in Path("/proc/self/fd").iterdir() if one.is_symlink() and ".pages" in str(one.readlink()))
+    other = os.open(path, os.O_CREAT | (os.O_WRONLY if broken == "read" else os.O_RDONLY))
+    if broken == "written":
+        path.write_bytes(bytes(n_bytes))
+    os.dup2(other, int(opened.name))
+    os.close(other)
+
+
+@pytest.mark.parametrize("broken", ["read", "written"])
+def test_activations_that_are_lost_end_the_executor_by_name(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], broken: str
+) -> None:
+    made.append(offloaded(files_of(), budget(tmp_path, micro_batch=9, **ON_DISK["activations"])))
+    prompt = make_step([([1] * 80, 0, list(range(5)), None)])
+    made[0].run(prompt)
+    break_pages(tmp_path / "other", broken, made[0].placement.activations.disk_bytes)
+    for _ in range(2):
+        with pytest.raises(ExecutorLost, match=f"activations are lost: .*pages cannot be {broken} at byte"):
+            made[0].run(prompt)
+
+
 @pytest.mark.parametrize("broken", ["read", "written"])
 def test_kv_that_is_lost_ends_the_executor_by_name(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], broken: str
@@ -614,12 +650,7 @@ def test_kv_that_is_lost_ends_the_executor_by_name(
     row = list(range(10, 14))
     made[0].run(make_step([([1] * 40, 0, row, None)]))
     made[0].allocate_adapter_pages([])  # waits for what is stored
-    (opened,) = (one for one in Path("/proc/self/fd").iterdir() if one.is_symlink() and ".pages" in str(one.readlink()))
-    other = os.open(tmp_path / "other", os.O_CREAT | (os.O_WRONLY if broken == "read" else os.O_RDONLY))
-    if broken == "written":
-        (tmp_path / "other").write_bytes(bytes(made[0].placement.kv.disk_bytes))
-    os.dup2(other, int(opened.name))
-    os.close(other)
+    break_pages(tmp_path / "other", broken, made[0].placement.kv.disk_bytes)
     for position in (40, 41):
         with pytest.raises(ExecutorLost, match=f"KV is lost: .*pages cannot be {broken} at byte"):
             run_twice(made[0], make_step([([1], position, row, None)]))

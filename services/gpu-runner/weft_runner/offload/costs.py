@@ -137,6 +137,15 @@ class Case:
         """Bytes of the pages that are set."""
         return self.work.pages * self.work.page_tokens * self.sizes.kv_token
 
+    def passing_hidden(self, rows: float) -> float:
+        """Bytes of the hidden rows of a pass that leave the device and come back where activations are elsewhere.
+
+        None where the buffers hold all of them. The first layer begins with embeddings, the last one's are used there.
+        """
+        if rows <= self.buffers * self.tokens:
+            return 0.0
+        return rows * self.sizes.hidden_row * (self.sizes.layers - 1)
+
     @property
     def pass_rows(self) -> int:
         """Prompt tokens of a pass."""
@@ -151,7 +160,7 @@ STREAMS = ("disk_read", "to_device", "to_host", "disk_write", "compute")  # in t
 def prompt_streams(case: Case) -> tuple[Linear, ...]:
     """Seconds of each of STREAMS in one pass with prompts. A block has `passes` of them."""
     sizes, machine, block = case.sizes, case.machine, case.block / case.passes
-    hidden = block * case.work.prompt * sizes.hidden_row * sizes.layers
+    hidden = case.passing_hidden(block * case.work.prompt)
     kv = block * (case.work.prompt + 1) * sizes.kv_token
     rows = block * case.work.prompt
     batches = -(-rows // case.tokens)  # each reads the adapters of its rows
@@ -186,7 +195,7 @@ def token_streams(case: Case) -> tuple[Linear, ...]:
     touched = _Requests(block * sizes.layers, block * sizes.layers, block)
     return _streams(
         case, read_kv=kv, write_kv=block * case.work.page_tokens * sizes.kv_token,
-        hidden=block * sizes.hidden_row * sizes.layers, compute=compute, requests=touched, more=more,
+        hidden=case.passing_hidden(block), compute=compute, requests=touched, more=more,
         delegated=delegated,
     )  # fmt: skip
 
@@ -277,8 +286,9 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     kv_buffers = case.buffers * passing / sizes.layers
     if sizes.kv_token * work.page_tokens / sizes.layers % ALIGN:  # a disk transfers whole blocks
         kv_buffers += BOUNCE_THREADS * (BOUNCE + 2 * ALIGN)
-    hidden_buffers = float(case.buffers * case.tokens * sizes.hidden_row)
+    hidden_buffers = float(case.buffers * (case.tokens * sizes.hidden_row + ALIGN))
     pass_rows = max(case.pass_rows, case.block)  # embeddings are gathered, logits copied out for those who sample
+    hidden_blocks = ALIGN * (pass_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
     rows += 2 * case.block * sizes.logits_row + pass_rows * sizes.embedding_row
     both = ("host", "disk")
@@ -307,6 +317,6 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     disk = {
         "weights": linear(float(sizes.file)),  # all of them: what is resident is read from there at start
         "kv": linear(kv_disk=kv),
-        "activations": linear(activations_disk=hidden),
+        "activations": linear(activations_disk=hidden + hidden_blocks),
     }
     return {MemoryTier.DEVICE: device, MemoryTier.HOST: host, MemoryTier.DISK: disk}

@@ -2,8 +2,8 @@
 
     T_pass = max(disk, host to device, compute)      FlexGen, section 4.2, of what this pass moved and computed
 
-Streams that do not overlap fully add that part of their sum, as in `costs`. KV of the pages that are on the disk is
-read and written there; the rest of it, and activations, are on the device.
+Streams that do not overlap fully add that part of their sum, as in `costs`. KV of the pages that are on the disk, and
+the activations there, are read and written; the rest is on the device.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class PassWork:
     """Of one pass: `tokens` rows, of which `sampled` go through the head.
 
     `keys`: tokens in KV that rows of one token attend to, summed. `pairs`: of queries and keys of all other rows.
-    `adapter_bytes`: of the distinct adapters of its rows. `kv_read_bytes`, `kv_written_bytes`: from and to the disk, in
-    so many `kv_reads` and `kv_writes`.
+    `adapter_bytes`: of the distinct adapters of its rows. `read_bytes`, `written_bytes`: beside weights, from and to
+    the disk, for KV in so many `reads` and `writes`.
     """
 
     tokens: int
@@ -47,10 +47,10 @@ class PassWork:
     keys: float = 0.0
     pairs: float = 0.0
     adapter_bytes: int = 0
-    kv_read_bytes: int = 0
-    kv_written_bytes: int = 0
-    kv_reads: int = 0
-    kv_writes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    reads: int = 0
+    writes: int = 0
 
 
 def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, machine: MachineRates) -> PassTime:
@@ -68,8 +68,8 @@ def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, 
         + (gathered := work.tokens * machine.request_s * placement.gathers)
     )
     disk_bytes = placement.disk_bytes - (0 if work.sampled else placement.head_bytes)
-    read = (disk_bytes + work.kv_read_bytes) / machine.disk_read + work.kv_reads * machine.request_s + gathered
-    write = work.kv_written_bytes / machine.disk_write + work.kv_writes * machine.request_s
+    read = (disk_bytes + work.read_bytes) / machine.disk_read + work.reads * machine.request_s + gathered
+    write = work.written_bytes / machine.disk_write + work.writes * machine.request_s
     copy = 0.0 if machine.one_memory else (disk_bytes + placement.host_bytes) / machine.to_device
     overlap = machine.overlap if placement.buffers > 1 else 0.0
     disk = max(read, write) + (1.0 - machine.duplex) * min(read, write)

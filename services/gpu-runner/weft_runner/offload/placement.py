@@ -2,11 +2,13 @@
 
 Without a GPU device and host are one memory: what the host may have is more of it, KV there is read where it lies, and
 nothing is copied. KV lies in whole pages: so many of them in memory, the others in a file, from where a layer of a
-micro-batch's pages passes through a ring. Activations between layers stay in memory.
+micro-batch's pages passes through a ring. Activations are hidden rows between layers: of the largest pass the first
+ones are in memory, the others in a file, from where a micro-batch's rows pass through a ring of their own.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft_runner.errors import PolicyInvalid
 from weft_runner.offload.plan import OffloadPlan
@@ -54,11 +56,56 @@ class KvSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivationSplit:
+    """Hidden rows of the largest pass, of `row_bytes` each: the last `disk_rows` of `rows` are in a file.
+
+    `batch_rows`: of a micro-batch, at most; `batches`: micro-batches of a pass, at most; `buffers`: of one each.
+    """
+
+    rows: int
+    disk_rows: int
+    batch_rows: int
+    batches: int
+    row_bytes: int
+    buffers: int
+
+    @property
+    def memory_rows(self) -> int:
+        """Of a pass that needs the file: the first ones, which stay in memory."""
+        return self.rows - self.disk_rows
+
+    @property
+    def ring_at(self) -> int:
+        """Where the ring begins in memory: behind these."""
+        return round_up(self.memory_rows * self.row_bytes, ALIGN)
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.buffers * round_up(self.batch_rows * self.row_bytes, ALIGN) if self.disk_rows else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.ring_at + self.ring_bytes if self.disk_rows else self.rows * self.row_bytes
+
+    @property
+    def whole_rows(self) -> int:
+        """Of the largest pass that needs no file: memory and ring hold it."""
+        return self.memory_bytes // self.row_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of the file: a micro-batch begins on a block; the first one may have rows that had room in memory."""
+        rows = min(self.rows, self.disk_rows + self.batch_rows) if self.disk_rows else 0
+        return round_up(rows * self.row_bytes, ALIGN) + self.batches * ALIGN if rows else 0
+
+
+@dataclass(frozen=True, slots=True)
 class TierPlacement:
-    """`work_bytes`: what steps work on, activations included; `packed_bytes`: of the file of all weights."""
+    """`work_bytes`: what steps work on beside activations; `packed_bytes`: of the file of all weights."""
 
     weights: WeightResidency
     kv: KvSplit
+    activations: ActivationSplit
     work_bytes: int
     packed_bytes: int
     embedding_bytes: int
@@ -67,11 +114,12 @@ class TierPlacement:
     def memory_bytes(self) -> int:
         """Of the device and the host."""
         weights = self.weights.resident_bytes + self.weights.ring_bytes
-        return weights + self.embedding_bytes * self.weights.embedding + self.kv.memory_bytes + self.work_bytes
+        embedding = self.embedding_bytes * self.weights.embedding
+        return weights + embedding + self.kv.memory_bytes + self.activations.memory_bytes + self.work_bytes
 
     @property
     def disk_bytes(self) -> int:
-        return self.packed_bytes + self.kv.disk_bytes
+        return self.packed_bytes + self.kv.disk_bytes + self.activations.disk_bytes
 
 
 def split_kv(
@@ -89,6 +137,25 @@ def split_kv(
     return KvSplit(pages, disk_pages, most, layers, page_bytes // layers, buffers)
 
 
+def split_activations(
+    rows: int, disk_rows: int, *, batch_rows: int, sequences: int, row_bytes: int, buffers: int = 2
+) -> ActivationSplit:
+    """`sequences`: rows of a step, at each of which a micro-batch may begin. No file where the ring would save nothing.
+
+    Raises PolicyInvalid.
+    """
+    if not 0 <= disk_rows <= rows:
+        raise PolicyInvalid(f"activations of {disk_rows} of {rows} tokens on the disk")
+    batches = -(-rows // batch_rows) + sequences
+    split = ActivationSplit(rows, disk_rows, batch_rows, batches, row_bytes, buffers)
+    return split if split.whole_rows < rows else replace(split, disk_rows=0)
+
+
+def planned_activations(plan: OffloadPlan, rows: int) -> int:
+    """Of so many rows, those on the disk."""
+    return math.ceil(plan.policy.activations.disk * rows)
+
+
 def planned_kv(plan: OffloadPlan, page_bytes: int) -> tuple[int, int]:
     """(pages on the disk, of them those of a device batch)."""
     disk_pages = -(-plan.usage[MemoryTier.DISK].kv // page_bytes)
@@ -97,34 +164,35 @@ def planned_kv(plan: OffloadPlan, page_bytes: int) -> tuple[int, int]:
 
 
 def place(
-    groups: Sequence[Sequence[int]], embedding_bytes: int, kv: KvSplit, budgets: Budgets, *, work_bytes: int,
-    packed_bytes: int, share: float = 1.0, plan: OffloadPlan | None = None,
+    groups: Sequence[Sequence[int]], embedding_bytes: int, kv: KvSplit, activations: ActivationSplit, budgets: Budgets,
+    *, work_bytes: int, packed_bytes: int, share: float = 1.0, plan: OffloadPlan | None = None,
 ) -> TierPlacement:  # fmt: skip
     """Of `groups` of matrices (`WeightResidency`) what a plan keeps, or as much as fits, at most `share`.
 
     Raises PolicyInvalid: the plan is of something else, or does not fit. The budgets have room for `least_memory`.
     """
-    left = budgets.device_bytes + budgets.host_bytes - kv.memory_bytes - work_bytes
+    left = budgets.device_bytes + budgets.host_bytes - kv.memory_bytes - activations.memory_bytes - work_bytes
     if plan is None:
         weights = place_weights(groups, embedding_bytes, left, share)
     else:
-        if plan.activations is MemoryTier.DISK:
-            raise PolicyInvalid("the plan has activations on the disk, and the cpu executor keeps them in memory")
         weights = planned_weights(groups, plan, left)
-    return TierPlacement(weights, kv, work_bytes, packed_bytes, embedding_bytes)
+    return TierPlacement(weights, kv, activations, work_bytes, packed_bytes, embedding_bytes)
 
 
-def least_memory(groups: Sequence[Sequence[int]], kv: KvSplit, work_bytes: int) -> int:
-    """With which a pass can be computed."""
-    return kv.memory_bytes + work_bytes + least_bytes(groups)
+def least_memory(groups: Sequence[Sequence[int]], beside_bytes: int) -> int:
+    """With which a pass can be computed. `beside_bytes`: of memory for all but weights."""
+    return beside_bytes + least_bytes(groups)
 
 
 def check_placement(placement: TierPlacement, budgets: Budgets) -> None:
     """No tier has more than its budget, nothing is lost or twice."""
-    weights, kv = placement.weights, placement.kv
+    weights, kv, activations = placement.weights, placement.kv, placement.activations
     assert placement.memory_bytes <= budgets.device_bytes + budgets.host_bytes, placement
     assert placement.disk_bytes <= budgets.disk_bytes, placement
     assert weights.resident_bytes + weights.streamed_bytes == sum(map(sum, weights.groups)), weights
     assert weights.ring_bytes >= max(weights.streamed, default=0), weights
     assert kv.frames + kv.disk_pages == kv.pages, kv
     assert (kv.ring_slots > 0) == (kv.disk_pages > 0), kv
+    assert activations.memory_rows + activations.disk_rows == activations.rows, activations
+    assert (activations.disk_rows > 0) == (activations.whole_rows < activations.rows), activations
+    assert activations.memory_bytes <= activations.rows * activations.row_bytes, activations

@@ -27,10 +27,10 @@ class Supports:
     """What an executor can put where, beside weights, which can lie on every tier: by default the cpu executor."""
 
     kv: tuple[MemoryTier, ...] = tuple(MemoryTier)
-    activations: tuple[MemoryTier, ...] = (MemoryTier.DEVICE, MemoryTier.HOST)
+    activations: tuple[MemoryTier, ...] = tuple(MemoryTier)
 
 
-EVERYTHING = Supports(tuple(MemoryTier), tuple(MemoryTier))
+EVERYTHING = Supports()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from weft_runner.model.cpu.offload import formats_of
 from weft_runner.model.partition import stage_of
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import Budgets, Formats, Shares
-from weft_runner.offload.rounding import Supports
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Shares
+from weft_runner.offload.rounding import EVERYTHING, Supports
 from weft_runner.offload.search import BLOCKS, PolicySearch
 from weft_runner.offload.serving import MOST_BATCH_TOKENS, ServingLimits, serving_limits, usual_work
 from weft_runner.offload.sizes import model_sizes
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 SOLVE_S = 60.0
 # Of a budget, that the plan leaves: rows of the embedding on their way, and pages and workspaces rounded up.
 MARGIN_BYTES, MARGIN_PAGES = 1 << 20, 4
+
+STAGE = Supports(activations=(MemoryTier.DEVICE, MemoryTier.HOST))  # a stage's rows come and go as a whole
 
 
 def settle_offload(
@@ -101,8 +103,9 @@ def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, l
         settings.offload_disk_bytes,
     )
     return PolicySearch(
-        spec, machine, budgets, formats, replace(work, in_flight=hosts), Supports(),
-        max(1, most // hosts) if most else BLOCKS[-1], layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
+        spec, machine, budgets, formats, replace(work, in_flight=hosts),
+        STAGE if settings.pipeline_parallel > 1 else EVERYTHING, max(1, most // hosts) if most else BLOCKS[-1],
+        layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
     )  # fmt: skip
 
 

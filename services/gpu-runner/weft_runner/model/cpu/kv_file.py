@@ -1,5 +1,7 @@
 """KV pages on a disk: a file of this process, which vanishes with it. [layers][extents] of one layer of a page each.
 
+Activations lie in such a file, too: one layer of blocks.
+
 Neighbours of a layer lie side by side, so that the pages of a sequence are few reads. What a layer of a page takes is
 rounded up to whole blocks of the disk; where that adds anything, reads and writes pass through a buffer.
 """
@@ -41,13 +43,13 @@ class SlotRun:
 class KvFile:
     """Any thread may call it. Raises DiskUnusable."""
 
-    def __init__(self, folder: Path, layers: int, extents: int, layer_bytes: int) -> None:
-        """Has all of its bytes on disk when it is made, zeros."""
+    def __init__(self, folder: Path, layers: int, extents: int, layer_bytes: int, what: str = "KV") -> None:
+        """Has all of its bytes on disk when it is made, zeros. `what`: lies there."""
         self.layer_bytes, self.extents = layer_bytes, extents
         self._stride = up(layer_bytes)
         self.n_bytes = layers * extents * self._stride
         self._own = threading.local()
-        path = folder / f"{tempfile.gettempprefix()}-kv-{os.getpid()}-{id(self)}.pages"
+        path = folder / f"{tempfile.gettempprefix()}-{what.lower()}-{os.getpid()}-{id(self)}.pages"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = DirectFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -59,7 +61,9 @@ class KvFile:
         except OSError as error:
             self._file.close()
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise DiskUnusable(f"{folder} has no room for {self.n_bytes} bytes of KV: {error.strerror}") from error
+                raise DiskUnusable(
+                    f"{folder} has no room for {self.n_bytes} bytes of {what}: {error.strerror}"
+                ) from error
             raise DiskUnusable(f"{path}: {error}") from error
 
     def read(self, queue: IoQueue, address: int, layer: int, runs: Sequence[SlotRun]) -> None:

@@ -4,8 +4,8 @@ An iteration passes each layer once over all of its rows, in micro-batches, and 
 meanwhile: FlexGen's zig-zag block schedule (section 4.1), where a block is an iteration: requests join and leave at
 each. A weight is read once a pass for all rows, whatever their number, and adapters are applied as their layer passes.
 KV pages on the disk are loaded for a layer of a micro-batch while the one before computes, and stored behind it
-(`page_stream`). What is computed is what `CpuExecutor` computes, to the bit, and so is the numerics class: sequences
-may move between the two.
+(`page_stream`), and so are hidden rows of passes that memory does not hold (`activations`). What is computed is what
+`CpuExecutor` computes, to the bit, and so is the numerics class: sequences may move between the two.
 """
 
 import ctypes
@@ -23,6 +23,7 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import INT8, LoraSiteStruct, Matrix, ModelStruct, StepStruct
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
 from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.cpu.activations import DiskActivations
 from weft_runner.model.cpu.direct_io import PAGE, DirectFile, IoQueue, up
 from weft_runner.model.cpu.executor import CpuExecutor, address_of
 from weft_runner.model.cpu.kv_file import bounce_bytes
@@ -35,7 +36,7 @@ from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.cpu.weight_stream import Extent, StreamFigures, WeightStream
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
-from weft_runner.model.step import StepInput
+from weft_runner.model.step import Ints, StepInput
 from weft_runner.offload.accuracy import Accuracy, AccuracyFigures
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.passes import PassWork, WeightPlacement
@@ -44,7 +45,9 @@ from weft_runner.offload.placement import (
     check_placement,
     least_memory,
     place,
+    planned_activations,
     planned_kv,
+    split_activations,
     split_kv,
 )
 from weft_runner.offload.plan import OffloadPlan, PassTime
@@ -61,7 +64,8 @@ SITES = ("qkv", "o", "gate_up", "down")
 class OffloadBudget:
     """`device_bytes`: for weights that stay, the ring, KV, adapters and what steps work on; `path`: on the disk.
 
-    `host_bytes`: more of the same, since device and host are one memory. `kv_disk_pages`: of all KV pages.
+    `host_bytes`: more of the same, since device and host are one memory. `kv_disk_pages`: of all KV pages;
+    `activation_disk_tokens`: of the `max_tokens` of a pass, whose rows between layers are in a file.
 
     `base`: the digest that the file is named by. `micro_batch`, `max_tokens`, `max_sequences`: most tokens that a layer
     computes at a time, and of a step. `max_rank`: of adapters. `share`: of the weights that may stay (FlexGen's wg).
@@ -78,6 +82,7 @@ class OffloadBudget:
     share: float = 1.0
     host_bytes: int = 0
     kv_disk_pages: int = 0
+    activation_disk_tokens: int = 0
     plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
     machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
 
@@ -91,6 +96,7 @@ class OffloadFigures:
     ring_bytes: int
     stream: StreamFigures
     kv: DiskKvFigures
+    activations: DiskKvFigures
     step_s: float
     planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
     accuracy: AccuracyFigures | None  # None: passes are not predicted
@@ -125,6 +131,11 @@ class OffloadExecutor(CpuExecutor):
         self._version = 0
         self._structs: list[StepStruct] = []
         self._disk_pages: list[DiskPages | None] = []  # of each micro-batch
+        self._rows_on_disk: list[bool] = []  # likewise
+        self._activations: DiskActivations | None = None
+        if self.placement.activations.disk_rows:
+            self._activations = DiskActivations(budget.path, self.placement.activations)
+            self._hidden = self._activations.rows
         self._step_s = 0.0
         formats = formats_of(dtype, kv_dtype)
         self._sizes = model_sizes(part.whole, formats, layers=part.layers)
@@ -138,7 +149,9 @@ class OffloadExecutor(CpuExecutor):
         accuracy = None if self._accuracy is None else self._accuracy.figures
         return OffloadFigures(
             residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream,
-            DiskKvFigures() if self._disk_kv is None else self._disk_kv.figures, self._step_s, planned_s, accuracy,
+            DiskKvFigures() if self._disk_kv is None else self._disk_kv.figures,
+            DiskKvFigures() if self._activations is None else self._activations.figures,
+            self._step_s, planned_s, accuracy,
         )  # fmt: skip
 
     @property
@@ -178,6 +191,8 @@ class OffloadExecutor(CpuExecutor):
         self._weights.close()
         if self._disk_kv is not None:
             self._disk_kv.close()
+        if self._activations is not None:
+            self._activations.close()
         self._embedding.close()
 
     def run(
@@ -190,29 +205,32 @@ class OffloadExecutor(CpuExecutor):
         last = layers if last is None else last
         n_tokens, n_sampled = len(step.tokens), len(step.arrays.sampled)
         samples = last == layers and self._part.ends and n_sampled > 0
-        self._begin(step, range(first, last))
+        leaves = last < layers or not self._part.ends
+        wanted = np.arange(n_tokens, dtype=np.int32) if leaves else step.arrays.sampled
+        self._begin(step, range(first, last), hidden, wanted)
         self._weights.begin(samples=samples)
-        if hidden is not None:
-            self._hidden[:n_tokens] = hidden
-        elif self._part.begins and first == 0:
+        if hidden is None and self._part.begins and first == 0:
             self._embedding.gather(step.arrays.tokens, self._tokens)
         single = len(self._structs) == 1 and not any(self._disk_pages)
         for begin, end in self._weights.spans(first, last, single=single):
             with self._weights.layer(begin):
                 self._layers(step, begin, end, layer_done)
+        rows = self._leaving(wanted)
         if samples:
-            self._sample_rows(step)
+            self._sample(rows)
         self._step_s += (took_s := time.perf_counter() - began)
         if self._accuracy is not None and last - first == layers:
             self._accuracy.learn(self._pass_work(step), took_s)
-        if last < layers or not self._part.ends:
-            return self._hidden[:n_tokens].clone()
+        if leaves:
+            return rows
         logits = self._logits[:n_sampled]
         return logits if self._part.begins else logits.clone()
 
     def _layers(self, step: StepInput, first: int, last: int, layer_done: LayerDone | None) -> None:
         """Over all micro-batches. A layer is done, to those who wait for it, with the last of them."""
-        for native, pages in zip(self._structs, self._disk_pages, strict=True):
+        for native, pages, on_disk in zip(self._structs, self._disk_pages, self._rows_on_disk, strict=True):
+            if on_disk and self._activations is not None:
+                native.hidden = self._activations.acquire()
             native.first, native.last = first, last
             final = native is self._structs[-1]
             native.layers_done = self.layer_counter.address if final else None
@@ -220,6 +238,8 @@ class OffloadExecutor(CpuExecutor):
                 self._run(native, layer_done if final else None)
             else:
                 self._run_staged(step, native, pages, layer_done if final else None)
+            if on_disk and self._activations is not None:
+                self._activations.release()
 
     def _run_staged(self, step: StepInput, native: StepStruct, pages: DiskPages, layer_done: LayerDone | None) -> None:
         """One layer as a model of its own, whose pages are layers of pages (`tiered_kv`)."""
@@ -237,9 +257,14 @@ class OffloadExecutor(CpuExecutor):
         if layer_done is not None:
             layer_done(layer)
 
-    def _sample_rows(self, step: StepInput) -> None:
+    def _leaving(self, wanted: Ints) -> torch.Tensor:
+        """Rows after the last layer of the pass, a copy."""
+        if self._activations is not None:
+            return self._activations.leaving()
+        return self._hidden[torch.from_numpy(wanted).long()]
+
+    def _sample(self, rows: torch.Tensor) -> None:
         """Logits of the rows that sample, from the head's pieces as they come."""
-        rows = self._hidden[torch.from_numpy(step.arrays.sampled).long()]
         for begin, matrix in self._weights.head():
             self._head.head, self._head.vocab = matrix, matrix.n_out
             for done in range(0, len(rows), self._budget.micro_batch):
@@ -262,20 +287,24 @@ class OffloadExecutor(CpuExecutor):
     def _pass_work(self, step: StepInput) -> PassWork:
         """Of a whole pass."""
         found = [pages for pages in self._disk_pages if pages is not None]
+        read, written = (0, 0) if self._activations is None else self._activations.pass_bytes
         return replace(
             pass_work(step, self._sizes, self.adapters),
-            kv_read_bytes=self.page_bytes * sum(len(pages.reads) for pages in found),
-            kv_written_bytes=self.page_bytes * sum(len(pages.writes) for pages in found),
-            kv_reads=self.spec.layers * sum(len(pages.loads) for pages in found),
-            kv_writes=self.spec.layers * sum(len(pages.stores) for pages in found),
+            read_bytes=read + self.page_bytes * sum(len(pages.reads) for pages in found),
+            written_bytes=written + self.page_bytes * sum(len(pages.writes) for pages in found),
+            reads=self.spec.layers * sum(len(pages.loads) for pages in found),
+            writes=self.spec.layers * sum(len(pages.stores) for pages in found),
         )
 
     # ---- a step
 
-    def _begin(self, step: StepInput, layers: range) -> None:
-        """Micro-batches of a step, for as long as it lives and its pages lie there; their positions now."""
-        arrays, disk = step.arrays, self._disk_kv
-        self._grow_workspace(len(arrays.tokens), len(arrays.sampled))
+    def _begin(self, step: StepInput, layers: range, entering: torch.Tensor | None, wanted: Ints) -> None:
+        """Micro-batches of a step, for as long as it lives and its pages lie there; their positions now.
+
+        `entering`: hidden rows of the caller; `wanted`: which are read after the last layer.
+        """
+        arrays, disk, n_tokens = step.arrays, self._disk_kv, len(step.arrays.tokens)
+        self._grow_workspace(n_tokens if self._activations is None else self._budget.micro_batch, len(arrays.sampled))
         version = 0 if disk is None else disk.version
         if step is not self._prepared or version != self._version:
             on_disk = None if disk is None else disk.on_disk(arrays)
@@ -285,6 +314,11 @@ class OffloadExecutor(CpuExecutor):
         for batch in self._batches:
             batch.follow(arrays)
         self._disk_pages = [None] * len(self._batches) if disk is None else disk.begin(arrays, self._batches, layers)
+        self._rows_on_disk = [False] * len(self._batches)
+        if self._activations is not None:
+            self._rows_on_disk = self._activations.begin(self._batches, layers, entering, wanted)
+        elif entering is not None:
+            self._hidden[:n_tokens] = entering
         self._page_table = arrays.pages if disk is None else disk.frames(arrays)
         hidden_bytes = 4 * self.spec.hidden_size
         self._structs = [
@@ -355,29 +389,37 @@ class OffloadExecutor(CpuExecutor):
         budget, layout, spec, split = self._budget, self._file.layout, self.spec, self._split
         groups = _groups(layout)
         sizes = [[region.n_bytes for region in group] for group in groups]
-        rows = 4 * budget.max_tokens * spec.hidden_size
+        plan, rows, row_bytes = budget.plan, budget.max_tokens, 4 * spec.hidden_size
+        activations = split_activations(
+            rows, budget.activation_disk_tokens if plan is None else planned_activations(plan, rows),
+            batch_rows=min(budget.micro_batch, rows), sequences=budget.max_sequences, row_bytes=row_bytes,
+            buffers=2 if plan is None else plan.buffers,
+        )  # fmt: skip
         logits = 4 * budget.max_sequences * spec.vocab_size * self._part.ends
         gathered = 0 if not self._part.begins else budget.max_tokens * layout.row_bytes + _bounce_bytes(layout)
         site_rank = 3 * (budget.max_rank + budget.max_rank % 2)
-        work = rows + 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
+        work = 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
         work += BOUNCE_THREADS * bounce_bytes(split.layer_bytes) if split.disk_pages else 0
         work += self._scores.n_bytes
-        self.beside_bytes = split.memory_bytes + work  # of the budget, for all but weights
+        # of the budget, for all but weights
+        self.beside_bytes = split.memory_bytes + activations.memory_bytes + work
         budgets = Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
-        if budget.device_bytes + budget.host_bytes < (least := least_memory(sizes, split, work)):
+        if budget.device_bytes + budget.host_bytes < (least := least_memory(sizes, self.beside_bytes)):
             raise OutOfMemory(
                 f"--offload-device-bytes {budget.device_bytes} is too small: {split.memory_bytes} for KV and adapters, "
-                f"{work} for what steps work on and at least {least - self.beside_bytes} for one layer's weights take "
-                f"{least}: allow more, or ask for fewer --kv-pages, --max-batch-tokens or --max-sequences"
+                f"{work + activations.memory_bytes} for what steps work on and at least {least - self.beside_bytes} "
+                f"for one layer's weights take {least}: allow more, or ask for fewer --kv-pages, --max-batch-tokens or "
+                "--max-sequences"
             )
-        if (needed := layout.n_bytes + split.disk_bytes) > budget.disk_bytes:
+        if (needed := layout.n_bytes + split.disk_bytes + activations.disk_bytes) > budget.disk_bytes:
             raise DiskUnusable(
-                f"--offload-disk-bytes {budget.disk_bytes} is below the {layout.n_bytes} bytes of the packed weights "
-                f"and {split.disk_bytes} of KV, {needed} together: allow more, or ask for less KV on the disk"
+                f"--offload-disk-bytes {budget.disk_bytes} is below the {layout.n_bytes} bytes of the packed weights, "
+                f"{split.disk_bytes} of KV and {activations.disk_bytes} of activations, {needed} together: allow more, "
+                "or ask for less KV on the disk"
             )
         placement = place(
-            sizes, layout.embedding_bytes, split, budgets, work_bytes=work, packed_bytes=layout.n_bytes,
-            share=budget.share, plan=budget.plan,
+            sizes, layout.embedding_bytes, split, activations, budgets, work_bytes=work, packed_bytes=layout.n_bytes,
+            share=budget.share, plan=plan,
         )  # fmt: skip
         check_placement(placement, budgets)
         return placement

@@ -113,9 +113,10 @@ class _Held:
 class PageStream:
     """`address`: of a ring of `slots` slots. The engine's thread calls it."""
 
-    def __init__(self, file: KvFile, address: int, slots: int) -> None:
+    def __init__(self, file: KvFile, address: int, slots: int, lost: str = "KV is") -> None:
+        """`lost`: what is, in the words of an error, where the disk fails."""
         self.figures = DiskKvFigures()
-        self._file, self._address, self._ring = file, address, Ring(slots)
+        self._file, self._address, self._ring, self._lost = file, address, Ring(slots), lost
         self._changed = threading.Condition()
         self._coming: deque[Piece] = deque()
         self._held: deque[_Held] = deque()  # oldest first: those that are computed come before those that are not
@@ -185,7 +186,7 @@ class PageStream:
 
     def _check(self) -> None:
         if self._failed is not None:
-            raise ExecutorLost(f"KV is lost: {self._failed}") from self._failed
+            raise ExecutorLost(f"{self._lost} lost: {self._failed}") from self._failed
 
     def _free(self) -> None:
         while self._held and self._held[0].state is _State.DONE:

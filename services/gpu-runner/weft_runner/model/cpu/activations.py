@@ -1,0 +1,126 @@
+"""Hidden rows between layers of which a large pass has more than memory holds: FlexGen's activations on the disk.
+
+The first micro-batches of such a pass keep theirs in memory. Those of the others are in a file: after a layer a
+micro-batch's rows are stored, before the next one they are loaded (section 4.1, activation store and load), through a
+ring, while other micro-batches are computed (`page_stream`). The first layer of a pass loads nothing, since its rows
+are embeddings or the caller's, and the last one stores nothing. A pass that memory and ring hold touches no disk.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft_kernels.cpu.memory import MappedMemory
+from weft_runner.model.cpu.direct_io import PAGE
+from weft_runner.model.cpu.kv_file import KvFile, SlotRun
+from weft_runner.model.cpu.micro_batches import MicroBatch
+from weft_runner.model.cpu.page_stream import DiskKvFigures, DiskPages, PageStream, Piece
+from weft_runner.model.step import Ints
+from weft_runner.offload.placement import ActivationSplit
+
+NONE = np.empty(0, np.int32)
+
+
+class DiskActivations:
+    """`rows` [`whole_rows`, hidden]: of a pass that fits, or of those in memory. One owner: the executor."""
+
+    def __init__(self, folder: Path, split: ActivationSplit) -> None:
+        """Raises DiskUnusable."""
+        self._split, self._memory = split, MappedMemory(split.memory_bytes)
+        self._numbers = torch.from_numpy(self._memory.array().view(np.float32))
+        self.rows = self._view(0, split.whole_rows)
+        self._file = KvFile(folder, 1, split.disk_bytes // PAGE, PAGE, "activations")
+        ring = self._memory.address + split.ring_at
+        self._stream = PageStream(self._file, ring, split.ring_bytes // PAGE, "activations are")
+        self._in_memory, self._done = 0, 0
+        self._passing: list[MicroBatch] = []
+        self._pieces: list[Piece] = []
+        self._entering: torch.Tensor | None = None
+        self._wanted, self._leaving, self._loaded = NONE, torch.empty(0), torch.empty(0)
+
+    @property
+    def figures(self) -> DiskKvFigures:
+        return self._stream.figures
+
+    @property
+    def pass_bytes(self) -> tuple[int, int]:
+        """Read and written in this pass."""
+        pages = [piece.pages for piece in self._pieces]
+        return PAGE * sum(one.n for one in pages if one.loads), PAGE * sum(one.n for one in pages if one.stores)
+
+    def begin(
+        self, batches: Sequence[MicroBatch], layers: range, entering: torch.Tensor | None, wanted: Ints
+    ) -> list[bool]:
+        """A pass: which micro-batches' rows are on disk, and loaded from now on. Raises ExecutorLost.
+
+        `entering` [T, hidden]: what the first layer begins with, where that is not embeddings. `wanted`: rows that the
+        caller reads after the last layer.
+        """
+        split = self._split
+        fits = batches[-1].end <= split.whole_rows
+        on_disk = [not fits and batch.end > split.memory_rows for batch in batches]
+        self._passing = [batch for batch, passes in zip(batches, on_disk, strict=True) if passes]
+        self._in_memory = self._passing[0].start if self._passing else batches[-1].end
+        self._pieces = [Piece(0, pages) for layer in layers for pages in self._pages_of(layer, layers)]
+        self._stream.begin(self._pieces)
+        self._done, self._entering, self._wanted = 0, entering, wanted
+        self._leaving = torch.empty(len(wanted), self.rows.shape[1])
+        if entering is not None:
+            self.rows[: self._in_memory] = entering[: self._in_memory]
+        return on_disk
+
+    def acquire(self) -> int:
+        """The address of the next such micro-batch's rows, in memory until `release`. Raises ExecutorLost."""
+        batch, at = self._current, self._split.ring_at + self._stream.acquire() * PAGE
+        self._loaded = self._view(at, batch.n_tokens)
+        if self._entering is not None and self._done < len(self._passing):
+            self._loaded[:] = self._entering[batch.start : batch.end]
+        return self._memory.address + at
+
+    def release(self) -> None:
+        """The rows that were acquired are computed."""
+        batch = self._current
+        if self._done >= len(self._pieces) - len(self._passing):
+            self._leave(self._loaded, batch.start, batch.end)
+        self._stream.release()
+        self._done += 1
+
+    def leaving(self) -> torch.Tensor:
+        """The rows that are wanted, after the last layer."""
+        self._leave(self.rows, 0, self._in_memory)
+        return self._leaving
+
+    def close(self) -> None:
+        self._stream.close()
+        self._file.close()
+
+    @property
+    def _current(self) -> MicroBatch:
+        return self._passing[self._done % len(self._passing)]
+
+    def _leave(self, rows: torch.Tensor, start: int, end: int) -> None:
+        """Of tokens [start, end)."""
+        (places,) = np.nonzero((self._wanted >= start) & (self._wanted < end))
+        self._leaving[torch.from_numpy(places)] = rows[torch.from_numpy(self._wanted[places] - start).long()]
+
+    def _view(self, offset: int, n_rows: int) -> torch.Tensor:
+        width = self._split.row_bytes // 4
+        return self._numbers[offset // 4 : offset // 4 + n_rows * width].view(n_rows, width)
+
+    def _pages_of(self, layer: int, layers: range) -> list[DiskPages]:
+        """Of each such micro-batch in this layer."""
+        found, extent = list[DiskPages](), 0
+        for batch in self._passing:
+            n = -(-batch.n_tokens * self._split.row_bytes // PAGE)
+            run, own = (SlotRun(0, extent, n),), frozenset((extent,))
+            begins, ends = layer == layers[0], layer == layers[-1]
+            found.append(
+                DiskPages(
+                    n, NONE, NONE, loads=() if begins else run, clears=(), stores=() if ends else run,
+                    reads=frozenset() if begins else own, writes=frozenset() if ends else own,
+                )
+            )  # fmt: skip
+            extent += n
+        return found
