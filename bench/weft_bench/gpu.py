@@ -28,7 +28,7 @@ from weft_bench.machine import without_folders
 
 GROUPS = {  # of checks, each in so many shares: compiling takes most of the time
     "graphs": 1, "executor": 4, "lora": 3, "attention": 4, "fused": 4, "sampling": 1, "loading": 1, "int4": 2,
-    "engine": 1,
+    "offload": 1, "engine": 1,
 }  # fmt: skip
 LIMITS_S = {  # of each case
     "decode": 150.0, "operator": 120.0, "prefill": 50.0, "attention": 40.0, "slots": 100.0, "textgen": 220.0,

@@ -16,8 +16,8 @@ from weft_bench.offload_model import LEAST_OF_BOUND, Context, OffloadModel, exec
 from weft_bench.playing import Played
 from weft_bench.roofline import base_bytes
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.model.cpu.direct_io import BLOCK, PAGE, DirectFile
-from weft_runner.model.cpu.weight_stream import THREADS
+from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile
+from weft_runner.model.tiers.weight_stream import THREADS
 
 READ_S = 1.5  # of a measurement of the disk
 RING_BYTES = 128 << 20

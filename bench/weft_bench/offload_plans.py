@@ -18,7 +18,7 @@ from weft_bench.playing import Played
 from weft_runner.errors import NoPolicyFits
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
-from weft_runner.model.cpu.offload import formats_of
+from weft_runner.model.tiers.budget import formats_of
 from weft_runner.offload.costs import BlockWork, Case
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan, plan_json

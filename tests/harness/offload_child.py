@@ -17,7 +17,8 @@ from typing import Any
 from harness.native_models import make_step
 from weft_kernels.cpu.library import load
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
-from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
+from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.model.tiers.budget import OffloadBudget
 
 MODEL: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 32, "num_attention_heads": 8,

@@ -113,10 +113,11 @@ class Offload(ApiModel):
     mode: Literal["Off", "Auto"] = "Off"
     """Auto: as much of the weights as fits deviceBytes stays in memory, the rest is read from diskPath in each step."""
     device_bytes: Quantity | None = None
-    """Memory of the engine, of each rank: weights, KV pages, adapters and what steps work on. The pod needs about 1 Gi
-    more for the process itself."""
+    """Memory of the engine, of each rank, or of its GPU: weights, KV pages, adapters and what steps work on. The pod
+    needs about 1 Gi more for the process itself."""
     host_bytes: Quantity | None = None
-    """Memory of the host beside that of the device. Without a GPU the two are one memory: as much more of the same."""
+    """Memory of the host beside that of the device: on a GPU for weights that are copied to it as layers compute, and
+    for those from the disk on their way. Without a GPU the two are one memory: as much more of the same."""
     disk_bytes: Quantity | None = None
     """Most bytes of packed weights on the disk, and the size limit of the pod's volume; unset: no limit."""
     disk_path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)] | None = None
@@ -341,7 +342,8 @@ class ServingPoolSpec(ApiModel):
             "!has(self.offload) || self.offload.mode == 'Off' || !has(self.offload.deviceBytes) || "
             "!has(self.template) || !has(self.template.resources) || !has(self.template.resources.limits) || "
             "!('memory' in self.template.resources.limits) || "
-            "quantity(string(self.offload.deviceBytes)).add(has(self.offload.hostBytes) ? "
+            "('nvidia.com/gpu' in self.template.resources.limits ? quantity('0') : "
+            "quantity(string(self.offload.deviceBytes))).add(has(self.offload.hostBytes) ? "
             "quantity(string(self.offload.hostBytes)) : quantity('0')).compareTo("
             "quantity(string(self.template.resources.limits['memory']))) <= 0",
             lambda spec: not _offloads(spec) or _within_memory(spec),
@@ -495,12 +497,13 @@ def _offloads(spec: ServingPoolSpec) -> bool:
 
 
 def _within_memory(spec: ServingPoolSpec) -> bool:
-    """Where both are known. The host's bytes are of the same memory."""
+    """Where both are known. The host's bytes are of the same memory, the device's unless it is a GPU."""
     limits = (spec.template.resources.limits if spec.template and spec.template.resources else None) or {}
     offload = spec.offload
     if offload is None or offload.device_bytes is None or "memory" not in limits:
         return True
-    return amount(offload.device_bytes) + amount(offload.host_bytes or 0) <= amount(limits["memory"])
+    device = 0 if "nvidia.com/gpu" in limits else amount(offload.device_bytes)
+    return device + amount(offload.host_bytes or 0) <= amount(limits["memory"])
 
 
 def _least(spec: Any) -> int:

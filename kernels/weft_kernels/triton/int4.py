@@ -74,9 +74,12 @@ def _int32(words: torch.Tensor) -> torch.Tensor:
 
 def linear(
     x: torch.Tensor, packed: torch.Tensor, n_out: int, *, sms: int, bias: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, split_as: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """x [rows, n_in] W^T + bias [n_out]: [rows, n_out] in `dtype` (that of x). `sms`: the device's multiprocessors."""
+    """x [rows, n_in] W^T + bias [n_out]: [rows, n_out] in `dtype` (that of x). `sms`: the device's multiprocessors.
+
+    `split_as`: outputs of the matrix that this is a piece of, whose results each are these bits; 0: it is whole.
+    """
     rows, n_in = x.shape
     blocks, groups, _ = packed.shape
     assert groups == triton.cdiv(n_in, GROUP), (x.shape, packed.shape)
@@ -85,7 +88,7 @@ def linear(
     y = torch.empty(rows, n_out, dtype=dtype or x.dtype, device=x.device)
     block_m, block_n = _tile(rows)
     programs = triton.cdiv(n_out, block_n)
-    parts = _parts(programs, groups, sms) if rows <= TILE_ROWS[2] else 1
+    parts = _parts(triton.cdiv(split_as or n_out, block_n), groups, sms) if rows <= TILE_ROWS[2] else 1
     planes = y if parts == 1 else torch.empty(parts, rows, n_out, dtype=torch.float32, device=x.device)
     to, added = planes, bias if parts == 1 else None
     length = triton.cdiv(triton.cdiv(groups, parts), LEAST_GROUPS) * LEAST_GROUPS  # of a part, in groups

@@ -5,10 +5,12 @@ The last one serves every model; `auto` takes the first that can serve this one 
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +24,7 @@ from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, PolicyInvalid
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
+from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
@@ -40,6 +42,7 @@ from weft_runner.model.partition import Partition, check_divisible, stage_of
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
+from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.model.weights import Files, load_weights
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan, plan_of
@@ -49,6 +52,9 @@ from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExe
 from weft_runner.parallel.process_group import TorchRanks
 from weft_runner.parallel.worker_group import OFFLOADED_PATIENCE_S, PATIENCE_S, GatherRanks, launch_ranks
 from weft_runner.settings import CPU_PAGE, RunnerSettings
+
+if TYPE_CHECKING:
+    from weft_runner.model.cuda.executor import Sizes
 
 log = logging.getLogger(__name__)
 COST = "fp32 in torch, one operator after the other: twice the bytes a token, and several times the time"
@@ -83,8 +89,7 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
     """The executor that `--executor` names. Raises ExecutorUnavailable, WeightsInvalid, OutOfMemory, StoppedAtStart."""
     if settings.attention == "flashinfer":
         settings = replace(settings, executor="cuda")  # an attention of GPUs needs one
-    if settings.offload_device_bytes or settings.kv_dtype == "int4" or settings.sparse_attention:
-        settings = replace(settings, executor="cpu")  # which alone has weights on disk, KV in int4, sparse attention
+    settings = _only_cpu(settings)
     if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
         return _split(settings, base)
     if settings.executor == "reference":
@@ -119,6 +124,8 @@ def _split(settings: RunnerSettings, base: ModelSource) -> Executor:
     parts, device = [_part_of(spec, grid, rank) for rank in range(grid.size)], "cpu"
     if settings.executor == "cuda":
         device = _check_gpus(settings, parts)
+        if settings.offload_device_bytes:
+            _check_host(settings)
     else:
         kind = settings.dtype if settings.executor == "cpu" else "reference"
         if settings.offload_device_bytes:
@@ -173,7 +180,31 @@ def _cuda(settings: RunnerSettings, base: ModelSource) -> Executor:
     """Raises GpuUnavailable before any weight is read, OutOfMemory."""
     found = find_gpu()
     _check_gpu(settings, found, Partition(base.spec))
+    if settings.offload_device_bytes:
+        _check_host(settings)
     return _cuda_part(settings, base, found, Partition(base.spec), SingleProcessGroup())
+
+
+def offload_gpu(settings: RunnerSettings, spec: ModelSpec) -> Gpu | None:
+    """The first GPU of a runner that offloads; None: the CPU computes. Raises ExecutorUnavailable."""
+    settings = _only_cpu(settings)
+    if settings.executor == "cuda" or (settings.executor == "auto" and torch.cuda.is_available()):
+        try:
+            found, grid = find_gpu(), RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
+            for rank in range(grid.size):
+                _check_gpu(settings, found, _part_of(spec, grid, rank))
+            return found
+        except GpuUnavailable as error:
+            if settings.executor == "cuda":
+                raise ExecutorUnavailable(f"--executor cuda: {error}") from error
+    return None
+
+
+def _only_cpu(settings: RunnerSettings) -> RunnerSettings:
+    """Where only the cpu executor has what is asked for: KV on a disk or in int4, sparse attention."""
+    if settings.offload_kv_disk_pages or settings.kv_dtype == "int4" or settings.sparse_attention:
+        return replace(settings, executor="cpu")
+    return settings
 
 
 def _check_gpus(settings: RunnerSettings, parts: Sequence[Partition]) -> str:
@@ -198,6 +229,8 @@ def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
         reason = reason or flashinfer.unsupported_reason(part.local.head_dim, settings.dtype, real=found.is_real)
     if reason:
         raise GpuUnavailable(reason)
+    if settings.offload_device_bytes:
+        return  # its budgets are compared with what there is as it is made
     from weft_runner.model.cuda.adapters import layout_of  # not where torch comes without Triton
     from weft_runner.model.cuda.cuda_graphs import sizes
 
@@ -213,26 +246,54 @@ def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
 
 
 def _cuda_part(
-    settings: RunnerSettings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup
+    settings: RunnerSettings, base: ModelSource, found: Gpu, part: Partition, group: ProcessGroup, rank: int = 0
 ) -> Executor:
+    """`rank`: of the runner. Raises WeightsInvalid, OutOfMemory, and where weights are offloaded what that raises."""
     from weft_kernels.triton import int4  # not where torch comes without Triton
-    from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+    from weft_runner.model.cuda.executor import CudaExecutor
 
+    if settings.offload_device_bytes:
+        return _cuda_offload(settings, base, found, part, rank)
     dtype, pack = DTYPES[settings.dtype], int4.pack if settings.dtype == "int4" else None
     weights = load_weights(base.files, base.spec, dtype, base.stopping, part=part, device=found.device, pack=pack)
-    sizes = Sizes(
+    with _named_shortage(settings):
+        return CudaExecutor(base.spec, weights, _cuda_sizes(settings, found, part), group, part)
+
+
+def _cuda_offload(settings: RunnerSettings, base: ModelSource, found: Gpu, part: Partition, rank: int) -> Executor:
+    """Raises WeightsInvalid, OutOfMemory, NoPolicyFits, PolicyInvalid, DiskUnusable, StoppedAtStart."""
+    from weft_runner.model.cuda.offload import OffloadCudaExecutor  # not where torch comes without Triton
+
+    checkpoint = open_checkpoint(base.files, base.spec, base.stopping)
+    budget = _offload_budget(settings, base.policy, rank)
+    sizes = replace(_cuda_sizes(settings, found, part), slots=settings.max_adapters or settings.max_sequences)
+    with _named_shortage(settings):
+        return OffloadCudaExecutor(
+            found, checkpoint, budget, sizes, dtype=settings.dtype, part=part, stopping=base.stopping
+        )
+
+
+def _cuda_sizes(settings: RunnerSettings, found: Gpu, part: Partition) -> "Sizes":
+    from weft_runner.model.cuda.executor import Sizes  # not where torch comes without Triton
+
+    return Sizes(
         pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
         slots=_cuda_slots(settings, part),
         max_rank=settings.max_rank,
         rows=settings.max_sequences,
-        context=_context(settings, base.spec),
+        context=_context(settings, part.whole),
         graphs=found.is_real,
         tokens=settings.max_batch_tokens,
         flashinfer=settings.attention == "flashinfer",
     )
+
+
+@contextmanager
+def _named_shortage(settings: RunnerSettings) -> Generator[None]:
+    """Raises OutOfMemory for a GPU's."""
     try:
-        return CudaExecutor(base.spec, weights, sizes, group, part)
+        yield
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"the weights fit, and what steps work on does not: ask for fewer --kv-pages ({settings.kv_pages}), "
@@ -352,10 +413,20 @@ def _read_plan(path: Path, settings: RunnerSettings) -> OffloadPlan:
 
 def _check_budgets(settings: RunnerSettings) -> None:
     """Raises OutOfMemory: the ranks of this host have budgets that it has no memory for."""
-    own, available = settings.offload_device_bytes + settings.offload_host_bytes, available_memory()
+    own = settings.offload_device_bytes + settings.offload_host_bytes
+    _check_own(settings, "--offload-device-bytes and --offload-host-bytes", own)
+
+
+def _check_host(settings: RunnerSettings) -> None:
+    """The same of runners on GPUs, which have the rest. Raises OutOfMemory."""
+    _check_own(settings, "--offload-host-bytes", settings.offload_host_bytes)
+
+
+def _check_own(settings: RunnerSettings, what: str, own: int) -> None:
+    available = available_memory()
     if (needed := own * len(settings.ranks_here)) > available.n_bytes:
         raise OutOfMemory(
-            f"--offload-device-bytes and --offload-host-bytes of {len(settings.ranks_here)} ranks here are {needed}, "
+            f"{what} of {len(settings.ranks_here)} ranks here are {needed}, "
             f"and {available.limit} has {available.n_bytes} left: give it more memory, or ask for less"
         )
 
@@ -379,7 +450,7 @@ def make_partition(settings: RunnerSettings, base: ModelSource, ranks: TorchRank
     """
     part = _part_of(base.spec, ranks.grid, ranks.rank)
     if settings.executor == "cuda":
-        return _cuda_part(settings, base, find_gpu(local_gpu(settings, ranks.rank)), part, ranks.tensor)
+        return _cuda_part(settings, base, find_gpu(local_gpu(settings, ranks.rank)), part, ranks.tensor, ranks.rank)
     if settings.executor == "cpu":
         return _cpu_part(settings, base, part, ranks if part.size > 1 else None, ranks.rank)
     return _reference_part(settings, base, part, ranks.tensor)

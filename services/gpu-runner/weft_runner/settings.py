@@ -153,15 +153,16 @@ class RunnerSettings:
         1 << 24,
     )
     offload_device_bytes: int = _number(
-        "bytes for weights, KV, adapters and steps of the cpu executor, a rank: weights that do not fit come from "
-        "disk while layers compute (0: all are in memory)",
+        "bytes for weights, KV, adapters and steps, of the GPU if that computes, a rank: weights that do not fit "
+        "come from disk while layers compute (0: all are in memory)",
         0,
         0,
         1 << 50,
         metavar="N",
     )
     offload_host_bytes: int = _number(
-        "bytes of host memory beside them, a rank; the cpu executor has one memory, and more of it", 0, 0, 1 << 50,
+        "bytes of host memory beside them, a rank: for weights that are copied to the GPU as layers compute, and for "
+        "those from disk on their way; the cpu executor has one memory, and more of it", 0, 0, 1 << 50,
         metavar="N",
     )  # fmt: skip
     offload_kv_disk_pages: int = _number(
@@ -288,9 +289,9 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield "--ranks-per-host is for ranks of several hosts: say where by --ranks-listen and --leader"
     if values.leader and not index and not values.ranks_listen:
         yield "--leader without --ranks-listen is for hosts from 1 on: say which by --host-index"
-    if values.offload_device_bytes and (values.executor not in ("auto", "cpu") or values.tensor_parallel > 1):
+    if values.offload_device_bytes and (values.executor == "reference" or values.tensor_parallel > 1):
         yield (
-            "--offload-device-bytes is for --executor cpu without --tensor-parallel: "
+            "--offload-device-bytes is for --executor cpu and cuda without --tensor-parallel: "
             "split the model by --pipeline-parallel, whose stages have a budget each"
         )
     if values.executor not in ("auto", "cpu"):
@@ -304,6 +305,8 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield "--offload-plan is for --offload-device-bytes and one rank: it says where the weights of one are"
     if (values.offload_kv_disk_pages or values.offload_host_bytes) and not values.offload_device_bytes:
         yield "--offload-kv-disk-pages and --offload-host-bytes are for --offload-device-bytes"
+    if values.offload_kv_disk_pages and values.executor == "cuda":
+        yield "--offload-kv-disk-pages is for --executor cpu: --executor cuda has KV on the GPU"
     if values.offload_kv_disk_pages > values.kv_pages:
         yield f"--offload-kv-disk-pages {values.offload_kv_disk_pages} are more than --kv-pages {values.kv_pages}"
     if not 0.0 <= values.offload_weights_share <= 1.0:

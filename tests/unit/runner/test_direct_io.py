@@ -9,8 +9,8 @@ import pytest
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
-from weft_runner.model.cpu import direct_io
-from weft_runner.model.cpu.direct_io import DEPTH, PAGE, DirectFile, IoQueue, Requests
+from weft_runner.model.tiers import direct_io
+from weft_runner.model.tiers.direct_io import DEPTH, PAGE, DirectFile, IoQueue, Requests
 
 PAGES = 3 * DEPTH
 

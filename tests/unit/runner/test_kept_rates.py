@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from harness.native_library import native_library
-from weft_runner.model.cpu.kept_rates import kept_rates, rates_identity
+from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.policy import Formats
 
 RATES = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
-IDENTITY = rates_identity(native_library(), "sha256:" + "5" * 64, Formats(), 2)
+IDENTITY = rates_identity("avx2 5", "sha256:" + "5" * 64, Formats(), 2)
 
 
 def changed(path: Path, **fields: Any) -> None:
@@ -61,7 +60,7 @@ def test_another_model_or_format_is_measured_of_its_own_and_what_cannot_be_kept_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for formats in (Formats(), Formats("int4")):
-        kept_rates(tmp_path, rates_identity(native_library(), "sha256:5", formats, 2), lambda: RATES)
+        kept_rates(tmp_path, rates_identity("avx2 5", "sha256:5", formats, 2), lambda: RATES)
     assert len(list(tmp_path.iterdir())) == 2
     assert kept_rates(tmp_path / "nowhere", IDENTITY, lambda: RATES) == RATES
     assert "what was measured is not kept" in caplog.messages

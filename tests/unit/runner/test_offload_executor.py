@@ -28,12 +28,13 @@ from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.kv_file import KvFile
-from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
-from weft_runner.model.cpu.packed_file import PackedLayout, packed_file
+from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import KINDS, RowPacker
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
+from weft_runner.model.tiers.budget import OffloadBudget
+from weft_runner.model.tiers.packed_file import PackedLayout, packed_file
 from weft_runner.offload.plan import BlockTime, OffloadPlan, PassTime, Usage, WeightTiers, plan_json
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Policy, Shares
 from weft_runner.parallel.pipeline import OffloadedPipeline

@@ -8,11 +8,12 @@ import pytest
 
 from harness.native_models import make_step, write_model
 from weft_kernels.cpu.library import load
+from weft_kernels.cpu.sources import SOURCES
 from weft_runner.errors import NoPolicyFits
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import read_spec
-from weft_runner.model.cpu.kept_rates import kept_rates, rates_identity
 from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.policy import Budgets, Formats
@@ -113,7 +114,7 @@ def test_sparse_attention_is_off_where_it_was_measured_not_to_pay(
     asked = replace(asked, offload_disk_path=folder / f"sparse-{rate:g}")
     products = {"bf16": ((1, 1e-10), (16, 3e-10))}
     measured = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=rate)
-    identity = rates_identity(load(), BASE, Formats(), 1)
+    identity = rates_identity(f"{load().level} {SOURCES.digest()}", BASE, Formats(), 1)
     assert asked.offload_disk_path is not None
     asked.offload_disk_path.mkdir()
     kept_rates(asked.offload_disk_path, identity, lambda: measured)

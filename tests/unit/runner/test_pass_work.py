@@ -10,8 +10,9 @@ from harness.native_models import Scales, adapter_tensors, make_step, write_mode
 from weft.domain.model.config import ModelSpec
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.machine_rates import measure_rates
-from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
-from weft_runner.model.cpu.pass_work import pass_work
+from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.model.tiers.budget import OffloadBudget
+from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.offload.policy import Formats
 from weft_runner.offload.sizes import model_sizes
 from weft_runner.shell.metrics import OffloadMetrics

@@ -84,6 +84,7 @@ class BatchScheduler:
         them, for it becomes another row; while not all of them do, another row would gain nothing.
         """
         limits, times, target_ms = self._limits, self.step_time, self.token_time_ms
+        times.follow_late()
         prompts, rows = _of(prefilling, Priority.INTERACTIVE), _of(decoding, Priority.INTERACTIVE)
         alone = self._schedule(prompts, rows, sum(row.keys for row in rows), lambda: 0, limits.prompt_time_ms)
         keys, prompt_tokens = self.keys, alone.prompt_tokens

@@ -9,9 +9,9 @@ at start (`StepModel`); the two factors follow the measured steps (normalised le
 neighbour, adapters, or long contexts in prefill, which the form leaves out, change the next chunk and not the promise.
 """
 
-from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from heapq import nlargest
 
 MIN_CHUNK = 32  # tokens: a prompt moves on, whatever the target; fewer stream the weights again for hardly less work
 TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same full or not
@@ -47,8 +47,7 @@ class StepTimeEstimator:
         self.model = model
         self.decode = self.prompt = 1.0
         self.late = FIRST_LATE  # what all but `LATE` of the last steps took at most, over what they were expected to
-        self._ratios = deque([FIRST_LATE], LATE_STEPS)
-        self._sorted = [FIRST_LATE]
+        self._ratios, self._learnt = deque([FIRST_LATE], LATE_STEPS), False
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """What such a step is expected to take."""
@@ -66,20 +65,18 @@ class StepTimeEstimator:
         """
         decode_ms = self.decode * self.model.decode_ms(rows, keys)
         prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
-        self._remember(measured_ms, decode_ms + prompt_ms)
+        self._ratios.append(measured_ms / (decode_ms + prompt_ms or measured_ms))
+        self._learnt = True
         if not prompt_tokens or measured_ms < decode_ms:
             self.decode *= _correction(measured_ms, decode_ms)
         else:
             self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
 
-    def _remember(self, measured_ms: float, expected_ms: float) -> None:
-        """`late` is a quantile of the last steps' ratios. One that took longer than twice as long counts as twice."""
-        ratio = min(measured_ms / expected_ms, STEP_MOST) if expected_ms > 0.0 else FIRST_LATE
-        if len(self._ratios) == LATE_STEPS:
-            del self._sorted[bisect_left(self._sorted, self._ratios[0])]
-        self._ratios.append(ratio)
-        insort(self._sorted, ratio)
-        self.late = max(1.0, self._sorted[-1 - int(LATE * len(self._sorted))])
+    def follow_late(self) -> None:
+        """Before `late_ms` and `tokens_within`: sees the last steps. One that took more than twice as long counts twice."""
+        if self._learnt:
+            largest = nlargest(1 + int(LATE * len(self._ratios)), self._ratios)
+            self.late, self._learnt = min(max(1.0, largest[-1]), STEP_MOST), False
 
     def late_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """What such a step takes at most, but for one in two hundred."""

@@ -4,13 +4,14 @@ Everything but attention works on a step's flattened tokens [T, ...] (ORCA, sect
 the operators: adding a projection's output to it and taking its norm is one operator, so that it can be one kernel.
 """
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
 
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.lora import DOWN, GATE_UP, OUT, QKV
-from weft_runner.model.weights import LayerWeights, ModelWeights
+from weft_runner.model.weights import LayerWeights
 
 
 class Operators(Protocol):
@@ -48,16 +49,22 @@ class Operators(Protocol):
         ...
 
 
-def run_layers(ops: Operators, weights: ModelWeights, first: int, last: int, layer_done: LayerDone | None) -> Tensor:
+class LayerSource(Protocol):
+    """Weights by layer. What is in a context may be elsewhere, or gone, outside of it."""
+
+    def layer(self, index: int) -> AbstractContextManager[LayerWeights]: ...
+
+
+def run_layers(ops: Operators, weights: LayerSource, first: int, last: int, layer_done: LayerDone | None) -> Tensor:
     """Layers [first, last): hidden [T, H], not normed. The residual stream is what `first` reads."""
     y: Tensor | None = None
     for layer in range(first, last):
-        w = weights.layers[layer]
-        qkv = ops.project(ops.add_norm(y, w.attention_norm), w.qkv, layer, QKV, w.qkv_bias)
-        attended = ops.attend(ops.heads(qkv, layer, w), layer, w)
-        y = ops.project(attended, w.o, layer, OUT)
-        gate_up = ops.project(ops.add_norm(y, w.mlp_norm), w.gate_up, layer, GATE_UP)
-        y = ops.project(ops.gate(gate_up, layer), w.down, layer, DOWN)
+        with weights.layer(layer) as w:
+            qkv = ops.project(ops.add_norm(y, w.attention_norm), w.qkv, layer, QKV, w.qkv_bias)
+            attended = ops.attend(ops.heads(qkv, layer, w), layer, w)
+            y = ops.project(attended, w.o, layer, OUT)
+            gate_up = ops.project(ops.add_norm(y, w.mlp_norm), w.gate_up, layer, GATE_UP)
+            y = ops.project(ops.gate(gate_up, layer), w.down, layer, DOWN)
         if layer_done is not None:
             layer_done(layer)
     return ops.end(y)

@@ -3,7 +3,8 @@
 Stacking q|k|v and gate|up makes one matrix product of three or two.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,19 @@ class ModelWeights:
         """After the last layer come logits; else the hidden rows go on to the next stage."""
         return len(self.head) > 0
 
+    @property
+    def packed(self) -> bool:
+        """Matrices are int4 (`weft_kernels.triton.int4`)."""
+        return bool(self.layers) and self.layers[0].qkv.dtype == torch.int32
+
+    def layer(self, index: int) -> AbstractContextManager[LayerWeights]:
+        """See `model.decoder.LayerSource`: all are here."""
+        return nullcontext(self.layers[index])
+
+    def head_pieces(self) -> Iterator[torch.Tensor]:
+        """Rows of the head, in order: in one piece."""
+        yield self.head
+
 
 def load_weights(
     files: Files,
@@ -84,7 +98,7 @@ def load_weights(
 
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(_stacked(checkpoint, part, layer, dtype, device, matrix) for layer in part.layers),
+        layers=tuple(stacked_layer(checkpoint, part, layer, dtype, device, matrix) for layer in part.layers),
         norm=_converted(NORM, checkpoint.norm, torch.float32, device),
         head=part.head(embedding) if shared and pack is None else matrix(head, part.head(checkpoint.head)),
     )
@@ -105,7 +119,7 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
             raise WeightsInvalid(f"{name} is NaN or infinite at {index}")
 
 
-def _stacked(
+def stacked_layer(
     checkpoint: Checkpoint,
     part: Partition,
     index: int,
@@ -113,6 +127,7 @@ def _stacked(
     device: torch.device | str,
     matrix: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> LayerWeights:
+    """Norms and biases on `device`, matrices as `matrix` makes them of their parts' names and stored numbers."""
     layer = part.layer(checkpoint.layer(index))
     where = f"of layer {index}" + (f", part {part.rank} of {part.size}" if part.size > 1 else "")
 

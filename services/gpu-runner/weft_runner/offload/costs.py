@@ -29,6 +29,7 @@ class BlockWork:
 
     `batch_tokens`: of a device batch, at most. `in_flight`: blocks at a time, one for each host of a pipeline.
     `pages`: KV pages on the device, for sequences and adapters, where they are set; 0: as many as a block needs.
+    `table_bytes`: on the device for each sequence, beside its KV.
     """
 
     prompt: int
@@ -39,6 +40,7 @@ class BlockWork:
     page_tokens: int = 16
     in_flight: int = 1
     pages: int = 0
+    table_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Case:
     @property
     def tokens(self) -> int:
         """Of a device batch, at most."""
-        prompts = min(self.batch * self.work.prompt, max(self.work.batch_tokens, 1))
+        prompts = min(self.batch * self.work.prompt, self.pass_rows, max(self.work.batch_tokens, 1))
         return max(self.batch, prompts)
 
     @property
@@ -291,6 +293,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     hidden_blocks = ALIGN * (pass_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
     rows += 2 * case.block * sizes.logits_row + pass_rows * sizes.embedding_row
+    rows += work.in_flight * case.block * work.table_bytes
     both = ("host", "disk")
     workspace = linear(
         float(rows + sizes.fixed + spare),

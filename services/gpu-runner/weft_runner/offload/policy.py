@@ -70,6 +70,7 @@ class Formats:
     """How numbers lie, and what else changes the bytes that move.
 
     `cpu_attention`: scores are computed on the host where KV lies there (section 4.3, delegation).
+    `executor`: whose packed matrices they are.
     `sparse_attention`: a decode step reads the values of the best tenth of the keys alone (section 5).
     """
 
@@ -77,6 +78,7 @@ class Formats:
     kv: KvFormat = "bf16"
     cpu_attention: bool = False
     sparse_attention: bool = False
+    executor: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

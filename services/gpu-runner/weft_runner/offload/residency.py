@@ -14,7 +14,7 @@ from itertools import accumulate
 from weft_runner.errors import PolicyInvalid
 from weft_runner.offload.plan import BUFFERS, MATRICES, OffloadPlan
 from weft_runner.offload.policy import MemoryTier
-from weft_runner.offload.rounding import WeightShape, every_resident, resident_layers
+from weft_runner.offload.rounding import Resident, WeightShape, every_resident, resident_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,27 @@ def place_weights(
     if total <= budget and share >= 1.0:
         stay = tuple((True,) * len(sizes) for sizes in groups)
         return WeightResidency(tuple(map(tuple, groups)), stay, 0, embedding_bytes <= budget - total)
+    shape = shape_of(groups)
+    best, buffers = best_resident(shape, budget, share)
+    stay = [*resident_layers(shape.layers, best.counts), *([(best.head,)] * (len(groups) - shape.layers))]
+    return with_ring(groups, stay, buffers)
+
+
+def shape_of(groups: Sequence[Sequence[int]]) -> WeightShape:
+    """Of layers, which are alike, and the head's pieces."""
     layers = [sizes for sizes in groups if len(sizes) == len(MATRICES)]
     pieces = [sum(sizes) for sizes in groups[len(layers) :]]
-    shape = WeightShape(len(layers), tuple(layers[0]), sum(pieces), max(pieces, default=0))
+    return WeightShape(len(layers), tuple(layers[0]), sum(pieces), max(pieces, default=0))
+
+
+def best_resident(shape: WeightShape, budget: int, share: float) -> tuple[Resident, int]:
+    """What stays, and how many of the largest group the ring holds."""
+    total = sum(shape.matrices) * shape.layers + shape.head
     for buffers in BUFFERS:
         every = every_resident(shape, buffers)
         fitting = [one for one in every if one.needs <= budget and one.bytes <= share * total]
         if fitting:
-            best = max(fitting, key=lambda one: (one.bytes, -one.needs, one.counts))
-            stay = [*resident_layers(shape.layers, best.counts), *([(best.head,)] * len(pieces))]
-            return _with_ring(groups, stay, buffers)
+            return max(fitting, key=lambda one: (one.bytes, -one.needs, one.counts)), buffers
     raise AssertionError("nothing resident and one group in the ring fit, as was asserted")
 
 
@@ -93,13 +104,13 @@ def planned_weights(groups: Sequence[Sequence[int]], plan: OffloadPlan, budget: 
         raise PolicyInvalid(f"the plan is of {len(layers)} layers {'with' if head else 'without'} a head, not of these")
     stay = [*(tuple(tier is not MemoryTier.DISK for tier in layer) for layer in layers)]
     stay += [(head is not MemoryTier.DISK,)] * pieces
-    found = _with_ring(groups, stay, plan.buffers)
+    found = with_ring(groups, stay, plan.buffers)
     if (needed := found.resident_bytes + found.ring_bytes) > budget:
         raise PolicyInvalid(f"the plan's weights and ring take {needed} bytes, and the budget leaves {budget} for them")
     return found
 
 
-def _with_ring(groups: Sequence[Sequence[int]], stay: Sequence[tuple[bool, ...]], depth: int) -> WeightResidency:
+def with_ring(groups: Sequence[Sequence[int]], stay: Sequence[tuple[bool, ...]], depth: int) -> WeightResidency:
     """For `depth` of the largest group."""
     whole = WeightResidency(tuple(map(tuple, groups)), tuple(stay), 0, embedding=False)
     return replace(whole, ring_bytes=min(depth * max(whole.streamed, default=0), whole.streamed_bytes))

@@ -15,7 +15,6 @@ from typing import Protocol
 from weft_runner.offload.costs import Case, Linear, Outside, memory, phase, prompt_streams, token_streams
 from weft_runner.offload.plan import MATRICES, BlockTime, OffloadPlan, Usage, WeightTiers
 from weft_runner.offload.policy import Budgets, MemoryTier, Policy, Shares
-from weft_runner.offload.sizes import ModelSizes
 
 QUARTERS = 4  # KV of a block is split between tiers in such parts
 MOST_RESIDENTS = 16  # that are tried for each split where there is a host tier
@@ -28,8 +27,10 @@ class Supports:
 
     kv: tuple[MemoryTier, ...] = tuple(MemoryTier)
     activations: tuple[MemoryTier, ...] = tuple(MemoryTier)
+    device_batches: bool = True  # a pass is computed in several; else all of its rows are one
 
 
+ON_GPU = Supports((MemoryTier.DEVICE,), (MemoryTier.DEVICE,), device_batches=False)  # the cuda executor
 EVERYTHING = Supports()
 
 
@@ -137,10 +138,10 @@ def resident_layers(layers: int, counts: Counts) -> list[tuple[bool, ...]]:
     return [tuple(layer in column for column in columns) for layer in range(layers)]
 
 
-def weight_tiers(sizes: ModelSizes, rounded: Rounded) -> WeightTiers:
-    """Which matrix of which layer lies where."""
+def weight_tiers(sizes: WeightSizes, counts: Counts, host_counts: Counts, head: MemoryTier) -> WeightTiers:
+    """Which matrix of which layer lies where. `counts`: on the device."""
     columns: list[list[MemoryTier]] = []
-    for n, on_host in zip(rounded.resident.counts, rounded.host_counts, strict=True):
+    for n, on_host in zip(counts, host_counts, strict=True):
         column = [MemoryTier.DISK] * sizes.layers
         for i in spread(n, range(sizes.layers)) if n else ():
             column[i] = MemoryTier.DEVICE
@@ -148,7 +149,7 @@ def weight_tiers(sizes: ModelSizes, rounded: Rounded) -> WeightTiers:
             column[i] = MemoryTier.HOST
         columns.append(column)
     layers = tuple((q, o, g, d) for q, o, g, d in zip(*columns, strict=True))
-    return WeightTiers(layers, rounded.head if sizes.head else None)
+    return WeightTiers(layers, head if sizes.head else None)
 
 
 def round_case(case: Case, budgets: Budgets, supports: Supports, best_s: float = float("inf")) -> Rounded | None:
@@ -229,17 +230,11 @@ def _rounded(
     sizes, outside = case.sizes, _outside(case, kv_device, kv_host, activations)
     on_host, on_disk = (_beside(parts, outside, tier) for tier in (MemoryTier.HOST, MemoryTier.DISK))
     left = sizes.weights - resident.bytes
-    staging = 0 if case.machine.one_memory else resident.ring
-    free_bytes = 0 if case.machine.one_memory else budgets.host_bytes - on_host.total
-    if free_bytes < 0:
+    if case.machine.one_memory:
+        part = HostPart((0, 0, 0, 0), head=False, bytes=0, staging=0)
+    elif (part := host_part(sizes, resident, left, budgets.host_bytes - on_host.total)) is None:
         return None
-    host_counts, head_on_host, host_bytes = _on_host(sizes, resident, free_bytes)
-    if host_bytes < left:  # what comes from the disk passes through the host
-        host_counts, head_on_host, host_bytes = _on_host(sizes, resident, max(0, free_bytes - staging))
-        if staging > free_bytes:
-            return None
-    else:
-        staging = 0
+    host_counts, host_bytes, staging = part.counts, part.bytes, part.staging
     disk_bytes = left - host_bytes
     usage = {
         MemoryTier.DEVICE: _with(_beside(parts, outside, MemoryTier.DEVICE), resident.bytes, ring=resident.ring),
@@ -252,12 +247,34 @@ def _rounded(
         host_bytes / sizes.weights, disk_bytes / sizes.weights, outside.activations_host, outside.activations_disk,
         outside.kv_host, outside.kv_disk,
     )  # fmt: skip
-    head = MemoryTier.DEVICE if resident.head else MemoryTier.HOST if head_on_host else MemoryTier.DISK
+    head = MemoryTier.DEVICE if resident.head else MemoryTier.HOST if part.head else MemoryTier.DISK
     predicted = predict(case, streams, whole)
     return Rounded(whole, resident, host_counts, head, activations, kv_device, kv_host, usage, predicted)
 
 
-def _on_host(sizes: ModelSizes, resident: Resident, free_bytes: int) -> tuple[Counts, bool, int]:
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """What lies on the host of the matrices that are not on the device. `staging`: bytes for others on their way."""
+
+    counts: Counts
+    head: bool
+    bytes: int
+    staging: int
+
+
+def host_part(sizes: WeightSizes, resident: Resident, left: int, free_bytes: int) -> HostPart | None:
+    """Of `left` bytes that are not on the device, in so many of the host. None: what is on the disk has no way."""
+    if free_bytes < 0:
+        return None
+    counts, head, n_bytes = _on_host(sizes, resident, free_bytes)
+    if n_bytes == left:
+        return HostPart(counts, head, n_bytes, 0)
+    if resident.ring > free_bytes:
+        return None
+    return HostPart(*_on_host(sizes, resident, free_bytes - resident.ring), staging=resident.ring)
+
+
+def _on_host(sizes: WeightSizes, resident: Resident, free_bytes: int) -> tuple[Counts, bool, int]:
     """As many as fit of each kind that is left, the large ones first: more memory never holds fewer bytes."""
     counts, left = [0, 0, 0, 0], free_bytes
     for kind in sorted(range(len(MATRICES)), key=lambda kind: -sizes.matrices[kind]):
@@ -298,9 +315,10 @@ def plan_from(case: Case, budgets: Budgets, rounded: Rounded, relaxed_s: float) 
         activations=Shares.of({rounded.activations: 1.0}),
         kv=Shares(rounded.kv_device / block, outside.kv_host, outside.kv_disk),
     )
+    tiers = weight_tiers(case.sizes, rounded.resident.counts, rounded.host_counts, rounded.head)
     return OffloadPlan(
-        policy, case.formats, budgets, weight_tiers(case.sizes, rounded), rounded.activations, rounded.kv_device,
-        rounded.kv_host, case.passes, case.tokens, case.buffers, rounded.usage, rounded.prediction, relaxed_s,
+        policy, case.formats, budgets, tiers, rounded.activations, rounded.kv_device, rounded.kv_host,
+        case.passes, case.tokens, case.buffers, rounded.usage, rounded.prediction, relaxed_s,
     )  # fmt: skip
 
 

@@ -104,7 +104,8 @@ def cases(request: PolicySearch) -> Iterator[Case]:
     for block in BLOCKS:
         if block > request.most_block:
             return
-        for batch in sorted({batch for batch in (*BATCHES, block) if block % batch == 0}):
+        batches = BATCHES if request.supports.device_batches else ()
+        for batch in sorted({batch for batch in (*batches, block) if block % batch == 0}):
             for passes in PASSES:
                 if block % passes == 0:
                     for buffers in BUFFERS:
@@ -187,8 +188,8 @@ def _why_none(request: PolicySearch) -> NoPolicyFits:
 
 
 def least_budgets(request: PolicySearch) -> Budgets:
-    """What one sequence at a time takes with as little as possible on the device. On the host: where it has any, what
-    passes through it from the disk.
+    """What one sequence at a time takes with as little as possible on the device. On the host: what passes through it
+    from the disk.
     """
     case = Case(request.sizes, request.machine, request.formats, request.work, 1, 1, buffers=1)
     parts = memory(case)[MemoryTier.DEVICE]
@@ -196,9 +197,7 @@ def least_budgets(request: PolicySearch) -> Budgets:
     beside = sum(math.ceil(part.constant) for name, part in parts.items() if name not in ("weights", "ring"))
     beside -= math.ceil(parts["kv"].constant) if off_device else 0
     least = residents(case.sizes, case.buffers)[0]
-    host = 0
-    if not request.machine.one_memory and (MemoryTier.HOST in request.supports.kv or request.tiers.host_bytes):
-        host = least.ring
+    host = 0 if request.machine.one_memory else least.ring
     return Budgets(beside + least.needs, host, case.sizes.file)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import (
+    NUMBER_BYTES,
     int4_kv_group,
     kv_token_bytes,
     packed_bytes,
@@ -86,11 +87,19 @@ def model_sizes(
     layers = range(spec.layers) if layers is None else layers
     shapes, ends = stacked_shapes(spec), layers.stop == spec.layers
     number = 4 if formats.weights == "fp32" else 2  # of activations in the kernels and of adapters
-    head = round_up(packed_bytes(spec.vocab_size, spec.hidden_size, formats.weights), ALIGN) if ends else 0
-    matrices = [round_up(packed_bytes(n_out, n_in, formats.weights), ALIGN) for n_out, n_in in shapes]
+    on_gpu = formats.executor == "cuda"
+    kind = f"cuda {formats.weights}" if on_gpu else formats.weights
+    head = round_up(packed_bytes(spec.vocab_size, spec.hidden_size, kind), ALIGN) if ends else 0
+    matrices = [round_up(packed_bytes(n_out, n_in, kind), ALIGN) for n_out, n_in in shapes]
     embedding_row = NUMBER_OF.get(spec.dtype, 4) * spec.hidden_size if layers.start == 0 else 0
     rank = adapter_rank + adapter_rank % 2
     widths = max(spec.hidden_size, spec.q_size) + spec.intermediate_size + spec.q_size + 3 * rank
+    row = number * (widths + 3 * 32) + 4 * (spec.q_size + 2 * spec.kv_size + spec.head_dim + 1)
+    fixed = 4 * (len(layers) * vector_numbers(spec) + spec.hidden_size)
+    if on_gpu:  # see `memory_estimate.device_workspace`
+        row = NUMBER_BYTES[kind] * (2 * spec.hidden_size + spec.q_size + 2 * spec.kv_size + 3 * spec.intermediate_size)
+    else:
+        fixed += GATHERED_ROWS * (round_up(embedding_row, ALIGN) + ALIGN) * (layers.start == 0)
     return ModelSizes(
         layers=len(layers),
         matrices=(matrices[0], matrices[1], matrices[2], matrices[3]),
@@ -100,13 +109,12 @@ def model_sizes(
         head_numbers=spec.vocab_size * spec.hidden_size if ends else 0,
         panel=round_up(-(-head // max(1, -(-head // max(matrices)))), ALIGN),
         file=len(layers) * sum(matrices) + head + round_up(spec.vocab_size * embedding_row, ALIGN),
-        fixed=4 * (len(layers) * vector_numbers(spec) + spec.hidden_size)
-        + GATHERED_ROWS * (round_up(embedding_row, ALIGN) + ALIGN) * (layers.start == 0),
+        fixed=fixed,
         kv_token=len(layers) * kv_token_bytes(spec, formats.kv, int4=formats.kv == "int4"),
         hidden_row=RESIDUAL * spec.hidden_size,
-        row=number * (widths + 3 * 32) + 4 * (spec.q_size + 2 * spec.kv_size + spec.head_dim + 1),
+        row=row,
         logits_row=4 * spec.vocab_size if ends else 0,
-        embedding_row=embedding_row,
+        embedding_row=RESIDUAL * spec.hidden_size if on_gpu else embedding_row,
         adapter=number * rank * len(layers) * adapter_widths(spec),
         q_size=spec.q_size,
         windows=tuple(spec.windows[i] for i in layers),

@@ -23,8 +23,8 @@ from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
-from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.executor import Executor, WrapExecutor
+from weft_runner.model.tiers.budget import Offloading
 from weft_runner.model.weights import Files
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -93,8 +93,8 @@ def build_engine(
     seconds = round(time.perf_counter() - started, 3)
     log.info("base loaded", extra=kv(layers=spec.layers, hidden=spec.hidden_size, threads=threads, seconds=seconds))
     limits = replace(limits, kv=_kv_identity(settings, executor, runner), kv_page_bytes=executor.page_bytes)
-    if isinstance(executor, OffloadExecutor):
-        limits = replace(limits, most_adapter_pages=executor.placement.kv.frames)
+    if isinstance(executor, Offloading):
+        limits = replace(limits, most_adapter_pages=executor.most_adapter_pages)
     if isinstance(executor, OffloadedPipeline):
         limits = replace(limits, most_adapter_pages=executor.frames)
     profile = _profile(executor, limits) if settings.profile else None
@@ -106,7 +106,7 @@ def build_engine(
         own.complete = engine.gaps.complete
     engine.post(FoundOnDisk(source.on_disk()))
     bundle = EngineBundle(engine, limits, executor.numerics_class, threads, executor.torch_threads, profile)
-    if isinstance(executor, OffloadExecutor):
+    if isinstance(executor, Offloading):
         bundle = replace(bundle, close=executor.close)
     if isinstance(executor, MultiProcessExecutor):  # a rank that is lost ends an engine without work, too
         executor.watch(lambda error: engine.post(ExecutorFailed(error)))

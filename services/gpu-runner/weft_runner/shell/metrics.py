@@ -6,7 +6,7 @@ from weft.domain.request import Ended, NoCapacity, Step
 from weft.domain.runner import RunnerRole
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.profile_model import Profile
-from weft_runner.model.cpu.offload import OffloadExecutor, OffloadFigures
+from weft_runner.model.tiers.budget import OffloadFigures, Offloading
 from weft_runner.shell.engine import Output
 from weft_runner.shell.kv_figures import KvTransfer
 
@@ -96,16 +96,18 @@ class KvMetrics:
 class OffloadMetrics:
     """Of weights and KV that come from disk; their names are there only where some may."""
 
-    def __init__(self, registry: CollectorRegistry, executor: OffloadExecutor) -> None:
+    def __init__(self, registry: CollectorRegistry, executor: Offloading) -> None:
         def counter(name: str, text: str) -> _Total:
             return _Total(Counter(f"weft_runner_offload_{name}", text, registry=registry))
 
         self._executor, figures = executor, executor.figures
         places = Gauge(
-            "weft_runner_offload_weight_bytes", "Bytes of weights by place: memory, disk (read in each pass), ring",
+            "weft_runner_offload_weight_bytes",
+            "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring",
             ("place",), registry=registry,
         )  # fmt: skip
         places.labels("memory").set(figures.resident_bytes)
+        places.labels("host").set(figures.host_bytes)
         places.labels("disk").set(figures.streamed_bytes)
         places.labels("ring").set(figures.ring_bytes)
         planned = Gauge(
@@ -113,6 +115,7 @@ class OffloadMetrics:
         )
         planned.set(figures.planned_pass_s)
         self._read = counter("read_bytes", "Bytes of weights read from disk")
+        self._copied = counter("copied_bytes", "Bytes of weights copied to a GPU")
         self._reading = counter("reading_seconds", "Time in which at least one read was under way")
         self._waited = counter("wait_seconds", "Time for which steps waited for weights")
         self._kv_read = counter("kv_read_bytes", "Bytes of KV read from disk")
@@ -131,6 +134,7 @@ class OffloadMetrics:
     def observe(self) -> None:
         figures: OffloadFigures = self._executor.figures
         self._read.set(figures.stream.read_bytes)
+        self._copied.set(figures.stream.copied_bytes)
         self._reading.set(figures.stream.reading_s)
         self._waited.set(figures.stream.waited_s)
         self._kv_read.set(figures.kv.read_bytes)
@@ -219,7 +223,7 @@ class RunnerMetrics:
         for time in profile.decode:
             self._step.labels(str(time.rows)).set(time.ms / 1e3)
 
-    def offloaded(self, executor: OffloadExecutor) -> None:
+    def offloaded(self, executor: Offloading) -> None:
         """Its weights come from disk."""
         self._offload = OffloadMetrics(self._registry, executor)
 

@@ -3,21 +3,26 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+
+import torch
 
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
+from weft_kernels.cpu.sources import SOURCES
 from weft_runner.errors import ExecutorUnavailable, NoPolicyFits, OffloadError
-from weft_runner.executors import OffloadPolicy, offload_folder
-from weft_runner.model.cpu.kept_rates import kept_rates, rates_identity
+from weft_runner.executors import OffloadPolicy, offload_folder, offload_gpu
 from weft_runner.model.cpu.machine_rates import measure_rates
-from weft_runner.model.cpu.offload import formats_of
-from weft_runner.model.partition import stage_of
+from weft_runner.model.cuda.device import Gpu
+from weft_runner.model.partition import Partition, stage_of
+from weft_runner.model.tiers.budget import formats_of
+from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Shares
-from weft_runner.offload.rounding import EVERYTHING, Supports
+from weft_runner.offload.rounding import EVERYTHING, ON_GPU, Supports
 from weft_runner.offload.search import BLOCKS, PolicySearch
 from weft_runner.offload.serving import MOST_BATCH_TOKENS, ServingLimits, serving_limits, usual_work
 from weft_runner.offload.sizes import model_sizes
@@ -28,6 +33,7 @@ log = logging.getLogger(__name__)
 SOLVE_S = 60.0
 # Of a budget, that the plan leaves: rows of the embedding on their way, and pages and workspaces rounded up.
 MARGIN_BYTES, MARGIN_PAGES = 1 << 20, 4
+GPU_MARGIN = 16  # one such part, for what torch's allocator rounds up and libraries work on
 
 STAGE = Supports(activations=(MemoryTier.DEVICE, MemoryTier.HOST))  # a stage's rows come and go as a whole
 
@@ -41,14 +47,13 @@ def settle_offload(
     """
     if settings.offload_policy != "auto":
         return settings, None
-    machine = _machine(settings, spec, threads)
+    gpu, stages = offload_gpu(settings, spec), settings.pipeline_parallel
+    machine = _machine(settings, spec, threads) if gpu is None else _gpu_machine(settings, spec, gpu)
     if settings.sparse_attention and not machine.sparse_pays:
         settings = replace(settings, sparse_attention=0.0)
         log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=_times(machine)))
-    requests = {
-        stage: _request(settings, spec, machine, stage_of(spec, stage, settings.pipeline_parallel).layers)
-        for stage in range(settings.pipeline_parallel)
-    }
+    ask = _request if gpu is None else partial(_gpu_request, gpu)
+    requests = {stage: ask(settings, spec, machine, stage_of(spec, stage, stages)) for stage in range(stages)}
     try:
         plans = solve_ranks(requests, SOLVE_S)
     except NoPolicyFits:
@@ -71,7 +76,8 @@ def _machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> Machine
     """Raises DiskUnusable, ExecutorUnavailable."""
     folder, most, formats = offload_folder(settings), settings.offload_device_bytes // 2, _formats(settings)
     try:
-        identity = rates_identity(load(), settings.base_digest, formats, threads)
+        kernels = f"{load().level} {SOURCES.digest()}"
+        identity = rates_identity(kernels, settings.base_digest, formats, threads)
         return kept_rates(
             folder, identity, lambda: measure_rates(folder, spec, [formats.weights], formats.kv, threads, most)
         )
@@ -79,12 +85,24 @@ def _machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> Machine
         raise ExecutorUnavailable(f"--offload-policy auto: {error.reason}") from error
 
 
+def _gpu_machine(settings: RunnerSettings, spec: ModelSpec, gpu: Gpu) -> MachineRates:
+    """Raises DiskUnusable."""
+    from weft_runner.model.cuda.machine_rates import measure_gpu_rates  # not where torch comes without Triton
+    from weft_runner.model.cuda.matrix_packer import DevicePacker
+
+    folder, formats = offload_folder(settings), formats_of(settings.dtype, executor="cuda")
+    kernels = f"{gpu.name} {DevicePacker.version} torch {torch.__version__}"
+    identity = rates_identity(kernels, settings.base_digest, formats, 0)
+    most = settings.offload_device_bytes // 4
+    return kept_rates(folder, identity, lambda: measure_gpu_rates(folder, spec, formats, gpu, most))
+
+
 def _formats(settings: RunnerSettings) -> Formats:
     formats = formats_of(settings.dtype, settings.kv_dtype)
     return replace(formats, sparse_attention=settings.sparse_attention > 0.0)
 
 
-def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, layers: range) -> PolicySearch:
+def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, part: Partition) -> PolicySearch:
     hosts, most = settings.hosts, settings.max_sequences
     work = usual_work(
         spec.max_positions,
@@ -95,7 +113,7 @@ def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, l
         pages=settings.kv_pages,
     )
     formats = _formats(settings)
-    page = settings.page_tokens * model_sizes(spec, formats, layers=layers).kv_token
+    page = settings.page_tokens * model_sizes(spec, formats, layers=part.layers).kv_token
     budgets = Budgets(
         settings.offload_device_bytes
         - min(settings.offload_device_bytes // 8, MARGIN_BYTES + int(MARGIN_PAGES * page)),
@@ -105,8 +123,30 @@ def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, l
     return PolicySearch(
         spec, machine, budgets, formats, replace(work, in_flight=hosts),
         STAGE if settings.pipeline_parallel > 1 else EVERYTHING, max(1, most // hosts) if most else BLOCKS[-1],
-        layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
+        part.layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
     )  # fmt: skip
+
+
+def _gpu_request(
+    gpu: Gpu, settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, part: Partition
+) -> PolicySearch:
+    """KV and activations on the GPU, all rows of a pass in one batch; and what its allocator and libraries take."""
+    from weft_runner.model.cuda.adapters import layout_of  # not where torch comes without Triton
+
+    asked = _request(settings, spec, machine, part)
+    entry = layout_of(part, settings.max_rank).entry_bytes
+    context = spec.max_positions
+    tables = 4 * -(-context // settings.page_tokens) + (0 if settings.max_adapters else entry)
+    beside = settings.max_adapters * entry + 4 * context * spec.head_dim
+    beside += settings.offload_device_bytes // GPU_MARGIN if gpu.is_real else 0
+    budgets = replace(
+        asked.budgets,
+        device_bytes=max(1, asked.budgets.device_bytes - beside),
+        host_bytes=settings.offload_host_bytes - min(settings.offload_host_bytes // 8, MARGIN_BYTES),
+    )
+    work = replace(asked.work, batch_tokens=asked.most_tokens, table_bytes=tables)
+    formats = formats_of(settings.dtype, executor="cuda")
+    return replace(asked, budgets=budgets, work=work, formats=formats, supports=ON_GPU)
 
 
 def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:

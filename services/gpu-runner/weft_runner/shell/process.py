@@ -19,8 +19,8 @@ from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
-from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.executor import WrapExecutor
+from weft_runner.model.tiers.budget import Offloading
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.worker_group import GatherRanks
@@ -133,7 +133,7 @@ class RunnerApp:
         metrics.total_pages = built.limits.total_pages  # which the policy of an offload pool finds
         if built.profile is not None:
             metrics.profiled(built.profile)
-        if isinstance(built.engine.executor, OffloadExecutor):
+        if isinstance(built.engine.executor, Offloading):
             metrics.offloaded(built.engine.executor)
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics)

@@ -9,7 +9,8 @@ from harness.native_library import native_library
 from harness.native_models import write_model
 from weft_cli.plan_offload import pool_settings
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
-from weft_runner.model.cpu.offload import OffloadBudget, OffloadExecutor
+from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.placement import check_placement
 from weft_runner.offload.plan import OffloadPlan

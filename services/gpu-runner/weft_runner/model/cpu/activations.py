@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.model.cpu.direct_io import PAGE
 from weft_runner.model.cpu.kv_file import KvFile, SlotRun
 from weft_runner.model.cpu.micro_batches import MicroBatch
-from weft_runner.model.cpu.page_stream import DiskKvFigures, DiskPages, PageStream, Piece
+from weft_runner.model.cpu.page_stream import DiskPages, PageStream, Piece
 from weft_runner.model.step import Ints
+from weft_runner.model.tiers.budget import DiskKvFigures
+from weft_runner.model.tiers.direct_io import PAGE
 from weft_runner.offload.placement import ActivationSplit
 
 NONE = np.empty(0, np.int32)

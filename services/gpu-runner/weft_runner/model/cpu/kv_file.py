@@ -20,7 +20,7 @@ import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
-from weft_runner.model.cpu.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, up
+from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, up
 from weft_runner.offload.sizes import BOUNCE
 
 Copy = tuple[int, int]  # address of a slot, and of its place in a buffer

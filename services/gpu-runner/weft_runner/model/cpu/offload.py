@@ -11,8 +11,7 @@ KV pages on the disk are loaded for a layer of a micro-batch while the one befor
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,24 +20,25 @@ from weft.domain.runner import OffloadState
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import INT8, LoraSiteStruct, Matrix, ModelStruct, StepStruct
-from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory
+from weft_runner.errors import DiskUnusable, OutOfMemory
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.activations import DiskActivations
-from weft_runner.model.cpu.direct_io import PAGE, DirectFile, IoQueue, up
 from weft_runner.model.cpu.executor import CpuExecutor, address_of
 from weft_runner.model.cpu.kv_file import bounce_bytes
 from weft_runner.model.cpu.micro_batches import MicroBatch, cut
-from weft_runner.model.cpu.packed_file import PackedFile, PackedLayout, Region, packed_file
 from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
-from weft_runner.model.cpu.page_stream import DiskKvFigures, DiskPages
-from weft_runner.model.cpu.pass_work import pass_work
+from weft_runner.model.cpu.page_stream import DiskPages
 from weft_runner.model.cpu.tiered_kv import TieredKv
-from weft_runner.model.cpu.weight_stream import Extent, StreamFigures, WeightStream
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import Ints, StepInput
-from weft_runner.offload.accuracy import Accuracy, AccuracyFigures
-from weft_runner.offload.machine import MachineRates
+from weft_runner.model.tiers.budget import DiskKvFigures, OffloadBudget, OffloadFigures, formats_of, state_of
+from weft_runner.model.tiers.direct_io import DirectFile
+from weft_runner.model.tiers.embedding_rows import EmbeddingRows, gather_bytes
+from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
+from weft_runner.model.tiers.pass_work import pass_work
+from weft_runner.model.tiers.weight_stream import Extent, StreamFigures, WeightStream
+from weft_runner.offload.accuracy import Accuracy
 from weft_runner.offload.passes import PassWork, WeightPlacement
 from weft_runner.offload.placement import (
     TierPlacement,
@@ -50,56 +50,13 @@ from weft_runner.offload.placement import (
     split_activations,
     split_kv,
 )
-from weft_runner.offload.plan import OffloadPlan, PassTime
-from weft_runner.offload.policy import Budgets, Formats, WeightsFormat
+from weft_runner.offload.plan import PassTime
+from weft_runner.offload.policy import Budgets, WeightsFormat
 from weft_runner.offload.residency import WeightResidency, offsets
-from weft_runner.offload.sizes import BOUNCE_THREADS, GATHERED_ROWS, model_sizes
+from weft_runner.offload.sizes import BOUNCE_THREADS, model_sizes
 from weft_runner.offload.stages import StageState
 
-GAP_BYTES = 32 << 10  # of the embedding between two rows that are one read: about what a request takes longer
 SITES = ("qkv", "o", "gate_up", "down")
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadBudget:
-    """`device_bytes`: for weights that stay, the ring, KV, adapters and what steps work on; `path`: on the disk.
-
-    `host_bytes`: more of the same, since device and host are one memory. `kv_disk_pages`: of all KV pages;
-    `activation_disk_tokens`: of the `max_tokens` of a pass, whose rows between layers are in a file.
-
-    `base`: the digest that the file is named by. `micro_batch`, `max_tokens`, `max_sequences`: most tokens that a layer
-    computes at a time, and of a step. `max_rank`: of adapters. `share`: of the weights that may stay (FlexGen's wg).
-    """
-
-    device_bytes: int
-    disk_bytes: int
-    path: Path
-    base: str
-    micro_batch: int
-    max_tokens: int
-    max_sequences: int
-    max_rank: int
-    share: float = 1.0
-    host_bytes: int = 0
-    kv_disk_pages: int = 0
-    activation_disk_tokens: int = 0
-    plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
-    machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadFigures:
-    """For metrics. Bytes and seconds since start; `streamed_bytes`: of each pass."""
-
-    resident_bytes: int
-    streamed_bytes: int
-    ring_bytes: int
-    stream: StreamFigures
-    kv: DiskKvFigures
-    activations: DiskKvFigures
-    step_s: float
-    planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
-    accuracy: AccuracyFigures | None  # None: passes are not predicted
 
 
 class OffloadExecutor(CpuExecutor):
@@ -125,7 +82,7 @@ class OffloadExecutor(CpuExecutor):
         self._head = ModelStruct.from_buffer_copy(self._base.model)
         self._single = ModelStruct.from_buffer_copy(self._base.model)  # the layer that is computed from disk pages
         self._single.layers = 1
-        self._embedding = _EmbeddingRows(self._file, self._base.model, resident=self.residency.embedding)
+        self._embedding = EmbeddingRows(self._file, resident=self.residency.embedding)
         self._native.layers_done = None
         self._batches: list[MicroBatch] = []
         self._version = 0
@@ -148,7 +105,7 @@ class OffloadExecutor(CpuExecutor):
         planned_s = 0.0 if self._budget.plan is None else self._budget.plan.predicted.token.pass_s
         accuracy = None if self._accuracy is None else self._accuracy.figures
         return OffloadFigures(
-            residency.resident_bytes, residency.streamed_bytes, residency.ring_bytes, stream,
+            residency.resident_bytes, 0, residency.streamed_bytes, residency.ring_bytes, stream,
             DiskKvFigures() if self._disk_kv is None else self._disk_kv.figures,
             DiskKvFigures() if self._activations is None else self._activations.figures,
             self._step_s, planned_s, accuracy,
@@ -157,14 +114,12 @@ class OffloadExecutor(CpuExecutor):
     @property
     def offload_state(self) -> OffloadState:
         """See `model.executor.Offloads`."""
-        stream, accuracy = self._weights.figures, None if self._accuracy is None else self._accuracy.figures
-        state = OffloadState(self.residency.share, stream.read_bytes / stream.reading_s if stream.reading_s else 0.0)
-        if accuracy is None:
-            return state
-        return state._replace(
-            predicted_ms=accuracy.token_predicted_s * 1e3, measured_ms=accuracy.token_measured_s * 1e3,
-            alone_ms=accuracy.alone_s * 1e3, disk_bound=accuracy.alone_reads,
-        )  # fmt: skip
+        return state_of(self.figures, self.residency.share)
+
+    @property
+    def most_adapter_pages(self) -> int:
+        """Those in memory."""
+        return self.placement.kv.frames
 
     @property
     def layers_done(self) -> int:
@@ -210,7 +165,7 @@ class OffloadExecutor(CpuExecutor):
         self._begin(step, range(first, last), hidden, wanted)
         self._weights.begin(samples=samples)
         if hidden is None and self._part.begins and first == 0:
-            self._embedding.gather(step.arrays.tokens, self._tokens)
+            self._base.model.embedding = self._embedding.gather(step.arrays.tokens, self._tokens)
         single = len(self._structs) == 1 and not any(self._disk_pages)
         for begin, end in self._weights.spans(first, last, single=single):
             with self._weights.layer(begin):
@@ -387,7 +342,7 @@ class OffloadExecutor(CpuExecutor):
     def _place(self) -> TierPlacement:
         """Raises OutOfMemory, DiskUnusable, PolicyInvalid, with what there has to be."""
         budget, layout, spec, split = self._budget, self._file.layout, self.spec, self._split
-        groups = _groups(layout)
+        groups = region_groups(layout)
         sizes = [[region.n_bytes for region in group] for group in groups]
         plan, rows, row_bytes = budget.plan, budget.max_tokens, 4 * spec.hidden_size
         activations = split_activations(
@@ -396,7 +351,7 @@ class OffloadExecutor(CpuExecutor):
             buffers=2 if plan is None else plan.buffers,
         )  # fmt: skip
         logits = 4 * budget.max_sequences * spec.vocab_size * self._part.ends
-        gathered = 0 if not self._part.begins else budget.max_tokens * layout.row_bytes + _bounce_bytes(layout)
+        gathered = 0 if not self._part.begins else budget.max_tokens * layout.row_bytes + gather_bytes(layout)
         site_rank = 3 * (budget.max_rank + budget.max_rank % 2)
         work = 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
         work += BOUNCE_THREADS * bounce_bytes(split.layer_bytes) if split.disk_pages else 0
@@ -441,27 +396,12 @@ class OffloadExecutor(CpuExecutor):
             self._disk_kv.take(pages)
 
 
-def formats_of(dtype: str, kv_dtype: str) -> Formats:
-    """Of an executor's weights and KV."""
-    match dtype:
-        case "bf16" | "fp32" | "int8" | "int4":
-            return Formats(dtype, "int4" if kv_dtype == "int4" else "fp32" if dtype == "fp32" else "bf16")
-        case _:
-            raise AssertionError(dtype)
-
-
-def _groups(layout: PackedLayout) -> list[list[Region]]:
-    """Of each layer, then of each piece of the head."""
-    layers = [layout.matrices[i : i + len(SITES)] for i in range(0, len(layout.matrices), len(SITES))]
-    return [*layers, *([piece] for piece in layout.head)]
-
-
 class _PlacedWeights:
     """The model's matrices: those that stay, read once, and those that come. Points the native model at them."""
 
     def __init__(self, packed: PackedFile, residency: WeightResidency, model: ModelStruct) -> None:
         self._model, self._layers = model, model.layers
-        self._regions = _groups(packed.layout)
+        self._regions = region_groups(packed.layout)
         self._comes = [
             [region for region, stays in zip(group, stay, strict=True) if not stays]
             for group, stay in zip(self._regions, residency.resident, strict=True)
@@ -481,7 +421,7 @@ class _PlacedWeights:
         streamed = [[Extent(one.offset, one.n_bytes) for one in group] for group in self._comes if group]
         self._streamed_layers = sum(bool(group) for group in self._comes[: self._layers])
         self._streamed = len(streamed)
-        self._stream = WeightStream(file, streamed, residency.ring_bytes) if streamed else None
+        self._stream = WeightStream(file, streamed, MappedMemory(residency.ring_bytes)) if streamed else None
         if self._stream is None:
             file.close()
 
@@ -561,70 +501,3 @@ class _Acquired:
 
     def __exit__(self, *_: object) -> None:
         self._weights.release(self._group)
-
-
-def _bounce_bytes(layout: PackedLayout) -> int:
-    return GATHERED_ROWS * (up(layout.row_bytes) + PAGE)
-
-
-class _EmbeddingRows:
-    """Rows of the embedding: all of them in memory, or those of a step's tokens, read from the file."""
-
-    def __init__(self, packed: PackedFile, model: ModelStruct, *, resident: bool) -> None:
-        self._layout, self._model, self._resident = packed.layout, model, resident
-        self._file, self._queue = packed.open(), IoQueue()
-        self._rows = np.empty((0, self._layout.row_bytes), np.uint8)
-        self._memory = MappedMemory(self._layout.embedding_bytes if resident else _bounce_bytes(self._layout))
-        if resident and self._layout.rows:
-            self._read(self._memory.address, self._layout.embedding_bytes, self._layout.embedding)
-            model.embedding = self._memory.address
-
-    def gather(self, tokens: np.ndarray, to: np.ndarray) -> None:
-        """Which row each of the tokens is to read, int32 [T] both. Raises ExecutorLost."""
-        if self._resident:
-            to[:] = tokens
-            return
-        ids, of_token = np.unique(tokens, return_inverse=True)
-        to[:] = of_token
-        if len(ids) > len(self._rows):
-            self._rows = np.empty((len(ids), self._layout.row_bytes), np.uint8)
-        self._model.embedding = address_of(self._rows)
-        self._copy((self._layout.embedding + ids.astype(np.int64) * self._layout.row_bytes).tolist())
-
-    def close(self) -> None:
-        self._queue.close()
-        self._file.close()
-
-    def _copy(self, begins: list[int]) -> None:
-        """Rows that begin there in the file, in order: what lies close together is one read."""
-        n_bytes, runs, used, done = self._layout.row_bytes, list[tuple[int, int]](), 0, 0
-        for i, begin in enumerate(begins):
-            first, end = begin // PAGE * PAGE, up(begin + n_bytes)
-            if runs and first - runs[-1][1] <= GAP_BYTES and used + end - runs[-1][1] <= self._memory.n_bytes:
-                used += end - runs[-1][1]
-                runs[-1] = runs[-1][0], end
-                continue
-            if used + end - first > self._memory.n_bytes:
-                self._copy_runs(runs, begins[done:i], done)
-                runs, used, done = [], 0, i
-            runs.append((first, end))
-            used += end - first
-        self._copy_runs(runs, begins[done:], done)
-
-    def _copy_runs(self, runs: list[tuple[int, int]], begins: list[int], done: int) -> None:
-        first, end = np.array(runs, np.int64).T
-        at = np.cumsum(end - first) - (end - first)
-        try:
-            self._queue.read(self._file, np.stack([self._memory.address + at, end - first, first], axis=1))
-        except DiskUnusable as error:
-            raise ExecutorLost(f"weights are lost: {error}") from error
-        of_run = np.searchsorted(first, begins, "right") - 1
-        bounce, n_bytes = self._memory.array(), self._layout.row_bytes
-        for i, begin in enumerate((at[of_run] + begins - first[of_run]).tolist(), done):
-            self._rows[i] = bounce[begin : begin + n_bytes]
-
-    def _read(self, address: int, n_bytes: int, offset: int) -> None:
-        try:
-            self._file.read(address, n_bytes, offset)
-        except DiskUnusable as error:
-            raise ExecutorLost(f"weights are lost: {error}") from error

@@ -2,13 +2,11 @@
 
 So loading needs the packed model and one tensor beside it. The embedding stays where it is, in the file's mapping: a
 step reads a row of it for each token. Layouts: `weft_kernels/cpu/src/pack.h`. Where packed matrices go is the matter of
-a `MatrixStore`: memory here, a file in `packed_file.py`.
+a `MatrixStore`: memory here, a file in `tiers/packed_file.py`.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,60 +14,22 @@ from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
-from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, Layer, Matrix, ModelStruct
+from weft_kernels.cpu.structs import ABI, BF16, FP32, INT4, INT8, Layer, Matrix, ModelStruct
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import inverse_frequencies
+from weft_runner.model.tiers.matrices import MatrixRows, MatrixStore, matrix_shapes
 from weft_runner.model.weights import check_finite
 
 LINE = 64  # bytes
-UNIT_ROWS = 32  # of gate, and of up, by turns: what the native step computes together
 KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}
 STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MatrixRows:
-    """Projections of one input under each other; each has a multiple of 16 outputs (but a head that is alone).
-
-    `beside`: by turns, so many rows of each as a unit of work takes of it.
-    """
-
-    name: str
-    parts: Mapping[str, torch.Tensor]  # [outputs, inputs] by name
-    beside: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(outputs, inputs)"""
-        weights = [*self.parts.values()]
-        return sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-
-    def in_order(self) -> list[torch.Tensor]:
-        """Views, in the order in which their rows are packed. Raises WeightsInvalid (NaN or infinite numbers)."""
-        for part, weight in self.parts.items():
-            check_finite(f"{self.name}.{part}", weight)
-        weights = [*self.parts.values()]
-        if not self.beside:
-            return weights
-        turns = zip(*(weight.split(UNIT_ROWS) for weight in weights), strict=True)
-        return [rows for turn in turns for rows in turn]
-
-
-class MatrixStore(Protocol):
-    """Where packed matrices go. They come in the order in which a step reads them, the head last."""
-
-    def add(self, rows: MatrixRows) -> tuple[int | None, int | None]:
-        """Addresses of the packed numbers and of int8's scales; None: they are there only while a step needs them."""
-        ...
-
-    def embed(self, embedding: torch.Tensor) -> int | None:
-        """[V, H] as it is stored, or [0, H]. The address of its rows as BF16 or FP32; None as above."""
-        ...
-
-
 class RowPacker:
-    """Packs rows of matrices to `kind`, with the threads of `pool`."""
+    """The MatrixPacker of `kind`, with the threads of `pool`."""
+
+    version = f"abi{ABI}"
 
     def __init__(self, library: Library, pool: ThreadPool, kind: int) -> None:
         self._library, self._pool, self.kind = library, pool, kind
@@ -77,6 +37,10 @@ class RowPacker:
     def n_bytes(self, n_out: int, n_in: int) -> int:
         """Of so many packed rows; without scales."""
         return self._library.packed_bytes(self.kind, n_out, n_in)
+
+    def scale_bytes(self, n_out: int) -> int:
+        """Of int8's, which have a place of their own."""
+        return -(-n_out // 16) * 64 if self.kind == INT8 else 0
 
     def pack(self, weight: torch.Tensor, to: int, scale: int | None) -> None:
         """`to`, `scale`: where its first row goes. fp16 goes through fp32: bf16 cannot hold its fraction."""
@@ -209,21 +173,6 @@ class PackedWeights:
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
-
-
-def matrix_shapes(part: Partition) -> Iterator[tuple[int, int]]:
-    """(outputs, inputs) of every packed matrix."""
-    spec = part.local
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    for _ in range(spec.layers):
-        yield from (
-            (spec.q_size + 2 * spec.kv_size, hidden),
-            (hidden, spec.q_size),
-            (2 * inner, hidden),
-            (hidden, inner),
-        )
-    if part.ends:
-        yield spec.vocab_size // part.size, hidden
 
 
 def unsupported_reason(part: Partition) -> str:

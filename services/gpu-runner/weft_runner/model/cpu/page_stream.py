@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.direct_io import IoQueue
 from weft_runner.model.cpu.kv_file import KvFile, SlotRun
 from weft_runner.model.step import Ints, StepArrays
+from weft_runner.model.tiers.budget import DiskKvFigures
+from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.offload.residency import Ring
 
 THREADS = 2  # so that a piece is loaded while another one is stored
@@ -72,15 +73,6 @@ def _runs(extents: Ints, wanted: npt.NDArray[np.bool_]) -> tuple[SlotRun, ...]:
     (slots,) = np.nonzero(wanted)
     cuts = np.flatnonzero(np.diff(extents[slots]) != 1) + 1
     return tuple(SlotRun(int(run[0]), int(extents[run[0]]), len(run)) for run in np.split(slots, cuts) if len(run))
-
-
-@dataclass(slots=True)
-class DiskKvFigures:
-    """Since start: bytes loaded and stored, and for how long computing waited for them."""
-
-    read_bytes: int = 0
-    written_bytes: int = 0
-    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

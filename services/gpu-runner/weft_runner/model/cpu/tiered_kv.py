@@ -12,11 +12,12 @@ import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.direct_io import IoQueue
 from weft_runner.model.cpu.kv_file import KvFile, SlotRun
 from weft_runner.model.cpu.micro_batches import MicroBatch
-from weft_runner.model.cpu.page_stream import DiskKvFigures, DiskPages, PageStream, Piece, disk_pages
+from weft_runner.model.cpu.page_stream import DiskPages, PageStream, Piece, disk_pages
 from weft_runner.model.step import Ints, StepArrays
+from weft_runner.model.tiers.budget import DiskKvFigures
+from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
 

@@ -86,6 +86,7 @@ class PagedAdapterStore:
         self._pages = kv.tensor.view(kv.tensor.shape[0], -1)
         self.tables = LoraTables(self._pages, self.layout, slots)
         self._arriving: dict[int, PagedAdapter] = {}
+        self._bytes: dict[int, int] = {}  # by slot
         self._widths: dict[int, npt.NDArray[np.int32]] = {}  # slot -> [L, sites]
         self.at = kv.tensor.device
         self._copies = torch.cuda.Stream(self.at) if kv.tensor.is_cuda else None
@@ -98,6 +99,10 @@ class PagedAdapterStore:
     @property
     def slots(self) -> int:
         return self.tables.slots
+
+    def n_bytes(self, slot: int) -> int:
+        """Of the adapter there."""
+        return self._bytes.get(slot, 0)
 
     def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
         """See `AdapterStore.needs`: whole pages."""
@@ -130,6 +135,7 @@ class PagedAdapterStore:
         """See `AdapterStore.put`."""
         assert isinstance(adapter, PagedAdapter), adapter
         self.tables.put(slot, adapter.entry)
+        self._bytes[slot] = adapter.n_bytes
         self._widths[slot] = adapter.entry.ends[:, :, :SLICES].amax(dim=2).numpy()
         if adapter.arrived:
             self._arriving[slot] = adapter

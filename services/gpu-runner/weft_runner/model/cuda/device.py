@@ -5,17 +5,18 @@ Triton is imported here alone, and only when it is asked for: a runner for CPUs 
 
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft_runner.errors import ExecutorLost
+from weft_kernels.cpu.memory import MappedMemory
+from weft_runner.errors import ExecutorLost, OutOfMemory
 from weft_runner.model.memory_estimate import MemoryLimit
 from weft_runner.model.partition import Partition
 
@@ -77,6 +78,91 @@ class Gpu:
         """Its free memory."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return MemoryLimit(free, f"GPU {self.device.index} ({torch.cuda.get_device_name(self.device)})")
+
+    @property
+    def name(self) -> str:
+        """Of its kind."""
+        return torch.cuda.get_device_name(self.device) if self.is_real else "interpreted"
+
+    def wait(self) -> None:
+        """For all that was launched."""
+        if self.is_real:
+            torch.cuda.synchronize(self.device)
+
+    def limit(self, n_bytes: int) -> None:
+        """Torch takes no more of its memory than that from now on. Raises OutOfMemory: it has less."""
+        if not self.is_real:
+            return
+        torch.cuda.empty_cache()  # of what was measured
+        free, total = torch.cuda.mem_get_info(self.device)
+        if n_bytes > free:
+            raise OutOfMemory(f"GPU {self.device.index} has {free} bytes left, and {n_bytes} were asked for")
+        torch.cuda.set_per_process_memory_fraction(min(1.0, n_bytes / total), self.device)
+
+    def unlimited(self) -> None:
+        """Torch may take all of it again."""
+        if self.is_real:
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+
+
+class PinnedMemory(MappedMemory):
+    """Host memory of exactly so many bytes, that a GPU copies from and to by itself; any memory where there is none."""
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        """Raises OutOfMemory: the system pins no more."""
+        super().__init__(n_bytes)
+        self._pinned = device.type == "cuda" and n_bytes > 0
+        if self._pinned and (code := int(_runtime().cudaHostRegister(self.address, n_bytes, 0))):
+            self._pinned = False
+            raise OutOfMemory(f"{n_bytes} bytes of host memory cannot be pinned (CUDA error {code})")
+        self.tensor = torch.from_numpy(self.array())
+
+    def close(self) -> None:
+        """Nothing copies from or to it any more."""
+        if self._pinned:
+            _runtime().cudaHostUnregister(self.address)
+            self._pinned = False
+
+
+def _runtime() -> Any:
+    """CUDA's own functions."""
+    return torch.cuda.cudart()
+
+
+class CopyStream:
+    """Copies to a device beside what it computes. Where there is none they are done at once, and events are None.
+
+    An event stands for all that was launched before it.
+    """
+
+    def __init__(self, at: torch.device) -> None:
+        self.at = at
+        self._stream = torch.cuda.Stream(at) if at.type == "cuda" else None
+
+    @on_device
+    def copy(
+        self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], after: torch.cuda.Event | None
+    ) -> torch.cuda.Event | None:  # fmt: skip
+        """Each (to, source), after an event. Any thread; sources on the host are pinned."""
+        with torch.cuda.stream(self._stream):
+            if after is not None:
+                after.wait()
+            for to, source in pairs:
+                to.copy_(source, non_blocking=True)
+        return self._event(self._stream)
+
+    @on_device
+    def computed(self) -> torch.cuda.Event | None:
+        """All that this thread has launched to compute."""
+        return None if self._stream is None else self._event(torch.cuda.current_stream(self.at))
+
+    @staticmethod
+    def _event(stream: torch.cuda.Stream | None) -> torch.cuda.Event | None:
+        if stream is None:
+            return None
+        event = torch.cuda.Event(blocking=True)
+        event.record(stream)
+        return event
 
 
 def find_gpu(index: int = 0) -> Gpu:

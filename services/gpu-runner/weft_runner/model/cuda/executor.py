@@ -6,9 +6,10 @@ and adapter, and on the sizes that launches are made for (parts of a shrink, spl
 for a product): the same text wherever the two best logits are farther apart than the documented tolerance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -24,7 +25,7 @@ from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, copy_to_host
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
-from weft_runner.model.decoder import run_layers
+from weft_runner.model.decoder import LayerSource, run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import kv_memory
@@ -33,7 +34,6 @@ from weft_runner.model.rope import cos_sin, inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, logprob
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
-from weft_runner.model.weights import ModelWeights
 
 VERSION = "1"
 DECODE_CHUNK, PROMPT_CHUNK = 16, 64  # most tokens of a chunk: one tile of tensor cores; enough of them for wgmma
@@ -61,13 +61,30 @@ class Sizes:
     flashinfer: bool = False
 
 
+class DeviceWeights(LayerSource, Protocol):
+    """A model's weights, or a part's, on the device when they are asked for. `embedding`: [0, H] if it is not there."""
+
+    @property
+    def embedding(self) -> torch.Tensor: ...
+    @property
+    def norm(self) -> torch.Tensor: ...
+    @property
+    def packed(self) -> bool: ...
+    @property
+    def has_head(self) -> bool: ...
+
+    def head_pieces(self) -> Iterator[torch.Tensor]:
+        """Rows of the head, in order; each is there until the next is asked for."""
+        ...
+
+
 class CudaExecutor:
     """One model on one device."""
 
     def __init__(
         self,
         whole: ModelSpec,
-        weights: ModelWeights,
+        weights: DeviceWeights,
         sizes: Sizes,
         group: ProcessGroup | None = None,
         part: Partition | None = None,
@@ -89,13 +106,12 @@ class CudaExecutor:
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
         rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
         self._device = DeviceContext(
-            spec, part, self._tensor, kv, self.adapters.tables, rotary, _processors(self.at),
+            spec, part, self._tensor, kv, self.adapters.tables, rotary, processors(self.at),
             torch.cuda.Stream(self.at) if sizes.beside and self.at.type == "cuda" else None,
         )  # fmt: skip
         self._token_sampler = GpuSampler(sizes.rows, spec.vocab_size, self.at)
         self._samples = group.rank == 0  # the others have a part of the logits
         self._outputs: Outputs | None = None  # of the graph that ran last
-        self._packed = any(int4.is_packed(layer.qkv) for layer in weights.layers)
         width = spec.vocab_size if self._samples else part.head_rows
         self._shared = Outputs(  # what graphs write to
             self._device.new(sizes.rows if sizes.graphs else 0, width, dtype=torch.float32),
@@ -110,7 +126,7 @@ class CudaExecutor:
     @property
     def numerics_class(self) -> str:
         """What computes alike up to the last bits: captured steps and eager ones differ in those already."""
-        dtype = "int4" if self._packed else "bf16" if self._dtype == torch.bfloat16 else "fp32"
+        dtype = "int4" if self._weights.packed else "bf16" if self._dtype == torch.bfloat16 else "fp32"
         attention = "/flashinfer" if self._flashinfer else ""
         return f"cuda/{VERSION}/{dtype}/tp{self._tensor.size}{attention}"
 
@@ -176,7 +192,11 @@ class CudaExecutor:
 
     @on_device
     def warm_up(self, tokens: int) -> None:
-        """Compile what eager steps of up to `tokens` tokens and draws use, before a request waits for it.
+        """Compile what eager steps of up to `tokens` tokens and draws use, before a request waits for it."""
+        self._warm_up(tokens, self._weights, self.spec.layers)
+
+    def _warm_up(self, tokens: int, weights: DeviceWeights, layers: int) -> None:
+        """With so many layers.
 
         Kernels are compiled for each size of chunks, with adapters also for each bucket of their number. What these
         steps compute is not read; their keys and values go to page 0, which its first owner overwrites.
@@ -186,8 +206,8 @@ class CudaExecutor:
             for widths in (None, self._most_ranks):
                 here = self._written(step)
                 ops = TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths)
-                x = run_layers(ops, self._weights, 0, self.spec.layers, None)
-                if self._weights.has_head:
+                x = run_layers(ops, weights, 0, layers, None)
+                if weights.has_head:
                     logits = self._logits(x[here.sampled])
         if self._samples:
             biased = Sampling(temperature=1.0, top_p=0.5, logit_bias=((0, 0.0),))
@@ -198,7 +218,7 @@ class CudaExecutor:
     ) -> torch.Tensor:
         here = self._written(step)
         slots = slots_of(step)
-        residual = self._embedded(here) if hidden is None else hidden.to(self.at, torch.float32, copy=True)
+        residual = self._first(step, here) if hidden is None else hidden.to(self.at, torch.float32, copy=True)
 
         widths = self.adapters.widths(slots) if slots else []
 
@@ -263,6 +283,11 @@ class CudaExecutor:
             return self._embedded(step)
         return torch.zeros(step.shape.tokens, self.spec.hidden_size, device=self.at)
 
+    def _first(self, step: StepInput, here: DeviceStep) -> torch.Tensor:
+        """What the first layer of an eager step reads."""
+        del step
+        return self._embedded(here)
+
     def _embedded(self, step: DeviceStep) -> torch.Tensor:
         residual = self._device.new(step.shape.tokens, self.spec.hidden_size, dtype=torch.float32)
         fused.embed(residual, step.tokens, self._weights.embedding)
@@ -274,13 +299,21 @@ class CudaExecutor:
             return self._device.new(0, self.spec.vocab_size, dtype=torch.float32)
         normed = self._device.new(*x.shape)
         fused.add_norm(normed, x.contiguous(), None, self._weights.norm, self.spec.norm_eps)
-        if self._packed:
+        found, done, rows = list[torch.Tensor](), 0, self._device.part.head_rows
+        for piece in self._weights.head_pieces():
+            found.append(self._times(normed, piece, rows - done))
+            done += found[-1].shape[1]
+        return self._tensor.logits(found[0] if len(found) == 1 else torch.cat(found, dim=1))
+
+    def _times(self, x: torch.Tensor, piece: torch.Tensor, most: int) -> torch.Tensor:
+        """Of some rows of the head, up to `most` of them, what the whole one gives."""
+        if self._weights.packed:
             rows, sms = self._device.part.head_rows, self._device.sms
-            return self._tensor.logits(int4.linear(normed, self._weights.head, rows, sms=sms, dtype=torch.float32))
-        head = self._weights.head.t()
+            n_out = min(most, int4.BLOCK_OUT * len(piece))
+            return int4.linear(x, piece, n_out, sms=sms, dtype=torch.float32, split_as=rows)
         if self.at.type == "cuda" and self._dtype != torch.float32:
-            return self._tensor.logits(torch.mm(normed, head, out_dtype=torch.float32))
-        return self._tensor.logits(normed.float() @ head.float())
+            return torch.mm(x, piece.t(), out_dtype=torch.float32)
+        return x.float() @ piece.t().float()
 
 
 def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
@@ -297,5 +330,6 @@ def _logprob_of(logits: torch.Tensor, row: int, token: int, draw: SamplingArgs) 
     return logprob(logits[row].cpu().numpy(), token, draw.sampling.top_logprobs)
 
 
-def _processors(at: torch.device) -> int:
+def processors(at: torch.device) -> int:
+    """Multiprocessors."""
     return torch.cuda.get_device_properties(at).multi_processor_count if at.type == "cuda" else INTERPRETED_SMS

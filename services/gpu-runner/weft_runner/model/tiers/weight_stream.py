@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.direct_io import BLOCK, DirectFile
+from weft_runner.model.tiers.direct_io import BLOCK, DirectFile
 from weft_runner.offload.residency import Ring
 
 THREADS = 4  # so that the disk has reads under way while threads wait for a processor
@@ -29,11 +29,15 @@ class Extent:
 
 @dataclass(slots=True)
 class StreamFigures:
-    """Since start: read from disk; for how long computing waited for that; while at least one read was under way."""
+    """Since start: read from disk; for how long computing waited for that; while at least one read was under way.
+
+    `copied_bytes`: to a GPU, from the host and from the disk.
+    """
 
     read_bytes: int = 0
     waited_s: float = 0.0
     reading_s: float = 0.0
+    copied_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,11 +61,12 @@ class _Block:
 
 
 class WeightStream:
-    """`groups`: the extents of each, in the order of a step, none of them empty. The engine's thread calls it."""
+    """`groups`: the extents of each, in the order of a step, none of them empty. One thread calls it."""
 
-    def __init__(self, file: DirectFile, groups: Sequence[Sequence[Extent]], ring_bytes: int) -> None:
+    def __init__(self, file: DirectFile, groups: Sequence[Sequence[Extent]], memory: MappedMemory) -> None:
+        """`memory`: the ring's."""
         self._file, self._groups = file, groups
-        self._memory, self._ring = MappedMemory(ring_bytes), Ring(ring_bytes)
+        self._memory, self._ring = memory, Ring(memory.n_bytes)
         self._changed = threading.Condition()
         self._held: deque[_Held] = deque()  # oldest first
         self._next, self._pass = 0, len(groups)

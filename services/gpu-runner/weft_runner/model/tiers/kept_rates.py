@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft_kernels.cpu.library import Library
-from weft_kernels.cpu.sources import SOURCES
 from weft_runner.errors import MachineInvalid
 from weft_runner.offload.machine import MachineRates, machine_json, machine_of
 from weft_runner.offload.policy import Formats
@@ -25,11 +23,11 @@ MOST_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
-def rates_identity(library: Library, base: str, formats: Formats, threads: int) -> dict[str, Any]:
-    """By what measurements are told apart: processor, kernels, model, threads."""
+def rates_identity(kernels: str, base: str, formats: Formats, threads: int) -> dict[str, Any]:
+    """By what measurements are told apart: processor, kernels (with the device that they run on), model, threads."""
     return {
-        "format": FORMAT, "processor": _processor(), "level": library.level, "kernels": SOURCES.digest(), "base": base,
-        "weights": formats.weights, "kv": formats.kv, "threads": threads,
+        "format": FORMAT, "processor": _processor(), "kernels": kernels, "base": base, "weights": formats.weights,
+        "kv": formats.kv, "threads": threads,
     }  # fmt: skip
 
 

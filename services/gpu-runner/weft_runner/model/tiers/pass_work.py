@@ -1,14 +1,21 @@
 """What a step is to the offload cost model."""
 
+from typing import Protocol
+
 import numpy as np
 
-from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.step import StepInput
 from weft_runner.offload.passes import PassWork
 from weft_runner.offload.sizes import ModelSizes
 
 
-def pass_work(step: StepInput, sizes: ModelSizes, adapters: CpuAdapterStore) -> PassWork:
+class SizedAdapters(Protocol):
+    """Adapters in slots."""
+
+    def n_bytes(self, slot: int) -> int: ...
+
+
+def pass_work(step: StepInput, sizes: ModelSizes, adapters: SizedAdapters) -> PassWork:
     """Of all layers of `sizes`: keys and pairs are the means over their windows."""
     arrays = step.arrays
     counts = arrays.rows[:, 1] - arrays.rows[:, 0]

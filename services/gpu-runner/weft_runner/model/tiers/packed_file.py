@@ -1,4 +1,4 @@
-"""Packed matrices in a file: the bytes that `PackedMemory` has in memory, for weights that do not fit there.
+"""Packed matrices in a file: the bytes that an executor has in memory, for weights that do not fit there.
 
     header    JSON: whose weights these are, the SHA-256 of each region; padded
     regions   each matrix, then int8's scales [outputs, up to a multiple of 16] of it; each begins on a page
@@ -29,14 +29,16 @@ import torch
 
 from weft.domain.model.tensors import EMBEDDING
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.structs import ABI, INT8
 from weft_runner.errors import DiskUnusable, StoppedAtStart
-from weft_runner.model.cpu.direct_io import BLOCK, PAGE, DirectFile, up
-from weft_runner.model.cpu.packed_weights import LINE, STORED, MatrixRows, RowPacker, matrix_shapes
 from weft_runner.model.partition import Partition
+from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, up
+from weft_runner.model.tiers.matrices import MatrixPacker, MatrixRows, matrix_shapes
 from weft_runner.model.weights import check_finite
+from weft_runner.offload.plan import MATRICES
 
 FORMAT = 1
+LINE = 64  # bytes: scales begin on one
+STORED = (torch.bfloat16, torch.float32)  # of the embedding; others are stored as the latter
 PIECE_ROWS = 64  # the head is cut at multiples of so many: a unit of the native product
 CHECKERS = 2  # threads that compare a file with its digests
 WAIT_S = 0.05  # between two looks at a lock that another runner holds
@@ -64,19 +66,19 @@ class Region:
 class PackedLayout:
     """Where everything lies. `matrices`: four a layer; `head`: pieces, none of a part that does not end the model."""
 
-    def __init__(self, packer: RowPacker, part: Partition, base: str, dtype: str, stored: torch.dtype) -> None:
+    def __init__(self, packer: MatrixPacker, part: Partition, base: str, dtype: str, stored: torch.dtype) -> None:
         """`base`: the digest of the model; `stored`: the dtype of its embedding."""
-        self._packer, shapes = packer, [*matrix_shapes(part)]
+        self._packer, self.dtype, shapes = packer, dtype, [*matrix_shapes(part)]
         of_layers, spec = shapes[: 4 * part.local.layers], part.local
         pieces = list(_pieces(packer, shapes[-1], max(packer.n_bytes(*shape) for shape in of_layers))) * part.ends
-        self.row_bytes = spec.hidden_size * (2 if STORED.get(stored) == STORED[torch.bfloat16] else 4)
+        self.row_bytes = spec.hidden_size * (2 if stored == torch.bfloat16 else 4)
         self.rows = part.whole.vocab_size if part.begins else 0
         self.identity: dict[str, Any] = {
-            "format": FORMAT, "abi": ABI, "packing": packer.fingerprint(), "base": base, "dtype": dtype,
+            "format": FORMAT, "version": packer.version, "packing": packer.fingerprint(), "base": base, "dtype": dtype,
             "embedding": self.row_bytes,
             "layers": [part.layers.start, part.layers.stop], "rank": [part.rank, part.size],
         }  # fmt: skip
-        sites = ("qkv", "o", "gate_up", "down")
+        sites = MATRICES
         names = [f"layer {layer} {site}" for layer in part.layers for site in sites]
         names += [f"head {i}" for i in range(len(pieces))]
         self._at = up(PAGE + 128 * len(names))
@@ -100,18 +102,23 @@ class PackedLayout:
 
     def _region(self, name: str, n_out: int, n_in: int) -> Region:
         data = -(-self._packer.n_bytes(n_out, n_in) // LINE) * LINE
-        scales = -(-n_out // 16) * 64 if self._packer.kind == INT8 else 0
-        made = Region(name, n_out, n_in, self._at, data, scales)
+        made = Region(name, n_out, n_in, self._at, data, self._packer.scale_bytes(n_out))
         self._at += made.n_bytes
         return made
 
 
-def _pieces(packer: RowPacker, head: tuple[int, int], most: int) -> Iterator[tuple[int, int]]:
+def _pieces(packer: MatrixPacker, head: tuple[int, int], most: int) -> Iterator[tuple[int, int]]:
     """Of the head, no larger than `most` bytes where rows are not."""
     n_out, n_in = head
     rows = max(1, most // packer.n_bytes(PIECE_ROWS, n_in)) * PIECE_ROWS
     for done in range(0, n_out, rows):
         yield min(rows, n_out - done), n_in
+
+
+def region_groups(layout: PackedLayout) -> list[list[Region]]:
+    """Of each layer, then of each piece of the head: what passes at a time (`offload.residency`)."""
+    layers = [layout.matrices[i : i + len(MATRICES)] for i in range(0, len(layout.matrices), len(MATRICES))]
+    return [*layers, *([piece] for piece in layout.head)]
 
 
 class PackedFile:
@@ -140,7 +147,7 @@ class PackedFile:
 
 @contextmanager
 def packed_file(
-    folder: Path, layout: PackedLayout, packer: RowPacker, *, disk_bytes: int, stopping: Callable[[], bool]
+    folder: Path, layout: PackedLayout, packer: MatrixPacker, *, disk_bytes: int, stopping: Callable[[], bool]
 ) -> Generator[PackedFile]:
     """The file of this layout in `folder`. While the block runs what is added to it is packed, if need be.
 
@@ -178,7 +185,8 @@ def packed_file(
 def _name(identity: dict[str, Any]) -> str:
     (first, last), (rank, size) = identity["layers"], identity["rank"]
     base = identity["base"].removeprefix("sha256:")
-    return f"{base}-{identity['dtype']}-{first}-{last}-{rank}of{size}.v{identity['format']}.abi{identity['abi']}.packed"
+    form = f"v{identity['format']}.{identity['version']}"
+    return f"{base}-{identity['dtype']}-{first}-{last}-{rank}of{size}.{form}.packed"
 
 
 def _lock(file: int, stopping: Callable[[], bool]) -> None:
@@ -245,7 +253,7 @@ def _damaged(file: DirectFile, layout: PackedLayout, digests: Sequence[str], sto
 class _Writer:
     """Regions as they are packed, through one buffer; the header last."""
 
-    def __init__(self, path: Path, layout: PackedLayout, packer: RowPacker) -> None:
+    def __init__(self, path: Path, layout: PackedLayout, packer: MatrixPacker) -> None:
         self._path, self._layout, self._packer = path, layout, packer
         self._digests: dict[int, str] = {}  # by offset
         self._next = 0  # region of the next matrix
@@ -276,7 +284,7 @@ class _Writer:
             done = 0
             while done < region.n_out:
                 take = min(len(weight), region.n_out - done)
-                of_scale = scale[done:].data_ptr() if self._packer.kind == INT8 else None
+                of_scale = scale[done:].data_ptr() if region.scale_bytes else None
                 self._packer.pack(weight[:take], stream.allocate(self._packer.n_bytes(take, region.n_in)), of_scale)
                 done, weight = done + take, weight[take:]
                 if not len(weight):

@@ -1,0 +1,337 @@
+"""The cuda executor for a model larger than its GPU: weights come from the host or a disk while layers compute.
+
+FlexGen's three tiers for weights (section 4.2): what stays on the GPU, what lies in pinned memory of the host, and what
+is read from a disk in each pass. A pass computes each layer once for all of its rows, in one device batch, so that each
+weight is moved once, whatever the number of rows, and every launch has the sizes that it has in `CudaExecutor`: what is
+computed is what that computes, and so is the numerics class. KV, adapters and activations are on the device. Decode
+steps are not captured: a graph would hold matrices where they no longer are.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
+from weft.domain.runner import OffloadState
+from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.cuda.adapters import layout_of
+from weft_runner.model.cuda.device import CopyStream, Gpu, PinnedMemory, on_device
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.cuda.matrix_packer import DevicePacker
+from weft_runner.model.cuda.step import DeviceStep
+from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, Piece, WeightCopies
+from weft_runner.model.executor import LayerDone
+from weft_runner.model.memory_estimate import device_workspace, page_bytes
+from weft_runner.model.partition import Partition
+from weft_runner.model.step import StepInput
+from weft_runner.model.tiers.budget import DiskKvFigures, OffloadBudget, OffloadFigures, formats_of, state_of
+from weft_runner.model.tiers.direct_io import BLOCK, DirectFile
+from weft_runner.model.tiers.embedding_rows import EmbeddingRows
+from weft_runner.model.tiers.matrices import MatrixRows
+from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
+from weft_runner.model.tiers.pass_work import pass_work
+from weft_runner.model.tiers.weight_stream import Extent, StreamFigures, WeightStream
+from weft_runner.model.weights import LayerWeights, ModelWeights, check_finite, stacked_layer
+from weft_runner.offload.accuracy import Accuracy
+from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
+from weft_runner.offload.passes import PassWork, WeightPlacement
+from weft_runner.offload.plan import PassTime
+from weft_runner.offload.policy import Budgets, MemoryTier
+from weft_runner.offload.sizes import model_sizes
+from weft_runner.offload.stages import StageState
+
+SITES = ("qkv", "o", "gate_up", "down")
+
+
+class OffloadCudaExecutor(CudaExecutor):
+    """One device, or a stage of a pipeline; tensor ranks do not offload."""
+
+    def __init__(
+        self, gpu: Gpu, checkpoint: Checkpoint, budget: OffloadBudget, sizes: Sizes, *, dtype: str,
+        part: Partition | None = None, stopping: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """Raises WeightsInvalid, NoPolicyFits, PolicyInvalid, OutOfMemory, DiskUnusable, StoppedAtStart."""
+        part = part or Partition(checkpoint.spec)
+        assert part.size == 1, "tensor ranks do not offload"
+        gpu.limit(budget.device_bytes)
+        self._budget, self._step_s = budget, 0.0
+        packer, budgets = DevicePacker(dtype, gpu.device), budgets_of(budget)
+        layout = PackedLayout(packer, part, budget.base, dtype, checkpoint.embedding.dtype)
+        groups = [[region.n_bytes for region in group] for group in region_groups(layout)]
+        self.placement = place_on_device(
+            groups, budgets, beside_bytes=beside_bytes(part, dtype, sizes), packed_bytes=layout.n_bytes,
+            share=budget.share, plan=budget.plan,
+        )  # fmt: skip
+        check_device_placement(self.placement, budgets)
+        with packed_file(budget.path, layout, packer, disk_bytes=budget.disk_bytes, stopping=stopping) as self._file:
+            layers = _load(self._file, checkpoint, part, packer.dtype, gpu.device)
+        norm = checkpoint.norm.to(gpu.device, torch.float32)
+        check_finite("norm", norm)
+        self._placed = _PlacedWeights(gpu.device, self._file, self.placement, packer, layers, norm)
+        self._rows = EmbeddingRows(self._file, resident=False)
+        self._stored = torch.bfloat16 if layout.row_bytes == 2 * part.local.hidden_size else torch.float32
+        self._model = model_sizes(checkpoint.spec, formats_of(dtype, executor="cuda"), layers=part.layers)
+        self._accuracy = self._predicted(budget)
+        super().__init__(checkpoint.spec, self._placed, replace(sizes, graphs=False), part=part)
+
+    @property
+    def figures(self) -> OffloadFigures:
+        """Any thread."""
+        placed, plan = self.placement, self._budget.plan
+        return OffloadFigures(
+            placed.weights.resident_bytes, placed.host_bytes, sum(placed.disk_read), placed.weights.ring_bytes,
+            self._placed.figures, DiskKvFigures(), DiskKvFigures(), self._step_s,
+            0.0 if plan is None else plan.predicted.token.pass_s,
+            None if self._accuracy is None else self._accuracy.figures,
+        )  # fmt: skip
+
+    @property
+    def offload_state(self) -> OffloadState:
+        """See `model.executor.Offloads`."""
+        return state_of(self.figures, self.placement.weights.share)
+
+    @property
+    def layers_done(self) -> int:
+        """See `model.executor.Offloads`: launched, and no more than the ring is ahead of the device."""
+        return self._placed.layers_done
+
+    @property
+    def stage_state(self) -> StageState:
+        """See `model.executor.OffloadsStage`."""
+        weight_bytes = sum(map(sum, self.placement.weights.groups))
+        return StageState(self.offload_state, weight_bytes, self.most_adapter_pages, self.layers_done)
+
+    def predicted(self, tokens: int) -> PassTime | None:
+        """See `model.executor.OffloadsStage`."""
+        return None if self._accuracy is None else self._accuracy.predict(PassWork(tokens, tokens))
+
+    @property
+    def packed(self) -> bool:
+        """The file of its weights was not there, or not whole, and has been written at this start."""
+        return self._file.written
+
+    @property
+    def most_adapter_pages(self) -> int:
+        """All pages are on the device."""
+        return len(self._device.kv.tensor)
+
+    def close(self) -> None:
+        """Ends the threads that read and copy."""
+        self._placed.close()
+        self._rows.close()
+
+    @on_device
+    def run(
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
+        layer_done: LayerDone | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """See `model.executor.Executor.run`; returns when the device is done. Raises ExecutorLost."""
+        began, layers = time.perf_counter(), self.spec.layers
+        last = layers if last is None else last
+        self._placed.begin(samples=last == layers and self._placed.has_head and len(step.arrays.sampled) > 0)
+        found = super().run(step, first=first, last=last, hidden=hidden, layer_done=layer_done)
+        if (done := self._placed.device.computed()) is not None:
+            done.synchronize()
+        self._step_s += (took_s := time.perf_counter() - began)
+        if self._accuracy is not None and last - first == layers:
+            self._accuracy.learn(pass_work(step, self._model, self.adapters), took_s)
+        return found
+
+    @on_device
+    def warm_up(self, tokens: int) -> None:
+        """See `CudaExecutor.warm_up`: with one layer, since kernels are the same for all, and with the head once."""
+        self._placed.begin(samples=False)
+        with self._placed.layer(0) as layer:
+            none = torch.empty(0, self.spec.hidden_size, dtype=self._placed.embedding.dtype, device=self.at)
+            self._warm_up(tokens, ModelWeights(none, (layer,), self._placed.norm, none), 1)
+        if self._placed.has_head:
+            self._placed.begin(samples=True)
+            self._logits(torch.zeros(1, self.spec.hidden_size, device=self.at))
+
+    def _first(self, step: StepInput, here: DeviceStep) -> torch.Tensor:
+        """Rows of the embedding of the step's tokens, from the file."""
+        del here
+        of_token = np.empty(len(step.arrays.tokens), np.int32)
+        self._rows.gather(step.arrays.tokens, of_token)
+        rows = torch.from_numpy(self._rows.rows[: int(of_token.max()) + 1]).view(self._stored)
+        rows = rows.to(self._placed.embedding.dtype).to(self.at)
+        return rows[torch.from_numpy(of_token).long().to(self.at)].float()
+
+    def _predicted(self, budget: OffloadBudget) -> Accuracy | None:
+        if budget.machine is None:
+            return None
+        placed, layers = self.placement, self._model.layers
+        largest, streamed = max(placed.weights.streamed), placed.weights.streamed
+        placement = WeightPlacement(
+            formats_of(self._file.layout.dtype).weights,
+            disk_bytes=sum(placed.disk_read),
+            host_bytes=placed.host_bytes,
+            head_bytes=sum(placed.disk_read[layers:]),
+            batch_tokens=budget.max_tokens,
+            buffers=2 if placed.weights.ring_bytes >= min(2 * largest, sum(streamed)) else 1,
+        )
+        return Accuracy(placement, self._model, budget.machine)
+
+
+def budgets_of(budget: OffloadBudget) -> Budgets:
+    """As policies have them."""
+    return Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
+
+
+def beside_bytes(part: Partition, dtype: str, sizes: Sizes) -> int:
+    """Of the device: KV with adapters, norms and biases, tables, and what a step of the most tokens works on."""
+    kind, spec = f"cuda {dtype}", part.local
+    work = device_workspace(
+        spec, kind, rows=sizes.rows, tokens=sizes.tokens, context=sizes.context, page_tokens=sizes.page_tokens,
+        recorded=(),
+    )  # fmt: skip
+    residual = 2 * 4 * sizes.tokens * spec.hidden_size  # and the embedding's rows, or the rows that are sampled
+    tables = sizes.slots * layout_of(part, sizes.max_rank).entry_bytes
+    vectors = model_sizes(part.whole, formats_of(dtype, executor="cuda"), layers=part.layers).fixed
+    return work + residual + tables + vectors + sizes.pages * page_bytes(spec, kind, sizes.page_tokens)
+
+
+# ---- the start
+
+
+def _load(
+    file: PackedFile, checkpoint: Checkpoint, part: Partition, dtype: torch.dtype, device: torch.device
+) -> list[LayerWeights]:  # fmt: skip
+    """Layers whose matrices are still empty; those go to the file, where it is written. Raises WeightsInvalid."""
+
+    def empty(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        del name, tensor
+        return torch.empty(0, device=device)
+
+    layers = list[LayerWeights]()
+    for index in part.layers:
+        tensors, name = part.layer(checkpoint.layer(index)).projections, f"model.layers.{index}"
+        for parts in (BIASED, ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
+            file.add(MatrixRows(name, {one: tensors[one] for one in parts}))
+        layers.append(stacked_layer(checkpoint, part, index, dtype, device, empty))
+    if part.ends:
+        name = EMBEDDING if checkpoint.spec.tied_embeddings else HEAD
+        file.add(MatrixRows(name, {name: part.head(checkpoint.head)}))
+        checkpoint.release(name)
+    file.embed(part.embedding(checkpoint.embedding))
+    checkpoint.release(EMBEDDING)
+    return layers
+
+
+class _PlacedWeights:
+    """`DeviceWeights`: matrices that stay on the device, and those that come."""
+
+    def __init__(
+        self, at: torch.device, file: PackedFile, placement: DevicePlacement, packer: DevicePacker,
+        layers: Sequence[LayerWeights], norm: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Reads what stays on the device and on the host. Raises DiskUnusable, OutOfMemory."""
+        self.norm, self._layers, self._packer, self._tiers = norm, layers, packer, placement.tiers
+        self._regions = region_groups(file.layout)
+        self.has_head, self.packed = bool(file.layout.head), packer.packed
+        self.embedding = torch.empty(0, len(norm), dtype=packer.dtype, device=at)
+        self.device, self.layers_done = CopyStream(at), 0
+        self._here: dict[str, torch.Tensor] = {}  # matrices that stay, by region
+        self._host = PinnedMemory(placement.host_bytes, at)
+        self._staging = PinnedMemory(placement.staging_bytes, at)
+        source = file.open()
+        try:
+            groups, extents = self._read(source, placement)
+        except BaseException:
+            source.close()
+            raise
+        # place of a group among those that have anything outside
+        self._places = {index: place for place, index in enumerate(i for i, group in enumerate(groups) if group)}
+        self._streamed_layers = sum(bool(group) for group in groups[: len(layers)])
+        disk = WeightStream(source, extents, self._staging) if extents else None
+        if disk is None:
+            source.close()
+        moving = [group for group in groups if group]
+        staging = self._staging.tensor if extents else None
+        ring_bytes = placement.weights.ring_bytes
+        self._copies = WeightCopies(self.device, moving, ring_bytes, staging, disk) if moving else None
+
+    @property
+    def figures(self) -> StreamFigures:
+        return StreamFigures() if self._copies is None else self._copies.figures
+
+    def close(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
+        self._host.close()
+        self._staging.close()
+
+    def begin(self, *, samples: bool) -> None:
+        """A step; the head is needed where it samples."""
+        if self._copies is not None:
+            self._copies.begin(len(self._places) if samples else max(1, self._streamed_layers))
+
+    @contextmanager
+    def layer(self, index: int) -> Generator[LayerWeights]:
+        """See `model.decoder.LayerSource`. Raises ExecutorLost."""
+        with self._group(index) as (qkv, o, gate_up, down):
+            yield replace(self._layers[index], qkv=qkv, o=o, gate_up=gate_up, down=down)
+        self.layers_done += 1
+
+    def head_pieces(self) -> Iterator[torch.Tensor]:
+        """See `DeviceWeights.head_pieces`. Raises ExecutorLost."""
+        for group in range(len(self._layers), len(self._regions)):
+            with self._group(group) as matrices:
+                yield from matrices
+
+    @contextmanager
+    def _group(self, group: int) -> Generator[list[torch.Tensor]]:
+        """Its matrices, for what is launched in this context."""
+        place = self._places.get(group)
+        if place is None:
+            yield [self._here[region.name] for region in self._regions[group]]
+            return
+        assert self._copies is not None
+        at, come = self._copies.acquire(place), dict[str, torch.Tensor]()
+        for region, tier in zip(self._regions[group], self._tiers[group], strict=True):
+            if tier is not MemoryTier.DEVICE:
+                come[region.name] = self._view(self._copies.memory[at : at + region.n_bytes], region)
+                at += region.n_bytes
+        try:
+            yield [come[one.name] if one.name in come else self._here[one.name] for one in self._regions[group]]
+        finally:
+            self._copies.release()
+
+    def _read(self, file: DirectFile, placement: DevicePlacement) -> tuple[list[list[Piece]], list[list[Extent]]]:
+        """What each group has outside of the device; and where the disk has its part, of those that have one there."""
+        here = torch.empty(placement.weights.resident_bytes, dtype=torch.uint8, device=self.device.at)
+        bounce = PinnedMemory(BLOCK, self.device.at)
+        taken, hosted, groups, extents = 0, 0, list[list[Piece]](), list[list[Extent]]()
+        for regions, tiers in zip(self._regions, self._tiers, strict=True):
+            group, on_disk = list[Piece](), list[Extent]()
+            for region, tier in zip(regions, tiers, strict=True):
+                if tier is MemoryTier.DEVICE:
+                    to = here[taken : taken + region.n_bytes]
+                    _read_through(file, region, bounce, to)
+                    self._here[region.name] = self._view(to, region)
+                    taken += region.n_bytes
+                elif tier is MemoryTier.HOST:
+                    file.read(self._host.address + hosted, region.n_bytes, region.offset)
+                    group.append(FromHost(self._host.tensor[hosted : hosted + region.n_bytes]))
+                    hosted += region.n_bytes
+                else:
+                    group.append(FromDisk(len(extents), region.n_bytes))
+                    on_disk.append(Extent(region.offset, region.n_bytes))
+            groups.append(group)
+            extents += [on_disk] if on_disk else []
+        bounce.close()
+        return groups, extents
+
+    def _view(self, memory: torch.Tensor, region: Region) -> torch.Tensor:
+        return self._packer.view(memory, region.n_out, region.n_in)
+
+
+def _read_through(file: DirectFile, region: Region, bounce: PinnedMemory, to: torch.Tensor) -> None:
+    for done in range(0, region.n_bytes, BLOCK):
+        n_bytes = min(BLOCK, region.n_bytes - done)
+        file.read(bounce.address, n_bytes, region.offset + done)
+        to[done : done + n_bytes].copy_(bounce.tensor[:n_bytes])

@@ -1,0 +1,115 @@
+"""What an offloading executor is given, and what it tells of itself."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from weft.domain.runner import OffloadState
+from weft_runner.model.executor import Offloads
+from weft_runner.model.tiers.weight_stream import StreamFigures
+from weft_runner.offload.accuracy import AccuracyFigures
+from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.plan import OffloadPlan
+from weft_runner.offload.policy import Formats
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadBudget:
+    """`device_bytes`: for weights that stay, the ring, KV, adapters and what steps work on; `path`: on the disk.
+
+    `host_bytes`: without a GPU more of the same, since device and host are one memory; else of memory for weights that
+    are copied to the GPU in each pass. `kv_disk_pages`: of all KV pages; `activation_disk_tokens`: of the `max_tokens`
+    of a pass, whose rows between layers are in a file.
+
+    `base`: the digest that the file is named by. `micro_batch`, `max_tokens`, `max_sequences`: most tokens that a layer
+    computes at a time, and of a step. `max_rank`: of adapters. `share`: of the weights that may stay (FlexGen's wg).
+    """
+
+    device_bytes: int
+    disk_bytes: int
+    path: Path
+    base: str
+    micro_batch: int
+    max_tokens: int
+    max_sequences: int
+    max_rank: int
+    share: float = 1.0
+    host_bytes: int = 0
+    kv_disk_pages: int = 0
+    activation_disk_tokens: int = 0
+    plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
+    machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
+
+
+@dataclass(slots=True)
+class DiskKvFigures:
+    """Since start: bytes loaded and stored, and for how long computing waited for them."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadFigures:
+    """For metrics. Bytes and seconds since start; `streamed_bytes`: of each pass, from the disk.
+
+    `host_bytes`: of weights in the memory of the host, beside a GPU.
+    """
+
+    resident_bytes: int
+    host_bytes: int
+    streamed_bytes: int
+    ring_bytes: int
+    stream: StreamFigures
+    kv: DiskKvFigures
+    activations: DiskKvFigures
+    step_s: float
+    planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
+    accuracy: AccuracyFigures | None  # None: passes are not predicted
+
+
+@runtime_checkable
+class Offloading(Offloads, Protocol):
+    """What the shell asks of an executor that offloads, besides `model.executor.Executor`."""
+
+    @property
+    def figures(self) -> OffloadFigures:
+        """Any thread."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """The file of its weights was not there, or not whole, and has been written at this start."""
+        ...
+
+    @property
+    def most_adapter_pages(self) -> int:
+        """Pages that adapters may have."""
+        ...
+
+    def close(self) -> None:
+        """Ends the threads that read and write."""
+        ...
+
+
+def state_of(figures: OffloadFigures, share: float) -> OffloadState:
+    """For those who watch. `share`: of the weights, that is where it is computed with."""
+    stream, accuracy = figures.stream, figures.accuracy
+    state = OffloadState(share, stream.read_bytes / stream.reading_s if stream.reading_s else 0.0)
+    if accuracy is None:
+        return state
+    return state._replace(
+        predicted_ms=accuracy.token_predicted_s * 1e3, measured_ms=accuracy.token_measured_s * 1e3,
+        alone_ms=accuracy.alone_s * 1e3, disk_bound=accuracy.alone_reads,
+    )  # fmt: skip
+
+
+def formats_of(dtype: str, kv_dtype: str = "auto", executor: Literal["cpu", "cuda"] = "cpu") -> Formats:
+    """Of an executor's weights and KV."""
+    match dtype:
+        case "bf16" | "fp32" | "int8" | "int4":
+            kv = "int4" if kv_dtype == "int4" else "fp32" if dtype == "fp32" else "bf16"
+            return Formats(dtype, kv, executor=executor)
+        case _:
+            raise AssertionError(dtype)

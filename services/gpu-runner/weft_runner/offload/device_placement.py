@@ -1,0 +1,132 @@
+"""Where a GPU's executor has its weights: on the device, in pinned memory of the host, or on the disk. Pure and exact.
+
+KV and what steps work on are on the device. What is not there passes through a ring on it, group by group, and from the
+disk through a ring of the host before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft_runner.errors import NoPolicyFits, PolicyInvalid
+from weft_runner.offload.plan import OffloadPlan, WeightTiers
+from weft_runner.offload.policy import Budgets, MemoryTier
+from weft_runner.offload.residency import WeightResidency, best_resident, least_bytes, shape_of, with_ring
+from weft_runner.offload.rounding import host_part, weight_tiers
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlacement:
+    """`weights`: of each group what stays on the device; `tiers`: where each of its matrices lies.
+
+    `beside_bytes`: of the device, for KV, adapters and steps; `staging_bytes`: the host's ring; `packed_bytes`: of the
+    file of all weights.
+    """
+
+    weights: WeightResidency
+    tiers: tuple[tuple[MemoryTier, ...], ...]
+    staging_bytes: int
+    beside_bytes: int
+    packed_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        return self.weights.resident_bytes + self.weights.ring_bytes + self.beside_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of weights that lie there."""
+        return sum(map(sum, self.of(MemoryTier.HOST)))
+
+    @property
+    def disk_read(self) -> tuple[int, ...]:
+        """Bytes of each group that a pass reads from the disk."""
+        return tuple(sum(sizes) for sizes in self.of(MemoryTier.DISK))
+
+    def of(self, tier: MemoryTier) -> list[list[int]]:
+        """Bytes of the matrices of each group that lie there."""
+        return [
+            [n for n, at in zip(sizes, tiers, strict=True) if at is tier]
+            for sizes, tiers in zip(self.weights.groups, self.tiers, strict=True)
+        ]
+
+
+def place_on_device(
+    groups: Sequence[Sequence[int]], budgets: Budgets, *, beside_bytes: int, packed_bytes: int, share: float = 1.0,
+    plan: OffloadPlan | None = None,
+) -> DevicePlacement:  # fmt: skip
+    """As a plan says; without one as much as fits on the device, at most `share` of it, and then on the host.
+
+    Raises NoPolicyFits: a tier is too small; PolicyInvalid: the plan is of something else.
+    """
+    left = budgets.device_bytes - beside_bytes
+    if (short := least_bytes(groups) - left) > 0:
+        raise NoPolicyFits(
+            f"deviceBytes {budgets.device_bytes} is {short} too small: {beside_bytes} for KV, adapters and steps and "
+            f"{least_bytes(groups)} for one layer's weights on their way: allow more, or ask for fewer --kv-pages, "
+            "--max-batch-tokens or --max-sequences",
+            MemoryTier.DEVICE,
+            short,
+        )
+    if packed_bytes > budgets.disk_bytes:
+        short = packed_bytes - budgets.disk_bytes
+        raise NoPolicyFits(
+            f"diskBytes {budgets.disk_bytes} is {short} too small: packed weights take {packed_bytes}",
+            MemoryTier.DISK,
+            short,
+        )
+    tiers, buffers = _greedy(groups, budgets, left, share) if plan is None else (plan.tiers, plan.buffers)
+    every = _of_groups(groups, tiers)
+    weights = with_ring(groups, [tuple(at is MemoryTier.DEVICE for at in one) for one in every], buffers)
+    placed = DevicePlacement(weights, every, 0, beside_bytes, packed_bytes)
+    most, total = max(placed.disk_read, default=0), sum(placed.disk_read)
+    placed = DevicePlacement(weights, every, min(buffers * most, total), beside_bytes, packed_bytes)
+    for tier, needed in ((MemoryTier.DEVICE, placed.device_bytes), (MemoryTier.HOST, _host_needs(placed))):
+        if needed > budgets.of(tier):
+            raise PolicyInvalid(f"the plan takes {needed} bytes of the {tier}, which has {budgets.of(tier)}")
+    return placed
+
+
+def check_device_placement(placed: DevicePlacement, budgets: Budgets) -> None:
+    """No tier has more than its budget, nothing is lost or twice."""
+    weights = placed.weights
+    assert placed.device_bytes <= budgets.device_bytes, placed
+    assert _host_needs(placed) <= budgets.host_bytes, placed
+    assert placed.packed_bytes <= budgets.disk_bytes, placed
+    assert weights.resident_bytes + placed.host_bytes + sum(placed.disk_read) == sum(map(sum, weights.groups)), placed
+    assert weights.ring_bytes >= max(weights.streamed, default=0), placed
+    assert placed.staging_bytes >= max(placed.disk_read, default=0), placed
+
+
+def _host_needs(placed: DevicePlacement) -> int:
+    return placed.host_bytes + placed.staging_bytes
+
+
+def _greedy(
+    groups: Sequence[Sequence[int]], budgets: Budgets, left: int, share: float
+) -> tuple[WeightTiers, int]:  # fmt: skip
+    """(tiers, buffers)"""
+    shape, total = shape_of(groups), sum(map(sum, groups))
+    if total <= left and share >= 1.0:
+        whole, n = MemoryTier.DEVICE, shape.layers
+        return weight_tiers(shape, (n, n, n, n), (0, 0, 0, 0), whole), 1
+    best, buffers = best_resident(shape, left, share)
+    part = host_part(shape, best, total - best.bytes, budgets.host_bytes)
+    if part is None:
+        short = best.ring - budgets.host_bytes
+        raise NoPolicyFits(
+            f"hostBytes {budgets.host_bytes} is {short} too small: what comes from the disk passes through {best.ring} "
+            "bytes of the host on its way to the GPU",
+            MemoryTier.HOST,
+            short,
+        )
+    head = MemoryTier.DEVICE if best.head else MemoryTier.HOST if part.head else MemoryTier.DISK
+    return weight_tiers(shape, best.counts, part.counts, head), buffers
+
+
+def _of_groups(groups: Sequence[Sequence[int]], tiers: WeightTiers) -> tuple[tuple[MemoryTier, ...], ...]:
+    """Raises PolicyInvalid."""
+    layers, head = tiers.layers, tiers.head
+    pieces = len(groups) - len(layers)
+    if pieces < 0 or (pieces > 0) != (head is not None):
+        raise PolicyInvalid(f"the plan is of {len(layers)} layers {'with' if head else 'without'} a head, not of these")
+    return (*layers, *(((head,),) * pieces if head is not None else ()))

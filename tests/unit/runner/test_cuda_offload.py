@@ -1,0 +1,312 @@
+"""A model larger than its GPU, under Triton's interpreter: the bits of the executor that has it whole.
+
+Copies are done at once there; the rings, the thread that copies and the order of a step are those of a device.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from harness import interpreter
+from harness.native_models import Scales, adapter_tensors, make_step, write_model
+from weft_kernels.triton import int4
+from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, PolicyInvalid, RunnerError
+from weft_runner.executors import ModelSource, make_executor
+from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model.cuda.device import DTYPES, find_gpu
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_bytes
+from weft_runner.model.partition import Partition, stage_of
+from weft_runner.model.tiers.budget import OffloadBudget, Offloading
+from weft_runner.model.weights import load_weights
+from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
+from weft_runner.offload.policy import Budgets, MemoryTier
+from weft_runner.settings import parse_settings
+from weft_runner.shell.metrics import OffloadMetrics
+from weft_runner.shell.offload_policy import settle_offload
+
+PAGES, P, SLOTS = 64, 16, 2
+LAYER = {"bf16": 69_632, "int4": 28_672}  # bytes in the file
+SIZES = Sizes(PAGES, P, SLOTS, max_rank=16, rows=4, context=96, graphs=False, tokens=64)
+MODEL = {
+    "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "max_position_embeddings": 96,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+RANKS = ({"q_proj": 8, "down_proj": 3}, dict.fromkeys(("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"), 5))
+BASE = "sha256:" + "5" * 64
+
+
+@pytest.fixture(scope="module")
+def files_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, Path]]:
+    interpreter.hurry()
+
+    @cache
+    def make(tied: bool = False) -> dict[str, Path]:
+        folder = tmp_path_factory.mktemp("models") / str(tied)
+        return write_model(folder, 7, torch.bfloat16, **MODEL, tie_word_embeddings=tied)
+
+    return make
+
+
+@pytest.fixture
+def made() -> Iterator[list[OffloadCudaExecutor]]:
+    """Those that a test has made end with it."""
+    executors: list[OffloadCudaExecutor] = []
+    yield executors
+    for executor in executors:
+        executor.close()
+
+
+def budget(folder: Path, part: Partition, dtype: str, left: int, host: int, **changed: Any) -> OffloadBudget:
+    """`left`: bytes of the device for weights and their ring."""
+    values: dict[str, Any] = {
+        "device_bytes": beside_bytes(part, dtype, SIZES) + left, "host_bytes": host, "disk_bytes": 1 << 30,
+        "path": folder, "base": BASE, "micro_batch": SIZES.tokens, "max_tokens": SIZES.tokens,
+        "max_sequences": SIZES.rows, "max_rank": SIZES.max_rank, **changed,
+    }  # fmt: skip
+    return OffloadBudget(**values)
+
+
+def offloaded(
+    files: dict[str, Path], folder: Path, left: int, host: int, dtype: str = "bf16", stage: tuple[int, int] = (0, 1),
+    **changed: Any,
+) -> OffloadCudaExecutor:  # fmt: skip
+    spec = read_spec(files["config.json"])
+    part = stage_of(spec, *stage)
+    limits = budget(folder, part, dtype, left, host, **changed)
+    return OffloadCudaExecutor(find_gpu(), open_checkpoint(files, spec), limits, SIZES, dtype=dtype, part=part)
+
+
+def whole(files: dict[str, Path], dtype: str = "bf16") -> CudaExecutor:
+    spec, pack = read_spec(files["config.json"]), int4.pack if dtype == "int4" else None
+    return CudaExecutor(spec, load_weights(files, spec, DTYPES[dtype], pack=pack), SIZES)
+
+
+def with_adapters(executor: CudaExecutor, spec: Any) -> CudaExecutor:
+    """On the last pages, which no row has."""
+    free = list(range(PAGES - 1, -1, -1))
+    for slot, ranks in enumerate(RANKS):
+        tensors, store = adapter_tensors(spec, slot, ranks), executor.adapters
+        pages = [free.pop(0) for _ in range(-(-store.needs(tensors, Scales()) // store.page_bytes))]
+        store.put(slot, store.build(tensors, Scales(), pages))
+    assert free[0] >= 24
+    return executor
+
+
+Rows = list[tuple[list[int], int, list[int], int | None]]
+
+
+def script(seed: int, steps: int = 3) -> list[Rows]:
+    """Prompts, chunks of them and single tokens of four sequences, with adapters and without."""
+    drawn, fed = random.Random(seed), [0] * SIZES.rows
+    slots = [drawn.choice((None, 0, 1)) for _ in fed]
+    turns: list[Rows] = []
+    for _ in range(steps):
+        rows: Rows = []
+        for i in sorted(drawn.sample(range(len(fed)), drawn.randint(1, len(fed)))):
+            count = drawn.choice((1, 1, 2, 9))
+            tokens = [drawn.randrange(203) for _ in range(count)]
+            rows.append((tokens, fed[i], list(range(6 * i, 6 * i + 6)), slots[i]))
+            fed[i] += count
+        turns.append(rows)
+    return turns
+
+
+def same(one: CudaExecutor, other: CudaExecutor, seed: int) -> None:
+    for rows in script(seed):
+        found, expected = (executor.run(make_step(rows)) for executor in (one, other))
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+# Layers' bytes (of the device for weights and ring, of the host): all there is, and less; the disk has what is left.
+SPLITS = ((9.0, 0.0), (2.3, 9.0), (1.1, 1.0), (2.2, 2.5), (2.5, 1.7), (1.5, 9.0))
+
+
+@pytest.mark.parametrize(("dtype", "tied"), [("bf16", False), ("int4", True)])
+def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], dtype: str, tied: bool
+) -> None:
+    files = files_of(tied)
+    spec = read_spec(files["config.json"])
+    expected, tiers = with_adapters(whole(files, dtype), spec), set[tuple[bool, ...]]()
+    for left, host in SPLITS:
+        limits = (int(layers * LAYER[dtype]) for layers in (left, host))
+        made.append(offloaded(files, tmp_path, *limits, dtype))
+        placed = made[-1].placement
+        tiers.add(tuple(any(map(any, placed.of(tier))) for tier in MemoryTier))
+        assert made[-1].numerics_class == expected.numerics_class
+        same(with_adapters(made[-1], spec), expected, seed=len(made))
+    assert tiers >= {(True, False, False), (True, True, False), (True, True, True)}, tiers
+
+
+def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+) -> None:
+    executor = offloaded(files_of(), tmp_path, 170_000, 190_000, share=0.2)
+    made.append(executor)
+    placed = executor.placement
+    for done in range(1, 4):
+        executor.run(make_step([([1] * 9, 0, [0], None), ([2] * 5, 0, [1], None)]))
+        assert executor.figures.stream.copied_bytes >= done * sum(placed.weights.streamed)
+        assert executor.figures.stream.read_bytes >= done * sum(placed.disk_read) > 0
+    assert executor.figures.stream.copied_bytes <= 3 * sum(placed.weights.streamed) + placed.weights.ring_bytes
+    metrics = OffloadMetrics(registry := CollectorRegistry(), executor)
+    metrics.observe()
+    assert registry.get_sample_value("weft_runner_offload_weight_bytes", {"place": "host"}) == placed.host_bytes > 0
+    assert registry.get_sample_value("weft_runner_offload_copied_bytes_total") == executor.figures.stream.copied_bytes
+
+
+def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+) -> None:
+    files = files_of()
+    executor, expected = offloaded(files, tmp_path, 75_000, 90_000), whole(files)
+    made.append(executor)
+    step = make_step([([5, 6, 7], 0, [0], None), ([8], 0, [1], None)])
+
+    def fails(layer: int) -> None:
+        raise InterruptedError(layer)
+
+    with pytest.raises(InterruptedError):
+        executor.run(step, layer_done=fails)
+    found = [[one.run(step, last=2).clone() for _ in range(2)] for one in (executor, expected)]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert torch.equal(*(one.run(step, first=2, hidden=found[0][0]).clone() for one in (executor, expected)))
+    called: list[int] = []
+    assert torch.equal(executor.run(step, layer_done=called.append), expected.run(step))
+    assert called == [0, 1, 2]
+
+
+def test_two_stages_have_budgets_of_their_own(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+) -> None:
+    files = files_of()
+    made += [offloaded(files, tmp_path, 75_000 + 50_000 * stage, 75_000, stage=(stage, 2)) for stage in range(2)]
+    step, expected = make_step([([5, 6, 7], 0, [0], None), ([8], 0, [1], None)]), whole(files)
+    assert torch.equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
+
+
+def test_a_file_that_is_cut_short_under_it_is_an_executor_lost(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+) -> None:
+    made.append(offloaded(files_of(), tmp_path, 75_000, 75_000, share=0.0))
+    (path,) = tmp_path.glob("*.packed")
+    os.truncate(path, 4096)
+    with pytest.raises(ExecutorLost, match="it was cut short"):
+        made[-1].run(make_step([([1], 0, [0], None)]))
+
+
+@pytest.mark.parametrize(
+    ("left", "host", "disk", "error", "what"),
+    [
+        (1000, 1 << 20, 1 << 30, NoPolicyFits, r"deviceBytes \d+ is \d+ too small: \d+ for KV, adapters and steps"),
+        (75_000, 1000, 1 << 30, NoPolicyFits, r"hostBytes 1000 is \d+ too small: what comes from the disk passes"),
+        (75_000, 1 << 20, 1000, NoPolicyFits, r"diskBytes 1000 is \d+ too small: packed weights take \d+"),
+    ],
+)
+def test_budgets_that_hold_nothing_are_named(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, left: int, host: int, disk: int,
+    error: type[RunnerError], what: str,
+) -> None:  # fmt: skip
+    with pytest.raises(error, match=what):
+        offloaded(files_of(), tmp_path, left, host, disk_bytes=disk)
+    assert not list(tmp_path.glob("*.p*"))
+
+
+def test_a_disk_without_direct_reads_is_named(files_of: Callable[..., dict[str, Path]]) -> None:
+    with pytest.raises(DiskUnusable, match="/proc/nowhere"):
+        offloaded(files_of(), Path("/proc/nowhere"), 75_000, 75_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 6), st.lists(st.integers(1, 50), min_size=4, max_size=4), st.integers(0, 4), st.integers(0, 1500),
+    st.integers(0, 900), st.floats(0, 1),
+)  # fmt: skip
+def test_a_placement_keeps_to_every_budget_and_what_a_refusal_says_is_missing_suffices(
+    layers: int, matrices: list[int], pieces: int, device: int, host: int, share: float
+) -> None:
+    """The device may lack something, and then the host."""
+    groups = [*([matrices] * layers), *([[max(matrices)]] * pieces)]
+    total, budgets = sum(map(sum, groups)), Budgets(device + 10, host)
+
+    def place() -> DevicePlacement:
+        return place_on_device(groups, budgets, beside_bytes=10, packed_bytes=total, share=share)
+
+    for tier in (MemoryTier.DEVICE, MemoryTier.HOST):
+        try:
+            place()
+        except NoPolicyFits as error:
+            if error.tier == tier:
+                budgets = replace(budgets, **{f"{tier}_bytes": budgets.of(tier) + error.short_bytes})
+    check_device_placement(place(), budgets)
+
+
+def flags(folder: Path, **more: Any) -> list[str]:
+    own = {
+        "listen": "127.0.0.1:1", "probes": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "depot": "http://127.0.0.1:4",
+        "pool": "a/b", "base-digest": BASE, "data-dir": folder, "executor": "cuda", "max-rank": 16, "kv-pages": 64,
+        "max-sequences": 4, "max-batch-tokens": 64, **more,
+    }  # fmt: skip
+    return [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+
+
+def test_the_flags_of_a_runner_make_one(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+) -> None:
+    files = files_of()
+    spec = read_spec(files["config.json"])
+    asked = parse_settings(flags(tmp_path, offload_device_bytes=2_000_000, offload_host_bytes=1 << 20))
+    executor = make_executor(asked, ModelSource(spec, files, 1))
+    assert isinstance(executor, OffloadCudaExecutor)
+    assert isinstance(executor, Offloading)
+    made.append(executor)
+    assert executor.placement.device_bytes <= 2_000_000
+    with pytest.raises(PolicyInvalid):
+        make_executor(replace(asked, offload_plan=tmp_path / "none"), ModelSource(spec, files, 1))
+    for wrong in ({"offload_kv_disk_pages": 3}, {"tensor_parallel": 2}):
+        with pytest.raises(SystemExit):
+            parse_settings(flags(tmp_path, offload_device_bytes=1, **wrong))
+
+
+def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Little on the device, less on the host, the rest on the disk; and what is measured is kept."""
+    caplog.set_level("INFO")
+    files = files_of()
+    spec, unset = read_spec(files["config.json"]), dict.fromkeys(("kv_pages", "max_sequences", "max_batch_tokens"), 0)
+    limits = {"offload_policy": "auto", "offload_device_bytes": 500_000, "offload_host_bytes": 120_000, **unset}
+    asked = parse_settings(flags(tmp_path, **limits))
+    settled, policy = settle_offload(asked, spec, threads=1)
+    assert policy is not None
+    plan, machine = policy.plans[0], policy.machine
+    assert not machine.one_memory
+    assert min(machine.to_device, machine.to_host, machine.attention, machine.attention_flops_per_s) > 0
+    assert plan.policy.block == plan.policy.batch == settled.max_sequences
+    assert (plan.policy.kv.device, plan.policy.activations.device) == (1.0, 1.0)
+    assert plan.policy.weights.disk > 0
+    executor = make_executor(settled, ModelSource(spec, files, 1, policy=policy))
+    assert isinstance(executor, OffloadCudaExecutor)
+    made.append(executor)
+    assert executor.placement.weights.resident_bytes == plan.usage[MemoryTier.DEVICE].weights
+    assert executor.placement.host_bytes == plan.usage[MemoryTier.HOST].weights
+    executor.run(make_step([([1, 2, 3], 0, [0], None)]))
+    executor.run(make_step([([4], 3, [0], None)]))
+    state = executor.offload_state
+    assert min(state.predicted_ms, state.measured_ms, state.alone_ms) > 0.0
+    assert settle_offload(asked, spec, threads=1) == (settled, policy)
+    assert "the machine was measured before" in caplog.messages
+    with pytest.raises(NoPolicyFits, match=r"the host has 0 bytes, \d+ too few"):
+        settle_offload(replace(asked, offload_host_bytes=0), spec, threads=1)
