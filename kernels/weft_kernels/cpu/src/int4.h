@@ -80,19 +80,19 @@ class Int4Product {
  public:
   static int most_rows(int n_in) { return int(kSumsBytes / sizeof(float) / ((n_in + weft::kInt4Inputs - 1) / weft::kInt4Inputs)); }
 
-  Int4Product(weft::Member& me, const weft_matrix& w, const X* x, ptrdiff_t xs, int rows, const Span& span, float* y, Prefetch& prefetch)
-      : x_(x), xs_(xs), rows_(rows), groups_(span.count), n_in_(w.n_in), y_(y + span.column), prefetch_(prefetch) {
+  Int4Product(weft::Member& me, const weft_matrix& w, const X* x, ptrdiff_t xs, int rows, const Span& span, float* y, Beside& beside)
+      : x_(x), xs_(xs), rows_(rows), groups_(span.count), n_in_(w.n_in), y_(y + span.column), beside_(beside) {
     steps_ = (n_in_ + int(weft::kInt4Inputs) - 1) / int(weft::kInt4Inputs);
     group_bytes_ = steps_ * weft::kInt4Bytes;
     data_ = static_cast<const char*>(w.data) + span.group * group_bytes_;
-    widened_ = me.scratch() + kPanelBytes;
+    widened_ = me.scratch() + kPanelsBytes;
     factors_ = reinterpret_cast<float*>(widened_ + kWidenedBytes);
     dots_ = factors_ + kFactorsBytes / sizeof(float);
     sums_ = dots_ + kDotsBytes / sizeof(float);
     if (me.kept != x) sum_inputs(x, xs, rows, n_in_, sums_);
     me.kept = x;
     for (int m = 0; m < rows; m++) std::memset(y_ + m * kUnitColumns, 0, 64 * groups_);
-    prefetch.over(steps_);
+    beside.over(steps_);
   }
 
   void run() {
@@ -105,11 +105,11 @@ class Int4Product {
       const int n = std::min(at_once, steps_ - k);
       for (int i = 0; i < n; i++) {
         for (int g = 0; g < groups_; g++) widen(k + i, i, g);
-        prefetch_.some();
+        beside_.some();
       }
       for (int m = 0; m < rows_; m += kDotRows) add_dots(k, n, m, std::min(kDotRows, rows_ - m));
     }
-    prefetch_.all();
+    beside_.all();
   }
 
  private:
@@ -141,7 +141,7 @@ class Int4Product {
       float *now = dots_of(i), *last = dots_of(i + 1);
       const bool first = i == 0;
       for (int g = 0; g < groups_; g += 2) {
-        tile_matrix(x, xs_, rows, widened(i) + g * blocks * kTileBytes, std::min(2, groups_ - g), blocks, now + 16 * g, kUnitColumns, false, prefetch_);
+        tile_matrix(x, xs_, rows, widened(i) + g * blocks * kTileBytes, std::min(2, groups_ - g), blocks, now + 16 * g, kUnitColumns, false, beside_);
         if (!first) add_scaled(last, k + i - 1, i - 1, m, g == 0 ? 0 : rows / 2, groups_ > 2 && g == 0 ? rows / 2 : rows);
       }
       if (i == n - 1) {
@@ -214,12 +214,12 @@ class Int4Product {
       WEFT_TURN(2)
       WEFT_TURN(3)
 #undef WEFT_TURN
-      prefetch_.some();
+      beside_.some();
     }
     keep_groups(dots_, 4 * kUnitColumns, groups_);
     written();
     add_scaled(dots_, steps_ - 1, (steps_ - 1) % 2, 0, 0, rows_);
-    prefetch_.all();
+    beside_.all();
   }
 #endif
 
@@ -229,7 +229,7 @@ class Int4Product {
   const char* data_;
   char* widened_;
   float *y_, *factors_, *dots_, *sums_;
-  Prefetch& prefetch_;
+  Beside& beside_;
 };
 
 }  // namespace WEFT_NS

@@ -92,7 +92,7 @@ static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, 
       float* panel = reinterpret_cast<float*>(me.scratch());
       for (int row = 0; row < m; row += kPanelRows) {
         const int n = std::min(kPanelRows, m - row), columns = std::min(16 * span.count, w.n_out - 16 * span.group);
-        Prefetch nothing;
+        Beside nothing;
         product<Kind>(me, w, x + row * stride, stride, n, span, panel, nothing);
         for (int i = 0; i < n; i++) std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns, sizeof(float) * columns);
       }
@@ -144,7 +144,7 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
     float* y = reinterpret_cast<float*>(memory + 16384);
     const char* w = memory + 8192;
 #if WEFT_LEVEL == 4
-    Prefetch nothing;
+    Beside nothing;
     shape_for_matrix(32);
     tiles_32x32<false>(x, 32, w, 1, y, 32, false, nothing);
     for (int64_t i = 0; i < blocks; i += 4) {

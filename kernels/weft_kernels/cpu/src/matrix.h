@@ -37,29 +37,29 @@ static inline void widen(const char* from, char* to, int blocks) {
   }
 }
 
-static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened, Prefetch& prefetch) {
+static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened, Beside& beside) {
   for (int k = 0; k < blocks; k += kWidenedBlocks) {
     const int n = blocks - k < kWidenedBlocks ? blocks - k : kWidenedBlocks;
     for (int g = 0; g < span.count; g++) widen(data + (span.group + g) * group_bytes + k * 512, widened + g * n * kTileBytes, n);
-    tile_matrix(x + 32 * k, xs, rows, widened, span.count, n, y + span.column, kUnitColumns, k > 0, prefetch);
+    tile_matrix(x + 32 * k, xs, rows, widened, span.count, n, y + span.column, kUnitColumns, k > 0, beside);
   }
 }
 #endif
 
 // y[rows][kUnitColumns] = x W^T (* scale) (+ bias) in the span's columns. `y` has room for whole blocks of 32 rows. What
-// is `prefetch` has been asked for when it ends.
+// is `beside` has been asked for when it ends.
 template <class Kind>
-static inline void product(weft::Member& me, const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, Prefetch& prefetch) {
+static inline void product(weft::Member& me, const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, Beside& beside) {
   const int pairs = int(round_up(w.n_in, 32) / 2);
   const char* data = static_cast<const char*>(w.data);
   if constexpr (std::is_same<Kind, Fp32Kind>::value) {
-    prefetch.all();
+    beside.all();
     vectors<Fp32W>(x, xs, rows, data, ptrdiff_t(pairs) * 128, 128, span, pairs, y);
   } else if (w.kind == WEFT_INT4) {
     using Product = Int4Product<typename Kind::X>;
     for (int m = 0, n; m < rows; m += n) {
       n = std::min(Product::most_rows(w.n_in), rows - m);
-      Product(me, w, x + m * xs, xs, n, span, y + m * kUnitColumns, prefetch).run();
+      Product(me, w, x + m * xs, xs, n, span, y + m * kUnitColumns, beside).run();
     }
   } else {
     const bool int8 = w.kind == WEFT_INT8;
@@ -68,16 +68,16 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
     if (!int8 || rows >= kTileRowsOfInt8) {
       shape_for_matrix(rows);
       const int blocks = pairs / kTilePairs;
-      prefetch.over(rows <= 16 ? blocks : (rows + 31) / 32 * (span.count / 2) * blocks);
+      beside.over(rows <= 16 ? blocks : (rows + 31) / 32 * (span.count / 2) * blocks);
       if (int8)
-        tiles_of_int8(x, xs, rows, data, group_bytes, span, blocks, y, me.scratch() + kPanelBytes, prefetch);
+        tiles_of_int8(x, xs, rows, data, group_bytes, span, blocks, y, me.scratch() + kPanelsBytes, beside);
       else
-        tile_matrix(x, xs, rows, data + span.group * group_bytes, span.count, blocks, y + span.column, kUnitColumns, false, prefetch);
-      prefetch.all();
+        tile_matrix(x, xs, rows, data + span.group * group_bytes, span.count, blocks, y + span.column, kUnitColumns, false, beside);
+      beside.all();
     } else
 #endif
     {
-      prefetch.all();
+      beside.all();
       if (int8)
         vectors<Int8W>(x, xs, rows, data, group_bytes, 32, span, pairs, y);
       else
@@ -100,6 +100,22 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
   }
 }
 
+// The columns behind the span's, which the thread most likely takes next: while rows [row, row + rows) of `of_rows` are
+// multiplied, as large a part of them is asked for. Few rows leave no time for it: there, streams run ahead themselves.
+template <class Kind>
+static inline void prefetch_next(const weft_matrix& w, const Span& span, int row, int rows, int of_rows, Beside& beside) {
+#if WEFT_LEVEL == 4
+  if (std::is_same<Kind, Fp32Kind>::value || of_rows < kManyRows) return;
+  const ptrdiff_t group_bytes = weft::packed_bytes(w.kind, 16, w.n_in, 32);
+  const int first = span.group + span.count, groups = std::min(span.count, (w.n_out + 15) / 16 - first);
+  const ptrdiff_t lines = groups * group_bytes / 64;
+  const char* data = static_cast<const char*>(w.data) + first * group_bytes;
+  if (groups > 0) beside.add(data + lines * row / of_rows * 64, data + lines * (row + rows) / of_rows * 64);
+#else
+  (void)w, (void)span, (void)row, (void)rows, (void)of_rows, (void)beside;
+#endif
+}
+
 // Which groups of a slice lie in a span: [begin, end), counted in the site's output.
 struct Overlap {
   int begin, end;
@@ -114,9 +130,9 @@ static inline const char* columns_of(const weft_lora_slice& slice, int group) {
 
 // The part of B that `expand` will read: each adapter's is a few lines at a place of its own, which no hardware foresees.
 template <class Kind>
-static inline void prefetch_expand(const weft_lora_slice& slice, const Span& span, Prefetch& prefetch) {
+static inline void prefetch_expand(const weft_lora_slice& slice, const Span& span, Beside& beside) {
   const Overlap here(slice, span);
-  if (here.begin < here.end) prefetch.add(columns_of<Kind>(slice, here.begin), columns_of<Kind>(slice, here.end));
+  if (here.begin < here.end) beside.add(columns_of<Kind>(slice, here.begin), columns_of<Kind>(slice, here.end));
 }
 
 // y[rows][kUnitColumns] += v B in the span's columns, for one slice of an adapter. v[rows] begins at the slice's part.

@@ -13,7 +13,7 @@
 
 namespace weft {
 
-constexpr size_t kScratchBytes = 280 * 1024;  // of each thread: unit.h, or an attention tile
+constexpr size_t kScratchBytes = 344 * 1024;  // of each thread: unit.h, or an attention tile
 
 // Denormals are zero while this lives, as they are to the matrix instructions; the caller's setting comes back.
 class Denormals {
@@ -77,9 +77,14 @@ class Member {
   const void* kept = nullptr;  // of which rows of this phase the scratch has sums, see int4.h
   unsigned exchanges = 0;  // of this step with other ranks, so far: every thread counts them alike
 
-  // Do units [0, n) of a phase together, then meet. A phase of one thread takes them in order.
+  // Do units [0, n) of a phase together, each thread `last` when it is done, then meet. A phase of one thread takes them in
+  // order.
   template <class Unit>
   void share(int64_t n, Unit unit) {
+    share(n, unit, [] {});
+  }
+  template <class Unit, class Last>
+  void share(int64_t n, Unit unit, Last last) {
     const int threads = team_.threads();
     kept = nullptr;
     for (int i = 0; i < threads; i++) {
@@ -89,6 +94,7 @@ class Member {
       if (taken.load(std::memory_order_relaxed) >= size) continue;
       for (int64_t u; (u = taken.fetch_add(1, std::memory_order_relaxed)) < size;) unit(begin + u);
     }
+    last();
     team_.barrier();
     team_.taken(phase_, thread_).store(0, std::memory_order_relaxed);  // used again two barriers later
     phase_++;

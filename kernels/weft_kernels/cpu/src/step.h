@@ -110,13 +110,14 @@ class Step {
     });
     shrink(me, 0, site, x_, at_.x_stride, n_in);
     const int groups = n_out / 16;
-    by_chunks(me, n_in, units_of(groups, kUnitGroups), [&](int u, int row, int rows) {
+    const auto unit = [&](int u, int row, int rows, const Chunk&) {
       const Span span{u * kUnitGroups, std::min(kUnitGroups, groups - u * kUnitGroups), 0};
       float *panel = reinterpret_cast<float*>(me.scratch()), *to = y + int64_t(row) * n_out + 16 * span.group;
       for (int m = 0; m < rows; m++) std::memcpy(panel + m * kUnitColumns, to + int64_t(m) * n_out, 64 * span.count);
       add_lora(0, site, row, rows, &span, 1, panel);
       for (int m = 0; m < rows; m++) std::memcpy(to + int64_t(m) * n_out, panel + m * kUnitColumns, 64 * span.count);
-    });
+    };
+    by_chunks(me, n_in, units_of(groups, kUnitGroups), unit, [] {});
   }
 
  private:
@@ -188,14 +189,9 @@ class Step {
   template <class Epilogue>
   void project(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs, Epilogue epilogue) const {
     const int groups = w.n_out / 16;
-    by_chunks(me, w.n_in, units_of(groups, kUnitGroups), [&](int u, int row, int rows) {
+    panels(me, layer, site, w, x, xs, units_of(groups, kUnitGroups), epilogue, [&](int u) {
       const Span span{u * kUnitGroups, std::min(kUnitGroups, groups - u * kUnitGroups), 0};
-      float* y = reinterpret_cast<float*>(me.scratch());
-      Prefetch prefetch;
-      prefetch_lora(layer, site, row, rows, &span, 1, prefetch);
-      product<Kind>(me, w, x + row * xs, xs, rows, span, y, prefetch);
-      add_lora(layer, site, row, rows, &span, 1, y);
-      epilogue(y, row, rows, span);
+      return UnitOf{span, {span}, 1};
     });
   }
 
@@ -204,14 +200,8 @@ class Step {
   void gate_up(weft::Member& me, int layer, const weft_matrix& w) const {
     static_assert(16 * kUnitGroups == 2 * 32, "rows of gate and of up by turns, as weft_cpu.h has it");
     const int half = w.n_out / 32, of_unit = kUnitGroups / 2;
-    by_chunks(me, w.n_in, units_of(half, of_unit), [&](int u, int row, int rows) {
-      const int group = u * of_unit, count = std::min(of_unit, half - group);
-      const Span both{2 * group, 2 * count, 0}, spans[2] = {{group, count, 0}, {half + group, count, 16 * count}};
-      float* y = reinterpret_cast<float*>(me.scratch());
-      Prefetch prefetch;
-      prefetch_lora(layer, kGateUp, row, rows, spans, 2, prefetch);
-      product<Kind>(me, w, x_ + row * at_.x_stride, at_.x_stride, rows, both, y, prefetch);
-      add_lora(layer, kGateUp, row, rows, spans, 2, y);
+    const auto multiply = [this, half](const float* y, int row, int rows, const Span& both) {
+      const int group = both.group / 2, count = both.count / 2;
       for (int m = 0; m < rows; m++)
         for (int g = 0; g < count; g++) {
           const float* at = y + m * kUnitColumns + 16 * g;
@@ -220,7 +210,56 @@ class Step {
       if (group + count == half)  // zeros up to whole blocks of pairs: what lies there may be no number
         for (int m = 0; m < rows; m++)
           for (int64_t c = m_.inner; c < at_.act_stride; c++) act_[(row + m) * at_.act_stride + c] = X(0);
+    };
+    panels(me, layer, kGateUp, w, x_, at_.x_stride, units_of(half, of_unit), multiply, [&](int u) {
+      const int group = u * of_unit, count = std::min(of_unit, half - group);
+      return UnitOf{{2 * group, 2 * count, 0}, {{group, count, 0}, {half + group, count, 16 * count}}, 2};
     });
+  }
+
+  // The columns of a unit: where they are in the matrix, and to adapters.
+  struct UnitOf {
+    Span span, site[2];
+    int n_site;
+  };
+
+  // The panel before, whose sums wait for `epilogue(sums, row, rows, span)`: with tiles and many rows that is done beside the
+  // next product.
+  template <class Epilogue>
+  struct Waiting {
+    Epilogue* epilogue;
+    const float* y;
+    int row, rows;
+    Span span;
+
+    static void work(void* context, int begin, int end) {
+      const Waiting& w = *static_cast<const Waiting*>(context);
+      (*w.epilogue)(w.y + begin * kUnitColumns, w.row + begin, end - begin, w.span);
+    }
+  };
+
+  // All units of a product with its adapters, panel by panel. `columns_of(unit)`: its columns.
+  template <class Epilogue, class ColumnsOf>
+  void panels(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs, int64_t units, Epilogue& epilogue, ColumnsOf columns_of) const {
+    float* const places = reinterpret_cast<float*>(me.scratch());
+    Waiting<Epilogue> waiting{&epilogue, nullptr, 0, 0, {}};
+    const auto unit = [&](int u, int row, int rows, const Chunk& chunk) {
+      const UnitOf columns = columns_of(u);
+      float* const y = places + (waiting.y == places ? kPanelBytes / sizeof(float) : 0);
+      Beside beside;
+      beside.add_rows(waiting.rows, Waiting<Epilogue>::work, &waiting);
+      prefetch_lora(layer, site, row, rows, columns.site, columns.n_site, beside);
+      prefetch_next<Kind>(w, columns.span, row - chunk.first, rows, chunk.last - chunk.first, beside);
+      product<Kind>(me, w, x + row * xs, xs, rows, columns.span, y, beside);
+      beside.all();
+      waiting.rows = 0;
+      add_lora(layer, site, row, rows, columns.site, columns.n_site, y);
+      if (kTiles<Kind> && chunk.last - chunk.first >= kManyRows)
+        waiting = {&epilogue, y, row, rows, columns.span};
+      else
+        epilogue(y, row, rows, columns.span);
+    };
+    by_chunks(me, w.n_in, units, unit, [&] { Waiting<Epilogue>::work(&waiting, 0, waiting.rows); });
   }
 
   // ---- LoRA
@@ -312,7 +351,7 @@ class Step {
   void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows, const Span& span, float* raw, int width) const {
     const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
     float* y = reinterpret_cast<float*>(me.scratch());
-    Prefetch nothing;
+    Beside nothing;
     product<Kind>(me, a, x, xs, rows, span, y, nothing);
     if (raw != nullptr) {
       const int first = 16 * span.group, n = std::min(16 * span.count, site.rank - first);
@@ -347,10 +386,10 @@ class Step {
     }
   }
 
-  void prefetch_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, Prefetch& prefetch) const {
+  void prefetch_lora(int layer, int site, int row, int rows, const Span* spans, int n_spans, Beside& beside) const {
     each_adapter(layer, site, row, rows, [&](int, int, const weft_lora_site& a) {
       for (int j = 0; j < a.n_slices; j++)
-        for (int k = 0; k < n_spans; k++) prefetch_expand<Kind>(a.slice[j], spans[k], prefetch);
+        for (int k = 0; k < n_spans; k++) prefetch_expand<Kind>(a.slice[j], spans[k], beside);
     });
   }
 
@@ -513,7 +552,7 @@ class Step {
       float* y = reinterpret_cast<float*>(me.scratch());
       for (int row = 0; row < s_.n_sampled; row += kPanelRows) {
         const int rows = std::min(kPanelRows, s_.n_sampled - row);
-          Prefetch nothing;
+          Beside nothing;
         product<Kind>(me, m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)
@@ -555,15 +594,20 @@ class Step {
     for (int t = int(unit) * size; t < std::min(n, int(unit + 1) * size); t++) body(t);
   }
 
-  // body(unit, first row, rows): all units for a chunk of rows, then for the next. A thread's range is few chunks and all
-  // their units, so that their rows stay in its cache from unit to unit and from phase to phase.
-  template <class Body>
-  void by_chunks(weft::Member& me, int n_in, int64_t units, Body body) const {
+  // body(unit, first row, rows, their chunk): all units for a chunk of rows, then for the next. A thread's range is few
+  // chunks and all their units, so that their rows stay in its cache from unit to unit and from phase to phase.
+  struct Chunk {
+    int first, last;
+  };
+  template <class Body, class Last>
+  void by_chunks(weft::Member& me, int n_in, int64_t units, Body body, Last last) const {
     const int of_chunk = chunk_rows(n_in * int(sizeof(X)));
-    me.share(units * units_of(tokens_, of_chunk), [&](int64_t i) {
-      const int first = int(i / units) * of_chunk, last = std::min(first + of_chunk, tokens_);
-      for (int row = first; row < last; row += kPanelRows) body(int(i % units), row, std::min(kPanelRows, last - row));
-    });
+    const auto unit = [&](int64_t i) {
+      const int first = int(i / units) * of_chunk;
+      const Chunk chunk{first, std::min(first + of_chunk, tokens_)};
+      for (int row = first; row < chunk.last; row += kPanelRows) body(int(i % units), row, std::min(kPanelRows, chunk.last - row), chunk);
+    };
+    me.share(units * units_of(tokens_, of_chunk), unit, last);
   }
 
   // units_[r]: tiles of tokens in the rows before row r.

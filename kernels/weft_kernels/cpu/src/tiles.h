@@ -3,7 +3,7 @@
 // Rows are independent in a tile, so a block may hold rows that no caller reads: memory of x and y has to be there for
 // whole blocks of sixteen rows, what comes out for the surplus rows is never read.
 #pragma once
-#include "prefetch.h"
+#include "beside.h"
 #include "dot.h"
 
 #if WEFT_LEVEL == 4
@@ -78,7 +78,7 @@ static inline void keep_sums(float* first, float* second, ptrdiff_t stride) {
 
 // y[16][64] (+)= x[16][32 blocks] columns of four groups that lie one behind the other: few rows, weights stream past. At
 // a group's end its stream goes on with the same group of the next four.
-static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Prefetch& prefetch) {
+static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
   const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;
   begin_sums(y, y + 32, ys, onto);
   for (int k = 0; k < blocks; k++, w += kTileBytes) {
@@ -96,7 +96,7 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
     _tile_loadd(7, w + 3 * group, 64);
     fetch(far + 3 * group);
     _tile_dpbf16ps(3, 4, 7);
-    prefetch.some();
+    beside.some();
   }
   keep_sums(y, y + 32, ys);
 }
@@ -104,7 +104,7 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
 // y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows. `kStream`: the first of them, and weights stream past
 // as above, in half as many streams and so asked for twice as far ahead.
 template <bool kStream>
-static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Prefetch& prefetch) {
+static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
   const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;
   const uint16_t* below = x + 16 * x_stride;
   float* y_below = y + 16 * y_stride;
@@ -117,7 +117,7 @@ static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w + group, 64);
     if (kStream) fetch(far + group);
-    prefetch.some();
+    beside.some();
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, below + 32 * k, xs);
     _tile_dpbf16ps(2, 5, 6);
@@ -127,7 +127,7 @@ static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char
 }
 
 // y[16][16] (+)= x[16][32 blocks] columns of one group.
-static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Prefetch& prefetch) {
+static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
   if (onto)
     _tile_loadd(0, y, y_stride * 4);
   else
@@ -137,13 +137,13 @@ static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char
     _tile_loadd(6, w + k * kTileBytes, 64);
     fetch(w + k * kTileBytes + kStreamAhead);
     _tile_dpbf16ps(0, 4, 6);
-    prefetch.some();
+    beside.some();
   }
   _tile_stored(0, y, y_stride * 4);
 }
 
 // y[rows][groups * 16] (+)= x W of whole blocks; the groups' columns lie one behind the other. In the shape for `rows`.
-static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, const char* w, int groups, int blocks, float* y, ptrdiff_t y_stride, bool onto, Prefetch& prefetch) {
+static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, const char* w, int groups, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
   const ptrdiff_t group = blocks * kTileBytes;
   written();
   int m = 0;
@@ -151,16 +151,16 @@ static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, 
     int g = 0;
     for (; g + 2 <= groups; g += 2)
       if (m == 0)
-        tiles_32x32<true>(x, x_stride, w + g * group, blocks, y + 16 * g, y_stride, onto, prefetch);
+        tiles_32x32<true>(x, x_stride, w + g * group, blocks, y + 16 * g, y_stride, onto, beside);
       else
-        tiles_32x32<false>(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, prefetch);
+        tiles_32x32<false>(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
     for (; g < groups; g++)
-      for (int half = m; half < m + 32; half += 16) tiles_16x16(x + half * x_stride, x_stride, w + g * group, blocks, y + half * y_stride + 16 * g, y_stride, onto, prefetch);
+      for (int half = m; half < m + 32; half += 16) tiles_16x16(x + half * x_stride, x_stride, w + g * group, blocks, y + half * y_stride + 16 * g, y_stride, onto, beside);
   }
   for (; m < rows; m += 16) {
     int g = 0;
-    for (; g + 4 <= groups; g += 4) tiles_16x64(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, prefetch);
-    for (; g < groups; g++) tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, prefetch);
+    for (; g + 4 <= groups; g += 4) tiles_16x64(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
+    for (; g < groups; g++) tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
   }
 }
 
