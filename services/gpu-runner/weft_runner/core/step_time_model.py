@@ -73,7 +73,7 @@ class StepTimeEstimator:
             self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
 
     def follow_late(self) -> None:
-        """Before `late_ms` and `tokens_within`: sees the last steps. One that took more than twice as long counts twice."""
+        """Before `late_ms` and `tokens_within`: of the last steps; more than twice as long counts as twice."""
         if self._learnt:
             largest = nlargest(1 + int(LATE * len(self._ratios)), self._ratios)
             self.late, self._learnt = min(max(1.0, largest[-1]), STEP_MOST), False
