@@ -65,7 +65,8 @@ class StepTimeEstimator:
         """
         decode_ms = self.decode * self.model.decode_ms(rows, keys)
         prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
-        self._ratios.append(measured_ms / (decode_ms + prompt_ms or measured_ms))
+        expected_ms = decode_ms + prompt_ms
+        self._ratios.append(measured_ms / expected_ms if expected_ms else FIRST_LATE)
         self._learnt = True
         if not prompt_tokens or measured_ms < decode_ms:
             self.decode *= _correction(measured_ms, decode_ms)
