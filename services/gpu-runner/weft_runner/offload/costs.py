@@ -14,6 +14,7 @@ and on the disk; what is left is on the device. So the linear program and the pr
 same coefficients.
 """
 
+import math
 from dataclasses import astuple, dataclass
 
 from weft.domain.model.packed import round_up
@@ -149,6 +150,27 @@ class Case:
         return rows * self.sizes.hidden_row * (self.sizes.layers - 1)
 
     @property
+    def early_steps(self) -> float:
+        """Tokens of a sequence, on average, that are computed in passes with later sequences' prompts."""
+        passes, steps = self.passes, self.work.output - 1
+        return (passes - 1) / 2 if passes <= steps + 1 else steps * (1 - (steps + 1) / (2 * passes))
+
+    @property
+    def beside(self) -> float:
+        """Sequences, on average, that get a token in a pass with prompts."""
+        return self.block * self.early_steps / self.passes
+
+    @property
+    def left(self) -> float:
+        """The share of sequences, on average, that get a token in a pass without prompts."""
+        return 1 - self.early_steps / max(1, self.work.output - 1)
+
+    @property
+    def token_kv(self) -> float:
+        """Bytes of KV, of average length, that a token attends to."""
+        return self.sizes.attended(self.work.prompt + self.work.output / 2) * self.sizes.kv_token
+
+    @property
     def pass_rows(self) -> int:
         """Prompt tokens of a pass."""
         return -(-self.block // self.passes) * self.work.prompt
@@ -160,7 +182,10 @@ STREAMS = ("disk_read", "to_device", "to_host", "disk_write", "compute")  # in t
 
 
 def prompt_streams(case: Case) -> tuple[Linear, ...]:
-    """Seconds of each of STREAMS in one pass with prompts. A block has `passes` of them."""
+    """Seconds of each of STREAMS in one pass with prompts. A block has `passes` of them.
+
+    Sequences of earlier passes get a token in it, in device batches of their own that multiply all weights again.
+    """
     sizes, machine, block = case.sizes, case.machine, case.block / case.passes
     hidden = case.passing_hidden(block * case.work.prompt)
     kv = block * (case.work.prompt + 1) * sizes.kv_token
@@ -172,34 +197,43 @@ def prompt_streams(case: Case) -> tuple[Linear, ...]:
         + block * sizes.head_numbers * product_s(case.machine.products[case.formats.weights], case.batch) / case.batch
         + attention / machine.attention_flops_per_s
         + min(batches * case.adapters, case.block) * sizes.adapter / machine.memory_read
+        + _products_s(case, round_up(math.ceil(case.beside), case.batch), case.batch)
+        + case.beside * case.token_kv / _attention(case)
     )
     chunks = -(-case.work.prompt // case.tokens)  # of a prompt: each reads what those before it wrote
-    again = block * case.work.prompt * (chunks - 1) / 2 * sizes.kv_token
-    touched = _Requests(block * sizes.layers * (chunks - 1), block * sizes.layers * chunks, rows)
+    again = block * case.work.prompt * (chunks - 1) / 2 * sizes.kv_token + case.beside * case.token_kv
+    kv += case.beside * case.work.page_tokens * sizes.kv_token
+    beside = case.beside * sizes.layers
+    touched = _Requests(block * sizes.layers * (chunks - 1) + beside, block * sizes.layers * chunks + beside, rows)
     return _streams(case, read_kv=again, write_kv=kv, hidden=hidden, compute=compute, requests=touched)
 
 
 def token_streams(case: Case) -> tuple[Linear, ...]:
-    """The same of a pass in which each sequence of the block gets a token, with KV of its average length."""
+    """The same of a pass without prompts, in which the sequences that are left get a token each."""
     sizes, machine, block = case.sizes, case.machine, case.block
-    context = case.work.prompt + case.work.output / 2
-    kv = block * sizes.attended(context) * sizes.kv_token
-    sparse = case.formats.sparse_attention and machine.sparse_attention
+    left = block * case.left
+    kv = left * case.token_kv
     delegated = case.formats.cpu_attention
     batches = -(-block // case.batch)
     compute = (
         _products_s(case, block, case.batch)
         + block * sizes.head_numbers * product_s(machine.products[case.formats.weights], case.batch) / case.batch
         + min(batches * min(case.adapters, case.batch), block) * sizes.adapter / machine.memory_read
-        + kv / (machine.sparse_attention if sparse else machine.attention)
+        + kv / _attention(case)
     )
     more = kv / machine.host_attention - kv / machine.attention if delegated else 0.0
-    touched = _Requests(block * sizes.layers, block * sizes.layers, block)
+    touched = _Requests(left * sizes.layers, left * sizes.layers, block)
     return _streams(
-        case, read_kv=kv, write_kv=block * case.work.page_tokens * sizes.kv_token,
+        case, read_kv=kv, write_kv=left * case.work.page_tokens * sizes.kv_token,
         hidden=case.passing_hidden(block), compute=compute, requests=touched, more=more,
         delegated=delegated,
     )  # fmt: skip
+
+
+def _attention(case: Case) -> float:
+    """Bytes of KV a second."""
+    sparse = case.formats.sparse_attention and case.machine.sparse_attention
+    return case.machine.sparse_attention if sparse else case.machine.attention
 
 
 def _products_s(case: Case, rows: float, batch: int) -> float:
