@@ -1,5 +1,6 @@
 """Shared by all suites: one seed, printed, from `WEFT_TEST_SEED` (default 0)."""
 
+import gc
 import os
 
 # Triton decides when it is imported whether its kernels are compiled or interpreted. Here they are interpreted, on the
@@ -12,10 +13,11 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from weft.process import uncollected_imports
+
 pytest.register_assert_rewrite("harness")  # its assertions show what they compared
 
 from harness import order, progress  # noqa: E402
-from weft.process import uncollected_imports  # noqa: E402
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "0"))
 
@@ -38,6 +40,11 @@ def pytest_collection() -> Generator[None, object, object]:
     """Thousands of tests and what they import are no garbage: the collector would visit them in every test."""
     with uncollected_imports():
         return (yield)
+
+
+def pytest_unconfigure() -> None:
+    """What native modules made is collected at the end after all: Triton's says at length what is not."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -188,7 +188,7 @@ def report(search: PolicySearch, plan: OffloadPlan, helping: list[Change]) -> li
         ),
         "",
         *_bars(f"prompts, {work.prompt} tokens each", predicted.prompt),
-        *_bars("a token of each sequence", predicted.token),
+        *_bars("a pass without prompts", predicted.token),
         "",
         f"a block of {work.prompt} + {work.output} tokens each: {_time(predicted.block_s)}, "
         f"{predicted.tokens_per_s:.3g} tokens/s",

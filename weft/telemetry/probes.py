@@ -62,7 +62,7 @@ class Probes:
         self._server.server_close()
 
     def _serve(self) -> None:
-        """`serve_forever` would be told to end by a flag alone, for which it looks twice a second."""
+        """`serve_forever` sees its end at the next poll alone, up to half a second later."""
         while not self._closing:
             self._server.handle_request()
 

@@ -159,8 +159,8 @@ def test_more_and_fewer_batches_in_flight_change_no_token(driver_of, stages, mon
     """One at a time is launched and completed in one beat; more are in flight only once none is."""
     driver, chance, wanted = driver_of(batch=BatchLimits(max_batch_tokens=8)), random.Random(3), list[int]()
 
-    def depth_for(tokens: int) -> int:
-        assert 1 <= tokens <= 8
+    def depth_for(tokens):
+        assert 1 <= tokens() <= 8
         wanted.append(chance.choice([1, stages.depth]))
         return wanted[-1]
 

@@ -27,9 +27,9 @@ from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyIn
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
-from weft_runner.model.cpu.kv_file import KvFile
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import KINDS, RowPacker
+from weft_runner.model.cpu.page_file import PageFile
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
@@ -391,7 +391,7 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
     try:
         assert two.launch(make_step([prompt]), draws).result() == expected
         assert len(list((tmp_path / "offload").glob("*.packed"))) == 3
-        assert (two.depth, two.depth_for(1000), two.frames) == (1, 1, PAGES)
+        assert (two.depth, two.depth_for(lambda: 1000), two.frames) == (1, 1, PAGES)
         assert 0.0 < two.offload_state.resident_share <= 0.3
         wait_until(lambda: two.layers_done == spec.layers, "the other stage says how far it is")
     finally:
@@ -610,7 +610,7 @@ def test_a_disk_that_is_too_small_for_kv_is_named(
     with pytest.raises(DiskUnusable, match=f"below the {packed} bytes of the packed weights, {kv} of KV and 0 of"):
         offloaded(files_of(), budget(tmp_path, **KV_ON_DISK, disk_bytes=packed + kv - 1))
     with pytest.raises(DiskUnusable, match=f"has no room for {5 << 60} bytes of KV"):
-        KvFile(tmp_path, 5, 1 << 48, 4096)
+        PageFile(tmp_path, 5, 1 << 48, 4096)
 
 
 def run_twice(executor: OffloadExecutor, step: StepInput) -> None:

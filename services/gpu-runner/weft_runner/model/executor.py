@@ -61,7 +61,7 @@ class Pipelined(Protocol):
     @property
     def depth(self) -> int: ...
 
-    def depth_for(self, tokens: int) -> int:
+    def depth_for(self, tokens: Callable[[], int]) -> int:
         """How many steps are to be in flight where those that run have so many tokens to compute; `depth` at most."""
         ...
 

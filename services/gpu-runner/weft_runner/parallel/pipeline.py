@@ -56,7 +56,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
     def depth(self) -> int:
         return self._channel.stages
 
-    def depth_for(self, tokens: int) -> int:
+    def depth_for(self, tokens: Callable[[], int]) -> int:
         """See `Pipelined.depth_for`."""
         del tokens  # weights in memory are read again for nothing
         return self.depth
@@ -106,9 +106,9 @@ class OffloadedPipeline(PipelineParallelExecutor):
     def depth(self) -> int:
         return self._hosts
 
-    def depth_for(self, tokens: int) -> int:
+    def depth_for(self, tokens: Callable[[], int]) -> int:
         """By this stage's predicted pass, for all stages cost nearly the same (`offload.stages`)."""
-        return 1 if self._hosts == 1 else batches_in_flight(self._hosts, self._stage.predicted(tokens))
+        return 1 if self._hosts == 1 else batches_in_flight(self._hosts, self._stage.predicted(tokens()))
 
     @property
     def offload_state(self) -> OffloadState:

@@ -48,5 +48,5 @@ class PipelinedSteps:
     def _next_depth(self) -> int:
         """More are in flight only once none is: of one alone the pool does not know that it is (`Runner`)."""
         pool = self._runner.pool
-        wanted = self._executor.depth_for(min(pool.next_tokens, pool.limits.batch.max_batch_tokens))
+        wanted = self._executor.depth_for(lambda: min(pool.next_tokens, pool.limits.batch.max_batch_tokens))
         return min(wanted, self._depth) if self._launched else wanted

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.offload.residency import Ring, least_bytes, place_weights
+from weft_runner.offload.residency import GroupRing, Ring, least_bytes, place_weights
 
 SIZES = st.builds(
     lambda layers, matrices, pieces: [matrices] * layers + [[n] for n in pieces],
@@ -56,3 +56,24 @@ def test_pieces_of_a_ring_never_overlap_and_one_always_fits_an_empty_one(
         if held and chance.random() < 0.3:
             held.popleft()
             ring.release()
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(20, 60), st.randoms())
+def test_groups_come_in_the_order_of_steps(sizes: list[int], n_bytes: int, chance: Random) -> None:
+    """A step may need fewer groups than the one before: what the ring holds is sought anew only where that changes."""
+    ring, held, before, changed = GroupRing(sizes, n_bytes), deque[int](), len(sizes), False
+    for _ in range(20):
+        needed = chance.choice([before, chance.randint(1, len(sizes))])
+        ring.begin(needed)
+        changed |= needed != before
+        for group in range(needed):
+            if (held[0] if held else ring.following) != group:
+                assert changed
+                changed = False
+                held.clear()
+                ring.seek(group)
+            while (taken := ring.take()) is not None:
+                held.append(taken[0])
+            assert held.popleft() == group
+            ring.release()
+        before = needed

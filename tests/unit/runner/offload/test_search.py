@@ -201,8 +201,11 @@ def test_sparse_attention_is_off_where_it_takes_longer_as_measured(times: float,
     assert (sparse == dense) is off
     assert sparse.predicted.tokens_per_s >= dense.predicted.tokens_per_s
 
+
 @given(st.integers(1, 40), st.integers(1, 40))
-def test_tokens_beside_later_prompts_are_those_of_sequences_that_begin_pass_after_pass(passes: int, output: int) -> None:
+def test_tokens_beside_later_prompts_are_those_of_sequences_that_begin_pass_after_pass(
+    passes: int, output: int
+) -> None:
     """One sequence a pass; its first token is the prompt's, the others come one a pass."""
     work = replace(WORK, output=output)
     case = Case(model_sizes(SPEC, Formats()), MACHINE, Formats(), work, passes, 1, passes)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.model.cpu.kv_file import KvFile, SlotRun
 from weft_runner.model.cpu.micro_batches import MicroBatch
+from weft_runner.model.cpu.page_file import PageFile, SlotRun
 from weft_runner.model.cpu.page_stream import DiskPages, PageStream, Piece
 from weft_runner.model.step import Ints
-from weft_runner.model.tiers.budget import DiskKvFigures
+from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import PAGE
 from weft_runner.offload.placement import ActivationSplit
 
@@ -32,7 +32,7 @@ class DiskActivations:
         self._split, self._memory = split, MappedMemory(split.memory_bytes)
         self._numbers = torch.from_numpy(self._memory.array().view(np.float32))
         self.rows = self._view(0, split.whole_rows)
-        self._file = KvFile(folder, 1, split.disk_bytes // PAGE, PAGE, "activations")
+        self._file = PageFile(folder, 1, split.disk_bytes // PAGE, PAGE, "activations")
         ring = self._memory.address + split.ring_at
         self._stream = PageStream(self._file, ring, split.ring_bytes // PAGE, "activations are")
         self._in_memory, self._done = 0, 0
@@ -42,7 +42,7 @@ class DiskActivations:
         self._wanted, self._leaving, self._loaded = NONE, torch.empty(0), torch.empty(0)
 
     @property
-    def figures(self) -> DiskKvFigures:
+    def figures(self) -> PageFigures:
         return self._stream.figures
 
     @property

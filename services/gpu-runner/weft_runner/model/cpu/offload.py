@@ -24,15 +24,15 @@ from weft_runner.errors import DiskUnusable, OutOfMemory
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.activations import DiskActivations
 from weft_runner.model.cpu.executor import CpuExecutor, address_of
-from weft_runner.model.cpu.kv_file import bounce_bytes
 from weft_runner.model.cpu.micro_batches import MicroBatch, cut
 from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
+from weft_runner.model.cpu.page_file import bounce_bytes
 from weft_runner.model.cpu.page_stream import DiskPages
 from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import Ints, StepInput
-from weft_runner.model.tiers.budget import DiskKvFigures, OffloadBudget, OffloadFigures, formats_of, state_of
+from weft_runner.model.tiers.budget import OffloadBudget, OffloadFigures, PageFigures, formats_of, state_of
 from weft_runner.model.tiers.direct_io import DirectFile
 from weft_runner.model.tiers.embedding_rows import EmbeddingRows, gather_bytes
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
@@ -106,8 +106,8 @@ class OffloadExecutor(CpuExecutor):
         accuracy = None if self._accuracy is None else self._accuracy.figures
         return OffloadFigures(
             residency.resident_bytes, 0, residency.streamed_bytes, residency.ring_bytes, stream,
-            DiskKvFigures() if self._disk_kv is None else self._disk_kv.figures,
-            DiskKvFigures() if self._activations is None else self._activations.figures,
+            PageFigures() if self._disk_kv is None else self._disk_kv.figures,
+            PageFigures() if self._activations is None else self._activations.figures,
             self._step_s, planned_s, accuracy,
         )  # fmt: skip
 

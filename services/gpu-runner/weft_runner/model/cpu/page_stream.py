@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.kv_file import KvFile, SlotRun
+from weft_runner.model.cpu.page_file import PageFile, SlotRun
 from weft_runner.model.step import Ints, StepArrays
-from weft_runner.model.tiers.budget import DiskKvFigures
+from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.offload.residency import Ring
 
@@ -105,9 +105,9 @@ class _Held:
 class PageStream:
     """`address`: of a ring of `slots` slots. The engine's thread calls it."""
 
-    def __init__(self, file: KvFile, address: int, slots: int, lost: str = "KV is") -> None:
+    def __init__(self, file: PageFile, address: int, slots: int, lost: str = "KV is") -> None:
         """`lost`: what is, in the words of an error, where the disk fails."""
-        self.figures = DiskKvFigures()
+        self.figures = PageFigures()
         self._file, self._address, self._ring, self._lost = file, address, Ring(slots), lost
         self._changed = threading.Condition()
         self._coming: deque[Piece] = deque()

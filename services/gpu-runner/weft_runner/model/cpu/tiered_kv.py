@@ -12,11 +12,11 @@ import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.kv_file import KvFile, SlotRun
 from weft_runner.model.cpu.micro_batches import MicroBatch
+from weft_runner.model.cpu.page_file import PageFile, SlotRun
 from weft_runner.model.cpu.page_stream import DiskPages, PageStream, Piece, disk_pages
 from weft_runner.model.step import Ints, StepArrays
-from weft_runner.model.tiers.budget import DiskKvFigures
+from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
@@ -29,7 +29,7 @@ class TieredKv:
         """Raises DiskUnusable."""
         self._memory, self._split, self._page_tokens = memory, split, page_tokens
         self._places = PagePlaces(split.pages, split.frames)
-        self._file = KvFile(folder, split.layers, split.disk_pages, split.layer_bytes)
+        self._file = PageFile(folder, split.layers, split.disk_pages, split.layer_bytes)
         self._queue = IoQueue()
         ring = memory.address + split.frames * split.page_bytes
         self._stream = PageStream(self._file, ring, split.ring_slots)
@@ -40,7 +40,7 @@ class TieredKv:
         return self._places.version
 
     @property
-    def figures(self) -> DiskKvFigures:
+    def figures(self) -> PageFigures:
         return self._stream.figures
 
     def on_disk(self, arrays: StepArrays) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+from torch.nn.functional import linear
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import stacked_shapes
@@ -160,7 +160,7 @@ class _Bench:
         if int4.is_packed(matrix):
             int4.linear(self._x[:rows], matrix, self._n_out, sms=self._sms)
         else:
-            F.linear(self._x[:rows], matrix)
+            linear(self._x[:rows], matrix)
 
     def _time_s(self, launch: Callable[[], object]) -> float:
         """The median of a few, after one that compiles."""

@@ -28,7 +28,7 @@ from weft_runner.model.executor import LayerDone
 from weft_runner.model.memory_estimate import device_workspace, page_bytes
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
-from weft_runner.model.tiers.budget import DiskKvFigures, OffloadBudget, OffloadFigures, formats_of, state_of
+from weft_runner.model.tiers.budget import OffloadBudget, OffloadFigures, PageFigures, formats_of, state_of
 from weft_runner.model.tiers.direct_io import BLOCK, DirectFile
 from weft_runner.model.tiers.embedding_rows import EmbeddingRows
 from weft_runner.model.tiers.matrices import MatrixRows
@@ -84,7 +84,7 @@ class OffloadCudaExecutor(CudaExecutor):
         placed, plan = self.placement, self._budget.plan
         return OffloadFigures(
             placed.weights.resident_bytes, placed.host_bytes, sum(placed.disk_read), placed.weights.ring_bytes,
-            self._placed.figures, DiskKvFigures(), DiskKvFigures(), self._step_s,
+            self._placed.figures, PageFigures(), PageFigures(), self._step_s,
             0.0 if plan is None else plan.predicted.token.pass_s,
             None if self._accuracy is None else self._accuracy.figures,
         )  # fmt: skip

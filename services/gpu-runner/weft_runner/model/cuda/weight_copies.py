@@ -17,7 +17,7 @@ import torch
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.cuda.device import CopyStream
 from weft_runner.model.tiers.weight_stream import StreamFigures, WeightStream
-from weft_runner.offload.residency import Ring
+from weft_runner.offload.residency import GroupRing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,10 +59,10 @@ class WeightCopies:
         """`staging`: the memory of `disk`, uint8."""
         self._device, self._groups, self._staging, self._disk = device, groups, staging, disk
         self.memory = torch.zeros(ring_bytes, dtype=torch.uint8, device=device.at)
-        self._ring, self._released = Ring(ring_bytes), device.computed()
+        self._ring = GroupRing([sum(map(_bytes_of, group)) for group in groups], ring_bytes)
+        self._released = device.computed()
         self._changed = threading.Condition()
         self._held: deque[_Held] = deque()  # oldest first
-        self._next, self._pass = 0, len(groups)
         self._failed: Exception | None = None
         self._closing = self._copying = False
         self._waited_s, self._copied_bytes = 0.0, 0
@@ -78,7 +78,7 @@ class WeightCopies:
     def begin(self, groups: int) -> None:
         """A step that needs the first so many: after them come those of the next step."""
         with self._changed:
-            self._pass = groups
+            self._ring.begin(groups)
             self._changed.notify_all()
 
     def acquire(self, group: int) -> int:
@@ -89,7 +89,7 @@ class WeightCopies:
         """
         began = time.perf_counter()
         with self._changed:
-            if (self._held[0].group if self._held else self._following()) != group:
+            if (self._held[0].group if self._held else self._ring.following) != group:
                 self._seek(group)
             self._changed.wait_for(lambda: self._failed or (self._held and self._held[0].copied))
             self._waited_s += time.perf_counter() - began
@@ -118,17 +118,12 @@ class WeightCopies:
         if self._disk is not None:
             self._disk.close()
 
-    def _following(self) -> int:
-        return self._next if self._next < self._pass else 0
-
     def _seek(self, group: int) -> None:
         for held in self._held:
             held.group = -1  # one that waits for its copies is not looked at any more
         self._changed.wait_for(lambda: self._failed or not self._copying)
         self._held.clear()
-        self._ring.clear()
-        self._next = group
-        self._pass = max(self._pass, group + 1)
+        self._ring.seek(group)
         self._changed.notify_all()
 
     # ---- the thread that copies
@@ -153,13 +148,11 @@ class WeightCopies:
 
     def _append(self) -> _Held | None:
         """The next group, if the ring has room for it."""
-        group = self._following()
-        offset = self._ring.take(sum(map(_bytes_of, self._groups[group])))
-        if offset is None:
+        if (taken := self._ring.take()) is None:
             return None
-        held = _Held(group, offset)
+        held = _Held(*taken)
         self._held.append(held)
-        self._next, self._copying = group + 1, True
+        self._copying = True
         return held
 
     def _copy(self, held: _Held, released: torch.cuda.Event | None) -> torch.cuda.Event | None:

@@ -1,4 +1,4 @@
-"""What an offloading executor is given, and what it tells of itself."""
+"""What an offloading executor is given, and what it reports."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class OffloadBudget:
 
 
 @dataclass(slots=True)
-class DiskKvFigures:
+class PageFigures:
     """Since start: bytes loaded and stored, and for how long computing waited for them."""
 
     read_bytes: int = 0
@@ -62,8 +62,8 @@ class OffloadFigures:
     streamed_bytes: int
     ring_bytes: int
     stream: StreamFigures
-    kv: DiskKvFigures
-    activations: DiskKvFigures
+    kv: PageFigures
+    activations: PageFigures
     step_s: float
     planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
     accuracy: AccuracyFigures | None  # None: passes are not predicted

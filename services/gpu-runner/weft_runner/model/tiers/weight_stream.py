@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, ExecutorLost
 from weft_runner.model.tiers.direct_io import BLOCK, DirectFile
-from weft_runner.offload.residency import Ring
+from weft_runner.offload.residency import GroupRing
 
 THREADS = 4  # so that the disk has reads under way while threads wait for a processor
 
@@ -66,10 +66,10 @@ class WeightStream:
     def __init__(self, file: DirectFile, groups: Sequence[Sequence[Extent]], memory: MappedMemory) -> None:
         """`memory`: the ring's."""
         self._file, self._groups = file, groups
-        self._memory, self._ring = memory, Ring(memory.n_bytes)
+        sizes = [sum(extent.n_bytes for extent in extents) for extents in groups]
+        self._memory, self._ring = memory, GroupRing(sizes, memory.n_bytes)
         self._changed = threading.Condition()
         self._held: deque[_Held] = deque()  # oldest first
-        self._next, self._pass = 0, len(groups)
         self._failed: DiskUnusable | None = None
         self._closing = False
         self._readers, self._since = 0, 0.0
@@ -81,7 +81,7 @@ class WeightStream:
     def begin(self, groups: int) -> None:
         """A step that needs the first so many: after them come those of the next step."""
         with self._changed:
-            self._pass = groups
+            self._ring.begin(groups)
             self._changed.notify_all()
 
     def acquire(self, group: int) -> int:
@@ -91,7 +91,7 @@ class WeightStream:
         """
         began = time.perf_counter()
         with self._changed:
-            if (self._held[0].group if self._held else self._following()) != group:
+            if (self._held[0].group if self._held else self._ring.following) != group:
                 self._seek(group)
             self._changed.wait_for(lambda: self._failed or (self._held and not self._held[0].left))
             self.figures.waited_s += time.perf_counter() - began
@@ -115,17 +115,12 @@ class WeightStream:
             thread.join()
         self._file.close()
 
-    def _following(self) -> int:
-        return self._next if self._next < self._pass else 0
-
     def _seek(self, group: int) -> None:
         for held in self._held:
             held.blocks.clear()
         self._changed.wait_for(lambda: self._failed or not any(held.reading for held in self._held))
         self._held.clear()
-        self._ring.clear()
-        self._next = group
-        self._pass = max(self._pass, group + 1)
+        self._ring.seek(group)
         self._changed.notify_all()
 
     # ---- the readers
@@ -161,19 +156,15 @@ class WeightStream:
 
     def _append(self) -> _Held | None:
         """The next group, if the ring has room for it."""
-        group = self._following()
-        extents = self._groups[group]
-        n_bytes = sum(extent.n_bytes for extent in extents)
-        offset = self._ring.take(n_bytes)
-        if offset is None:
+        if (taken := self._ring.take()) is None:
             return None
-        held, at = _Held(group, self._memory.address + offset, n_bytes), self._memory.address + offset
+        group, extents, at = taken[0], self._groups[taken[0]], self._memory.address + taken[1]
+        held = _Held(group, at, sum(extent.n_bytes for extent in extents))
         for extent in extents:
             for done in range(0, extent.n_bytes, BLOCK):
                 held.blocks.append((at + done, Extent(extent.offset + done, min(BLOCK, extent.n_bytes - done))))
             at += extent.n_bytes
         self._held.append(held)
-        self._next = group + 1
         return held
 
     def _end(self, held: _Held, n_bytes: int) -> None:

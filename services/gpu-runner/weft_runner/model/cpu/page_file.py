@@ -1,6 +1,6 @@
-"""KV pages on a disk: a file of this process, which vanishes with it. [layers][extents] of one layer of a page each.
+"""Pages on a disk: a file of this process, which vanishes with it. Of KV [layers][extents], a layer of a page each.
 
-Activations lie in such a file, too: one layer of blocks.
+Activations lie in a file of one layer, whose pages are blocks of the disk.
 
 Neighbours of a layer lie side by side, so that the pages of a sequence are few reads. What a layer of a page takes is
 rounded up to whole blocks of the disk; where that adds anything, reads and writes pass through a buffer.
@@ -40,7 +40,7 @@ class SlotRun:
             yield SlotRun(self.slot + done, self.extent + done, min(most, self.count - done))
 
 
-class KvFile:
+class PageFile:
     """Any thread may call it. Raises DiskUnusable."""
 
     def __init__(self, folder: Path, layers: int, extents: int, layer_bytes: int, what: str = "KV") -> None:
