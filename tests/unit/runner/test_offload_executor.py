@@ -485,18 +485,38 @@ def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
 ) -> None:
     """A pass that begins a page reads none and writes it; the next one reads it."""
     made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
-    registry, row, kv = CollectorRegistry(), list(range(10, 14)), made[0].placement.kv
-    metrics = OffloadMetrics(registry, made[0])
-
-    def value(name: str) -> float:
-        return registry.get_sample_value(f"weft_runner_offload_kv_{name}_total") or 0.0
-
+    row, page_bytes = list(range(10, 14)), made[0].placement.kv.page_bytes
+    metrics = OffloadMetrics(registry := CollectorRegistry(), made[0])
     for position, read, written in ((0, 0, 1), (1, 1, 2)):
         made[0].run(make_step([([1], position, row, None)]))
         made[0].allocate_adapter_pages([])  # waits for what is stored
         metrics.observe()
-        assert (value("read_bytes"), value("written_bytes")) == (read * kv.page_bytes, written * kv.page_bytes)
-        assert 0 < value("wait_seconds") <= made[0].figures.step_s
+        *n_bytes, waited_s = page_metrics(registry, "kv")
+        assert n_bytes == [read * page_bytes, written * page_bytes]
+        assert 0 < waited_s <= made[0].figures.step_s
+
+
+def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wait_for_them(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Of each layer but the first and the last one; not KV, nor in a pass that the ring holds."""
+    made.append(offloaded(files_of(), budget(tmp_path, micro_batch=16, **ON_DISK["activations"])))
+    metrics = OffloadMetrics(registry := CollectorRegistry(), made[0])
+    made[0].run(make_step([([1], 0, [0], None)]))
+    metrics.observe()
+    assert page_metrics(registry, "activations") == [0, 0, 0]
+    made[0].run(make_step([([1] * 96, 0, list(range(6)), None)]))
+    metrics.observe()
+    passing = 96 * made[0].placement.activations.row_bytes * (made[0].spec.layers - 1)
+    *n_bytes, waited_s = page_metrics(registry, "activations")
+    assert n_bytes == [passing, passing]
+    assert 0 < waited_s <= made[0].figures.step_s
+    assert page_metrics(registry, "kv") == [0, 0, 0]
+
+
+def page_metrics(registry: CollectorRegistry, of: str) -> list[float | None]:
+    names = ("read_bytes", "written_bytes", "wait_seconds")
+    return [registry.get_sample_value(f"weft_runner_offload_{of}_{name}_total") for name in names]
 
 
 # ---- processes

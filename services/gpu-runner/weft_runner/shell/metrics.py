@@ -1,5 +1,7 @@
 """Metrics of the runner, and the names that vLLM's dashboards and the Gateway API Inference Extension read."""
 
+from dataclasses import astuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from weft.domain.request import Ended, NoCapacity, Step
@@ -94,7 +96,7 @@ class KvMetrics:
 
 
 class OffloadMetrics:
-    """Of weights and KV that come from disk; their names are there only where some may."""
+    """Of weights, KV and activations on a disk; their names are there only where some may be."""
 
     def __init__(self, registry: CollectorRegistry, executor: Offloading) -> None:
         def counter(name: str, text: str) -> _Total:
@@ -118,9 +120,14 @@ class OffloadMetrics:
         self._copied = counter("copied_bytes", "Bytes of weights copied to a GPU")
         self._reading = counter("reading_seconds", "Time in which at least one read was under way")
         self._waited = counter("wait_seconds", "Time for which steps waited for weights")
-        self._kv_read = counter("kv_read_bytes", "Bytes of KV read from disk")
-        self._kv_written = counter("kv_written_bytes", "Bytes of KV written to disk")
-        self._kv_waited = counter("kv_wait_seconds", "Time for which steps waited for KV")
+        self._pages = {
+            of: (
+                counter(f"{of}_read_bytes", f"Bytes of {text} read from disk"),
+                counter(f"{of}_written_bytes", f"Bytes of {text} written to disk"),
+                counter(f"{of}_wait_seconds", f"Time for which steps waited for {text}"),
+            )
+            for of, text in (("kv", "KV"), ("activations", "activations"))
+        }
         self._steps = counter("step_seconds", "Time of steps")
         self._predicted = counter("predicted_seconds", "Time that steps should have taken by the cost model")
         self._measured = counter("measured_seconds", "Time of steps that were predicted")
@@ -137,9 +144,9 @@ class OffloadMetrics:
         self._copied.set(figures.stream.copied_bytes)
         self._reading.set(figures.stream.reading_s)
         self._waited.set(figures.stream.waited_s)
-        self._kv_read.set(figures.kv.read_bytes)
-        self._kv_written.set(figures.kv.written_bytes)
-        self._kv_waited.set(figures.kv.waited_s)
+        for of, pages in (("kv", figures.kv), ("activations", figures.activations)):
+            for total, since_start in zip(self._pages[of], astuple(pages), strict=True):
+                total.set(since_start)
         self._steps.set(figures.step_s)
         if (accuracy := figures.accuracy) is not None:
             self._predicted.set(accuracy.predicted_s)
