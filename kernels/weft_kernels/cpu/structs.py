@@ -10,6 +10,7 @@ from typing import Any
 ABI = 9
 BF16, FP32, INT8, INT4 = range(4)
 LOST = -4
+ATTENTION_BLOCK = 64  # keys that attention reads at a time: kBlock of attention.h
 CODES = {
     -1: "this level is not usable here",
     -2: "a size is not supported",

@@ -15,7 +15,7 @@ from weft.domain.model.packed import kv_token_bytes
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
-from weft_kernels.cpu.structs import BF16, FP32, INT4, Layer, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import ATTENTION_BLOCK, BF16, FP32, INT4, Layer, Matrix, ModelStruct, StepStruct
 from weft_runner.offload.policy import KvFormat
 
 HIDDEN = 64  # numbers of a row between layers, and inner ones
@@ -95,7 +95,7 @@ class _Attention:
 
     def attend_to(self, share: float, tokens: int) -> None:
         """The best keys of so many tokens; 0: all."""
-        self._model.top_share, self._model.score_positions = share, -(-tokens // 64) * 64
+        self._model.top_share, self._model.score_positions = share, -(-tokens // ATTENTION_BLOCK) * ATTENTION_BLOCK
         self._scores = MappedMemory(4 * 16 * self._pool.threads * self._model.score_positions)
         self._model.scores = self._scores.address
 

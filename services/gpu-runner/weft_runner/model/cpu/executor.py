@@ -18,7 +18,7 @@ from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.structs import FP32, INT4, LOST, ModelStruct, RanksStruct, StepStruct
+from weft_kernels.cpu.structs import ATTENTION_BLOCK, FP32, INT4, LOST, ModelStruct, RanksStruct, StepStruct
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
@@ -98,7 +98,7 @@ class CpuExecutor:
     def _score_memory(self, model: ModelStruct, threads: int, tokens: int) -> MappedMemory:
         """A thread's scores of 16 queries with all keys of the longest sequence."""
         model.top_share = self._top_share
-        model.score_positions = -(-min(self.spec.max_positions, tokens) // 64) * 64
+        model.score_positions = -(-min(self.spec.max_positions, tokens) // ATTENTION_BLOCK) * ATTENTION_BLOCK
         memory = MappedMemory(4 * 16 * threads * model.score_positions)
         model.scores = memory.address
         return memory

@@ -28,7 +28,7 @@ from weft_runner.model.cpu.micro_batches import MicroBatch, cut
 from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
 from weft_runner.model.cpu.page_file import bounce_bytes
 from weft_runner.model.cpu.page_stream import DiskPages
-from weft_runner.model.cpu.tiered_kv import TieredKv
+from weft_runner.model.cpu.tiered_kv import LayerPages, TieredKv
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import Ints, StepInput
@@ -87,8 +87,8 @@ class OffloadExecutor(CpuExecutor):
         self._batches: list[MicroBatch] = []
         self._version = 0
         self._structs: list[StepStruct] = []
-        self._disk_pages: list[DiskPages | None] = []  # of each micro-batch
-        self._rows_on_disk: list[bool] = []  # likewise
+        self._disk_pages: LayerPages = {}  # of this pass
+        self._rows_on_disk: list[bool] = []  # of each micro-batch
         self._activations: DiskActivations | None = None
         if self.placement.activations.disk_rows:
             self._activations = DiskActivations(budget.path, self.placement.activations)
@@ -166,7 +166,7 @@ class OffloadExecutor(CpuExecutor):
         self._weights.begin(samples=samples)
         if hidden is None and self._part.begins and first == 0:
             self._base.model.embedding = self._embedding.gather(step.arrays.tokens, self._tokens)
-        single = len(self._structs) == 1 and not any(self._disk_pages)
+        single = len(self._structs) == 1 and not any(map(any, self._disk_pages.values()))
         for begin, end in self._weights.spans(first, last, single=single):
             with self._weights.layer(begin):
                 self._layers(step, begin, end, layer_done)
@@ -183,7 +183,7 @@ class OffloadExecutor(CpuExecutor):
 
     def _layers(self, step: StepInput, first: int, last: int, layer_done: LayerDone | None) -> None:
         """Over all micro-batches. A layer is done, to those who wait for it, with the last of them."""
-        for native, pages, on_disk in zip(self._structs, self._disk_pages, self._rows_on_disk, strict=True):
+        for native, pages, on_disk in zip(self._structs, self._disk_pages[first], self._rows_on_disk, strict=True):
             if on_disk and self._activations is not None:
                 native.hidden = self._activations.acquire()
             native.first, native.last = first, last
@@ -199,7 +199,7 @@ class OffloadExecutor(CpuExecutor):
     def _run_staged(self, step: StepInput, native: StepStruct, pages: DiskPages, layer_done: LayerDone | None) -> None:
         """One layer as a model of its own, whose pages are layers of pages (`tiered_kv`)."""
         assert self._disk_kv is not None
-        base, single, layer = self._base.model, self._single, native.first
+        base, single, layer, native = self._base.model, self._single, native.first, StepStruct.from_buffer_copy(native)
         table = self._disk_kv.acquire(step.arrays, layer, pages)
         sites = np.frombuffer(bytes(self.adapters.table), np.uint64)
         sites = np.where(sites > 0, sites + np.uint64(layer * len(SITES) * ctypes.sizeof(LoraSiteStruct)), sites)
@@ -241,14 +241,14 @@ class OffloadExecutor(CpuExecutor):
 
     def _pass_work(self, step: StepInput) -> PassWork:
         """Of a whole pass."""
-        found = [pages for pages in self._disk_pages if pages is not None]
+        found = [pages for of_layer in self._disk_pages.values() for pages in of_layer if pages is not None]
         read, written = (0, 0) if self._activations is None else self._activations.pass_bytes
         return replace(
             pass_work(step, self._sizes, self.adapters),
-            read_bytes=read + self.page_bytes * sum(len(pages.reads) for pages in found),
-            written_bytes=written + self.page_bytes * sum(len(pages.writes) for pages in found),
-            reads=self.spec.layers * sum(len(pages.loads) for pages in found),
-            writes=self.spec.layers * sum(len(pages.stores) for pages in found),
+            read_bytes=read + self._split.layer_bytes * sum(len(pages.reads) for pages in found),
+            written_bytes=written + self._split.layer_bytes * sum(len(pages.writes) for pages in found),
+            reads=sum(len(pages.loads) for pages in found),
+            writes=sum(len(pages.stores) for pages in found),
         )
 
     # ---- a step
@@ -268,7 +268,8 @@ class OffloadExecutor(CpuExecutor):
             self._prepared, self._version = step, version
         for batch in self._batches:
             batch.follow(arrays)
-        self._disk_pages = [None] * len(self._batches) if disk is None else disk.begin(arrays, self._batches, layers)
+        nowhere: LayerPages = dict.fromkeys(layers, [None] * len(self._batches))
+        self._disk_pages = nowhere if disk is None else disk.begin(arrays, self._batches, layers)
         self._rows_on_disk = [False] * len(self._batches)
         if self._activations is not None:
             self._rows_on_disk = self._activations.begin(self._batches, layers, entering, wanted)
@@ -337,7 +338,7 @@ class OffloadExecutor(CpuExecutor):
         if not self._split.disk_pages:
             return None
         self.kv_memory = None  # what copies pages reads them in memory: such sequences are computed again
-        return TieredKv(self._budget.path, self._kv, self._split, page_tokens)
+        return TieredKv(self._budget.path, self._kv, self._split, page_tokens, self.spec.windows)
 
     def _place(self) -> TierPlacement:
         """Raises OutOfMemory, DiskUnusable, PolicyInvalid, with what there has to be."""

@@ -19,6 +19,7 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
+from weft_kernels.cpu.structs import ATTENTION_BLOCK
 from weft_runner.errors import DiskUnusable, ExecutorLost
 from weft_runner.model.cpu.page_file import PageFile, SlotRun
 from weft_runner.model.step import Ints, StepArrays
@@ -46,12 +47,17 @@ class DiskPages:
     writes: frozenset[int]
 
 
-def disk_pages(rows: Ints, arrays: StepArrays, places: Ints, page_tokens: int) -> DiskPages | None:
-    """Of rows [R, 4] (start, end, position, where its pages begin in `arrays.pages`). None: they have none on disk."""
+def disk_pages(rows: Ints, arrays: StepArrays, places: Ints, page_tokens: int, window: int = 0) -> DiskPages | None:
+    """Of rows [R, 4] (start, end, position, where its pages begin in `arrays.pages`). None: they have none on disk.
+
+    `window`: of the layer (0: none). The block of keys in which a row's begins is computed with as a whole.
+    """
     position, end = rows[:, 2], rows[:, 2] + rows[:, 1] - rows[:, 0]
-    used = -(-end // page_tokens)
+    seen = np.maximum(position + 1 - window, 0) if window else np.zeros_like(position)
+    first = seen // ATTENTION_BLOCK * ATTENTION_BLOCK // page_tokens
+    used = -(-end // page_tokens) - first
     of_row = np.repeat(np.arange(len(rows)), used)
-    index = np.arange(len(of_row)) - np.repeat(np.cumsum(used) - used, used)
+    index = np.arange(len(of_row)) - np.repeat(np.cumsum(used) - used - first, used)
     columns = rows[of_row, 3] + index
     place = places[arrays.pages[columns]]
     on_disk = place < 0

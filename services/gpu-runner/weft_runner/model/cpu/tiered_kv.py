@@ -21,13 +21,17 @@ from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
 
+LayerPages = dict[int, list[DiskPages | None]]  # by layer, of each micro-batch; None: it has no page on disk
+
 
 class TieredKv:
     """`memory`: the frames, then the ring. One owner: the executor."""
 
-    def __init__(self, folder: Path, memory: MappedMemory, split: KvSplit, page_tokens: int) -> None:
-        """Raises DiskUnusable."""
-        self._memory, self._split, self._page_tokens = memory, split, page_tokens
+    def __init__(
+        self, folder: Path, memory: MappedMemory, split: KvSplit, page_tokens: int, windows: Sequence[int]
+    ) -> None:
+        """`windows`: of each layer. Raises DiskUnusable."""
+        self._memory, self._split, self._page_tokens, self._windows = memory, split, page_tokens, windows
         self._places = PagePlaces(split.pages, split.frames)
         self._file = PageFile(folder, split.layers, split.disk_pages, split.layer_bytes)
         self._queue = IoQueue()
@@ -47,10 +51,15 @@ class TieredKv:
         """Which of a step's pages are."""
         return self._places.places[arrays.pages] < 0
 
-    def begin(self, arrays: StepArrays, batches: Sequence[MicroBatch], layers: range) -> list[DiskPages | None]:
-        """A pass: what each micro-batch has on disk, which is loaded from now on. Raises ExecutorLost."""
-        found = [disk_pages(batch.rows, arrays, self._places.places, self._page_tokens) for batch in batches]
-        self._stream.begin(Piece(layer, pages) for layer in layers for pages in found if pages is not None)
+    def begin(self, arrays: StepArrays, batches: Sequence[MicroBatch], layers: range) -> LayerPages:
+        """A pass, whose pages on disk are loaded from now on: those that a layer's window has. Raises ExecutorLost."""
+        places, page_tokens = self._places.places, self._page_tokens
+        of_window = {
+            window: [disk_pages(batch.rows, arrays, places, page_tokens, window) for batch in batches]
+            for window in {self._windows[layer] for layer in layers}
+        }
+        found = {layer: of_window[self._windows[layer]] for layer in layers}
+        self._stream.begin(Piece(layer, pages) for layer in layers for pages in found[layer] if pages is not None)
         return found
 
     def frames(self, arrays: StepArrays) -> Ints:
