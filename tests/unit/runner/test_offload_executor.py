@@ -315,6 +315,20 @@ def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
         assert torch.equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
 
 
+def test_rows_that_come_to_a_stage_and_leave_it_are_in_its_budget(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
+) -> None:
+    """Of each pass in flight: the middle one of three stages has both."""
+    spec = read_spec(files_of()["config.json"])
+    rows_bytes, found = 4 * 240 * spec.hidden_size, list[int]()
+    for stage, messages in ((0, 1), (1, 2), (2, 1)):
+        for passes in (1, 3):
+            limits = budget(tmp_path, max_tokens=240, in_flight=passes)
+            made.append(offloaded(files_of(), limits, part=stage_of(spec, stage, 3)))
+            found.append(made[-1].placement.work_bytes)
+        assert found[-1] - found[-2] == 2 * messages * rows_bytes
+
+
 # ---- the file
 
 

@@ -327,7 +327,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     hidden_blocks = ALIGN * (pass_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
     rows += 2 * case.block * sizes.logits_row + pass_rows * sizes.embedding_row
-    rows += work.in_flight * case.block * work.table_bytes
+    rows += work.in_flight * (case.block * work.table_bytes + pass_rows * sizes.message_row)
     both = ("host", "disk")
     workspace = linear(
         float(rows + sizes.fixed + spare),

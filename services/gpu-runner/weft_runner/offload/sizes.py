@@ -37,7 +37,7 @@ class ModelSizes:
     which has every matrix and the embedding. `fixed`: of norms, biases and the buffer of embeddings. `kv_token`: of a
     token in all these layers. `row`: workspace of a token in a device batch. `logits_row`: of a row that samples.
     `embedding_row`: of a token of a step. `adapter`: of one of the workload's rank. `context`: most tokens of a
-    sequence.
+    sequence. `message_row`: of a row that comes from another stage and leaves for one, whole passes at a time.
     """
 
     layers: int
@@ -57,6 +57,7 @@ class ModelSizes:
     q_size: int
     windows: tuple[int, ...]
     context: int
+    message_row: int
 
     @property
     def layer(self) -> int:
@@ -119,6 +120,7 @@ def model_sizes(
         q_size=spec.q_size,
         windows=tuple(spec.windows[i] for i in layers),
         context=spec.max_positions,
+        message_row=RESIDUAL * spec.hidden_size * (2 - (layers.start == 0) - ends),
     )  # fmt: skip
 
 

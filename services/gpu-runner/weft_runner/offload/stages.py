@@ -36,6 +36,11 @@ def batches_in_flight(hosts: int, stage: PassTime | None) -> int:
     return hosts if stage is not None and stage.compute_s > stage.disk_read_s else 1
 
 
+def unreceived(hosts: int) -> int:
+    """Results of a stage that may wait for the next one: with the one that it computes, as many as are in flight."""
+    return hosts - 1
+
+
 def state_of_all(stages: Sequence[StageState]) -> OffloadState:
     """A token passes all stages: its times are added up. The disk is that of the stage where one request waits most."""
     states = [stage.state for stage in stages]

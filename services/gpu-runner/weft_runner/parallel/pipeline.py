@@ -19,7 +19,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import LayerDone, OffloadsStage
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
-from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all
+from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all, unreceived
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -45,12 +45,13 @@ class PipelineStepHandle:
 class PipelineParallelExecutor(MultiProcessExecutor):
     """See `model.executor.Pipelined`."""
 
-    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
+    def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, kept: int | None = None) -> None:
+        """`kept`: see `PipelineChannel`."""
         super().__init__(
             whole, ranks, PipelineAdapterStore(ranks.own.adapters, ranks.workers, whole, ranks.own.page_bytes)
         )
         self._ranks = ranks.ranks
-        self._channel = PipelineChannel(ranks.ranks.stages, whole)
+        self._channel = PipelineChannel(ranks.ranks.stages, whole, kept)
 
     @property
     def depth(self) -> int:
@@ -98,7 +99,7 @@ class OffloadedPipeline(PipelineParallelExecutor):
     """Stages whose weights come from disk. See `model.executor.Offloads`."""
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks, hosts: int) -> None:
-        super().__init__(whole, ranks)
+        super().__init__(whole, ranks, unreceived(hosts))
         assert isinstance(ranks.own, OffloadsStage), ranks.own
         self._stage, self._hosts = ranks.own, hosts
 

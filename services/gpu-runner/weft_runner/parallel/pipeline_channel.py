@@ -45,8 +45,9 @@ class Peers(Protocol):
 class PipelineChannel:
     """One stage's place in it."""
 
-    def __init__(self, peers: Peers, whole: ModelSpec) -> None:
-        self._peers, self._whole = peers, whole
+    def __init__(self, peers: Peers, whole: ModelSpec, kept: int | None = None) -> None:
+        """`kept`: results that may be unreceived after `send_next`; None: one of each stage."""
+        self._peers, self._whole, self._kept = peers, whole, peers.size if kept is None else kept
         self._sending: deque[PendingTensor] = deque()  # the oldest first; kept until the other has it
 
     @property
@@ -73,14 +74,14 @@ class PipelineChannel:
         return self._peers.receive((rows, self._whole.vocab_size), self._peers.size - 1)
 
     def send_next(self, x: torch.Tensor) -> None:
-        """Send this stage's result of a step to the next stage. Waits only while `stages` results are unreceived.
+        """Send this stage's result of a step to the next stage. Waits only while more than `kept` are unreceived.
 
         Of the last stage's tensor ranks one has the logits. Raises RuntimeError as `PendingTensor.wait` does.
         """
         ends = self._peers.rank == self._peers.size - 1
         if len(x) and not (ends and self._peers.tensor_rank):
             self._sending.append(self._peers.send(x, (self._peers.rank + 1) % self._peers.size))
-        while len(self._sending) > self._peers.size:
+        while len(self._sending) > self._kept:
             self._sending.popleft().wait()
 
     def close(self) -> None:

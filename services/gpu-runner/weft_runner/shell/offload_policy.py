@@ -34,8 +34,8 @@ SOLVE_S = 60.0
 # Of a budget, that the plan leaves: rows of the embedding on their way, and pages and workspaces rounded up.
 MARGIN_BYTES, MARGIN_PAGES = 1 << 20, 4
 GPU_MARGIN = 16  # one such part, for what torch's allocator rounds up and libraries work on
-
-STAGE = Supports(activations=(MemoryTier.DEVICE, MemoryTier.HOST))  # a stage's rows come and go as a whole
+# Rows of a whole pass come to a stage and leave it as messages: a file would save one copy in memory of several.
+STAGE = Supports(activations=(MemoryTier.DEVICE, MemoryTier.HOST))
 
 
 def settle_offload(

@@ -26,7 +26,7 @@ from weft_runner.model.executor import Executor, OffloadsStage
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.model.weights import Files
-from weft_runner.offload.stages import StageState
+from weft_runner.offload.stages import StageState, unreceived
 from weft_runner.parallel.commands import BuiltShard, Layers, RankReady
 from weft_runner.parallel.ipc import ChannelLost, RankChannel
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
@@ -97,7 +97,8 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
         report = channels.events.send
         threading.Thread(target=_report, args=(offloads, report), name="progress", daemon=True).start()
     if ranks.grid.stages > 1:
-        work = StageWork(executor, PipelineChannel(ranks.stages, base.spec), early=device.type == "cpu")
+        kept = None if offloads is None else unreceived(settings.hosts)
+        work = StageWork(executor, PipelineChannel(ranks.stages, base.spec, kept), early=device.type == "cpu")
     else:
         work = TensorWork(executor, ranks.tensor, device)
     return WorkerLoop(executor, work, start["patience_s"], shard)

@@ -10,6 +10,7 @@ from harness.native_models import write_model
 from weft_cli.plan_offload import pool_settings
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.model.partition import Partition
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.placement import check_placement
@@ -34,15 +35,17 @@ def executor_of(
     files: dict[str, Path], search: PolicySearch, plan: OffloadPlan, *, told: bool
 ) -> tuple[OffloadExecutor, Budgets]:
     """With the pool's settings that the plan asks for. `told`: it gets the plan, too."""
-    wanted, budgets = pool_settings(search, plan), search.tiers
+    wanted, budgets, layers = pool_settings(search, plan), search.tiers, search.layers or range(search.spec.layers)
     budget = OffloadBudget(
         device_bytes=budgets.device_bytes, disk_bytes=budgets.disk_bytes, path=files["config.json"].parent,
         base="sha256:" + "5" * 64, micro_batch=BATCH_TOKENS, max_tokens=wanted["scheduler"]["maxBatchTokens"],
         max_sequences=wanted["scheduler"]["maxSequences"], max_rank=RANK, plan=plan if told else None,
+        in_flight=search.work.in_flight,
     )  # fmt: skip
     executor = OffloadExecutor(
         native_library(), open_checkpoint(files, search.spec), budget, dtype="bf16", threads=1,
         pages=wanted["kvCache"]["pages"], page_tokens=16, slots=2,
+        part=Partition(search.spec, first=layers.start, last=layers.stop),
     )  # fmt: skip
     return executor, budgets
 
@@ -62,6 +65,16 @@ def test_the_executor_starts_with_the_plans_settings_and_takes_what_is_planned_b
         assert executor.residency.resident_bytes + executor.residency.ring_bytes <= used.weights + used.ring + layer / 2
     finally:
         executor.close()
+
+
+@pytest.mark.parametrize("layers", [range(2), range(2, 4), range(4, 6)])
+def test_a_stage_starts_with_what_is_planned_for_its_layers(layers: range, files: dict[str, Path]) -> None:
+    """Rows that come and leave included, of two passes in flight."""
+    work = BlockWork(32, 16, 2, RANK, batch_tokens=BATCH_TOKENS, in_flight=2)
+    spec, budgets = read_spec(files["config.json"]), Budgets(14 * MIB, 0, DISK_BYTES)
+    search = PolicySearch(spec, MACHINE, budgets, Formats(), work, ON_DEVICE, most_block=4, layers=layers)
+    executor, _ = executor_of(files, search, find_plan(search, relax), told=True)
+    executor.close()
 
 
 @pytest.mark.parametrize(("device_mib", "host_mib"), [(12, 0), (9, 3), (16, 0), (30, 0)])

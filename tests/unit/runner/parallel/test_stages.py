@@ -203,12 +203,13 @@ def test_of_the_last_stage_one_rank_sends_logits_and_of_the_others_each_its_hidd
         assert [channel.begins for channel in channels] == [True, False, False]
 
 
-def test_a_stage_whose_steps_are_not_taken_waits_for_the_oldest():
+@pytest.mark.parametrize(("kept", "waited"), [(None, [0, 1, 2]), (1, [0, 1, 2, 3]), (0, [0, 1, 2, 3, 4])])
+def test_a_stage_whose_steps_are_not_taken_waits_for_the_oldest(kept, waited):
     """What is in flight is bounded, also where no step brings anything back."""
-    line, peers = PipelineChannel(peers := Peers(0, 2), spec_of(2)), peers
+    line, peers = PipelineChannel(peers := Peers(0, 2), spec_of(2), kept), peers
     for i in range(5):
         line.send_next(torch.full((1, 1), float(i)))
-    assert [float(x) for x in peers.waited] == [0, 1, 2]
+    assert [float(x) for x in peers.waited] == waited
 
 
 # ---- what a stage does, in which order

@@ -357,6 +357,7 @@ class OffloadExecutor(CpuExecutor):
         work = 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
         work += BOUNCE_THREADS * bounce_bytes(split.layer_bytes) if split.disk_pages else 0
         work += self._scores.n_bytes
+        work += budget.in_flight * rows * row_bytes * (2 - self._part.begins - self._part.ends)  # come and leave
         # of the budget, for all but weights
         self.beside_bytes = split.memory_bytes + activations.memory_bytes + work
         budgets = Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)

@@ -21,6 +21,8 @@ class OffloadBudget:
     are copied to the GPU in each pass. `kv_disk_pages`: of all KV pages; `activation_disk_tokens`: of the `max_tokens`
     of a pass, whose rows between layers are in a file.
 
+    `in_flight`: passes at a time in a pipeline, each with rows that come from another stage or leave for one.
+
     `base`: the digest that the file is named by. `micro_batch`, `max_tokens`, `max_sequences`: most tokens that a layer
     computes at a time, and of a step. `max_rank`: of adapters. `share`: of the weights that may stay (FlexGen's wg).
     """
@@ -37,6 +39,7 @@ class OffloadBudget:
     host_bytes: int = 0
     kv_disk_pages: int = 0
     activation_disk_tokens: int = 0
+    in_flight: int = 1
     plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
     machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
 
