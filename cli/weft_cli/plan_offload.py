@@ -161,10 +161,8 @@ def pool_settings(search: PolicySearch, plan: OffloadPlan) -> dict[str, dict[str
     limits = serving_limits({0: (search, plan)})
     return {
         "kvCache": {"pages": limits.pages, "pageTokens": search.work.page_tokens},
-        "scheduler": {
-            "maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens, "maxPrefills": limits.prefills
-        },
-    }  # fmt: skip
+        "scheduler": {"maxSequences": limits.sequences, "maxBatchTokens": limits.batch_tokens},
+    }
 
 
 def report(search: PolicySearch, plan: OffloadPlan, helping: list[Change]) -> list[str]:

@@ -29,7 +29,8 @@ class BatchLimits:
     """`max_batch_tokens` >= the number of sequences, so that every decode row runs in every iteration.
 
     `token_time_ms`: within it running rows should get their next token; inf: the pool has no objective.
-    `chunk_time_ms`: of such a pool; prompts beside running rows are chunked to it.
+    `chunk_time_ms`: of such a pool; prompts beside running rows are chunked to it. `max_prompt_tokens`: of
+    `max_batch_tokens`, those of prompts.
     """
 
     max_prefills: int = 1
@@ -37,6 +38,11 @@ class BatchLimits:
     token_time_ms: float = inf
     batching: Batching = Batching.MIXED
     chunk_time_ms: float = inf
+    max_prompt_tokens: int = 1 << 30
+
+    def prompt_room(self, n_others: int) -> int:
+        """Tokens of prompts beside so many others."""
+        return min(self.max_prompt_tokens, self.max_batch_tokens - n_others)
 
     @property
     def prompt_time_ms(self) -> float:
@@ -96,7 +102,7 @@ def form_batch(
     `prompt_tokens`: how many fit into the step (None: what the limits allow).
     """
     decodes = [Row(c.key, c.adapter, 1, samples=True) for c in decoding][: limits.max_batch_tokens]
-    most = limits.max_batch_tokens - len(decodes)
+    most = limits.prompt_room(len(decodes))
     budget = most if prompt_tokens is None else min(prompt_tokens, most)
     prefills = _prefill_rows(prefilling, limits.max_prefills, budget)
     shared = _shared_adapter(prefills, decodes)

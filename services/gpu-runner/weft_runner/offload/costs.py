@@ -175,6 +175,11 @@ class Case:
         """Prompt tokens of a pass."""
         return -(-self.block // self.passes) * self.work.prompt
 
+    @property
+    def most_rows(self) -> int:
+        """Of a pass: its prompts, and a token of each sequence."""
+        return self.pass_rows + self.block * self.work.in_flight
+
 
 # ---- time
 
@@ -317,17 +322,17 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     mean = case.buffers * weights / (sizes.layers + sizes.panels)
     kv = work.in_flight * case.block * case.sequence_kv
     spare = max(0.0, case.set_kv - kv - case.adapter_bytes)  # pages that are set are there, whatever a block needs
-    hidden = float(max(case.pass_rows, case.block) * sizes.hidden_row)
+    hidden = float(case.most_rows * sizes.hidden_row)
     passing = max(case.batch * case.sequence_kv, min(case.block * case.sequence_kv, sizes.context * sizes.kv_token))
     kv_buffers = case.buffers * passing / sizes.layers
     if sizes.kv_token * work.page_tokens / sizes.layers % ALIGN:  # a disk transfers whole blocks
         kv_buffers += BOUNCE_THREADS * (BOUNCE + 2 * ALIGN)
     hidden_buffers = float(case.buffers * (case.tokens * sizes.hidden_row + ALIGN))
-    pass_rows = max(case.pass_rows, case.block)  # embeddings are gathered, logits copied out for those who sample
-    hidden_blocks = ALIGN * (pass_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
+    hidden_blocks = ALIGN * (case.most_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
-    rows += 2 * case.block * sizes.logits_row + pass_rows * sizes.embedding_row
-    rows += work.in_flight * (case.block * work.table_bytes + pass_rows * sizes.message_row)
+    # embeddings are gathered, logits copied out for those who sample
+    rows += 2 * case.block * sizes.logits_row + case.most_rows * sizes.embedding_row
+    rows += work.in_flight * (case.block * work.table_bytes + case.most_rows * sizes.message_row)
     both = ("host", "disk")
     workspace = linear(
         float(rows + sizes.fixed + spare),

@@ -119,7 +119,7 @@ def cases(request: PolicySearch) -> Iterator[Case]:
 def _within_tokens(request: PolicySearch, case: Case) -> bool:
     """One prompt at a time may be longer than a pass: its parts are computed one after the other."""
     most = request.most_tokens
-    return case.block <= most and (case.pass_rows <= most or case.passes == case.block)
+    return case.block <= most and (case.most_rows <= most or case.passes == case.block)
 
 
 def find_plans(requests: Mapping[int, PolicySearch], relax: Relax) -> dict[int, OffloadPlan]:

@@ -16,12 +16,11 @@ MOST_BATCH_TOKENS, MOST_PAGES = 65_536, 1 << 20  # of a pool
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """A runner's: KV pages, sequences at a time, and tokens and prompts of a pass."""
+    """A runner's: KV pages, sequences at a time, and tokens of a pass."""
 
     pages: int
     sequences: int
     batch_tokens: int
-    prefills: int
 
 
 def usual_work(
@@ -38,7 +37,7 @@ def usual_work(
 
 def serving_limits(plans: Mapping[int, tuple[PolicySearch, OffloadPlan]]) -> ServingLimits:
     """With which the ranks do what their plans say. Blocks are sequences, and adapters are in KV pages, too."""
-    pages, sequences, tokens, prefills = 0, 0, MOST_BATCH_TOKENS, MOST_BATCH_TOKENS
+    pages, sequences, tokens = 0, 0, MOST_BATCH_TOKENS
     for search, plan in plans.values():
         work, block = search.work, plan.policy.block
         page_bytes = work.page_tokens * search.sizes.kv_token
@@ -47,6 +46,5 @@ def serving_limits(plans: Mapping[int, tuple[PolicySearch, OffloadPlan]]) -> Ser
         needed = sequences * math.ceil((work.prompt + work.output) / work.page_tokens) + of_adapters
         pages = max(pages, work.pages or needed)
         together = block // plan.prompt_passes  # each rank has chosen its own: the least fits all
-        prefills = min(prefills, together)
-        tokens = min(tokens, max(together * work.prompt, sequences), search.most_tokens)
-    return ServingLimits(min(pages, MOST_PAGES), sequences, tokens, prefills)
+        tokens = min(tokens, together * work.prompt + sequences, search.most_tokens)
+    return ServingLimits(min(pages, MOST_PAGES), sequences, tokens)

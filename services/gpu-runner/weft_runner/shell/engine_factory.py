@@ -175,10 +175,14 @@ def pool_limits(
 
 
 def batch_limits(settings: RunnerSettings) -> BatchLimits:
-    """Where weights come from disk a pass takes as long as that, with one row or many: it takes all that it can."""
+    """Where weights come from disk a pass takes as long as that, with one row or many: it takes all that it can.
+
+    Prompts leave a place to each running sequence: else those would cut the last prompt, and another pass begin it.
+    """
     batching = Batching(settings.batching)
     if settings.offload_device_bytes:
-        return BatchLimits(settings.max_sequences, settings.max_batch_tokens, batching=batching)
+        most, rows = settings.max_batch_tokens, settings.max_sequences
+        return BatchLimits(rows, most, batching=batching, max_prompt_tokens=max(most - rows, most // 2))
     objective = settings.token_time_ms or inf
     return BatchLimits(settings.max_prefills, settings.max_batch_tokens, objective, batching, CHUNK_TIME_MS)
 
