@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 
 from weft.domain.model.packed import round_up
 from weft_runner.offload.machine import MachineRates, product_s
-from weft_runner.offload.plan import PassTime
+from weft_runner.offload.plan import PassTime, kv_buffers
 from weft_runner.offload.policy import Formats, MemoryTier
 from weft_runner.offload.sizes import ALIGN, BOUNCE, BOUNCE_THREADS, SLACK_ROWS, ModelSizes
 
@@ -314,7 +314,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     """Most bytes of each tier at a time, by part (the names of `plan.Usage`), and no more than any rounding needs.
 
     The ring has room for the mean of what is streamed, which the largest streamed layer is no smaller than. Where KV
-    or activations lie outside, a device batch's part of a layer passes through two buffers; half of it counts half. The
+    or activations lie outside, a device batch's part of a layer passes through buffers; half of it counts half. The
     longest sequence that the model allows has to fit one, too.
     """
     sizes, work = case.sizes, case.work
@@ -324,9 +324,9 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     spare = max(0.0, case.set_kv - kv - case.adapter_bytes)  # pages that are set are there, whatever a block needs
     hidden = float(case.most_rows * sizes.hidden_row)
     passing = max(case.batch * case.sequence_kv, min(case.block * case.sequence_kv, sizes.context * sizes.kv_token))
-    kv_buffers = case.buffers * passing / sizes.layers
+    passing_kv = kv_buffers(case.buffers) * passing / sizes.layers
     if sizes.kv_token * work.page_tokens / sizes.layers % ALIGN:  # a disk transfers whole blocks
-        kv_buffers += BOUNCE_THREADS * (BOUNCE + 2 * ALIGN)
+        passing_kv += BOUNCE_THREADS * (BOUNCE + 2 * ALIGN)
     hidden_buffers = float(case.buffers * (case.tokens * sizes.hidden_row + ALIGN))
     hidden_blocks = ALIGN * (case.most_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
@@ -336,7 +336,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     both = ("host", "disk")
     workspace = linear(
         float(rows + sizes.fixed + spare),
-        **{f"kv_{tier}": kv_buffers for tier in both},
+        **{f"kv_{tier}": passing_kv for tier in both},
         **{f"activations_{tier}": hidden_buffers for tier in both},
     )
     device = {
@@ -353,7 +353,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
         "kv": linear(kv_host=kv),
         "activations": linear(activations_host=hidden),
         "workspace": linear(
-            weights_disk=staged * mean, kv_disk=staged * kv_buffers, activations_disk=staged * hidden_buffers
+            weights_disk=staged * mean, kv_disk=staged * passing_kv, activations_disk=staged * hidden_buffers
         ),
     }
     disk = {

@@ -41,7 +41,7 @@ class KvSplit:
 
     @property
     def ring_slots(self) -> int:
-        """Layers of pages on their way: with two buffers one is loaded or stored while another is computed with."""
+        """Layers of pages on their way: with three buffers one is loaded and one stored while one is computed with."""
         return self.buffers * self.batch_pages
 
     @property
@@ -124,7 +124,7 @@ class TierPlacement:
 
 def split_kv(
     pages: int, disk_pages: int, *, row_pages: int, layers: int, page_bytes: int, batch_pages: int = 0,
-    buffers: int = 2,
+    buffers: int = 3,
 ) -> KvSplit:  # fmt: skip
     """`row_pages`: most that one row has; `batch_pages`: that a micro-batch is to have on disk (0: a fair part).
 

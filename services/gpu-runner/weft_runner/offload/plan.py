@@ -19,6 +19,11 @@ MATRICES = ("qkv", "o", "gate_up", "down")
 BUFFERS = (2, 1)  # of the largest streamed layer: with one, nothing is read while a layer computes
 
 
+def kv_buffers(buffers: int) -> int:
+    """Of a device batch's part of a layer of KV: one more than of weights, from where what it wrote is stored."""
+    return buffers + 1 if buffers > 1 else 1
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTiers:
     """`layers[i][m]`: where matrix `MATRICES[m]` of layer i of this rank lies. `head`: None on a rank without it."""

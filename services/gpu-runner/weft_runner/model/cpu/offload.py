@@ -50,7 +50,7 @@ from weft_runner.offload.placement import (
     split_activations,
     split_kv,
 )
-from weft_runner.offload.plan import PassTime
+from weft_runner.offload.plan import PassTime, kv_buffers
 from weft_runner.offload.policy import Budgets, WeightsFormat
 from weft_runner.offload.residency import WeightResidency, offsets
 from weft_runner.offload.sizes import BOUNCE_THREADS, model_sizes
@@ -329,7 +329,7 @@ class OffloadExecutor(CpuExecutor):
         row_pages = -(-min(spec.max_positions, pages * self._base.model.page_tokens) // self._base.model.page_tokens)
         self._split = split_kv(
             pages, disk_pages, row_pages=row_pages, layers=spec.layers, page_bytes=self.page_bytes,
-            batch_pages=batch_pages, buffers=2 if budget.plan is None else budget.plan.buffers,
+            batch_pages=batch_pages, buffers=kv_buffers(2 if budget.plan is None else budget.plan.buffers),
         )  # fmt: skip
         return self._split.memory_bytes
 
