@@ -3,6 +3,10 @@
 #include <cstdlib>
 #include <new>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define WEFT_PAUSE() _mm_pause()
@@ -16,6 +20,53 @@ namespace {
 // 10 to 50 us of spinning (a pause is 40 to 140 cycles): about as long as a phase of a small step is uneven. Then the
 // thread sleeps, so that an idle engine costs nothing and a busy machine loses no core to waiting.
 constexpr int kSpins = 1000;
+
+#if defined(__linux__)
+cpu_set_t only(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  return set;
+}
+
+// The calling thread's CPUs, where these are as many as the team's threads; otherwise none.
+std::vector<int> one_each(int threads) {
+  cpu_set_t set;
+  std::vector<int> cpus;
+  if (threads == 1 || sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) != threads) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  return cpus;
+}
+
+void stay_on(std::thread& worker, int cpu) {
+  const cpu_set_t set = only(cpu);
+  pthread_setaffinity_np(worker.native_handle(), sizeof set, &set);  // refused: it runs where it may
+}
+
+// The calling thread stays on that CPU while this lives, unless it may not run on all of the team's.
+class StaysOn {
+ public:
+  explicit StaysOn(const std::vector<int>& cpus) {
+    if (cpus.empty() || sched_getaffinity(0, sizeof before_, &before_) != 0 || CPU_COUNT(&before_) != int(cpus.size())) return;
+    const cpu_set_t set = only(cpus[0]);
+    moved_ = sched_setaffinity(0, sizeof set, &set) == 0;
+  }
+  ~StaysOn() {
+    if (moved_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+
+ private:
+  cpu_set_t before_;
+  bool moved_ = false;
+};
+#else
+std::vector<int> one_each(int) { return {}; }
+void stay_on(std::thread&, int) {}
+struct StaysOn {
+  explicit StaysOn(const std::vector<int>&) {}
+};
+#endif
 }  // namespace
 
 #if defined(__x86_64__)
@@ -26,14 +77,17 @@ Denormals::Denormals() : saved_(0) {}
 Denormals::~Denormals() = default;
 #endif
 
-Team::Team(int threads) : threads_(threads < 1 ? 1 : threads), ranges_(threads_) {
+Team::Team(int threads) : threads_(threads < 1 ? 1 : threads), cpus_(one_each(threads_)), ranges_(threads_) {
   try {
     for (int i = 0; i < threads_; i++) {
       void* memory = std::aligned_alloc(4096, kScratchBytes);
       if (memory == nullptr) throw std::bad_alloc();
       scratch_.push_back(static_cast<char*>(memory));
     }
-    for (int i = 1; i < threads_; i++) workers_.emplace_back(&Team::work, this, i);
+    for (int i = 1; i < threads_; i++) {
+      workers_.emplace_back(&Team::work, this, i);
+      if (!cpus_.empty()) stay_on(workers_.back(), cpus_[i]);
+    }
   } catch (...) {  // no memory, or a limit on threads: those that began have to end before they can be forgotten
     end();
     throw;
@@ -54,6 +108,7 @@ void Team::end() {
 }
 
 void Team::run(void (*f)(void*, int), void* context) {
+  StaysOn stays(cpus_);
   function_ = f;
   context_ = context;
   if (threads_ > 1) {

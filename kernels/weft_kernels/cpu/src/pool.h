@@ -2,6 +2,11 @@
 // barriers. In a phase each takes the units of a range of its own, in order, since what lies side by side in memory is
 // best read in one go; then what others have left, so a thread that the machine held up delays no other by more than a
 // unit. Who computes a unit never changes its result.
+//
+// Of as many threads as CPUs each has one of its own, the caller's during a call. Threads that sleep and wake each other
+// in turn look like one that works: Linux leaves them on one CPU beside an idle one once other processes have pushed them
+// there (2 CPUs, m135, beside a gateway: half of 28 ms in the longest steps; without it their 99th percentile was 16 ms,
+// not 23).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -50,6 +55,7 @@ class Team {
   };
 
   int threads_;
+  std::vector<int> cpus_;  // of each thread; empty: they run where they may
   std::vector<Range> ranges_;
   std::vector<std::thread> workers_;
   std::vector<char*> scratch_;
