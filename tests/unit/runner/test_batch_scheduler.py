@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from weft.domain.request import Priority
 from weft_runner.core.batch import Batching, BatchLimits, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
-from weft_runner.core.step_time_model import GUESS, StepModel
+from weft_runner.core.step_time_model import GUESS, LATE_STEPS, Lateness, StepModel
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 200)), min_size=1, max_size=25)
 LIMITS = st.builds(
@@ -191,7 +191,7 @@ def test_no_step_with_interactive_rows_passes_the_token_time_because_of_batch_ro
     assert {row.key: row for row in alone.rows} == {key: row for key, row in of.items() if key.startswith("i")}
     with_batch = [key for key in of if key.startswith("b")]
     decoded = [row for row in (*rows, *lines) if row.key in of]
-    expected = chooser.step_time.late_ms(len(decoded), sum(row.keys for row in decoded), found.prompt_tokens)
+    expected = chooser.step_time.step_ms(len(decoded), sum(row.keys for row in decoded), found.prompt_tokens)
     assert not with_batch or expected <= chooser.token_time_ms * (1 + 1e-9)
     assert chooser.keys == sum(row.keys for row in decoded)
     assert chooser.standing is None or not (lines or line_prompts), "what fits is found anew for each step"
@@ -201,7 +201,6 @@ def test_no_step_with_interactive_rows_passes_the_token_time_because_of_batch_ro
 def test_batch_rows_that_do_not_all_fit_take_turns(batch, fitting):
     """Rows of equal cost: after any number of steps no one has run more than one step more than another."""
     chooser = BatchScheduler(BatchLimits(token_time_ms=11.0 + fitting), StepModel(10.0, 1.0, 0.0, 0.1))
-    chooser.step_time.late = 1.0
     rows, lines = decoding(1), rows_of("b", Priority.BATCH, [5] * batch)
     ran = Counter(dict.fromkeys((line.key for line in lines), 0))
     for _ in range(3 * batch):
@@ -215,7 +214,6 @@ def test_batch_rows_that_do_not_all_fit_take_turns(batch, fitting):
 def test_without_an_objective_batch_rows_join_up_to_twice_a_step_of_one_row_and_prompts_keep_their_time():
     """A pool without `slo`: the time that prompts are chunked to is not the one that lines keep."""
     chooser = BatchScheduler(BatchLimits(max_prefills=1, chunk_time_ms=100.0), StepModel(9.0, 1.0, 0.0, 1.0))
-    chooser.step_time.late = 1.0
     found = chooser.schedule([], [*decoding(1), *rows_of("b", Priority.BATCH, [5] * 60)], 0, lambda: 9)
     assert len(found.rows) == 11, "20 ms"
     found = chooser.schedule([Candidate("p", "", 500)], decoding(1), 0, lambda: 9)
@@ -224,7 +222,6 @@ def test_without_an_objective_batch_rows_join_up_to_twice_a_step_of_one_row_and_
 
 def test_a_batch_prompt_comes_after_an_interactive_one_and_before_batch_rows_that_all_fit():
     chooser = BatchScheduler(BatchLimits(max_prefills=2, token_time_ms=40.0), StepModel(10.0, 1.0, 0.0, 1.0))
-    chooser.step_time.late = 1.0
     line = Candidate("bp", "", 100, priority=Priority.BATCH)
     rows, lines = decoding(1), rows_of("b", Priority.BATCH, [5] * 3)
 
@@ -239,13 +236,36 @@ def test_a_batch_prompt_comes_after_an_interactive_one_and_before_batch_rows_tha
     assert len(tokens([line])) == 30, "one row more would gain nothing while these do not all fit"
 
 
-def test_the_share_of_late_steps_is_kept_below_one_in_a_hundred():
-    times = BatchScheduler(BatchLimits(), StepModel(10.0, 0.0, 0.0, 1.0)).step_time
-    chance, late = random.Random(1), 0
-    for step in range(4000):
-        measured = 10.0 * chance.choice((0.9, 1.0, 1.1)) if chance.random() < 0.95 else 13.0
-        late += step >= 1000 and measured > times.late_ms(1, 0, 0)
-        times.learn(1, 0, 0, measured)
-        times.follow_late()
-    assert late < 0.01 * 3000
-    assert 1.1 < times.late < 1.5
+@pytest.mark.parametrize("disturbance_ms", [2.0, 6.0])
+def test_the_share_of_late_steps_is_kept_below_one_in_a_hundred(disturbance_ms):
+    """What else runs on the machine takes its time from one step in twenty; the lines leave that time free."""
+    chooser = BatchScheduler(BatchLimits(token_time_ms=20.0), StepModel(10.0, 0.5, 0.0, 1.0))
+    rows, lines = decoding(2), rows_of("b", Priority.BATCH, [5] * 20)
+    chance, late, joined = random.Random(1), 0, 0
+    for step in range(2000):
+        found = chooser.schedule([], [*rows, *lines], 0, lambda: 9)
+        measured_ms = 10.0 + 0.5 * len(found.rows) + (disturbance_ms if chance.random() < 0.05 else 0.0)
+        chooser.timed(found, measured_ms, 0)
+        late += step >= 1000 and measured_ms > 20.0
+        joined += len(found.rows) - 2
+    assert late < 0.01 * 1000
+    room = 2 * (10.0 - disturbance_ms) - 2
+    assert 0.6 * room < joined / 2000 < 1.2 * room, "that time, and no more"
+
+
+def test_steps_that_no_interactive_row_waited_for_hold_no_line():
+    chooser = BatchScheduler(BatchLimits(token_time_ms=20.0), StepModel(10.0, 0.5, 0.0, 1.0))
+    lines = rows_of("b", Priority.BATCH, [5] * 4)
+    for _ in range(LATE_STEPS):
+        chooser.timed(chooser.schedule([], lines, 20, lambda: 9), 30.0, 0, awaited=False)
+    assert chooser.lateness.ms(20.0) == 0.0
+
+
+def test_a_disturbance_is_forgotten_and_a_step_that_nobody_expected_in_time_does_not_count():
+    lateness = Lateness()
+    for late_ms in (*[9.0] * 20, *[0.5] * (LATE_STEPS - 1), -1.0):
+        lateness.add((10.0, 10.0 + late_ms))
+    assert lateness.ms(20.0) == 0.5
+    for _ in range(20):
+        lateness.add((30.0, 90.0))
+    assert lateness.ms(20.0) == 0.5

@@ -13,7 +13,7 @@ from math import inf, isfinite
 
 from weft.domain.request import Priority
 from weft_runner.core.batch import Batch, Batching, BatchLimits, Candidate, form_batch
-from weft_runner.core.step_time_model import StepModel, StepTimeEstimator
+from weft_runner.core.step_time_model import Lateness, StepModel, StepTimeEstimator
 
 TOKEN_TIMES = 2.0  # steps of one row: the token time beside batch rows in a pool that states none
 
@@ -26,7 +26,7 @@ class BatchScheduler:
     """
 
     def __init__(self, limits: BatchLimits, model: StepModel) -> None:
-        self._limits, self.step_time = limits, StepTimeEstimator(model)
+        self._limits, self.step_time, self.lateness = limits, StepTimeEstimator(model), Lateness()
         self.standing: Batch | None = None
         self.keys = 0  # tokens in KV of the decode rows that were chosen last
         self._steps = 0
@@ -84,15 +84,15 @@ class BatchScheduler:
         them, for it becomes another row; while not all of them do, another row would gain nothing.
         """
         limits, times, target_ms = self._limits, self.step_time, self.token_time_ms
-        times.follow_late()
+        target_ms -= self.lateness.ms(target_ms)
         prompts, rows = _of(prefilling, Priority.INTERACTIVE), _of(decoding, Priority.INTERACTIVE)
         alone = self._schedule(prompts, rows, sum(row.keys for row in rows), lambda: 0, limits.prompt_time_ms)
         keys, prompt_tokens = self.keys, alone.prompt_tokens
 
         def fits(n_rows: int, in_kv: int) -> bool:
             n_rows += len(rows)
-            late_ms = times.late_ms(n_rows, keys + in_kv, prompt_tokens)
-            return late_ms <= target_ms and n_rows + prompt_tokens <= limits.max_batch_tokens
+            step_ms = times.step_ms(n_rows, keys + in_kv, prompt_tokens)
+            return step_ms <= target_ms and n_rows + prompt_tokens <= limits.max_batch_tokens
 
         waiting, batch_prompts = _of(decoding, Priority.BATCH), _of(prefilling, Priority.BATCH)
         fed = prompt_tokens == sum(prompt.pending for prompt in prompts)
@@ -142,10 +142,16 @@ class BatchScheduler:
             if not self._steps:
                 self.standing = None
 
-    def timed(self, batch: Batch, measured_ms: float, keys: int | None = None) -> None:
-        """How long that batch took. `keys`: those when it was chosen, if others have been chosen since."""
+    def timed(self, batch: Batch, measured_ms: float, keys: int | None = None, *, awaited: bool = True) -> None:
+        """How long that batch took. `keys`: those when it was chosen, if others have been chosen since.
+
+        `awaited`: it had an interactive row. What other steps take says nothing of how late a token is.
+        """
         keys = self.keys if keys is None else keys
-        self.step_time.learn(len(batch.rows) - batch.n_prefills, keys, batch.prompt_tokens, measured_ms)
+        rows = len(batch.rows) - batch.n_prefills
+        expected_ms = self.step_time.learn(rows, keys, batch.prompt_tokens, measured_ms)
+        if awaited:
+            self.lateness.add((expected_ms, measured_ms))
 
 
 def _of(candidates: Sequence[Candidate], priority: Priority) -> list[Candidate]:

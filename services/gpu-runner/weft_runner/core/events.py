@@ -263,7 +263,8 @@ class DropKv:
 class RunStep(NamedTuple):
     """Run a batch: `sequences` are those of its rows, in order; `clear_pages` have changed hands and are cleared first.
 
-    `keys`: tokens in KV of its decode rows. `departures`: of sequences from the pool so far.
+    `keys`: tokens in KV of its decode rows. `departures`: of sequences from the pool so far. `awaited`: it has an
+    interactive row.
     """
 
     batch: Batch
@@ -271,6 +272,7 @@ class RunStep(NamedTuple):
     clear_pages: list[int]
     keys: int
     departures: int
+    awaited: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ nothing to run, and takes the results as `StepDone`. Every effect of an event is
 from math import inf
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
-from weft.domain.request import Draining, Freeze, SessionHello, Start, Stop
+from weft.domain.request import Draining, Freeze, Priority, SessionHello, Start, Stop
 from weft.domain.runner import Registered, Resync, RunnerOrder
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batch
@@ -124,13 +124,14 @@ class Runner:
             pool.launched(batch)
         last, clear_pages = self._step, pool.reservations.take_granted()
         if last is not None and last.batch is batch:
-            sequences = last.sequences
+            sequences, awaited = last.sequences, last.awaited
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
+            awaited = any(sequence.start.priority is Priority.INTERACTIVE for sequence in sequences)
         if pool.kv.outgoing:
             pool.hand_over.stream(batch)
             effects.extend(pool.kv.take_effects())
-        self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures)
+        self._step = RunStep(batch, sequences, clear_pages, pool.scheduler.keys, pool.departures, awaited)
         effects.append(self._step)
 
     def _account(self, done: StepDone) -> None:
@@ -143,7 +144,7 @@ class Runner:
         if pool.hand_over.freezing:
             pool.hand_over.freeze_again()
         if done.ms > 0.0:
-            pool.scheduler.timed(step.batch, done.ms, step.keys)
+            pool.scheduler.timed(step.batch, done.ms, step.keys, awaited=step.awaited)
 
     # ---- peers
 

@@ -18,9 +18,8 @@ TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same
 RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
-LATE = 0.005  # of the steps take longer than `late` says: half of those that a 99th percentile allows
-LATE_STEPS = 400  # that `late` is of: a disturbance is forgotten within seconds
-FIRST_LATE = 1.05  # before a step is measured
+LATE = 0.005  # of the last steps were later than `Lateness` says
+LATE_STEPS = 250  # that it is of, so that one in 125 is later; a disturbance is forgotten within seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,6 @@ class StepTimeEstimator:
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self.decode = self.prompt = 1.0
-        self.late = FIRST_LATE  # what all but `LATE` of the last steps took at most, over what they were expected to
-        self._ratios, self._learnt = deque([FIRST_LATE], LATE_STEPS), False
 
     def step_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
         """What such a step is expected to take."""
@@ -57,35 +54,23 @@ class StepTimeEstimator:
         """What computing so many tokens of prompts is expected to take."""
         return self.prompt * self.model.token_ms * tokens
 
-    def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float) -> None:
-        """A step took so long. What a mixed step took beyond its decode rows is its prompt's.
+    def learn(self, rows: int, keys: int, prompt_tokens: int, measured_ms: float) -> float:
+        """A step took so long; what it was expected to. What a mixed step took beyond its decode rows is its prompt's.
 
         One that took less than its decode rows alone should proves that these were thought too slow. Without that a
         burst while no prompt ran could hold every later chunk at its least for as long as prompts come without a gap.
         """
         decode_ms = self.decode * self.model.decode_ms(rows, keys)
         prompt_ms = self.prompt * self.model.token_ms * prompt_tokens
-        expected_ms = decode_ms + prompt_ms
-        self._ratios.append(measured_ms / expected_ms if expected_ms else FIRST_LATE)
-        self._learnt = True
         if not prompt_tokens or measured_ms < decode_ms:
             self.decode *= _correction(measured_ms, decode_ms)
         else:
             self.prompt *= _correction(measured_ms - decode_ms, prompt_ms)
-
-    def follow_late(self) -> None:
-        """Before `late_ms` and `tokens_within`: of the last steps; more than twice as long counts as twice."""
-        if self._learnt:
-            largest = nlargest(1 + int(LATE * len(self._ratios)), self._ratios)
-            self.late, self._learnt = min(max(1.0, largest[-1]), STEP_MOST), False
-
-    def late_ms(self, rows: int, keys: int, prompt_tokens: int) -> float:
-        """What such a step takes at most, but for one in two hundred."""
-        return self.late * self.step_ms(rows, keys, prompt_tokens)
+        return decode_ms + prompt_ms
 
     def tokens_within(self, target_ms: float, rows: int, keys: int, prompt_tokens: int, most: int) -> int:
-        """Prompt tokens beyond those with which such a step is not late: whole tiles, or what is less than one."""
-        left_ms = target_ms / self.late - self.step_ms(rows, keys, prompt_tokens)
+        """Prompt tokens beyond those that such a step has time for: whole tiles, or what is less than one."""
+        left_ms = target_ms - self.step_ms(rows, keys, prompt_tokens)
         fit = min(most, int(max(0.0, left_ms) / (self.prompt * self.model.token_ms)))
         return fit // TILE * TILE or fit
 
@@ -100,6 +85,22 @@ class StepTimeEstimator:
             return most
         fit = int(left_ms / token_ms) if left_ms > 0.0 else 0
         return min(max(fit // TILE * TILE, MIN_CHUNK), most)
+
+
+class Lateness:
+    """By how much the last steps took longer than expected. One owner.
+
+    A sum and no factor: what else runs on the machine takes its time from a step of one row as from one of many.
+    """
+
+    def __init__(self) -> None:
+        self._last = deque[tuple[float, float]](maxlen=LATE_STEPS)
+        self.add = self._last.append  # expected and measured ms of a step; one call, for each step makes it
+
+    def ms(self, target_ms: float) -> float:
+        """All but `LATE` of those that were expected within `target_ms` were late by that at most."""
+        late = [measured_ms - expected_ms for expected_ms, measured_ms in self._last if expected_ms <= target_ms]
+        return max(0.0, nlargest(1 + int(LATE * len(late)), late)[-1]) if late else 0.0
 
 
 def _correction(measured_ms: float, expected_ms: float) -> float:
