@@ -388,6 +388,7 @@ def _offload_budget(settings: RunnerSettings, policy: OffloadPolicy | None, rank
         share=settings.offload_weights_share,
         host_bytes=settings.offload_host_bytes,
         kv_disk_pages=settings.offload_kv_disk_pages,
+        kv_host_pages=settings.offload_kv_host_pages,
         in_flight=settings.hosts,
         plan=plan,
         machine=None if policy is None else policy.machine,

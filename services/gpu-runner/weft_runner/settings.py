@@ -161,12 +161,16 @@ class RunnerSettings:
         metavar="N",
     )
     offload_host_bytes: int = _number(
-        "bytes of host memory beside them, a rank: for weights that are copied to the GPU as layers compute, and for "
-        "those from disk on their way; the cpu executor has one memory, and more of it", 0, 0, 1 << 50,
+        "bytes of host memory beside them, a rank: for weights and KV that are copied to the GPU as layers compute, "
+        "and for weights from disk on their way; the cpu executor has one memory, and more of it", 0, 0, 1 << 50,
         metavar="N",
     )  # fmt: skip
     offload_kv_disk_pages: int = _number(
         "of --kv-pages, whose KV is on the disk and passes through memory while layers compute", 0, 0, 1 << 20,
+        metavar="N",
+    )  # fmt: skip
+    offload_kv_host_pages: int = _number(
+        "of --kv-pages, whose KV is in host memory and passes through the GPU while layers compute", 0, 0, 1 << 20,
         metavar="N",
     )  # fmt: skip
     offload_disk_bytes: int = _number("most bytes of a rank's weights and KV on disk", 1 << 50, 1, 1 << 50, metavar="N")
@@ -303,12 +307,18 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield f"--sparse-attention {values.sparse_attention:g} is outside 0..1"
     if values.offload_plan and (not values.offload_device_bytes or values.pipeline_parallel > 1):
         yield "--offload-plan is for --offload-device-bytes and one rank: it says where the weights of one are"
-    if (values.offload_kv_disk_pages or values.offload_host_bytes) and not values.offload_device_bytes:
-        yield "--offload-kv-disk-pages and --offload-host-bytes are for --offload-device-bytes"
-    if values.offload_kv_disk_pages and values.executor == "cuda":
-        yield "--offload-kv-disk-pages is for --executor cpu: --executor cuda has KV on the GPU"
-    if values.offload_kv_disk_pages > values.kv_pages:
-        yield f"--offload-kv-disk-pages {values.offload_kv_disk_pages} are more than --kv-pages {values.kv_pages}"
+    elsewhere = {"disk": values.offload_kv_disk_pages, "host": values.offload_kv_host_pages}
+    if (any(elsewhere.values()) or values.offload_host_bytes) and not values.offload_device_bytes:
+        yield "--offload-kv-disk-pages, --offload-kv-host-pages and --offload-host-bytes are for --offload-device-bytes"
+    if elsewhere["disk"] and values.executor == "cuda":
+        yield "--offload-kv-disk-pages is for --executor cpu: --executor cuda has KV on the GPU and on its host"
+    if elsewhere["host"] and values.executor != "cuda":
+        yield "--offload-kv-host-pages is for --executor cuda: the cpu executor has one memory"
+    if elsewhere["host"] and values.attention == "flashinfer":
+        yield "--offload-kv-host-pages with --attention flashinfer, which reads KV on the GPU alone"
+    for place, pages in elsewhere.items():
+        if pages > values.kv_pages:
+            yield f"--offload-kv-{place}-pages {pages} are more than --kv-pages {values.kv_pages}"
     if not 0.0 <= values.offload_weights_share <= 1.0:
         yield f"--offload-weights-share {values.offload_weights_share:g} is outside 0..1"
     if values.attention == "flashinfer" and values.executor not in ("auto", "cuda"):

@@ -20,22 +20,30 @@ from prometheus_client import CollectorRegistry
 from harness import interpreter
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from weft_kernels.triton import int4
-from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, PolicyInvalid, RunnerError
+from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cuda.device import DTYPES, find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_bytes
+from weft_runner.model.cuda.offload import OffloadCudaExecutor, kv_split, work_bytes
 from weft_runner.model.partition import Partition, stage_of
-from weft_runner.model.tiers.budget import OffloadBudget, Offloading
+from weft_runner.model.tiers.budget import OffloadBudget, Offloading, formats_of
 from weft_runner.model.weights import load_weights
+from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
+from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.placement import split_kv
 from weft_runner.offload.policy import Budgets, MemoryTier
+from weft_runner.offload.rounding import ON_GPU
+from weft_runner.offload.search import PolicySearch, find_plan
+from weft_runner.offload.serving import serving_limits
+from weft_runner.offload.solver import relax
 from weft_runner.settings import parse_settings
 from weft_runner.shell.metrics import OffloadMetrics
 from weft_runner.shell.offload_policy import settle_offload
 
 PAGES, P, SLOTS = 64, 16, 2
+BESIDE = 20_000  # bytes of tables of positions and adapters, which plans leave to the runner
 LAYER = {"bf16": 69_632, "int4": 28_672}  # bytes in the file
 SIZES = Sizes(PAGES, P, SLOTS, max_rank=16, rows=4, context=96, graphs=False, tokens=64)
 MODEL = {
@@ -44,6 +52,10 @@ MODEL = {
 }  # fmt: skip
 RANKS = ({"q_proj": 8, "down_proj": 3}, dict.fromkeys(("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"), 5))
 BASE = "sha256:" + "5" * 64
+MACHINE = MachineRates(
+    disk_read=1e9, disk_write=1e9, to_device=1e4, to_host=5e3, memory_read=1e10, attention=1e10, host_attention=1e10,
+    attention_flops_per_s=1e12, products={"bf16": ((1, 1e-12), (64, 1e-11))}, one_memory=False,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +80,16 @@ def made() -> Iterator[list[OffloadCudaExecutor]]:
 
 
 def budget(folder: Path, part: Partition, dtype: str, left: int, host: int, **changed: Any) -> OffloadBudget:
-    """`left`: bytes of the device for weights and their ring."""
+    """`left`: bytes of the device for weights and their ring, `host`: of the host for weights."""
     values: dict[str, Any] = {
-        "device_bytes": beside_bytes(part, dtype, SIZES) + left, "host_bytes": host, "disk_bytes": 1 << 30,
-        "path": folder, "base": BASE, "micro_batch": SIZES.tokens, "max_tokens": SIZES.tokens,
-        "max_sequences": SIZES.rows, "max_rank": SIZES.max_rank, **changed,
+        "device_bytes": left, "host_bytes": host, "disk_bytes": 1 << 30, "path": folder, "base": BASE,
+        "micro_batch": SIZES.tokens, "max_tokens": SIZES.tokens, "max_sequences": SIZES.rows,
+        "max_rank": SIZES.max_rank, **changed,
     }  # fmt: skip
-    return OffloadBudget(**values)
+    limits = OffloadBudget(**values)
+    split = kv_split(part, dtype, SIZES, limits)
+    beside = split.memory_bytes + work_bytes(part, dtype, SIZES, split)
+    return replace(limits, device_bytes=left + beside, host_bytes=host + split.host_bytes)
 
 
 def offloaded(
@@ -98,6 +113,7 @@ def with_adapters(executor: CudaExecutor, spec: Any) -> CudaExecutor:
     for slot, ranks in enumerate(RANKS):
         tensors, store = adapter_tensors(spec, slot, ranks), executor.adapters
         pages = [free.pop(0) for _ in range(-(-store.needs(tensors, Scales()) // store.page_bytes))]
+        executor.allocate_adapter_pages(pages)
         store.put(slot, store.build(tensors, Scales(), pages))
     assert free[0] >= 24
     return executor
@@ -128,6 +144,8 @@ def logits_of(executor: CudaExecutor) -> list[torch.Tensor]:
 
 
 # Layers' bytes (of the device for weights and ring, of the host): all there is, and less; the disk has what is left.
+# With each of them as many KV pages on the host: few, so that adapters move more; most; all but those of adapters.
+HOST_PAGES = (0, 45, 30, 54, 0, 58)
 SPLITS = ((9.0, 0.0), (2.3, 9.0), (1.1, 1.0), (2.2, 2.5), (2.5, 1.7), (1.5, 9.0))
 
 
@@ -139,15 +157,65 @@ def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
     spec = read_spec(files["config.json"])
     expected, tiers = with_adapters(whole(files, dtype), spec), set[tuple[bool, ...]]()
     whole_logits = logits_of(expected)
-    for left, host in SPLITS:
+    for (left, host), host_pages in zip(SPLITS, HOST_PAGES, strict=True):
         limits = (int(layers * LAYER[dtype]) for layers in (left, host))
-        made.append(offloaded(files, tmp_path, *limits, dtype))
+        made.append(offloaded(files, tmp_path, *limits, dtype, kv_host_pages=host_pages))
         placed = made[-1].placement
         tiers.add(tuple(any(map(any, placed.of(tier))) for tier in MemoryTier))
         assert made[-1].numerics_class == expected.numerics_class
         found = logits_of(with_adapters(made[-1], spec))
         assert all(torch.equal(*pair) for pair in zip(found, whole_logits, strict=True))
     assert tiers >= {(True, False, False), (True, True, False), (True, True, True)}, tiers
+
+
+def test_pages_on_the_host_are_copied_once_a_pass_and_layer_and_only_those_that_were_written_go_back(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+) -> None:
+    """All pages but the first are there; a page whose first token is written now is not copied from there."""
+    files = files_of()
+    executor, expected = offloaded(files, tmp_path, 300_000, 0, kv_host_pages=63, machine=MACHINE), whole(files)
+    made.append(executor)
+    page, sampled = executor.page_bytes, 0.0  # all else is fast beside the copies
+    prompt = make_step([([1] * 31, 0, [0, 1], None), ([2] * 31, 0, [2, 3], None)])
+    token = make_step([([7], 31, [0, 1], None), ([7], 31, [2, 3], None)])
+    alone = make_step([([9], 32, [2, 3, 4], None)])
+    for step, read, written in ((prompt, 0, 3), (token, 3, 2), (alone, 2, 1)):
+        before = replace(executor.figures.kv)
+        assert torch.equal(executor.run(step), expected.run(step))
+        after, accuracy = executor.figures.kv, executor.figures.accuracy
+        assert after.read_bytes - before.read_bytes == read * page
+        assert after.written_bytes - before.written_bytes == written * page
+        assert accuracy is not None
+        slowest = max(read / MACHINE.to_device, written / MACHINE.to_host) * page
+        assert accuracy.predicted_s - sampled == pytest.approx(slowest, rel=1e-3)
+        sampled = accuracy.predicted_s
+    assert executor.kv_memory is None, "what copies pages reads them on the device"
+
+
+def test_a_page_moves_to_the_host_for_an_adapter_and_adapters_have_no_more_than_are_on_the_device(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
+) -> None:
+    """Pages pass from adapters to sequences and back, between steps of rows whose pages are moved by it."""
+    files = files_of()
+    executor, expected = offloaded(files, tmp_path, 300_000, 0, kv_host_pages=60), whole(files)
+    made.append(executor)
+    tensors = adapter_tensors(read_spec(files["config.json"]), 0, {"q_proj": 2})
+    rows = [list(range(4 * i, 4 * i + 4)) for i in range(3)]
+    for at, pages in enumerate(([63], [62], [63], [3])):
+        text = make_step([([at] * (40 - at), 0, own, None) for own in rows])
+        more = make_step([([5], 40 - at, own, slot) for own, slot in zip(rows, (0, None, 0), strict=True)])
+        found = list[list[torch.Tensor]]()
+        for one in (executor, expected):
+            logits = one.run(text).clone()
+            one.allocate_adapter_pages(pages)
+            one.adapters.put(0, one.adapters.build(tensors, Scales(), pages))
+            found.append([logits, one.run(more).clone()])
+            one.adapters.clear(0)
+            one.clear_pages(pages)
+        assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert executor.most_adapter_pages == 4
+    with pytest.raises(OutOfMemory, match="adapters hold more KV pages than the 4 in memory"):
+        executor.allocate_adapter_pages(list(range(59, 64)))
 
 
 def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(
@@ -210,8 +278,8 @@ def test_a_file_that_is_cut_short_under_it_is_an_executor_lost(
 @pytest.mark.parametrize(
     ("left", "host", "disk", "error", "what"),
     [
-        (1000, 1 << 20, 1 << 30, NoPolicyFits, r"deviceBytes \d+ is \d+ too small: \d+ for KV, adapters and steps"),
-        (75_000, 1000, 1 << 30, NoPolicyFits, r"hostBytes 1000 is \d+ too small: what comes from the disk passes"),
+        (1000, 1 << 20, 1 << 30, NoPolicyFits, r"deviceBytes \d+ is \d+ too small: \d+ for KV and adapters, \d+"),
+        (75_000, 1000, 1 << 30, NoPolicyFits, r"hostBytes 1000 is \d+ too small: KV takes 0, and weights that come"),
         (75_000, 1 << 20, 1000, NoPolicyFits, r"diskBytes 1000 is \d+ too small: packed weights take \d+"),
     ],
 )
@@ -232,17 +300,18 @@ def test_a_disk_without_direct_reads_is_named(files_of: Callable[..., dict[str, 
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 6), st.lists(st.integers(1, 50), min_size=4, max_size=4), st.integers(0, 4), st.integers(0, 1500),
-    st.integers(0, 900), st.floats(0, 1),
+    st.integers(0, 900), st.floats(0, 1), st.integers(0, 9),
 )  # fmt: skip
 def test_a_placement_keeps_to_every_budget_and_what_a_refusal_says_is_missing_suffices(
-    layers: int, matrices: list[int], pieces: int, device: int, host: int, share: float
+    layers: int, matrices: list[int], pieces: int, device: int, host: int, share: float, host_pages: int
 ) -> None:
     """The device may lack something, and then the host."""
     groups = [*([matrices] * layers), *([[max(matrices)]] * pieces)]
     total, budgets = sum(map(sum, groups)), Budgets(device + 10, host)
+    kv = split_kv(9, host_pages, row_pages=2, layers=layers, page_bytes=7 * layers)
 
     def place() -> DevicePlacement:
-        return place_on_device(groups, budgets, beside_bytes=10, packed_bytes=total, share=share)
+        return place_on_device(groups, budgets, kv, work_bytes=10, packed_bytes=total, share=share)
 
     for tier in (MemoryTier.DEVICE, MemoryTier.HOST):
         try:
@@ -251,6 +320,37 @@ def test_a_placement_keeps_to_every_budget_and_what_a_refusal_says_is_missing_su
             if error.tier == tier:
                 budgets = replace(budgets, **{f"{tier}_bytes": budgets.of(tier) + error.short_bytes})
     check_device_placement(place(), budgets)
+
+
+@pytest.mark.parametrize(("device", "host"), [(400_000, 300_000), (800_000, 800_000)])
+def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_budget(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], device: int, host: int
+) -> None:
+    """Products take as long for few rows as for many, and copies are fast: KV on the host makes room for rows."""
+    files, budgets = files_of(), Budgets(device, host)
+    spec = read_spec(files["config.json"])
+    work = BlockWork(80, 16, batch_tokens=320, table_bytes=100)
+    products = {"bf16": ((1, 1e-9), (512, 1.01e-9))}
+    machine = replace(MACHINE, to_device=1e10, to_host=1e10, attention=1e12, products=products)
+    search = PolicySearch(spec, machine, budgets, formats_of("bf16", executor="cuda"), work, ON_GPU, most_tokens=320)
+    plan = find_plan(search, relax)
+    limits = serving_limits({0: (search, plan)})
+    sizes = replace(SIZES, pages=limits.pages, rows=limits.sequences, tokens=limits.batch_tokens)
+    budget = OffloadBudget(
+        device + BESIDE, 1 << 30, tmp_path, BASE, 1, sizes.tokens, sizes.rows, 16, host_bytes=host, plan=plan
+    )
+    executor = OffloadCudaExecutor(find_gpu(), open_checkpoint(files, spec), budget, sizes, dtype="bf16")
+    made.append(executor)
+    placed, used = executor.placement, plan.usage
+    assert plan.kv_host > 0
+    assert placed.kv.host_bytes == used[MemoryTier.HOST].kv
+    assert (placed.weights.resident_bytes, placed.host_bytes) == (
+        used[MemoryTier.DEVICE].weights, used[MemoryTier.HOST].weights
+    )  # fmt: skip
+    assert placed.kv.host_bytes + placed.host_bytes + placed.staging_bytes <= host
+    assert placed.device_bytes <= device + BESIDE
+    step = make_step([([1, 2, 3], 0, [0], None), ([4], 0, [1], None)])
+    assert torch.equal(executor.run(step), whole(files).run(step))
 
 
 def flags(folder: Path, **more: Any) -> list[str]:
@@ -296,13 +396,14 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     assert not machine.one_memory
     assert min(machine.to_device, machine.to_host, machine.attention, machine.attention_flops_per_s) > 0
     assert plan.policy.block == plan.policy.batch == settled.max_sequences
-    assert (plan.policy.kv.device, plan.policy.activations.device) == (1.0, 1.0)
+    assert (plan.policy.kv.disk, plan.policy.activations.device) == (0.0, 1.0)
     assert plan.policy.weights.disk > 0
     executor = make_executor(settled, ModelSource(spec, files, 1, policy=policy))
     assert isinstance(executor, OffloadCudaExecutor)
     made.append(executor)
     assert executor.placement.weights.resident_bytes == plan.usage[MemoryTier.DEVICE].weights
     assert executor.placement.host_bytes == plan.usage[MemoryTier.HOST].weights
+    assert executor.placement.kv.host_bytes == plan.usage[MemoryTier.HOST].kv
     executor.run(make_step([([1, 2, 3], 0, [0], None)]))
     executor.run(make_step([([4], 3, [0], None)]))
     state = executor.offload_state

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.native_models import make_step
-from weft_runner.model.cpu.micro_batches import cut
+from weft_runner.model.tiers.micro_batches import cut
 
 
 @pytest.mark.parametrize(("on_disk", "ends"), [(False, [8, 11]), (True, [3, 11])])

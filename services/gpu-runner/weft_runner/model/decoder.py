@@ -32,12 +32,11 @@ class Operators(Protocol):
         """
         ...
 
-    def heads(self, qkv: Tensor, layer: int, weights: LayerWeights) -> Tensor:
-        """[T, (heads + 2 kv_heads) * D]: q and k normed and rotated, k and v into their pages; q for `attend`."""
-        ...
+    def attention(self, qkv: Tensor, layer: int, weights: LayerWeights) -> Tensor:
+        """[T, (heads + 2 kv_heads) * D]: q and k normed and rotated, k and v into their pages.
 
-    def attend(self, q: Tensor, layer: int, weights: LayerWeights) -> Tensor:
-        """What `heads` returned over each token's context, `weights.window` of it: [T, heads * D]."""
+        Then q over each token's context, `weights.window` of it: [T, heads * D].
+        """
         ...
 
     def gate(self, gate_up: Tensor, layer: int) -> Tensor:
@@ -61,8 +60,7 @@ def run_layers(ops: Operators, weights: LayerSource, first: int, last: int, laye
     for layer in range(first, last):
         with weights.layer(layer) as w:
             qkv = ops.project(ops.add_norm(y, w.attention_norm), w.qkv, layer, QKV, w.qkv_bias)
-            attended = ops.attend(ops.heads(qkv, layer, w), layer, w)
-            y = ops.project(attended, w.o, layer, OUT)
+            y = ops.project(ops.attention(qkv, layer, w), w.o, layer, OUT)
             gate_up = ops.project(ops.add_norm(y, w.mlp_norm), w.gate_up, layer, GATE_UP)
             y = ops.project(ops.gate(gate_up, layer), w.down, layer, DOWN)
         if layer_done is not None:

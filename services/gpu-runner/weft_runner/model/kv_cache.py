@@ -4,13 +4,19 @@ L layers, 2 = keys and values, N = kv heads, P tokens a page, D head size (Punic
 and writes go through flat views with indices that are built once a step for layer 0 and shifted for the others.
 """
 
+import math
+
 import torch
 
 from weft.domain.model.config import ModelSpec
 
 
 class KvCache:
-    """One tensor; which sequence a page belongs to is the page book's business."""
+    """One tensor; which sequence a page belongs to is the page book's business.
+
+    `by_layer` [pages * L + slots, 1, 2, N, P, D]: the same memory as pages of one layer, layer l of page p is number
+    p * L + l; behind them `slots` more, for layers of pages that lie elsewhere.
+    """
 
     def __init__(
         self,
@@ -19,12 +25,14 @@ class KvCache:
         page_tokens: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        slots: int = 0,
     ) -> None:
         self.page_tokens = page_tokens
         self._layers, self._heads, self._head_dim = spec.layers, spec.kv_heads, spec.head_dim
-        shape = (pages, spec.layers, 2, spec.kv_heads, page_tokens, spec.head_dim)
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
-        self.page_bytes = self.tensor[0].numel() * self.tensor.element_size()
+        one = (2, spec.kv_heads, page_tokens, spec.head_dim)
+        self.by_layer = torch.zeros(pages * spec.layers + slots, 1, *one, dtype=dtype, device=device)
+        self.tensor = self.by_layer[: pages * spec.layers].view(pages, spec.layers, *one)
+        self.page_bytes = spec.layers * math.prod(one) * self.tensor.element_size()
         self._by_page = self.tensor.view(-1, page_tokens * spec.head_dim)  # one row: a page's tokens of one head
         self._by_token = self.tensor.view(-1, spec.head_dim)
 

@@ -325,20 +325,19 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     hidden = float(case.most_rows * sizes.hidden_row)
     passing = max(case.batch * case.sequence_kv, min(case.block * case.sequence_kv, sizes.context * sizes.kv_token))
     passing_kv = kv_buffers(case.buffers) * passing / sizes.layers
+    from_disk = passing_kv
     if sizes.kv_token * work.page_tokens / sizes.layers % ALIGN:  # a disk transfers whole blocks
-        passing_kv += BOUNCE_THREADS * (BOUNCE + 2 * ALIGN)
+        from_disk += BOUNCE_THREADS * (BOUNCE + 2 * ALIGN)
     hidden_buffers = float(case.buffers * (case.tokens * sizes.hidden_row + ALIGN))
     hidden_blocks = ALIGN * (case.most_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
     # embeddings are gathered, logits copied out for those who sample
     rows += 2 * case.block * sizes.logits_row + case.most_rows * sizes.embedding_row
     rows += work.in_flight * (case.block * work.table_bytes + case.most_rows * sizes.message_row)
-    both = ("host", "disk")
     workspace = linear(
         float(rows + sizes.fixed + spare),
-        **{f"kv_{tier}": passing_kv for tier in both},
-        **{f"activations_{tier}": hidden_buffers for tier in both},
-    )
+        kv_host=passing_kv, kv_disk=from_disk, activations_host=hidden_buffers, activations_disk=hidden_buffers,
+    )  # fmt: skip
     device = {
         "weights": linear(weights, weights_host=-weights, weights_disk=-weights),
         "kv": linear(kv, kv_host=-kv, kv_disk=-kv),
@@ -353,7 +352,7 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
         "kv": linear(kv_host=kv),
         "activations": linear(activations_host=hidden),
         "workspace": linear(
-            weights_disk=staged * mean, kv_disk=staged * passing_kv, activations_disk=staged * hidden_buffers
+            weights_disk=staged * mean, kv_disk=staged * from_disk, activations_disk=staged * hidden_buffers
         ),
     }
     disk = {

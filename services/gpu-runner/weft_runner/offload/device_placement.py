@@ -1,13 +1,15 @@
-"""Where a GPU's executor has its weights: on the device, in pinned memory of the host, or on the disk. Pure and exact.
+"""Where a GPU's executor has weights and KV: on the device, in pinned memory, weights also on the disk. Pure and exact.
 
-KV and what steps work on are on the device. What is not there passes through a ring on it, group by group, and from the
-disk through a ring of the host before.
+What steps work on is on the device. Weights that are not there pass through a ring on it, group by group, and from the
+disk through a ring of the host before. KV is on the device or in pinned memory, in whole pages; a layer of the pages
+there passes through a ring of its own, part by part of a step.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft_runner.errors import NoPolicyFits, PolicyInvalid
+from weft_runner.offload.placement import KvSplit, check_kv
 from weft_runner.offload.plan import OffloadPlan, WeightTiers
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.residency import WeightResidency, best_resident, least_bytes, shape_of, with_ring
@@ -18,19 +20,20 @@ from weft_runner.offload.rounding import host_part, weight_tiers
 class DevicePlacement:
     """`weights`: of each group what stays on the device; `tiers`: where each of its matrices lies.
 
-    `beside_bytes`: of the device, for KV, adapters and steps; `staging_bytes`: the host's ring; `packed_bytes`: of the
-    file of all weights.
+    `kv`: with adapters. `work_bytes`: of the device, for steps; `staging_bytes`: the host's ring of weights;
+    `packed_bytes`: of the file of all weights.
     """
 
     weights: WeightResidency
     tiers: tuple[tuple[MemoryTier, ...], ...]
     staging_bytes: int
-    beside_bytes: int
+    kv: KvSplit
+    work_bytes: int
     packed_bytes: int
 
     @property
     def device_bytes(self) -> int:
-        return self.weights.resident_bytes + self.weights.ring_bytes + self.beside_bytes
+        return self.weights.resident_bytes + self.weights.ring_bytes + self.kv.memory_bytes + self.work_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -51,19 +54,19 @@ class DevicePlacement:
 
 
 def place_on_device(
-    groups: Sequence[Sequence[int]], budgets: Budgets, *, beside_bytes: int, packed_bytes: int, share: float = 1.0,
-    plan: OffloadPlan | None = None,
+    groups: Sequence[Sequence[int]], budgets: Budgets, kv: KvSplit, *, work_bytes: int, packed_bytes: int,
+    share: float = 1.0, plan: OffloadPlan | None = None,
 ) -> DevicePlacement:  # fmt: skip
     """As a plan says; without one as much as fits on the device, at most `share` of it, and then on the host.
 
     Raises NoPolicyFits: a tier is too small; PolicyInvalid: the plan is of something else.
     """
-    left = budgets.device_bytes - beside_bytes
+    left = budgets.device_bytes - kv.memory_bytes - work_bytes
     if (short := least_bytes(groups) - left) > 0:
         raise NoPolicyFits(
-            f"deviceBytes {budgets.device_bytes} is {short} too small: {beside_bytes} for KV, adapters and steps and "
-            f"{least_bytes(groups)} for one layer's weights on their way: allow more, or ask for fewer --kv-pages, "
-            "--max-batch-tokens or --max-sequences",
+            f"deviceBytes {budgets.device_bytes} is {short} too small: {kv.memory_bytes} for KV and adapters, "
+            f"{work_bytes} for steps and {least_bytes(groups)} for one layer's weights on their way: allow more, or "
+            "ask for fewer --kv-pages, more --offload-kv-host-pages, or less --max-batch-tokens or --max-sequences",
             MemoryTier.DEVICE,
             short,
         )
@@ -74,12 +77,12 @@ def place_on_device(
             MemoryTier.DISK,
             short,
         )
-    tiers, buffers = _greedy(groups, budgets, left, share) if plan is None else (plan.tiers, plan.buffers)
+    tiers, buffers = _greedy(groups, budgets, kv, left, share) if plan is None else (plan.tiers, plan.buffers)
     every = _of_groups(groups, tiers)
     weights = with_ring(groups, [tuple(at is MemoryTier.DEVICE for at in one) for one in every], buffers)
-    placed = DevicePlacement(weights, every, 0, beside_bytes, packed_bytes)
+    placed = DevicePlacement(weights, every, 0, kv, work_bytes, packed_bytes)
     most, total = max(placed.disk_read, default=0), sum(placed.disk_read)
-    placed = DevicePlacement(weights, every, min(buffers * most, total), beside_bytes, packed_bytes)
+    placed = replace(placed, staging_bytes=min(buffers * most, total))
     for tier, needed in ((MemoryTier.DEVICE, placed.device_bytes), (MemoryTier.HOST, _host_needs(placed))):
         if needed > budgets.of(tier):
             raise PolicyInvalid(f"the plan takes {needed} bytes of the {tier}, which has {budgets.of(tier)}")
@@ -89,6 +92,7 @@ def place_on_device(
 def check_device_placement(placed: DevicePlacement, budgets: Budgets) -> None:
     """No tier has more than its budget, nothing is lost or twice."""
     weights = placed.weights
+    check_kv(placed.kv)
     assert placed.device_bytes <= budgets.device_bytes, placed
     assert _host_needs(placed) <= budgets.host_bytes, placed
     assert placed.packed_bytes <= budgets.disk_bytes, placed
@@ -98,24 +102,24 @@ def check_device_placement(placed: DevicePlacement, budgets: Budgets) -> None:
 
 
 def _host_needs(placed: DevicePlacement) -> int:
-    return placed.host_bytes + placed.staging_bytes
+    return placed.host_bytes + placed.staging_bytes + placed.kv.host_bytes
 
 
 def _greedy(
-    groups: Sequence[Sequence[int]], budgets: Budgets, left: int, share: float
+    groups: Sequence[Sequence[int]], budgets: Budgets, kv: KvSplit, left: int, share: float
 ) -> tuple[WeightTiers, int]:  # fmt: skip
-    """(tiers, buffers)"""
-    shape, total = shape_of(groups), sum(map(sum, groups))
-    if total <= left and share >= 1.0:
+    """(tiers, buffers). `left`: bytes of the device for weights."""
+    shape, total, host = shape_of(groups), sum(map(sum, groups)), budgets.host_bytes - kv.host_bytes
+    if total <= left and share >= 1.0 and host >= 0:
         whole, n = MemoryTier.DEVICE, shape.layers
         return weight_tiers(shape, (n, n, n, n), (0, 0, 0, 0), whole), 1
     best, buffers = best_resident(shape, left, share)
-    part = host_part(shape, best, total - best.bytes, budgets.host_bytes)
+    part = host_part(shape, best, total - best.bytes, host)
     if part is None:
-        short = best.ring - budgets.host_bytes
+        short = best.ring - host
         raise NoPolicyFits(
-            f"hostBytes {budgets.host_bytes} is {short} too small: what comes from the disk passes through {best.ring} "
-            "bytes of the host on its way to the GPU",
+            f"hostBytes {budgets.host_bytes} is {short} too small: KV takes {kv.host_bytes}, and weights that come "
+            f"from the disk pass through {best.ring} bytes of the host on their way to the GPU",
             MemoryTier.HOST,
             short,
         )

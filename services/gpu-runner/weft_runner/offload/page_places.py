@@ -1,4 +1,4 @@
-"""Where each KV page of an executor lies: in a frame of memory, or in an extent of a file. Pure.
+"""Where each KV page of an executor lies: in a frame of memory, or in an extent of a file or of a GPU's host. Pure.
 
 A page keeps its place while it passes from one sequence to the next, so that nothing is copied for a grant. At first
 the pages with the lowest ids have the frames: those are the ones that the page table grants first. An adapter that is
@@ -82,7 +82,8 @@ class PagePlaces:
         if not len(holders):
             raise OutOfMemory(
                 f"adapters hold more KV pages than the {self.frames} in memory: allow more --offload-device-bytes, "
-                "fewer --offload-kv-disk-pages, or fewer adapters at a time (--max-adapters)"
+                "fewer KV pages elsewhere (--offload-kv-disk-pages, --offload-kv-host-pages), or fewer adapters at a "
+                "time (--max-adapters)"
             )
         page = int(holders[-1])
         frame, self.places[page] = int(self.places[page]), ~extent

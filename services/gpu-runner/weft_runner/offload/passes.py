@@ -3,7 +3,7 @@
     T_pass = max(disk, host to device, compute)      FlexGen, section 4.2, of what this pass moved and computed
 
 Streams that do not overlap fully add that part of their sum, as in `costs`. KV of the pages that are on the disk, and
-the activations there, are read and written; the rest is on the device.
+the activations there, are read and written, KV on a GPU's host is copied; the rest is on the device.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class PassWork:
 
     `keys`: tokens in KV that rows of one token attend to, summed. `pairs`: of queries and keys of all other rows.
     `adapter_bytes`: of the distinct adapters of its rows. `read_bytes`, `written_bytes`: beside weights, from and to
-    the disk, for KV in so many `reads` and `writes`.
+    the disk, for KV in so many `reads` and `writes`; `loaded_bytes`, `stored_bytes`: of KV, from and to the host.
     """
 
     tokens: int
@@ -51,6 +51,8 @@ class PassWork:
     written_bytes: int = 0
     reads: int = 0
     writes: int = 0
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
 
 
 def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, machine: MachineRates) -> PassTime:
@@ -70,8 +72,10 @@ def predict_pass(work: PassWork, placement: WeightPlacement, sizes: ModelSizes, 
     disk_bytes = placement.disk_bytes - (0 if work.sampled else placement.head_bytes)
     read = (disk_bytes + work.read_bytes) / machine.disk_read + work.reads * machine.request_s + gathered
     write = work.written_bytes / machine.disk_write + work.writes * machine.request_s
-    copy = 0.0 if machine.one_memory else (disk_bytes + placement.host_bytes) / machine.to_device
+    copy, back = 0.0, work.stored_bytes / machine.to_host
+    if not machine.one_memory:
+        copy = (disk_bytes + placement.host_bytes + work.loaded_bytes) / machine.to_device
     overlap = machine.overlap if placement.buffers > 1 else 0.0
     disk = max(read, write) + (1.0 - machine.duplex) * min(read, write)
-    pass_s = overlap * max(disk, copy, compute) + (1.0 - overlap) * (read + copy + write + compute)
-    return PassTime(read, copy, 0.0, write, compute, pass_s)
+    pass_s = overlap * max(disk, copy, back, compute) + (1.0 - overlap) * (read + copy + back + write + compute)
+    return PassTime(read, copy, back, write, compute, pass_s)

@@ -16,15 +16,18 @@ from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.residency import WeightResidency, least_bytes, place_weights, planned_weights
 from weft_runner.offload.sizes import ALIGN, round_up
 
-RING_PARTS = 4  # of the pages on disk, that one micro-batch may have where no plan says how many
+RING_PARTS = 4  # of the pages outside, that one micro-batch may have where no plan says how many
 
 
 @dataclass(frozen=True, slots=True)
 class KvSplit:
-    """`pages` of KV and adapters, `disk_pages` of them in a file. `batch_pages`: of a micro-batch on disk, at most."""
+    """`pages` of KV and adapters, `outside_pages` of them in a file, or beside a GPU in memory of the host.
+
+    `batch_pages`: of a micro-batch outside, at most.
+    """
 
     pages: int
-    disk_pages: int
+    outside_pages: int
     batch_pages: int
     layers: int
     layer_bytes: int  # of a page
@@ -36,8 +39,8 @@ class KvSplit:
 
     @property
     def frames(self) -> int:
-        """Pages in memory."""
-        return self.pages - self.disk_pages
+        """Pages in the memory that computes."""
+        return self.pages - self.outside_pages
 
     @property
     def ring_slots(self) -> int:
@@ -50,9 +53,14 @@ class KvSplit:
         return self.frames * self.page_bytes + self.ring_slots * self.layer_bytes
 
     @property
+    def host_bytes(self) -> int:
+        """Of the host, where these pages are there."""
+        return self.outside_pages * self.page_bytes
+
+    @property
     def disk_bytes(self) -> int:
-        """Of the file."""
-        return self.disk_pages * self.layers * round_up(self.layer_bytes, ALIGN)
+        """Of the file, where they are in one."""
+        return self.outside_pages * self.layers * round_up(self.layer_bytes, ALIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +131,18 @@ class TierPlacement:
 
 
 def split_kv(
-    pages: int, disk_pages: int, *, row_pages: int, layers: int, page_bytes: int, batch_pages: int = 0,
+    pages: int, outside_pages: int, *, row_pages: int, layers: int, page_bytes: int, batch_pages: int = 0,
     buffers: int = 3,
 ) -> KvSplit:  # fmt: skip
-    """`row_pages`: most that one row has; `batch_pages`: that a micro-batch is to have on disk (0: a fair part).
+    """`row_pages`: most that one row has; `batch_pages`: that a micro-batch is to have outside (0: a fair part).
 
     Raises PolicyInvalid.
     """
-    if not 0 <= disk_pages <= pages:
-        raise PolicyInvalid(f"{disk_pages} of {pages} KV pages on the disk")
-    part = batch_pages or -(-disk_pages // RING_PARTS)
-    most = min(disk_pages, max(part, row_pages))
-    return KvSplit(pages, disk_pages, most, layers, page_bytes // layers, buffers)
+    if not 0 <= outside_pages <= pages:
+        raise PolicyInvalid(f"{outside_pages} of {pages} KV pages outside of the memory that computes")
+    part = batch_pages or -(-outside_pages // RING_PARTS)
+    most = min(outside_pages, max(part, row_pages))
+    return KvSplit(pages, outside_pages, most, layers, page_bytes // layers, buffers)
 
 
 def split_activations(
@@ -156,11 +164,12 @@ def planned_activations(plan: OffloadPlan, rows: int) -> int:
     return math.ceil(plan.policy.activations.disk * rows)
 
 
-def planned_kv(plan: OffloadPlan, page_bytes: int) -> tuple[int, int]:
-    """(pages on the disk, of them those of a device batch)."""
-    disk_pages = -(-plan.usage[MemoryTier.DISK].kv // page_bytes)
-    sequences = plan.policy.block - plan.kv_device - plan.kv_host
-    return disk_pages, -(-disk_pages * min(plan.policy.batch, sequences) // max(1, sequences))
+def planned_kv(plan: OffloadPlan, page_bytes: int, tier: MemoryTier = MemoryTier.DISK) -> tuple[int, int]:
+    """(pages on that tier, of them those of a device batch)."""
+    outside_pages = -(-plan.usage[tier].kv // page_bytes)
+    on_disk = plan.policy.block - plan.kv_device - plan.kv_host
+    sequences = plan.kv_host if tier is MemoryTier.HOST else on_disk
+    return outside_pages, -(-outside_pages * min(plan.policy.batch, sequences) // max(1, sequences))
 
 
 def place(
@@ -191,8 +200,14 @@ def check_placement(placement: TierPlacement, budgets: Budgets) -> None:
     assert placement.disk_bytes <= budgets.disk_bytes, placement
     assert weights.resident_bytes + weights.streamed_bytes == sum(map(sum, weights.groups)), weights
     assert weights.ring_bytes >= max(weights.streamed, default=0), weights
-    assert kv.frames + kv.disk_pages == kv.pages, kv
-    assert (kv.ring_slots > 0) == (kv.disk_pages > 0), kv
+    check_kv(kv)
     assert activations.memory_rows + activations.disk_rows == activations.rows, activations
     assert (activations.disk_rows > 0) == (activations.whole_rows < activations.rows), activations
     assert activations.memory_bytes <= activations.rows * activations.row_bytes, activations
+
+
+def check_kv(kv: KvSplit) -> None:
+    """Every page is on one tier, and what is outside has a way to where it is computed with."""
+    assert kv.frames + kv.outside_pages == kv.pages, kv
+    assert 0 <= kv.batch_pages <= kv.outside_pages <= kv.pages, kv
+    assert (kv.ring_slots > 0) == (kv.outside_pages > 0), kv

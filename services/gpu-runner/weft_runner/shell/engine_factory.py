@@ -169,7 +169,7 @@ def pool_limits(
         page_bytes=page_bytes,
         keep_copies=keep_copies,
         swap_page_bytes=page_bytes if swaps else 0,
-        most_adapter_pages=settings.kv_pages - settings.offload_kv_disk_pages,
+        most_adapter_pages=settings.kv_pages - settings.offload_kv_disk_pages - settings.offload_kv_host_pages,
         kv_claim_s=settings.kv_claim_ms / 1e3,
     )
 

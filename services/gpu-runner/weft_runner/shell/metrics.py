@@ -122,8 +122,8 @@ class OffloadMetrics:
         self._waited = counter("wait_seconds", "Time for which steps waited for weights")
         self._pages = {
             of: (
-                counter(f"{of}_read_bytes", f"Bytes of {text} read from disk"),
-                counter(f"{of}_written_bytes", f"Bytes of {text} written to disk"),
+                counter(f"{of}_read_bytes", f"Bytes of {text} read from disk, or copied from the host to a GPU"),
+                counter(f"{of}_written_bytes", f"Bytes of {text} written to disk, or copied from a GPU to its host"),
                 counter(f"{of}_wait_seconds", f"Time for which steps waited for {text}"),
             )
             for of, text in (("kv", "KV"), ("activations", "activations"))

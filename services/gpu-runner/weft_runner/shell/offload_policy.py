@@ -130,7 +130,7 @@ def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, p
 def _gpu_request(
     gpu: Gpu, settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, part: Partition
 ) -> PolicySearch:
-    """KV and activations on the GPU, all rows of a pass in one batch; and what its allocator and libraries take."""
+    """What the cuda executor has where, all rows of a pass in one batch; and what its allocator and libraries take."""
     from weft_runner.model.cuda.adapters import layout_of  # not where torch comes without Triton
 
     asked = _request(settings, spec, machine, part)
@@ -146,7 +146,8 @@ def _gpu_request(
     )
     work = replace(asked.work, batch_tokens=asked.most_tokens, table_bytes=tables)
     formats = formats_of(settings.dtype, executor="cuda")
-    return replace(asked, budgets=budgets, work=work, formats=formats, supports=ON_GPU)
+    supports = replace(ON_GPU, kv=ON_GPU.kv[:1]) if settings.attention == "flashinfer" else ON_GPU
+    return replace(asked, budgets=budgets, work=work, formats=formats, supports=supports)
 
 
 def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:

@@ -94,7 +94,7 @@ def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_bu
         placed = executor.placement
         check_placement(placed, tiers)
         assert placed.weights.resident_bytes == plan.usage[MemoryTier.DEVICE].weights
-        assert placed.kv.disk_pages * placed.kv.page_bytes == plan.usage[MemoryTier.DISK].kv
-        assert placed.kv.disk_pages
+        assert placed.kv.outside_pages * placed.kv.page_bytes == plan.usage[MemoryTier.DISK].kv
+        assert placed.kv.outside_pages
     finally:
         executor.close()

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.model.cpu.micro_batches import MicroBatch
-from weft_runner.model.cpu.page_file import PageFile, SlotRun
-from weft_runner.model.cpu.page_stream import DiskPages, PageStream, Piece
+from weft_runner.model.cpu.page_file import PageFile
+from weft_runner.model.cpu.page_stream import PageStream
 from weft_runner.model.step import Ints
 from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import PAGE
+from weft_runner.model.tiers.micro_batches import MicroBatch
+from weft_runner.model.tiers.outside_pages import OutsidePages, Piece, SlotRun
 from weft_runner.offload.placement import ActivationSplit
 
 NONE = np.empty(0, np.int32)
@@ -110,15 +111,15 @@ class DiskActivations:
         width = self._split.row_bytes // 4
         return self._numbers[offset // 4 : offset // 4 + n_rows * width].view(n_rows, width)
 
-    def _pages_of(self, layer: int, layers: range) -> list[DiskPages]:
+    def _pages_of(self, layer: int, layers: range) -> list[OutsidePages]:
         """Of each such micro-batch in this layer."""
-        found, extent = list[DiskPages](), 0
+        found, extent = list[OutsidePages](), 0
         for batch in self._passing:
             n = -(-batch.n_tokens * self._split.row_bytes // PAGE)
             run, own = (SlotRun(0, extent, n),), frozenset((extent,))
             begins, ends = layer == layers[0], layer == layers[-1]
             found.append(
-                DiskPages(
+                OutsidePages(
                     n, NONE, NONE, loads=() if begins else run, clears=(), stores=() if ends else run,
                     reads=frozenset() if begins else own, writes=frozenset() if ends else own,
                 )

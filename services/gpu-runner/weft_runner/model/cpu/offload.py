@@ -24,17 +24,17 @@ from weft_runner.errors import DiskUnusable, OutOfMemory
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.activations import DiskActivations
 from weft_runner.model.cpu.executor import CpuExecutor, address_of
-from weft_runner.model.cpu.micro_batches import MicroBatch, cut
 from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
 from weft_runner.model.cpu.page_file import bounce_bytes
-from weft_runner.model.cpu.page_stream import DiskPages
-from weft_runner.model.cpu.tiered_kv import LayerPages, TieredKv
+from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import Ints, StepInput
 from weft_runner.model.tiers.budget import OffloadBudget, OffloadFigures, PageFigures, formats_of, state_of
 from weft_runner.model.tiers.direct_io import DirectFile
 from weft_runner.model.tiers.embedding_rows import EmbeddingRows, gather_bytes
+from weft_runner.model.tiers.micro_batches import MicroBatch, cut
+from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.model.tiers.weight_stream import Extent, StreamFigures, WeightStream
@@ -196,7 +196,9 @@ class OffloadExecutor(CpuExecutor):
             if on_disk and self._activations is not None:
                 self._activations.release()
 
-    def _run_staged(self, step: StepInput, native: StepStruct, pages: DiskPages, layer_done: LayerDone | None) -> None:
+    def _run_staged(
+        self, step: StepInput, native: StepStruct, pages: OutsidePages, layer_done: LayerDone | None
+    ) -> None:  # fmt: skip
         """One layer as a model of its own, whose pages are layers of pages (`tiered_kv`)."""
         assert self._disk_kv is not None
         base, single, layer, native = self._base.model, self._single, native.first, StepStruct.from_buffer_copy(native)
@@ -335,7 +337,7 @@ class OffloadExecutor(CpuExecutor):
 
     def _open_kv(self, page_tokens: int) -> TieredKv | None:
         """None where all pages are in memory. Raises DiskUnusable."""
-        if not self._split.disk_pages:
+        if not self._split.outside_pages:
             return None
         self.kv_memory = None  # what copies pages reads them in memory: such sequences are computed again
         return TieredKv(self._budget.path, self._kv, self._split, page_tokens, self.spec.windows)
@@ -355,7 +357,7 @@ class OffloadExecutor(CpuExecutor):
         gathered = 0 if not self._part.begins else budget.max_tokens * layout.row_bytes + gather_bytes(layout)
         site_rank = 3 * (budget.max_rank + budget.max_rank % 2)
         work = 2 * logits + gathered + self._workspace_of(budget.max_tokens, budget.max_sequences, site_rank)
-        work += BOUNCE_THREADS * bounce_bytes(split.layer_bytes) if split.disk_pages else 0
+        work += BOUNCE_THREADS * bounce_bytes(split.layer_bytes) if split.outside_pages else 0
         work += self._scores.n_bytes
         work += budget.in_flight * rows * row_bytes * (2 - self._part.begins - self._part.ends)  # come and leave
         # of the budget, for all but weights

@@ -12,7 +12,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -21,23 +20,10 @@ import numpy as np
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable
 from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, IoQueue, Requests, up
+from weft_runner.model.tiers.outside_pages import SlotRun
 from weft_runner.offload.sizes import BOUNCE
 
 Copy = tuple[int, int]  # address of a slot, and of its place in a buffer
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRun:
-    """`count` slots from `slot` on, and as many extents of the file."""
-
-    slot: int
-    extent: int
-    count: int
-
-    def parts(self, most: int) -> Iterator["SlotRun"]:
-        """Of at most so many slots."""
-        for done in range(0, self.count, most):
-            yield SlotRun(self.slot + done, self.extent + done, min(most, self.count - done))
 
 
 class PageFile:

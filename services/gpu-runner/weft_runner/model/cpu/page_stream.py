@@ -16,77 +16,14 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 
-import numpy as np
-import numpy.typing as npt
-
-from weft_kernels.cpu.structs import ATTENTION_BLOCK
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.page_file import PageFile, SlotRun
-from weft_runner.model.step import Ints, StepArrays
+from weft_runner.model.cpu.page_file import PageFile
 from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import IoQueue
+from weft_runner.model.tiers.outside_pages import Piece
 from weft_runner.offload.residency import Ring
 
 THREADS = 2  # so that a piece is loaded while another one is stored
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DiskPages:
-    """What a micro-batch reads and writes on disk. Slots [0, n) have a page each, in the order of their extents.
-
-    `columns`: places in the step's list of pages that refer to one, `slots`: to which. `clears`: pages that begin.
-    """
-
-    n: int
-    columns: Ints
-    slots: Ints
-    loads: tuple[SlotRun, ...]
-    clears: tuple[SlotRun, ...]
-    stores: tuple[SlotRun, ...]
-    reads: frozenset[int]  # extents
-    writes: frozenset[int]
-
-
-def disk_pages(rows: Ints, arrays: StepArrays, places: Ints, page_tokens: int, window: int = 0) -> DiskPages | None:
-    """Of rows [R, 4] (start, end, position, where its pages begin in `arrays.pages`). None: they have none on disk.
-
-    `window`: of the layer (0: none). The block of keys in which a row's begins is computed with as a whole.
-    """
-    position, end = rows[:, 2], rows[:, 2] + rows[:, 1] - rows[:, 0]
-    seen = np.maximum(position + 1 - window, 0) if window else np.zeros_like(position)
-    first = seen // ATTENTION_BLOCK * ATTENTION_BLOCK // page_tokens
-    used = -(-end // page_tokens) - first
-    of_row = np.repeat(np.arange(len(rows)), used)
-    index = np.arange(len(of_row)) - np.repeat(np.cumsum(used) - used - first, used)
-    columns = rows[of_row, 3] + index
-    place = places[arrays.pages[columns]]
-    on_disk = place < 0
-    if not on_disk.any():
-        return None
-    columns, of_row, index = columns[on_disk], of_row[on_disk], index[on_disk]
-    extents, slots = np.unique(~place[on_disk], return_inverse=True)
-    begins, is_written = np.zeros(len(extents), bool), np.zeros(len(extents), bool)
-    begins[slots[index * page_tokens >= position[of_row]]] = True
-    is_written[slots[index >= position[of_row] // page_tokens]] = True
-    return DiskPages(
-        len(extents), columns, slots.astype(np.int32), _runs(extents, ~begins), _runs(extents, begins),
-        _runs(extents, is_written), frozenset(extents[~begins].tolist()), frozenset(extents[is_written].tolist()),
-    )  # fmt: skip
-
-
-def _runs(extents: Ints, wanted: npt.NDArray[np.bool_]) -> tuple[SlotRun, ...]:
-    """Slots that are wanted, in runs of neighbours in the file."""
-    (slots,) = np.nonzero(wanted)
-    cuts = np.flatnonzero(np.diff(extents[slots]) != 1) + 1
-    return tuple(SlotRun(int(run[0]), int(extents[run[0]]), len(run)) for run in np.split(slots, cuts) if len(run))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """A layer of a micro-batch."""
-
-    layer: int
-    pages: DiskPages
 
 
 class _State(Enum):
@@ -223,13 +160,7 @@ class PageStream:
     def _waits(self, held: _Held) -> bool:
         """An earlier piece is yet to store what this one reads or writes."""
         before = takewhile(lambda one: one is not held, self._held)
-        layer, pages = held.piece.layer, held.piece.pages
-        return any(
-            one.piece.layer == layer
-            and one.state is not _State.DONE
-            and not (one.piece.pages.writes.isdisjoint(pages.reads) and one.piece.pages.writes.isdisjoint(pages.writes))
-            for one in before
-        )
+        return any(one.state is not _State.DONE and held.piece.waits_for(one.piece) for one in before)
 
     def _append(self) -> _Held | None:
         """The next piece, if the ring has room for it."""

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from weft_kernels.cpu.memory import MappedMemory
+from weft_kernels.cpu.structs import ATTENTION_BLOCK
 from weft_runner.errors import DiskUnusable, ExecutorLost
-from weft_runner.model.cpu.micro_batches import MicroBatch
-from weft_runner.model.cpu.page_file import PageFile, SlotRun
-from weft_runner.model.cpu.page_stream import DiskPages, PageStream, Piece, disk_pages
+from weft_runner.model.cpu.page_file import PageFile
+from weft_runner.model.cpu.page_stream import PageStream
 from weft_runner.model.step import Ints, StepArrays
 from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import IoQueue
+from weft_runner.model.tiers.micro_batches import MicroBatch
+from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, SlotRun, layer_pages, pieces
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
-
-LayerPages = dict[int, list[DiskPages | None]]  # by layer, of each micro-batch; None: it has no page on disk
 
 
 class TieredKv:
@@ -33,7 +33,7 @@ class TieredKv:
         """`windows`: of each layer. Raises DiskUnusable."""
         self._memory, self._split, self._page_tokens, self._windows = memory, split, page_tokens, windows
         self._places = PagePlaces(split.pages, split.frames)
-        self._file = PageFile(folder, split.layers, split.disk_pages, split.layer_bytes)
+        self._file = PageFile(folder, split.layers, split.outside_pages, split.layer_bytes)
         self._queue = IoQueue()
         ring = memory.address + split.frames * split.page_bytes
         self._stream = PageStream(self._file, ring, split.ring_slots)
@@ -53,20 +53,16 @@ class TieredKv:
 
     def begin(self, arrays: StepArrays, batches: Sequence[MicroBatch], layers: range) -> LayerPages:
         """A pass, whose pages on disk are loaded from now on: those that a layer's window has. Raises ExecutorLost."""
-        places, page_tokens = self._places.places, self._page_tokens
-        of_window = {
-            window: [disk_pages(batch.rows, arrays, places, page_tokens, window) for batch in batches]
-            for window in {self._windows[layer] for layer in layers}
-        }
-        found = {layer: of_window[self._windows[layer]] for layer in layers}
-        self._stream.begin(Piece(layer, pages) for layer in layers for pages in found[layer] if pages is not None)
+        windows = {layer: self._windows[layer] for layer in layers}
+        found = layer_pages(batches, arrays, self._places.places, self._page_tokens, windows, ATTENTION_BLOCK)
+        self._stream.begin(pieces(found))
         return found
 
     def frames(self, arrays: StepArrays) -> Ints:
         """The page table of rows that have nothing on disk."""
         return self._places.places[arrays.pages]
 
-    def acquire(self, arrays: StepArrays, layer: int, pages: DiskPages) -> Ints:
+    def acquire(self, arrays: StepArrays, layer: int, pages: OutsidePages) -> Ints:
         """The next micro-batch's page table of this layer, whose pages are in memory until `release`."""
         slot, layers = self._stream.acquire(), self._split.layers
         table = self._places.places[arrays.pages] * np.int32(layers) + np.int32(layer)

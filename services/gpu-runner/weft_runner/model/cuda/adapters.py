@@ -7,7 +7,7 @@ after what was launched when the pages were allocated, steps after the layers th
 the last copy into them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
 from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import ROW_SITES
 
+FramesOf = Callable[[Sequence[int]], Sequence[int]]
 TABLE_SHARE = 32  # m135 with ranks to 64: room for adapters down to rank 6, in 3 % of the pages' memory at the most
 
 
@@ -79,11 +80,16 @@ class HostImage:
 class PagedAdapterStore:
     """The AdapterStore of the cuda executor. `tables` is what its kernels look up."""
 
-    def __init__(self, part: Partition, kv: KvCache, slots: int, max_rank: int) -> None:
-        """`part`: this device's of the model; adapters are shared out with it (`model.tensor_parallel`)."""
+    def __init__(
+        self, part: Partition, kv: KvCache, slots: int, max_rank: int, frames_of: FramesOf = list
+    ) -> None:  # fmt: skip
+        """`part`: this device's of the model; adapters are shared out with it (`model.tensor_parallel`).
+
+        `frames_of`: where in the cache pages of an adapter are, any thread.
+        """
         self._part, self._kv, self._max_rank, self._layers = part, kv, max_rank, part.local.layers
-        self.layout = layout_of(part, max_rank)
-        self._pages = kv.tensor.view(kv.tensor.shape[0], -1)
+        self.layout, self._frames_of = layout_of(part, max_rank), frames_of
+        self._pages = kv.tensor.view(len(kv.tensor), kv.page_bytes // kv.tensor.element_size())
         self.tables = LoraTables(self._pages, self.layout, slots)
         self._arriving: dict[int, PagedAdapter] = {}
         self._bytes: dict[int, int] = {}  # by slot
@@ -119,6 +125,7 @@ class PagedAdapterStore:
     @on_device
     def place(self, packed: HostImage, pages: Sequence[int]) -> PagedAdapter:
         """It goes to these pages. Returns when all copies are under way."""
+        pages = self._frames_of(pages)
         try:
             arrived = self._copy(packed, pages)
         except Exception:

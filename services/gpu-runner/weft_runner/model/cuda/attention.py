@@ -29,22 +29,33 @@ class TritonAttention:
 
     def attend(self, q: torch.Tensor, layer: int, window: int) -> torch.Tensor:
         """See `Attention`. In a captured step nothing here depends on what the rows are."""
-        kv, step, scale = self._kv, self._step, q.shape[2] ** -0.5
+        step = self._step
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
-        if step.decodes:
+        self.attend_rows(out, q, layer, window, step.pages, step.picked if step.decodes else None, step.tiles)
+        return out
+
+    def attend_rows(
+        self, out: torch.Tensor, q: torch.Tensor, layer: int, window: int, pages: torch.Tensor,
+        picked: torch.Tensor | None, tiles: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Some rows: those of one token in `picked` (None: there are none), and those of `tiles`.
+
+        A row's sums do not depend on which others are attended with it: contexts are split as for the whole step.
+        """
+        kv, step, scale = self._kv, self._step, q.shape[2] ** -0.5
+        if picked is not None:
             usual = attention_splits(step.shape.rows, kv.shape[3], self._sms)
             splits = max(usual, LONG_SPLITS)
-            scratch = attention.DecodeScratch.make(step.shape.rows, q.shape[1], splits, q.shape[2], q.device)
+            scratch = attention.DecodeScratch.make(len(picked), q.shape[1], splits, q.shape[2], q.device)
             attention.attend_decode(
-                out, q, kv, step.rows, step.pages, step.picked,
+                out, q, kv, step.rows, pages, picked,
                 layer=layer, window=window, scale=scale, splits=splits, scratch=scratch, usual=usual,
             )  # fmt: skip
-        if step.shape.tiles:
+        if len(tiles):
             attention.attend_prefill(
-                out, q, kv, step.rows, step.pages, step.tiles,
+                out, q, kv, step.rows, pages, tiles,
                 layer=layer, window=window, scale=scale, block_m=self._block_m,
             )  # fmt: skip
-        return out
 
 
 def attention_splits(rows: int, kv_heads: int, sms: int) -> int:

@@ -23,12 +23,12 @@ from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_step
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, copy_to_host
-from weft_runner.model.cuda.ops import DeviceContext, TritonOps
+from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import LayerSource, run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.kv_memory import kv_memory
+from weft_runner.model.kv_memory import KvMemory, kv_memory
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import cos_sin, inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, logprob
@@ -98,10 +98,10 @@ class CudaExecutor:
         self.spec = spec = part.local
         self._weights = weights
         self.at, self._dtype = weights.embedding.device, weights.embedding.dtype
-        kv = KvCache(spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
+        kv = self._cache(sizes)
         self.page_bytes, self.torch_threads = kv.page_bytes, 1
-        self.kv_memory = kv_memory(kv)
-        self.adapters = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank)
+        self.kv_memory = self._memory_of(kv)
+        self.adapters = PagedAdapterStore(part, kv, sizes.slots, sizes.max_rank, self._frames_of)
         self._prompt_tile = attention.prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
         self._flashinfer = self._library(kv) if sizes.flashinfer else None
         rotary = _rotary(spec, max(sizes.context, sizes.tokens)).to(self.at)  # also for steps that warm up
@@ -188,6 +188,20 @@ class CudaExecutor:
         if pages:
             self.adapters.on_pages_allocated()
 
+    # ---- where KV and adapters are
+
+    def _cache(self, sizes: Sizes) -> KvCache:
+        """All pages, on the device."""
+        return KvCache(self.spec, sizes.pages, sizes.page_tokens, self._dtype, self.at)
+
+    def _memory_of(self, kv: KvCache) -> KvMemory | None:
+        """How pages are copied to host memory and other runners; None: they are not."""
+        return kv_memory(kv)
+
+    def _frames_of(self, pages: Sequence[int]) -> Sequence[int]:
+        """Of pages that adapters have: where they are in the cache."""
+        return pages
+
     # ---- how
 
     @on_device
@@ -205,7 +219,7 @@ class CudaExecutor:
         for step in warm_up_steps(tokens, self._block_m, self._device.kv.page_tokens):
             for widths in (None, self._most_ranks):
                 here = self._written(step)
-                ops = TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths)
+                ops = self._operators(step, here, range(layers), self._begun(here), widths)
                 x = run_layers(ops, weights, 0, layers, None)
                 if weights.has_head:
                     logits = self._logits(x[here.sampled])
@@ -226,10 +240,17 @@ class CudaExecutor:
             self.adapters.wait(slots, layer)
             return widths[layer][site]
 
-        ops = TritonOps(self._device, here, self._attention(step, here), residual, width if slots else None)
+        ops = self._operators(step, here, range(first, last), residual, width if slots else None)
         x = run_layers(ops, self._weights, first, last, layer_done)
         ends = last == self.spec.layers and self._weights.has_head
         return self._logits(x[here.sampled]) if ends else x
+
+    def _operators(
+        self, step: StepInput, here: DeviceStep, layers: range, residual: torch.Tensor, widths: Widths | None
+    ) -> TritonOps:  # fmt: skip
+        """Of an eager step, which computes these layers."""
+        del layers
+        return TritonOps(self._device, here, self._attention(step, here), residual, widths)
 
     def _written(self, step: StepInput) -> DeviceStep:
         """An eager step on the device, in a buffer of its own."""

@@ -1,10 +1,11 @@
-"""The cuda executor for a model larger than its GPU: weights come from the host or a disk while layers compute.
+"""The cuda executor for a model larger than its GPU: weights and KV come from elsewhere while layers compute.
 
 FlexGen's three tiers for weights (section 4.2): what stays on the GPU, what lies in pinned memory of the host, and what
 is read from a disk in each pass. A pass computes each layer once for all of its rows, in one device batch, so that each
-weight is moved once, whatever the number of rows, and every launch has the sizes that it has in `CudaExecutor`: what is
-computed is what that computes, and so is the numerics class. KV, adapters and activations are on the device. Decode
-steps are not captured: a graph would hold matrices where they no longer are.
+weight is moved once, whatever the number of rows, and every product has the sizes that it has in `CudaExecutor`: what
+is computed is what that computes, and so is the numerics class. KV has two tiers, the GPU and the host (`host_kv`);
+adapters and activations are on the device. Decode steps are not captured: a graph would hold matrices where they no
+longer are.
 """
 
 import time
@@ -17,14 +18,20 @@ import torch
 
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
 from weft.domain.runner import OffloadState
+from weft_runner.errors import PolicyInvalid
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cuda.adapters import layout_of
+from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.device import CopyStream, Gpu, PinnedMemory, on_device
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.cuda.host_kv import HostKv, PassingOps, table_bytes
 from weft_runner.model.cuda.matrix_packer import DevicePacker
+from weft_runner.model.cuda.ops import TritonOps, Widths
 from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, Piece, WeightCopies
 from weft_runner.model.executor import LayerDone
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.memory_estimate import device_workspace, page_bytes
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
@@ -39,12 +46,11 @@ from weft_runner.model.weights import LayerWeights, ModelWeights, check_finite, 
 from weft_runner.offload.accuracy import Accuracy
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
 from weft_runner.offload.passes import PassWork, WeightPlacement
-from weft_runner.offload.plan import PassTime
+from weft_runner.offload.placement import KvSplit, planned_kv, split_kv
+from weft_runner.offload.plan import PassTime, kv_buffers
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.sizes import model_sizes
 from weft_runner.offload.stages import StageState
-
-SITES = ("qkv", "o", "gate_up", "down")
 
 
 class OffloadCudaExecutor(CudaExecutor):
@@ -60,10 +66,13 @@ class OffloadCudaExecutor(CudaExecutor):
         gpu.limit(budget.device_bytes)
         self._budget, self._step_s = budget, 0.0
         packer, budgets = DevicePacker(dtype, gpu.device), budgets_of(budget)
+        split = kv_split(part, dtype, sizes, budget)
+        if split.outside_pages and sizes.flashinfer:
+            raise PolicyInvalid("--attention flashinfer reads KV on the GPU, and some pages are to be on the host")
         layout = PackedLayout(packer, part, budget.base, dtype, checkpoint.embedding.dtype)
         groups = [[region.n_bytes for region in group] for group in region_groups(layout)]
         self.placement = place_on_device(
-            groups, budgets, beside_bytes=beside_bytes(part, dtype, sizes), packed_bytes=layout.n_bytes,
+            groups, budgets, split, work_bytes=work_bytes(part, dtype, sizes, split), packed_bytes=layout.n_bytes,
             share=budget.share, plan=budget.plan,
         )  # fmt: skip
         check_device_placement(self.placement, budgets)
@@ -76,6 +85,7 @@ class OffloadCudaExecutor(CudaExecutor):
         self._stored = torch.bfloat16 if layout.row_bytes == 2 * part.local.hidden_size else torch.float32
         self._model = model_sizes(checkpoint.spec, formats_of(dtype, executor="cuda"), layers=part.layers)
         self._accuracy = self._predicted(budget)
+        self._host_kv: HostKv | None = None
         super().__init__(checkpoint.spec, self._placed, replace(sizes, graphs=False), part=part)
 
     @property
@@ -84,7 +94,8 @@ class OffloadCudaExecutor(CudaExecutor):
         placed, plan = self.placement, self._budget.plan
         return OffloadFigures(
             placed.weights.resident_bytes, placed.host_bytes, sum(placed.disk_read), placed.weights.ring_bytes,
-            self._placed.figures, PageFigures(), PageFigures(), self._step_s,
+            self._placed.figures, PageFigures() if self._host_kv is None else self._host_kv.figures, PageFigures(),
+            self._step_s,
             0.0 if plan is None else plan.predicted.token.pass_s,
             None if self._accuracy is None else self._accuracy.figures,
         )  # fmt: skip
@@ -116,12 +127,14 @@ class OffloadCudaExecutor(CudaExecutor):
 
     @property
     def most_adapter_pages(self) -> int:
-        """All pages are on the device."""
-        return len(self._device.kv.tensor)
+        """Those on the device."""
+        return self.placement.kv.frames
 
     def close(self) -> None:
         """Ends the threads that read and copy."""
         self._placed.close()
+        if self._host_kv is not None:
+            self._host_kv.close()
         self._rows.close()
 
     @on_device
@@ -138,8 +151,20 @@ class OffloadCudaExecutor(CudaExecutor):
             done.synchronize()
         self._step_s += (took_s := time.perf_counter() - began)
         if self._accuracy is not None and last - first == layers:
-            self._accuracy.learn(pass_work(step, self._model, self.adapters), took_s)
+            self._accuracy.learn(self._pass_work(step), took_s)
         return found
+
+    def clear_pages(self, pages: list[int]) -> None:
+        """See `CudaExecutor.clear_pages`."""
+        if self._host_kv is not None:
+            self._host_kv.grant(pages)
+
+    @on_device
+    def allocate_adapter_pages(self, pages: list[int]) -> None:
+        """See `CudaExecutor.allocate_adapter_pages`. Raises OutOfMemory: there are more than `most_adapter_pages`."""
+        if self._host_kv is not None:
+            self._host_kv.take(pages)
+        super().allocate_adapter_pages(pages)
 
     @on_device
     def warm_up(self, tokens: int) -> None:
@@ -151,6 +176,34 @@ class OffloadCudaExecutor(CudaExecutor):
         if self._placed.has_head:
             self._placed.begin(samples=True)
             self._logits(torch.zeros(1, self.spec.hidden_size, device=self.at))
+
+    def _cache(self, sizes: Sizes) -> KvCache:
+        split = self.placement.kv
+        kv = KvCache(self.spec, split.frames, sizes.page_tokens, self._dtype, self.at, slots=split.ring_slots)
+        if split.outside_pages:
+            self._host_kv = HostKv(kv, split, self.spec.windows)
+        return kv
+
+    def _memory_of(self, kv: KvCache) -> KvMemory | None:
+        """None where pages lie on the host: what copies pages reads them on the device, so they are computed again."""
+        return super()._memory_of(kv) if self._host_kv is None else None
+
+    def _frames_of(self, pages: Sequence[int]) -> Sequence[int]:
+        return pages if self._host_kv is None else self._host_kv.frames_of(pages)
+
+    def _operators(
+        self, step: StepInput, here: DeviceStep, layers: range, residual: torch.Tensor, widths: Widths | None
+    ) -> TritonOps:  # fmt: skip
+        if self._host_kv is None:
+            return super()._operators(step, here, layers, residual, widths)
+        parts = self._host_kv.begin(step, here, layers, self._prompt_tile)
+        attention = TritonAttention(self._device.kv.by_layer, here, self._device.sms, self._prompt_tile)
+        return PassingOps(self._device, here, attention, residual, widths, self._host_kv, parts)
+
+    def _pass_work(self, step: StepInput) -> PassWork:
+        """Of a whole pass."""
+        loaded, stored = (0, 0) if self._host_kv is None else self._host_kv.pass_bytes
+        return replace(pass_work(step, self._model, self.adapters), loaded_bytes=loaded, stored_bytes=stored)
 
     def _first(self, step: StepInput, here: DeviceStep) -> torch.Tensor:
         """Rows of the embedding of the step's tokens, from the file."""
@@ -182,8 +235,20 @@ def budgets_of(budget: OffloadBudget) -> Budgets:
     return Budgets(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
 
 
-def beside_bytes(part: Partition, dtype: str, sizes: Sizes) -> int:
-    """Of the device: KV with adapters, norms and biases, tables, and what a step of the most tokens works on."""
+def kv_split(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -> KvSplit:
+    """Pages on the device and on the host, as the plan or the budget says. Raises PolicyInvalid."""
+    each, plan = page_bytes(part.local, f"cuda {dtype}", sizes.page_tokens), budget.plan
+    host_pages, batch_pages = (budget.kv_host_pages, 0) if plan is None else planned_kv(plan, each, MemoryTier.HOST)
+    if plan is not None and (plan.usage[MemoryTier.DISK].kv or plan.activations is not MemoryTier.DEVICE):
+        raise PolicyInvalid("the plan has KV on the disk or activations off the GPU, where --executor cuda has none")
+    return split_kv(
+        sizes.pages, host_pages, row_pages=-(-sizes.context // sizes.page_tokens), layers=part.local.layers,
+        page_bytes=each, batch_pages=batch_pages, buffers=2 if plan is None else kv_buffers(plan.buffers),
+    )  # fmt: skip
+
+
+def work_bytes(part: Partition, dtype: str, sizes: Sizes, split: KvSplit) -> int:
+    """Of the device: norms and biases, tables, and what a step of the most tokens works on."""
     kind, spec = f"cuda {dtype}", part.local
     work = device_workspace(
         spec, kind, rows=sizes.rows, tokens=sizes.tokens, context=sizes.context, page_tokens=sizes.page_tokens,
@@ -192,7 +257,8 @@ def beside_bytes(part: Partition, dtype: str, sizes: Sizes) -> int:
     residual = 2 * 4 * sizes.tokens * spec.hidden_size  # and the embedding's rows, or the rows that are sampled
     tables = sizes.slots * layout_of(part, sizes.max_rank).entry_bytes
     vectors = model_sizes(part.whole, formats_of(dtype, executor="cuda"), layers=part.layers).fixed
-    return work + residual + tables + vectors + sizes.pages * page_bytes(spec, kind, sizes.page_tokens)
+    passing = table_bytes(sizes.rows, -(-sizes.context // sizes.page_tokens), sizes.tokens)
+    return work + residual + tables + vectors + passing * bool(split.outside_pages)
 
 
 # ---- the start

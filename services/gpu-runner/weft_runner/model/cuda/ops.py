@@ -24,6 +24,8 @@ from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import COLUMN_SITES, TensorParallel
 from weft_runner.model.weights import LayerWeights
 
+Widths = Callable[[int, int], int]  # (layer, site)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceContext:
@@ -60,7 +62,7 @@ class TritonOps:
         step: DeviceStep,
         attention: Attention,
         residual: torch.Tensor,
-        widths: Callable[[int, int], int] | None,
+        widths: Widths | None,
     ) -> None:
         """`residual`: fp32 [T, H], written to. `widths(layer, site)`: ranks of the widest adapter of the step there.
 
@@ -111,18 +113,14 @@ class TritonOps:
         own = partials.tensor[:, :, : tensor.own_width(width, site)].sum(dim=0)
         return PartialSums(tensor.shrunk(own, site)[None].contiguous())
 
-    def heads(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
-        """Queries [T, heads, D], not scaled."""
+    def attention(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
         device, step, spec = self._device, self._step, self._device.spec
-        q = device.new(qkv.shape[0], spec.heads, spec.head_dim)
+        q = device.new(qkv.shape[0], spec.heads, spec.head_dim)  # not scaled
         fused.rope_write(
             q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, step.chunked, device.cos_sin,
             layer=layer, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=spec.norm_eps, heads=spec.heads,
             pending=self._pending(layer, QKV),
         )  # fmt: skip
-        return q
-
-    def attend(self, q: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
         return self._attention.attend(q, layer, weights.window)
 
     def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:

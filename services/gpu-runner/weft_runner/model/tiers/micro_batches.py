@@ -1,7 +1,8 @@
 """A step in parts of at most so many tokens (FlexGen's GPU batches): what a layer computes at a time.
 
 A row may be cut: its later part is a later chunk of the same text, whose earlier keys are there by then. As a row's
-bits are its own whatever is beside it and however it is chunked (`cpu.executor`), parts give the step's own bits.
+bits are its own whatever is beside it and however it is chunked (`cpu.executor`), parts give the step's own bits. The
+cuda executor takes parts of whole rows, for attention alone (`cuda.host_kv`).
 """
 
 from collections.abc import Iterator
@@ -36,23 +37,23 @@ class MicroBatch:
         self.rows[:, 2] = arrays.rows[self.of_row, 2] + self.skipped
 
 
-def cut(arrays: StepArrays, most: int, on_disk: Marks | None = None, most_pages: int = 0) -> list[MicroBatch]:
-    """In order, each of at most `most` tokens; but for the last, of so many, where no pages are on a disk.
+def cut(arrays: StepArrays, most: int, outside: Marks | None = None, most_pages: int = 0) -> list[MicroBatch]:
+    """In order, each of at most `most` tokens; but for the last, of so many, where no pages are outside.
 
-    `on_disk`: which of `arrays.pages` are; the rows of a part have `most_pages` of those, at most, and no row has more.
-    A row with such pages is cut only where it is larger than a part.
+    `outside`: which of `arrays.pages` are on a slower tier; the rows of a part have `most_pages` of those, at most, and
+    no row has more. A row with such pages is cut only where it is larger than a part.
     """
-    edges = range(0, len(arrays.tokens), most) if on_disk is None else _edges(arrays, most, on_disk, most_pages)
+    edges = range(0, len(arrays.tokens), most) if outside is None else _edges(arrays, most, outside, most_pages)
     return [_part(arrays, start, end) for start, end in pairwise([*edges, len(arrays.tokens)])]
 
 
-def _edges(arrays: StepArrays, most: int, on_disk: Marks, most_pages: int) -> Iterator[int]:
+def _edges(arrays: StepArrays, most: int, outside: Marks, most_pages: int) -> Iterator[int]:
     """Where parts begin."""
     start, held = 0, set[int]()
     ends = [*arrays.rows[1:, 3], len(arrays.pages)]
     yield 0
     for (row_start, row_end, _, first), last in zip(arrays.rows, ends, strict=True):
-        own = {*arrays.pages[first:last][on_disk[first:last]].tolist()}
+        own = {*arrays.pages[first:last][outside[first:last]].tolist()}
         assert len(own) <= most_pages, (own, most_pages)
         cut_short = bool(own) and row_end - start > most  # its later part would wait for the earlier one's pages
         if row_start > start and (len(held | own) > most_pages or cut_short):

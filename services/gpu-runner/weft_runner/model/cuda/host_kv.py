@@ -1,0 +1,281 @@
+"""KV of which some pages lie in pinned memory of the host, and pass through a ring on the GPU while layers compute.
+
+A **part** of a step is some of its rows: so many that the ring holds their pages on the host. Products run on all rows
+of a step at once, attention runs part by part. A layer of a part's pages is copied to the ring (FlexGen's KV load,
+section 4.1), the part's new keys and values are written, its rows attend, and the pages that were written are copied
+back (KV store). The next parts' pages, of this layer and of those that follow, are copied meanwhile, as many as the
+ring holds. What is launched for a row is what `CudaExecutor` launches, so that its bits do not depend on the parts.
+
+A stream copies to the GPU and another one back. Events keep the order: a part computes after its load, it is stored
+after it has computed, and a load comes after all that was stored before it was launched. Nothing waits on the host.
+"""
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from weft_kernels.triton import fused
+from weft_kernels.triton.chunks import chunk_table
+from weft_kernels.triton.lora import ChunkTable
+from weft_runner.model.cuda.attention import TritonAttention
+from weft_runner.model.cuda.device import CopyStream, PinnedMemory
+from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths
+from weft_runner.model.cuda.step import ALIGNED, DeviceStep, tiles_of
+from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.lora import QKV
+from weft_runner.model.step import Ints, StepInput
+from weft_runner.model.tiers.budget import PageFigures
+from weft_runner.model.tiers.micro_batches import MicroBatch, cut
+from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, Piece, SlotRun, layer_pages, pieces
+from weft_runner.model.weights import LayerWeights
+from weft_runner.offload.page_places import PagePlaces
+from weft_runner.offload.placement import KvSplit
+from weft_runner.offload.residency import Ring
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPart:
+    """Tokens [start, end) of a step, of whole rows; `index`: among its parts.
+
+    `chunked`: the step's chunks that have any of its tokens. `picked`: its rows of one token; None: there are none.
+    """
+
+    index: int
+    start: int
+    end: int
+    chunked: ChunkTable
+    picked: torch.Tensor | None
+    tiles: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A piece in the ring, from `slot` on; what is launched after `arrived` finds it there."""
+
+    piece: Piece
+    slot: int
+    arrived: torch.cuda.Event | None
+
+
+class HostKv:
+    """Pages by their places, and what of them is in the ring. One owner: the executor, whose thread calls it.
+
+    `kv`: the frames, with `split.ring_slots` slots behind them.
+    """
+
+    def __init__(self, kv: KvCache, split: KvSplit, windows: Sequence[int]) -> None:
+        """`windows`: of each layer. Raises OutOfMemory: the system pins no more."""
+        assert (kv.page_bytes, len(kv.tensor)) == (split.page_bytes, split.frames), (kv.tensor.shape, split)
+        self.figures, self._kv, self._split, self._windows = PageFigures(), kv, split, windows
+        self.pass_bytes, at = (0, 0), kv.tensor.device  # loaded and stored, of the pass
+        self._places, self._ring = PagePlaces(split.pages, split.frames), Ring(split.ring_slots)
+        self._in, self._out = CopyStream(at), CopyStream(at)
+        self._pinned = PinnedMemory(split.host_bytes, at)
+        self._host = self._pinned.tensor.view(split.layers, split.outside_pages, split.layer_bytes)
+        memory = kv.by_layer.view(len(kv.by_layer), -1).view(torch.uint8)
+        self._frames, self._slots = memory[: -split.ring_slots], memory[-split.ring_slots :]
+        self._coming: deque[Piece] = deque()
+        self._held: deque[_Held] = deque()  # oldest first
+        self._stored = self._in.computed()  # comes after all that used the ring, and all that was stored
+        self._outside: LayerPages = {}  # of the pass
+        self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by window: see `begin`
+
+    # ---- whose pages they are
+
+    def grant(self, pages: Sequence[int]) -> None:
+        """These are sequences' from now on. What lies there is not read before it is written."""
+        self._places.grant(pages)
+
+    def take(self, pages: Sequence[int]) -> None:
+        """These are adapters' now, each in a frame; what was in the frame goes to the host before they are copied.
+
+        Raises OutOfMemory: adapters hold more pages than there are frames.
+        """
+        spills, layers = self._places.take(pages), self._split.layers
+        if spills:
+            pairs = [
+                (self._host[layer, spill.extent], self._frames[spill.frame * layers + layer])
+                for spill in spills
+                for layer in range(layers)
+            ]
+            self._stored = self._out.copy(pairs, self._out.computed())
+            if self._stored is not None:
+                self._stored.wait()
+
+    def frames_of(self, pages: Sequence[int]) -> list[int]:
+        """Where pages of an adapter are. Any thread."""
+        return [self._places.frame_taken_by(page) for page in pages]
+
+    # ---- a step
+
+    def begin(self, step: StepInput, here: DeviceStep, layers: range, prompt_tile: int) -> list[StepPart]:
+        """A pass over these layers: the parts of its step, in order. What they have on the host comes from now on."""
+        arrays, places, at = step.arrays, self._places.places, self._kv.tensor.device
+        outside = places[arrays.pages] < 0
+        batches = cut(arrays, len(arrays.tokens), outside, self._split.batch_pages)
+        windows = {layer: self._windows[layer] for layer in layers}
+        self._outside = layer_pages(batches, arrays, places, self._kv.page_tokens, windows)
+        self._coming_are(pieces(self._outside))
+        of_window = {window: self._outside[layer] for layer, window in windows.items()}
+        tables = [self._table(arrays.pages, found) for found in of_window.values()]
+        chunks, tiles = chunk_table(step.plan, here.shape.block_m), tiles_of(step, prompt_tile)
+        fields = [*chain(*tables), *chain(*(_fields(batch, chunks, tiles) for batch in batches))]
+        there = _upload(fields, at)
+        of_tables, of_parts = there[: 2 * len(tables)], there[2 * len(tables) :]
+        marked = zip(of_tables[::2], of_tables[1::2], strict=True)
+        self._tables = {window: (base, marks.bool()) for window, (base, marks) in zip(of_window, marked, strict=True)}
+        return [
+            StepPart(
+                i, batch.start, batch.end, ChunkTable(of_parts[3 * i].view(-1, 3), here.shape.block_m),
+                of_parts[3 * i + 1] if len(of_parts[3 * i + 1]) else None, of_parts[3 * i + 2].view(-1, 2),
+            )
+            for i, batch in enumerate(batches)
+        ]  # fmt: skip
+
+    def _table(self, pages: Ints, found: Sequence[OutsidePages | None]) -> tuple[Ints, Ints]:
+        """Of a step's pages the first layer's numbers, or slots counted from where a part's begin; 1: it is a slot.
+
+        What a row has beyond its context or window is not read.
+        """
+        places = self._places.places[pages]
+        base, marks = places * np.int32(self._split.layers), np.zeros(len(places), np.int32)
+        base[places < 0] = 0
+        for one in found:
+            if one is not None:
+                base[one.columns] = one.slots + len(self._frames)
+                marks[one.columns] = 1
+        return base, marks
+
+    @contextmanager
+    def pages(self, layer: int, part: StepPart) -> Generator[torch.Tensor]:
+        """The page table of the step for what is launched in this context: pages of one layer (`KvCache.by_layer`).
+
+        int32; the part's own are right. Parts come in the order of `begin`, layer by layer.
+        """
+        base, is_slot = self._tables[self._windows[layer]]
+        if self._outside[layer][part.index] is None:
+            yield base + layer
+            return
+        held = self._held[0]
+        if held.arrived is not None:
+            held.arrived.wait()
+        try:
+            yield torch.where(is_slot, base + held.slot, base + layer)
+        finally:
+            self._release()
+
+    def close(self) -> None:
+        """After the copies under way."""
+        if self._stored is not None:
+            self._stored.synchronize()
+        self._pinned.close()
+
+    # ---- the ring
+
+    def _coming_are(self, coming: Sequence[Piece]) -> None:
+        """Those of a pass. What one that was given up has left is dropped, once nothing reads it."""
+        if self._held:
+            self._stored = self._out.copy((), self._out.computed())
+            self._held.clear()
+            self._ring.clear()
+        self._coming = deque(coming)
+        self.pass_bytes = (
+            sum(self._bytes_of(piece.pages.loads) for piece in coming),
+            sum(self._bytes_of(piece.pages.stores) for piece in coming),
+        )
+        self._load()
+
+    def _load(self) -> None:
+        """Launch the copies of all that the ring has room for."""
+        while self._coming and not any(self._coming[0].waits_for(held.piece) for held in self._held):
+            if (slot := self._ring.take(self._coming[0].pages.n)) is None:
+                return
+            piece = self._coming.popleft()
+            pairs = [(self._slots_of(run, slot), self._extents_of(run, piece.layer)) for run in piece.pages.loads]
+            self._held.append(_Held(piece, slot, self._in.copy(pairs, self._stored)))
+            self.figures.read_bytes += self._bytes_of(piece.pages.loads)
+
+    def _release(self) -> None:
+        """The oldest: all that reads and writes it is launched."""
+        held = self._held.popleft()
+        stores, layer = held.piece.pages.stores, held.piece.layer
+        pairs = [(self._extents_of(run, layer), self._slots_of(run, held.slot)) for run in stores]
+        self._stored = self._out.copy(pairs, self._out.computed())
+        self._ring.release()
+        self.figures.written_bytes += self._bytes_of(stores)
+        self._load()
+
+    def _slots_of(self, run: SlotRun, slot: int) -> torch.Tensor:
+        return self._slots[slot + run.slot : slot + run.slot + run.count]
+
+    def _extents_of(self, run: SlotRun, layer: int) -> torch.Tensor:
+        return self._host[layer, run.extent : run.extent + run.count]
+
+    def _bytes_of(self, runs: Sequence[SlotRun]) -> int:
+        return self._split.layer_bytes * sum(run.count for run in runs)
+
+
+def table_bytes(rows: int, row_pages: int, tokens: int) -> int:
+    """Of the device, for what `HostKv.begin` and `PassingOps` put there, at most, of steps of so many rows and tokens.
+
+    Tables of pages of two windows and what is made of one, chunks and tiles of all parts, rows of one token, and rows
+    of tokens.
+    """
+    return 4 * (8 * rows * row_pages + 3 * (tokens + 2 * rows) + 2 * (tokens + rows) + tokens + rows + 8 * ALIGNED)
+
+
+class PassingOps(TritonOps):
+    """`Operators` of a step whose pages lie where `HostKv` says: attention runs part by part."""
+
+    def __init__(
+        self, device: DeviceContext, step: DeviceStep, attention: TritonAttention, residual: torch.Tensor,
+        widths: Widths | None, kv: HostKv, parts: Sequence[StepPart],
+    ) -> None:  # fmt: skip
+        """`attention`: of `KvCache.by_layer`."""
+        super().__init__(device, step, attention, residual, widths)
+        self._rows, self._host_kv, self._parts = attention, kv, parts
+        self._own = torch.empty_like(step.row_of) if len(parts) > 1 else step.row_of
+
+    def attention(self, qkv: torch.Tensor, layer: int, weights: LayerWeights) -> torch.Tensor:
+        device, step, spec = self._device, self._step, self._device.spec
+        q = device.new(qkv.shape[0], spec.heads, spec.head_dim)
+        out = device.new(qkv.shape[0], spec.q_size)
+        pending = self._pending(layer, QKV)
+        for part in self._parts:
+            with self._host_kv.pages(layer, part) as pages:
+                fused.rope_write(
+                    q, device.kv.by_layer, qkv, step.rows, pages, self._row_of(part), part.chunked, device.cos_sin,
+                    layer=0, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=spec.norm_eps, heads=spec.heads,
+                    pending=pending,
+                )  # fmt: skip
+                self._rows.attend_rows(out, q, 0, weights.window, pages, part.picked, part.tiles)
+        return out
+
+    def _row_of(self, part: StepPart) -> torch.Tensor:
+        """[T]; tokens of other parts, which its chunks may have, are of no row."""
+        if len(self._parts) > 1:
+            self._own.fill_(-1)
+            self._own[part.start : part.end] = self._step.row_of[part.start : part.end]
+        return self._own
+
+
+def _fields(part: MicroBatch, chunks: Ints, tiles: Ints) -> tuple[Ints, Ints, Ints]:
+    """Of a part: its chunks, which are never cut, since a row's bits depend on their size; single tokens; tiles."""
+    single = part.of_row[part.rows[:, 1] - part.rows[:, 0] == 1]
+    inside = (chunks[:, 1] < part.end) & (chunks[:, 1] + chunks[:, 2] > part.start)
+    return chunks[inside], single, tiles[np.isin(tiles[:, 0], part.of_row)]
+
+
+def _upload(fields: Sequence[Ints], at: torch.device) -> list[torch.Tensor]:
+    """int32, flat, each from a multiple of 16 bytes on, by one copy."""
+    starts = np.cumsum([0, *(-(-field.size // ALIGNED) * ALIGNED for field in fields)]).tolist()
+    whole = np.zeros(starts[-1], np.int32)
+    for start, field in zip(starts, fields, strict=False):
+        whole[start : start + field.size] = field.reshape(-1)
+    there = torch.from_numpy(whole).to(at)
+    return [there[start : start + field.size] for start, field in zip(starts, fields, strict=False)]

@@ -1,0 +1,114 @@
+"""What a part of a step has outside: on a slower tier than that where it is computed with. Pure.
+
+Such pages pass through a ring, a layer at a time: slots of it on the one side, extents of the slower tier on the other.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft_runner.model.step import Ints, StepArrays
+from weft_runner.model.tiers.micro_batches import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """`count` slots of a ring from `slot` on, and as many extents of the tier below."""
+
+    slot: int
+    extent: int
+    count: int
+
+    def parts(self, most: int) -> Iterator["SlotRun"]:
+        """Of at most so many slots."""
+        for done in range(0, self.count, most):
+            yield SlotRun(self.slot + done, self.extent + done, min(most, self.count - done))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutsidePages:
+    """What a part of a step reads and writes outside. Slots [0, n) have a page each, in the order of their extents.
+
+    `columns`: places in the step's list of pages that refer to one, `slots`: to which. `clears`: pages that begin.
+    """
+
+    n: int
+    columns: Ints
+    slots: Ints
+    loads: tuple[SlotRun, ...]
+    clears: tuple[SlotRun, ...]
+    stores: tuple[SlotRun, ...]
+    reads: frozenset[int]  # extents
+    writes: frozenset[int]
+
+
+def outside_pages(
+    rows: Ints, arrays: StepArrays, places: Ints, page_tokens: int, window: int = 0, block: int = 1
+) -> OutsidePages | None:
+    """Of rows [R, 4] (start, end, position, where its pages begin in `arrays.pages`); `places`: of `PagePlaces`.
+
+    `window`: of the layer (0: none). The `block` of keys in which a row's begins is computed with as a whole. None:
+    they have none outside.
+    """
+    position, end = rows[:, 2], rows[:, 2] + rows[:, 1] - rows[:, 0]
+    seen = np.maximum(position + 1 - window, 0) if window else np.zeros_like(position)
+    first = seen // block * block // page_tokens
+    used = -(-end // page_tokens) - first
+    of_row = np.repeat(np.arange(len(rows)), used)
+    index = np.arange(len(of_row)) - np.repeat(np.cumsum(used) - used - first, used)
+    columns = rows[of_row, 3] + index
+    place = places[arrays.pages[columns]]
+    outside = place < 0
+    if not outside.any():
+        return None
+    columns, of_row, index = columns[outside], of_row[outside], index[outside]
+    extents, slots = np.unique(~place[outside], return_inverse=True)
+    begins, is_written = np.zeros(len(extents), bool), np.zeros(len(extents), bool)
+    begins[slots[index * page_tokens >= position[of_row]]] = True
+    is_written[slots[index >= position[of_row] // page_tokens]] = True
+    return OutsidePages(
+        len(extents), columns, slots.astype(np.int32), _runs(extents, ~begins), _runs(extents, begins),
+        _runs(extents, is_written), frozenset(extents[~begins].tolist()), frozenset(extents[is_written].tolist()),
+    )  # fmt: skip
+
+
+def _runs(extents: Ints, wanted: npt.NDArray[np.bool_]) -> tuple[SlotRun, ...]:
+    """Slots that are wanted, in runs of neighbours outside."""
+    (slots,) = np.nonzero(wanted)
+    cuts = np.flatnonzero(np.diff(extents[slots]) != 1) + 1
+    return tuple(SlotRun(int(run[0]), int(extents[run[0]]), len(run)) for run in np.split(slots, cuts) if len(run))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A layer of a part of a step."""
+
+    layer: int
+    pages: OutsidePages
+
+    def waits_for(self, earlier: "Piece") -> bool:
+        """It reads or writes what that one, which is yet to be stored, writes."""
+        writes, own = earlier.pages.writes, self.pages
+        return earlier.layer == self.layer and not (writes.isdisjoint(own.reads) and writes.isdisjoint(own.writes))
+
+
+LayerPages = dict[int, list[OutsidePages | None]]  # of each layer of a pass, those of each part
+
+
+def layer_pages(
+    parts: Sequence[MicroBatch], arrays: StepArrays, places: Ints, page_tokens: int, windows: Mapping[int, int],
+    block: int = 1,
+) -> LayerPages:  # fmt: skip
+    """Of a pass over the layers of `windows`. Layers of one window have the same."""
+    of_window = {
+        window: [outside_pages(part.rows, arrays, places, page_tokens, window, block) for part in parts]
+        for window in {*windows.values()}
+    }
+    return {layer: of_window[window] for layer, window in windows.items()}
+
+
+def pieces(found: LayerPages) -> list[Piece]:
+    """Those of a pass, in the order in which they are computed."""
+    return [Piece(layer, pages) for layer, of_layer in found.items() for pages in of_layer if pages is not None]
