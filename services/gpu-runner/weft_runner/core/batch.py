@@ -40,7 +40,7 @@ class BatchLimits:
     chunk_time_ms: float = inf
     max_prompt_tokens: int = 1 << 30
 
-    def prompt_room(self, n_others: int) -> int:
+    def prompt_tokens_beside(self, n_others: int) -> int:
         """Tokens of prompts beside so many others."""
         return min(self.max_prompt_tokens, self.max_batch_tokens - n_others)
 
@@ -102,7 +102,7 @@ def form_batch(
     `prompt_tokens`: how many fit into the step (None: what the limits allow).
     """
     decodes = [Row(c.key, c.adapter, 1, samples=True) for c in decoding][: limits.max_batch_tokens]
-    most = limits.prompt_room(len(decodes))
+    most = limits.prompt_tokens_beside(len(decodes))
     budget = most if prompt_tokens is None else min(prompt_tokens, most)
     prefills = _prefill_rows(prefilling, limits.max_prefills, budget)
     shared = _shared_adapter(prefills, decodes)

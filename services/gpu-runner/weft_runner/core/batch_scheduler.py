@@ -67,7 +67,7 @@ class BatchScheduler:
             self._steps = steps() if len(batch.rows) == len(decoding) else 0
             self.standing = batch if self._steps > 1 else None
             return batch
-        most = self._limits.prompt_room(len(decoding))
+        most = self._limits.prompt_tokens_beside(len(decoding))
         tokens = self.step_time.prompt_tokens(len(decoding), keys, token_time_ms, most)
         return form_batch(prefilling, decoding, self._limits, prompt_tokens=tokens)
 
@@ -97,7 +97,7 @@ class BatchScheduler:
         waiting, batch_prompts = _of(decoding, Priority.BATCH), _of(prefilling, Priority.BATCH)
         fed = prompt_tokens == sum(prompt.pending for prompt in prompts)
         if batch_prompts and fed and fits(len(waiting), sum(row.keys for row in waiting)):
-            most = limits.prompt_room(len(rows)) - prompt_tokens
+            most = limits.prompt_tokens_beside(len(rows)) - prompt_tokens
             prompt_tokens += times.tokens_within(target_ms, len(rows), keys, prompt_tokens, most)
         self._turns = {row.key: self._turns.get(row.key, 0) for row in waiting}
         joining, in_kv = list[Candidate](), 0

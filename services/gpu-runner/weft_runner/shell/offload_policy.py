@@ -60,7 +60,7 @@ def settle_offload(
         raise
     except OffloadError as error:
         log.warning("no policy was found: as many weights stay as fit", extra=kv(reason=error))
-        limits = ServingLimits(KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS, 1)
+        limits = ServingLimits(KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS)
         return _limited(settings, limits), OffloadPolicy(machine, {})
     limits = serving_limits({rank: (requests[rank], plan) for rank, plan in plans.items()})
     _log(plans, limits)
