@@ -229,10 +229,11 @@ def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(
         assert executor.figures.stream.copied_bytes >= done * sum(placed.weights.streamed)
         assert executor.figures.stream.read_bytes >= done * sum(placed.disk_read) > 0
     assert executor.figures.stream.copied_bytes <= 3 * sum(placed.weights.streamed) + placed.weights.ring_bytes
-    metrics = OffloadMetrics(registry := CollectorRegistry(), executor)
+    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [executor.figures])
     metrics.observe()
-    assert registry.get_sample_value("weft_runner_offload_weight_bytes", {"place": "host"}) == placed.host_bytes > 0
-    assert registry.get_sample_value("weft_runner_offload_copied_bytes_total") == executor.figures.stream.copied_bytes
+    host, copied = {"stage": "0", "place": "host"}, "weft_runner_offload_copied_bytes_total"
+    assert registry.get_sample_value("weft_runner_offload_weight_bytes", host) == placed.host_bytes > 0
+    assert registry.get_sample_value(copied, {"stage": "0"}) == executor.figures.stream.copied_bytes
 
 
 def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(

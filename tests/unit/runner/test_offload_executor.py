@@ -415,6 +415,14 @@ def test_flags_of_a_runner_make_it_of_one_process_and_of_stages(
         assert (two.depth, two.depth_for(lambda: 1000), two.frames) == (1, 1, PAGES)
         assert 0.0 < two.offload_state.resident_share <= 0.3
         wait_until(lambda: two.layers_done == spec.layers, "the other stage says how far it is")
+        metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: two.stage_figures)
+        wait_until(lambda: all(figures.step_s > 0.0 for figures in two.stage_figures), "and what it has read")
+        metrics.observe()
+        for stage, figures in enumerate(two.stage_figures):
+            assert disk_bytes(registry, stage) == figures.streamed_bytes > 0
+            read = registry.get_sample_value("weft_runner_offload_read_bytes_total", {"stage": str(stage)})
+            assert read is not None
+            assert figures.streamed_bytes <= read <= figures.stream.read_bytes
     finally:
         two.close()
 
@@ -487,18 +495,21 @@ def test_a_pass_from_disk_takes_all_prompts_that_it_can(tmp_path: Path) -> None:
     assert (limits.max_prefills, limits.token_time_ms) == (8, math.inf)
 
 
+ALONE = {"stage": "0"}
+
+
 def test_metrics_say_what_is_read_and_how_long_steps_wait_for_it(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor]
 ) -> None:
     made.append(offloaded(files_of(), budget(tmp_path, share=0.5)))
     registry = CollectorRegistry()
-    metrics = OffloadMetrics(registry, made[0])
+    metrics = OffloadMetrics(registry, lambda: [made[0].figures])
     made[0].run(make_step([([1], 0, [0], None)]))
     metrics.observe()
     figures = made[0].figures
-    assert registry.get_sample_value("weft_runner_offload_weight_bytes", {"place": "disk"}) == figures.streamed_bytes
-    assert (registry.get_sample_value("weft_runner_offload_read_bytes_total") or 0) >= figures.streamed_bytes
-    assert 0 <= (registry.get_sample_value("weft_runner_offload_wait_seconds_total") or 0) <= figures.step_s
+    assert disk_bytes(registry, 0) == figures.streamed_bytes
+    assert (registry.get_sample_value("weft_runner_offload_read_bytes_total", ALONE) or 0) >= figures.streamed_bytes
+    assert 0 <= (registry.get_sample_value("weft_runner_offload_wait_seconds_total", ALONE) or 0) <= figures.step_s
 
 
 def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
@@ -507,7 +518,7 @@ def test_metrics_say_what_kv_is_read_and_written_and_how_long_steps_wait_for_it(
     """A pass that begins a page reads none and writes it; the next one reads it."""
     made.append(offloaded(files_of(), budget(tmp_path, **KV_ON_DISK)))
     row, page_bytes = list(range(10, 14)), made[0].placement.kv.page_bytes
-    metrics = OffloadMetrics(registry := CollectorRegistry(), made[0])
+    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [made[0].figures])
     for position, read, written in ((0, 0, 1), (1, 1, 2)):
         made[0].run(make_step([([1], position, row, None)]))
         made[0].allocate_adapter_pages([])  # waits for what is stored
@@ -522,7 +533,7 @@ def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wa
 ) -> None:
     """Of each layer but the first and the last one; not KV, nor in a pass that the ring holds."""
     made.append(offloaded(files_of(), budget(tmp_path, micro_batch=16, **ON_DISK["activations"])))
-    metrics = OffloadMetrics(registry := CollectorRegistry(), made[0])
+    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [made[0].figures])
     made[0].run(make_step([([1], 0, [0], None)]))
     metrics.observe()
     assert page_metrics(registry, "activations") == [0, 0, 0]
@@ -535,9 +546,13 @@ def test_metrics_say_what_activations_are_read_and_written_and_how_long_steps_wa
     assert page_metrics(registry, "kv") == [0, 0, 0]
 
 
+def disk_bytes(registry: CollectorRegistry, stage: int) -> float | None:
+    return registry.get_sample_value("weft_runner_offload_weight_bytes", {"stage": str(stage), "place": "disk"})
+
+
 def page_metrics(registry: CollectorRegistry, of: str) -> list[float | None]:
     names = ("read_bytes", "written_bytes", "wait_seconds")
-    return [registry.get_sample_value(f"weft_runner_offload_{of}_{name}_total") for name in names]
+    return [registry.get_sample_value(f"weft_runner_offload_{of}_{name}_total", ALONE) for name in names]
 
 
 # ---- processes

@@ -51,12 +51,12 @@ def test_a_pass_is_predicted_from_what_its_step_has(files: dict[str, Path], tmp_
         figures, state = executor.figures.accuracy, executor.offload_state
         assert figures is not None
         registry = CollectorRegistry()
-        OffloadMetrics(registry, executor).observe()
+        OffloadMetrics(registry, lambda: [executor.figures])
         assert figures.passes == 2
         assert 0.0 < figures.token_predicted_s < figures.predicted_s
         assert 0.0 < figures.token_measured_s < figures.measured_s < executor.figures.step_s
-        assert registry.get_sample_value("weft_runner_offload_predicted_seconds_total") == figures.predicted_s
-        token = {"of": "measured"}
+        token, predicted = {"stage": "0", "of": "measured"}, "weft_runner_offload_predicted_seconds_total"
+        assert registry.get_sample_value(predicted, {"stage": "0"}) == figures.predicted_s
         assert registry.get_sample_value("weft_runner_offload_token_seconds", token) == figures.token_measured_s
         assert (state.resident_share, state.measured_ms) == (executor.residency.share, 1e3 * figures.token_measured_s)
         assert state.disk_bytes_per_s > 0.0

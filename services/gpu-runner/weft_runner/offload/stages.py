@@ -15,18 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.domain.runner import OffloadState
+from weft_runner.offload.figures import OffloadFigures
 from weft_runner.offload.plan import PassTime
 
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """Of one stage. `weight_bytes`: in memory and on the disk; `frames`: KV pages that it has in memory.
-
-    `layers_done`: of all its steps.
-    """
+    """Of one stage. `frames`: KV pages that it has in memory; `layers_done`: of all its steps."""
 
     state: OffloadState
-    weight_bytes: int
+    figures: OffloadFigures
     frames: int
     layers_done: int = 0
 
@@ -45,9 +43,9 @@ def state_of_all(stages: Sequence[StageState]) -> OffloadState:
     """A token passes all stages: its times are added up. The disk is that of the stage where one request waits most."""
     states = [stage.state for stage in stages]
     slowest = max(states, key=lambda state: (state.alone_ms, state.measured_ms))
-    resident = sum(stage.state.resident_share * stage.weight_bytes for stage in stages)
+    resident = sum(stage.state.resident_share * stage.figures.weight_bytes for stage in stages)
     return OffloadState(
-        resident / max(1, sum(stage.weight_bytes for stage in stages)),
+        resident / max(1, sum(stage.figures.weight_bytes for stage in stages)),
         slowest.disk_bytes_per_s,
         *(_sum([getattr(state, name) for state in states]) for name in ("predicted_ms", "measured_ms", "alone_ms")),
         disk_bound=slowest.disk_bound,

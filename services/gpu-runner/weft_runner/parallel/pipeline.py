@@ -19,6 +19,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import LayerDone, OffloadsStage
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
+from weft_runner.offload.figures import OffloadFigures
 from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all, unreceived
 from weft_runner.parallel.adapters import PipelineAdapterStore
 from weft_runner.parallel.commands import Layers
@@ -121,13 +122,18 @@ class OffloadedPipeline(PipelineParallelExecutor):
         return sum(stage.layers_done for stage in self._states)
 
     @property
+    def stage_figures(self) -> list[OffloadFigures]:
+        """In their order; of the others as they were lately."""
+        return [stage.figures for stage in self._states]
+
+    @property
     def frames(self) -> int:
         """KV pages that every stage has in memory."""
         return min(stage.frames for stage in self._states)
 
     @property
     def _states(self) -> list[StageState]:
-        return [self._stage.stage_state, *self._workers.stages.values()]
+        return [self._stage.stage_state, *(state for _, state in sorted(self._workers.stages.items()))]
 
 
 def _landed(logits: PendingTensor) -> torch.Tensor:

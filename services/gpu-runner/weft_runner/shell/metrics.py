@@ -1,6 +1,6 @@
 """Metrics of the runner, and the names that vLLM's dashboards and the Gateway API Inference Extension read."""
 
-from dataclasses import astuple
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -8,7 +8,7 @@ from weft.domain.request import Ended, NoCapacity, Step
 from weft.domain.runner import RunnerRole
 from weft_runner.core.events import RunnerStatus
 from weft_runner.core.profile_model import Profile
-from weft_runner.model.tiers.budget import OffloadFigures, Offloading
+from weft_runner.offload.figures import OffloadFigures
 from weft_runner.shell.engine import Output
 from weft_runner.shell.kv_figures import KvTransfer
 
@@ -44,6 +44,25 @@ _TOTALS = {  # counters by field
         "batch_rows_held", "Batch rows held out of iterations beside interactive ones, for the token time, summed"
     ),
     "role_change_iterations": ("role_change_iterations", "From these orders to that token, summed"),
+}  # fmt: skip
+_OFFLOAD_TOTALS: dict[str, tuple[str, Callable[[OffloadFigures], float]]] = {
+    "read_bytes": ("Bytes of weights read from disk", lambda of: of.stream.read_bytes),
+    "copied_bytes": ("Bytes of weights copied to a GPU", lambda of: of.stream.copied_bytes),
+    "reading_seconds": ("Time in which at least one read was under way", lambda of: of.stream.reading_s),
+    "wait_seconds": ("Time for which steps waited for weights", lambda of: of.stream.waited_s),
+    "kv_read_bytes": ("Bytes of KV read from disk, or copied from the host to a GPU", lambda of: of.kv.read_bytes),
+    "kv_written_bytes": ("Bytes of KV written to disk, or copied from a GPU to its host", lambda of: of.kv.written_bytes),
+    "kv_wait_seconds": ("Time for which steps waited for KV", lambda of: of.kv.waited_s),
+    "activations_read_bytes": ("Bytes of activations read from disk", lambda of: of.activations.read_bytes),
+    "activations_written_bytes": ("Bytes of activations written to disk", lambda of: of.activations.written_bytes),
+    "activations_wait_seconds": ("Time for which steps waited for activations", lambda of: of.activations.waited_s),
+    "step_seconds": ("Time of steps", lambda of: of.step_s),
+    "predicted_seconds": (
+        "Time that steps should have taken by the cost model", lambda of: of.accuracy.predicted_s if of.accuracy else 0
+    ),
+    "measured_seconds": (
+        "Time of steps that were predicted", lambda of: of.accuracy.measured_s if of.accuracy else 0
+    ),
 }  # fmt: skip
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
@@ -96,64 +115,46 @@ class KvMetrics:
 
 
 class OffloadMetrics:
-    """Of weights, KV and activations on a disk; their names are there only where some may be."""
+    """Of weights, KV and activations on a disk, by stage of a pipeline (alone: 0); only where some may be there."""
 
-    def __init__(self, registry: CollectorRegistry, executor: Offloading) -> None:
-        def counter(name: str, text: str) -> _Total:
-            return _Total(Counter(f"weft_runner_offload_{name}", text, registry=registry))
+    def __init__(self, registry: CollectorRegistry, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"weft_runner_offload_{name}", text, ("stage", *labels), registry=registry)
 
-        self._executor, figures = executor, executor.figures
-        places = Gauge(
-            "weft_runner_offload_weight_bytes",
-            "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring",
-            ("place",), registry=registry,
+        self._stages = stages
+        self._weights = gauge(
+            "weight_bytes", "Bytes of weights by place: memory (a GPU's if any), host, disk (read in each pass), ring",
+            "place",
         )  # fmt: skip
-        places.labels("memory").set(figures.resident_bytes)
-        places.labels("host").set(figures.host_bytes)
-        places.labels("disk").set(figures.streamed_bytes)
-        places.labels("ring").set(figures.ring_bytes)
-        planned = Gauge(
-            "weft_runner_offload_planned_pass_seconds", "Pass without prompts, by the plan; 0: none", registry=registry
-        )
-        planned.set(figures.planned_pass_s)
-        self._read = counter("read_bytes", "Bytes of weights read from disk")
-        self._copied = counter("copied_bytes", "Bytes of weights copied to a GPU")
-        self._reading = counter("reading_seconds", "Time in which at least one read was under way")
-        self._waited = counter("wait_seconds", "Time for which steps waited for weights")
-        self._pages = {
-            of: (
-                counter(f"{of}_read_bytes", f"Bytes of {text} read from disk, or copied from the host to a GPU"),
-                counter(f"{of}_written_bytes", f"Bytes of {text} written to disk, or copied from a GPU to its host"),
-                counter(f"{of}_wait_seconds", f"Time for which steps waited for {text}"),
-            )
-            for of, text in (("kv", "KV"), ("activations", "activations"))
-        }
-        self._steps = counter("step_seconds", "Time of steps")
-        self._predicted = counter("predicted_seconds", "Time that steps should have taken by the cost model")
-        self._measured = counter("measured_seconds", "Time of steps that were predicted")
-        token = Gauge(
-            "weft_runner_offload_token_seconds",
+        self._planned = gauge("planned_pass_seconds", "Pass without prompts, by the plan; 0: none")
+        self._token = gauge(
+            "token_seconds",
             "A token of each running sequence, lately, predicted and measured; alone: of one request, predicted",
-            ("of",), registry=registry,
-        )  # fmt: skip
-        self._token = {name: token.labels(name) for name in ("predicted", "measured", "alone")}
+            "of",
+        )
+        counters = {
+            name: Counter(f"weft_runner_offload_{name}", text, ("stage",), registry=registry)
+            for name, (text, _) in _OFFLOAD_TOTALS.items()
+        }
+        self._totals = [
+            {name: _Total(counter.labels(str(stage))) for name, counter in counters.items()}
+            for stage in range(len(stages()))
+        ]
+        self.observe()
 
     def observe(self) -> None:
-        figures: OffloadFigures = self._executor.figures
-        self._read.set(figures.stream.read_bytes)
-        self._copied.set(figures.stream.copied_bytes)
-        self._reading.set(figures.stream.reading_s)
-        self._waited.set(figures.stream.waited_s)
-        for of, pages in (("kv", figures.kv), ("activations", figures.activations)):
-            for total, since_start in zip(self._pages[of], astuple(pages), strict=True):
-                total.set(since_start)
-        self._steps.set(figures.step_s)
-        if (accuracy := figures.accuracy) is not None:
-            self._predicted.set(accuracy.predicted_s)
-            self._measured.set(accuracy.measured_s)
-            self._token["predicted"].set(accuracy.token_predicted_s)
-            self._token["measured"].set(accuracy.token_measured_s)
-            self._token["alone"].set(accuracy.alone_s)
+        for stage, (figures, totals) in enumerate(zip(self._stages(), self._totals, strict=True)):
+            of_stage = str(stage)
+            places = figures.resident_bytes, figures.host_bytes, figures.streamed_bytes, figures.ring_bytes
+            for place, n_bytes in zip(("memory", "host", "disk", "ring"), places, strict=True):
+                self._weights.labels(of_stage, place).set(n_bytes)
+            self._planned.labels(of_stage).set(figures.planned_pass_s)
+            for name, (_, of) in _OFFLOAD_TOTALS.items():
+                totals[name].set(of(figures))
+            if (accuracy := figures.accuracy) is not None:
+                self._token.labels(of_stage, "predicted").set(accuracy.token_predicted_s)
+                self._token.labels(of_stage, "measured").set(accuracy.token_measured_s)
+                self._token.labels(of_stage, "alone").set(accuracy.alone_s)
 
 
 class RunnerMetrics:
@@ -230,9 +231,9 @@ class RunnerMetrics:
         for time in profile.decode:
             self._step.labels(str(time.rows)).set(time.ms / 1e3)
 
-    def offloaded(self, executor: Offloading) -> None:
-        """Its weights come from disk."""
-        self._offload = OffloadMetrics(self._registry, executor)
+    def offloaded(self, stages: Callable[[], Sequence[OffloadFigures]]) -> None:
+        """Weights come from disk: of each stage what `stages` returns."""
+        self._offload = OffloadMetrics(self._registry, stages)
 
     def observe(self, output: Output) -> None:
         if output.done is not None:

@@ -23,6 +23,7 @@ from weft_runner.model.executor import WrapExecutor
 from weft_runner.model.tiers.budget import Offloading
 from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
+from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.parallel.worker_group import GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
@@ -133,8 +134,10 @@ class RunnerApp:
         metrics.total_pages = built.limits.total_pages  # which the policy of an offload pool finds
         if built.profile is not None:
             metrics.profiled(built.profile)
-        if isinstance(built.engine.executor, Offloading):
-            metrics.offloaded(built.engine.executor)
+        if isinstance(executor := built.engine.executor, Offloading):
+            metrics.offloaded(lambda: [executor.figures])
+        elif isinstance(executor, OffloadedPipeline):
+            metrics.offloaded(lambda: executor.stage_figures)
         self._kv_address = self._exchange_kv(built, metrics)
         self.server = RunnerServer(built.engine, runner, metrics)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)

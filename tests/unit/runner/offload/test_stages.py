@@ -5,10 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.runner import OffloadState
+from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
 from weft_runner.offload.plan import PassTime
 from weft_runner.offload.stages import StageState, batches_in_flight, state_of_all
 
 SECONDS = st.floats(0.001, 10.0)
+
+
+def figures_of(weight_bytes: int) -> OffloadFigures:
+    pages = PageFigures()
+    return OffloadFigures(0, 0, weight_bytes, 0, StreamFigures(), pages, pages, 0.0, 0.0, None)
 
 
 @given(hosts=st.integers(1, 8), read_s=SECONDS, least_s=SECONDS, row_s=SECONDS, rows=st.integers(1, 64))
@@ -29,8 +35,8 @@ def test_parts_are_in_flight_only_where_that_is_no_slower(
 
 def test_a_token_passes_all_stages() -> None:
     """Their times add up; what the other figures say is of all bytes, and of the slowest stage."""
-    first = StageState(OffloadState(0.8, 2e9, 100.0, 110.0, 90.0, disk_bound=True), 600, 32)
-    second = StageState(OffloadState(0.2, 1e9, 200.0, 210.0, 190.0), 200, 24)
+    first = StageState(OffloadState(0.8, 2e9, 100.0, 110.0, 90.0, disk_bound=True), figures_of(600), 32)
+    second = StageState(OffloadState(0.2, 1e9, 200.0, 210.0, 190.0), figures_of(200), 24)
     assert state_of_all([first, second]) == (pytest.approx(0.65), 1e9, 300.0, 320.0, 280.0, False)
-    unknown = StageState(OffloadState(0.2), 200, 24)
+    unknown = StageState(OffloadState(0.2), figures_of(200), 24)
     assert state_of_all([first, unknown])[2:5] == (0.0, 0.0, 0.0)

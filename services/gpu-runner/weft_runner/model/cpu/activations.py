@@ -16,10 +16,10 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.model.cpu.page_file import PageFile
 from weft_runner.model.cpu.page_stream import PageStream
 from weft_runner.model.step import Ints
-from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import PAGE
 from weft_runner.model.tiers.micro_batches import MicroBatch
 from weft_runner.model.tiers.outside_pages import OutsidePages, Piece, SlotRun
+from weft_runner.offload.figures import PageFigures
 from weft_runner.offload.placement import ActivationSplit
 
 NONE = np.empty(0, np.int32)

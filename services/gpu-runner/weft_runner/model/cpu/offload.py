@@ -30,15 +30,16 @@ from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import Ints, StepInput
-from weft_runner.model.tiers.budget import OffloadBudget, OffloadFigures, PageFigures, formats_of, state_of
+from weft_runner.model.tiers.budget import OffloadBudget, formats_of, state_of
 from weft_runner.model.tiers.direct_io import DirectFile
 from weft_runner.model.tiers.embedding_rows import EmbeddingRows, gather_bytes
 from weft_runner.model.tiers.micro_batches import MicroBatch, cut
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
-from weft_runner.model.tiers.weight_stream import Extent, StreamFigures, WeightStream
+from weft_runner.model.tiers.weight_stream import Extent, WeightStream
 from weft_runner.offload.accuracy import Accuracy
+from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
 from weft_runner.offload.placement import (
     TierPlacement,
@@ -105,9 +106,9 @@ class OffloadExecutor(CpuExecutor):
         planned_s = 0.0 if self._budget.plan is None else self._budget.plan.predicted.token.pass_s
         accuracy = None if self._accuracy is None else self._accuracy.figures
         return OffloadFigures(
-            residency.resident_bytes, 0, residency.streamed_bytes, residency.ring_bytes, stream,
-            PageFigures() if self._disk_kv is None else self._disk_kv.figures,
-            PageFigures() if self._activations is None else self._activations.figures,
+            residency.resident_bytes, 0, residency.streamed_bytes, residency.ring_bytes, replace(stream),
+            PageFigures() if self._disk_kv is None else replace(self._disk_kv.figures),
+            PageFigures() if self._activations is None else replace(self._activations.figures),
             self._step_s, planned_s, accuracy,
         )  # fmt: skip
 
@@ -129,8 +130,7 @@ class OffloadExecutor(CpuExecutor):
     @property
     def stage_state(self) -> StageState:
         """See `model.executor.OffloadsStage`."""
-        weight_bytes = self.residency.resident_bytes + self.residency.streamed_bytes
-        return StageState(self.offload_state, weight_bytes, self.placement.kv.frames, self.layers_done)
+        return StageState(self.offload_state, self.figures, self.placement.kv.frames, self.layers_done)
 
     def predicted(self, tokens: int) -> PassTime | None:
         """See `model.executor.OffloadsStage`."""

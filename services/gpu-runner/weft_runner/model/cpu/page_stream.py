@@ -18,9 +18,9 @@ from itertools import takewhile
 
 from weft_runner.errors import DiskUnusable, ExecutorLost
 from weft_runner.model.cpu.page_file import PageFile
-from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.model.tiers.outside_pages import Piece
+from weft_runner.offload.figures import PageFigures
 from weft_runner.offload.residency import Ring
 
 THREADS = 2  # so that a piece is loaded while another one is stored

@@ -16,10 +16,10 @@ from weft_runner.errors import DiskUnusable, ExecutorLost
 from weft_runner.model.cpu.page_file import PageFile
 from weft_runner.model.cpu.page_stream import PageStream
 from weft_runner.model.step import Ints, StepArrays
-from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.direct_io import IoQueue
 from weft_runner.model.tiers.micro_batches import MicroBatch
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, SlotRun, layer_pages, pieces
+from weft_runner.offload.figures import PageFigures
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
 

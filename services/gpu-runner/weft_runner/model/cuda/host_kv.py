@@ -29,10 +29,10 @@ from weft_runner.model.cuda.step import ALIGNED, DeviceStep, tiles_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import QKV
 from weft_runner.model.step import Ints, StepInput
-from weft_runner.model.tiers.budget import PageFigures
 from weft_runner.model.tiers.micro_batches import MicroBatch, cut
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, Piece, SlotRun, layer_pages, pieces
 from weft_runner.model.weights import LayerWeights
+from weft_runner.offload.figures import PageFigures
 from weft_runner.offload.page_places import PagePlaces
 from weft_runner.offload.placement import KvSplit
 from weft_runner.offload.residency import Ring

@@ -35,16 +35,17 @@ from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.memory_estimate import device_workspace, page_bytes
 from weft_runner.model.partition import Partition
 from weft_runner.model.step import StepInput
-from weft_runner.model.tiers.budget import OffloadBudget, OffloadFigures, PageFigures, formats_of, state_of
+from weft_runner.model.tiers.budget import OffloadBudget, formats_of, state_of
 from weft_runner.model.tiers.direct_io import BLOCK, DirectFile
 from weft_runner.model.tiers.embedding_rows import EmbeddingRows
 from weft_runner.model.tiers.matrices import MatrixRows
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
-from weft_runner.model.tiers.weight_stream import Extent, StreamFigures, WeightStream
+from weft_runner.model.tiers.weight_stream import Extent, WeightStream
 from weft_runner.model.weights import LayerWeights, ModelWeights, check_finite, stacked_layer
 from weft_runner.offload.accuracy import Accuracy
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
+from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
 from weft_runner.offload.placement import KvSplit, planned_kv, split_kv
 from weft_runner.offload.plan import PassTime, kv_buffers
@@ -113,8 +114,7 @@ class OffloadCudaExecutor(CudaExecutor):
     @property
     def stage_state(self) -> StageState:
         """See `model.executor.OffloadsStage`."""
-        weight_bytes = sum(map(sum, self.placement.weights.groups))
-        return StageState(self.offload_state, weight_bytes, self.most_adapter_pages, self.layers_done)
+        return StageState(self.offload_state, self.figures, self.most_adapter_pages, self.layers_done)
 
     def predicted(self, tokens: int) -> PassTime | None:
         """See `model.executor.OffloadsStage`."""

@@ -16,7 +16,8 @@ import torch
 
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.cuda.device import CopyStream
-from weft_runner.model.tiers.weight_stream import StreamFigures, WeightStream
+from weft_runner.model.tiers.weight_stream import WeightStream
+from weft_runner.offload.figures import StreamFigures
 from weft_runner.offload.residency import GroupRing
 
 

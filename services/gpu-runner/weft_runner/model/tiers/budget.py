@@ -1,4 +1,4 @@
-"""What an offloading executor is given, and what it reports."""
+"""What an offloading executor is given, and what is asked of it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from weft.domain.runner import OffloadState
 from weft_runner.model.executor import Offloads
-from weft_runner.model.tiers.weight_stream import StreamFigures
-from weft_runner.offload.accuracy import AccuracyFigures
+from weft_runner.offload.figures import OffloadFigures
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
 from weft_runner.offload.policy import Formats
@@ -44,34 +43,6 @@ class OffloadBudget:
     in_flight: int = 1
     plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
     machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
-
-
-@dataclass(slots=True)
-class PageFigures:
-    """Since start: bytes loaded and stored, and for how long computing waited for them."""
-
-    read_bytes: int = 0
-    written_bytes: int = 0
-    waited_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadFigures:
-    """For metrics. Bytes and seconds since start; `streamed_bytes`: of each pass, from the disk.
-
-    `host_bytes`: of weights in the memory of the host, beside a GPU.
-    """
-
-    resident_bytes: int
-    host_bytes: int
-    streamed_bytes: int
-    ring_bytes: int
-    stream: StreamFigures
-    kv: PageFigures
-    activations: PageFigures
-    step_s: float
-    planned_pass_s: float  # of a pass without prompts, by the plan; 0: there is none
-    accuracy: AccuracyFigures | None  # None: passes are not predicted
 
 
 @runtime_checkable

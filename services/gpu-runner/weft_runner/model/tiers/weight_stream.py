@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, ExecutorLost
 from weft_runner.model.tiers.direct_io import BLOCK, DirectFile
+from weft_runner.offload.figures import StreamFigures
 from weft_runner.offload.residency import GroupRing
 
 THREADS = 4  # so that the disk has reads under way while threads wait for a processor
@@ -25,19 +26,6 @@ class Extent:
 
     offset: int
     n_bytes: int
-
-
-@dataclass(slots=True)
-class StreamFigures:
-    """Since start: read from disk; for how long computing waited for that; while at least one read was under way.
-
-    `copied_bytes`: to a GPU, from the host and from the disk.
-    """
-
-    read_bytes: int = 0
-    waited_s: float = 0.0
-    reading_s: float = 0.0
-    copied_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
