@@ -79,9 +79,9 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class OffloadPolicy:
-    """What a runner found at its start: its machine, and each rank's plan; no plans: as many weights stay as fit."""
+    """What a runner found at its start: each rank's machine and plan; no plans: as many weights stay as fit."""
 
-    machine: MachineRates
+    machines: Mapping[int, MachineRates]
     plans: Mapping[int, OffloadPlan]
 
 
@@ -391,7 +391,7 @@ def _offload_budget(settings: RunnerSettings, policy: OffloadPolicy | None, rank
         kv_host_pages=settings.offload_kv_host_pages,
         in_flight=settings.hosts,
         plan=plan,
-        machine=None if policy is None else policy.machine,
+        machine=None if policy is None else policy.machines[rank],
     )
 
 

@@ -45,19 +45,20 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> i
 def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     """The first rank of another host. Raises RunnerError, CannotStart."""
     from weft_runner.parallel.hosts import local_ranks
-    from weft_runner.parallel.worker_group import RankChannels
     from weft_runner.shell.depot import DepotSource
+    from weft_runner.shell.engine_factory import machine_here
     from weft_runner.shell.process import fetch_base
-    from weft_runner.shell.rank_link import serve_rank
-    from weft_runner.worker.loop import Meet, OwnHost, serve
+    from weft_runner.shell.rank_link import Prepared, serve_rank
+    from weft_runner.worker.loop import OwnHost, serve
 
     with ExitStack() as ending:
 
-        def prepare(stopping: Callable[[], bool]) -> Callable[[RankChannels, Meet], int]:
+        def prepare(stopping: Callable[[], bool]) -> Prepared:
             source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stopping, tls=tls)
             files = fetch_base(source, settings.base_wait_s, stopping)
+            machine = machine_here(settings, files)
             ending.enter_context(local_ranks(settings, files))
-            return partial(serve, own=OwnHost(settings, files))
+            return partial(serve, own=OwnHost(settings, files)), machine
 
         return serve_rank(settings, tls, prepare)
 

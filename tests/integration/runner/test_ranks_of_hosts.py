@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,12 +35,15 @@ from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.step import StepInput, StepRow
+from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.hosts import connect
 from weft_runner.parallel.ipc import ChannelLost
+from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.depot import DepotSource
+from weft_runner.shell.engine_factory import build_engine
 from weft_runner.shell.rank_link import gather_ranks, group_of, secured
 
 native_library()
@@ -146,6 +150,40 @@ def test_ranks_of_two_hosts_give_the_bits_of_one_host_and_are_lost_as_one(
         assert {other.wait(PATIENCE_S) for other in runner.others[:-1]} <= {0}
 
 
+def test_each_host_of_an_offloading_pipeline_measures_itself_and_its_stages_report_to_rank_0(
+    hosts: Hosts, model: OracleModel, certificates: Path, tmp_path: Path, depot: Depot
+) -> None:
+    digest = depot.publish("model", model.folder / "base")
+    port, probe = free_ports(2)
+    folders = [tmp_path / f"host-{index}" for index in range(2)]
+    sources = [DepotSource(depot.url, folder / "blobs", digest, lambda: False) for folder in folders]
+    files, _ = (source.base() for source in sources)
+    shared = {
+        "executor": "cpu", "pipeline_parallel": 2, "tls_dir": certificates, "base_digest": digest, "pool": "team/demo",
+        "depot": "https://depot:1", "offload_policy": "auto", "offload_device_bytes": 8 << 20, "kv_pages": 0,
+        "max_sequences": 0, "max_batch_tokens": 0, "profile": "off",
+    }  # fmt: skip
+    settings = settings_of(**shared, data_dir=folders[0], ranks_listen=f"{hosts.address}:{port}")
+    own = {
+        **shared, "listen": "127.0.0.1:1", "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}",
+        "data_dir": folders[1], "host_index": 1, "leader": f"{hosts.address}:{port}",
+    }  # fmt: skip
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+    with started(*hosts.enter, sys.executable, "-m", "weft_runner", *words) as other:
+        gather = gather_ranks(settings, Tls(certificates, "runner"))
+        bundle = build_engine(settings, files, sources[0], lambda _: None, gather=gather)
+        try:
+            executor = bundle.engine.executor
+            assert isinstance(executor, OffloadedPipeline)
+            assert [len(list((folder / "offload").glob("machine-*.json"))) for folder in folders] == [1, 1]
+            assert [len(list((folder / "offload").glob("*.packed"))) for folder in folders] == [1, 1]
+            figures = executor.stage_figures
+            assert all(one.planned_pass_s > 0.0 and one.accuracy is not None for one in figures)
+        finally:
+            bundle.close()
+        assert other.wait(PATIENCE_S) == 0
+
+
 STUCK = """
 import ctypes, os, threading
 from weft_runner.shell.rank_link import stop_on_sigterm
@@ -197,6 +235,16 @@ def listening(settings: RunnerSettings, tls: Tls | None) -> Iterator[tuple[str, 
 
 def settings_at(port: int, **flags: object) -> RunnerSettings:
     return settings_of(tensor_parallel=2, ranks_listen=f"127.0.0.1:{port}", pool="team/demo", **flags)
+
+
+RATES = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
+
+
+def test_a_machine_that_is_none_is_refused_by_name() -> None:
+    (port,) = free_ports(1)
+    settings, wrong = settings_at(port), replace(RATES, disk_read=0.0)
+    with listening(settings, None) as address, pytest.raises(ExecutorUnavailable, match="rates of a machine that are"):
+        connect(address, 1, group_of(settings), lambda end: end, lambda: False, wrong)
 
 
 @pytest.mark.parametrize(

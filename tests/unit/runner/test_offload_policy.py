@@ -23,7 +23,7 @@ from weft_runner.offload.wire import solve_ranks
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings, parse_settings
 from weft_runner.shell import offload_policy
-from weft_runner.shell.offload_policy import settle_offload
+from weft_runner.shell.offload_policy import measured_machine, settle_offload
 
 MIB = 1 << 20
 BASE = "sha256:" + "5" * 64
@@ -159,6 +159,22 @@ def test_each_stage_of_a_pipeline_has_a_plan_for_its_layers(folder: Path) -> Non
     executor = make_executor(settings, ModelSource(spec, files_of(folder), 1, policy=policy))
     assert isinstance(executor, PipelineParallelExecutor)
     executor.close()
+
+
+def test_each_host_of_a_pipeline_has_a_plan_by_what_it_measured(folder: Path) -> None:
+    """The second one has a disk of a tenth of the rate: it takes longer for its layers, and its stage expects that."""
+    spec = read_spec(files_of(folder)["config.json"])
+    here = {"pipeline_parallel": 2, "ranks_listen": "127.0.0.1:5"}
+    asked = settings_of(folder, 12, **here)
+    own = measured_machine(asked, spec, threads=1)
+    slow = replace(own, disk_read=own.disk_read / 10, disk_write=own.disk_write / 10)
+    _, policy = settle_offload(asked, spec, 1, lambda: [slow])
+    assert policy is not None
+    assert policy.machines == {0: own, 1: slow}
+    _, alike = settle_offload(asked, spec, 1, lambda: [own])
+    assert alike is not None
+    one, other = (found.plans[1].predicted.token_1_s for found in (alike, policy))
+    assert other > one
 
 
 def test_ranks_that_chose_other_parts_of_prompts_compute_the_smallest_of_them(folder: Path) -> None:

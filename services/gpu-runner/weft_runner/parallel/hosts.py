@@ -27,7 +27,8 @@ import psutil
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from weft_kernels.cpu.ranks import FetchedSlots
-from weft_runner.errors import ExecutorLost, ExecutorUnavailable, StoppedAtStart
+from weft_runner.errors import ExecutorLost, ExecutorUnavailable, MachineInvalid, StoppedAtStart
+from weft_runner.offload.machine import MachineRates, machine_json, machine_of
 from weft_runner.parallel.ipc import ChannelLost
 from weft_runner.parallel.process_group import TensorGroup
 from weft_runner.parallel.tcp_channel import TcpChannel
@@ -44,12 +45,16 @@ Secure = Callable[[socket.socket], socket.socket]  # mutual TLS around it; raise
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """Who connects. `group`: what all ranks of a runner have to agree on, by name."""
+    """Who connects. `group`: what all ranks of a runner have to agree on, by name.
+
+    `machine`: what its host can do (`machine_json`), of the first rank there, where the runner finds a policy.
+    """
 
     rank: int
     channel: str
     pid: int
     group: Mapping[str, str]
+    machine: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,13 +181,23 @@ class RankListener:
     def _refusal(self, hello: RankHello, size: int) -> str:
         if not 0 < hello.rank < size or hello.channel not in CHANNELS:
             return f"rank {hello.rank} ({hello.channel}) is none of the {size} ranks of this runner"
+        try:
+            _machine(hello)
+        except MachineInvalid as error:
+            return f"rates of a machine that are none: {error}"
         other = [name for name in self._group if hello.group.get(name) != self._group[name]]
         return f"another {', '.join(sorted(other))} than rank 0 has" if other else ""
 
     @staticmethod
     def _worker(rank: int, found: Mapping[tuple[int, str], tuple[RankHello, TcpChannel]]) -> Worker:
         hello, loads = found[rank, "loads"]
-        return Worker(rank, RemoteProcess(hello.pid, loads), RankChannels(*(found[rank, name][1] for name in CHANNELS)))
+        channels = RankChannels(*(found[rank, name][1] for name in CHANNELS))
+        return Worker(rank, RemoteProcess(hello.pid, loads), channels, _machine(hello))
+
+
+def _machine(hello: RankHello) -> MachineRates | None:
+    """Raises MachineInvalid."""
+    return None if hello.machine is None else machine_of(hello.machine)
 
 
 # ---- the ranks of a host
@@ -221,14 +236,20 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def connect(
-    address: tuple[str, int], rank: int, group: Mapping[str, str], secure: Secure, stopping: Callable[[], bool]
-) -> RankChannels:
-    """Its connections to rank 0, which may not listen yet. Raises ExecutorLost, StoppedAtStart."""
+    address: tuple[str, int], rank: int, group: Mapping[str, str], secure: Secure, stopping: Callable[[], bool],
+    machine: MachineRates | None = None,
+) -> RankChannels:  # fmt: skip
+    """Its connections to rank 0, which may not listen yet. `machine`: see `RankHello`.
+
+    Raises ExecutorLost, StoppedAtStart.
+    """
+    measured = None if machine is None else machine_json(machine)
+    hellos = [RankHello(rank, channel, os.getpid(), dict(group), measured) for channel in CHANNELS]
     deadline = time.monotonic() + START_S
     waiting = threading.Event()
     while True:
         try:
-            return RankChannels(*(_connect(address, rank, channel, group, secure) for channel in CHANNELS))
+            return RankChannels(*(_connect(address, hello, secure) for hello in hellos))
         except (OSError, ChannelLost) as error:
             if stopping():
                 raise StoppedAtStart(f"rank {rank} was stopped before rank 0 listened") from error
@@ -237,7 +258,7 @@ def connect(
             waiting.wait(RETRY_S)
 
 
-def _connect(address: tuple[str, int], rank: int, channel: str, group: Mapping[str, str], secure: Secure) -> TcpChannel:
+def _connect(address: tuple[str, int], hello: RankHello, secure: Secure) -> TcpChannel:
     """Raises OSError, ChannelLost: try again; ExecutorUnavailable: refused by name."""
     end = socket.create_connection(address, HANDSHAKE_S)
     try:
@@ -247,10 +268,10 @@ def _connect(address: tuple[str, int], rank: int, channel: str, group: Mapping[s
         raise
     made.set_patience(HANDSHAKE_S)
     try:
-        made.send_bytes(json.dumps(asdict(RankHello(rank, channel, os.getpid(), dict(group)))).encode())
+        made.send_bytes(json.dumps(asdict(hello)).encode())
         refused = json.loads(made.receive_bytes(MAX_HELLO))["refused"]
         if refused:
-            raise ExecutorUnavailable(f"rank 0 refuses rank {rank}: {refused}")
+            raise ExecutorUnavailable(f"rank 0 refuses rank {hello.rank}: {refused}")
         made.set_patience(None)
     except BaseException:
         made.close()

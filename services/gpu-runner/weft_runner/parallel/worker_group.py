@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
+from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.stages import StageState
 from weft_runner.parallel.commands import RankReady, RankStopping
 from weft_runner.parallel.grid import RankGrid
@@ -51,11 +52,12 @@ class RankChannels(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
-    """One of the other ranks: a child, or a process of another host."""
+    """One of the other ranks: a child, or a process of another host, of which the first one says what it measured."""
 
     rank: int
     process: RankProcess
     channels: RankChannels
+    machine: MachineRates | None = None
 
     @property
     def steps(self) -> RankChannel:

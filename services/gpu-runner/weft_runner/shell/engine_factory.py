@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -19,22 +20,23 @@ from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
-from weft_runner.executors import ModelSource, make_executor
+from weft_runner.executors import ModelSource, OffloadPolicy, make_executor
 from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.tiers.budget import Offloading
 from weft_runner.model.weights import Files
+from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.pipeline import OffloadedPipeline
-from weft_runner.parallel.worker_group import GatherRanks
+from weft_runner.parallel.worker_group import GatheredRanks, GatherRanks
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, ExecutorFailed, Output, Posted
 from weft_runner.shell.kv_profile import measure_kv
-from weft_runner.shell.offload_policy import settle_offload
+from weft_runner.shell.offload_policy import measured_machine, settle_offload
 from weft_runner.shell.profile import measure_profile
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,9 @@ def build_engine(
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
     threads = rank_threads(settings, spec)
     torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
-    settings, policy = settle_offload(settings, spec, threads)
+    with ExitStack() as ending:
+        settings, policy, gather = _settled(settings, spec, files, threads, gather, stopping, ending)
+        ending.pop_all()  # of ranks that `make_executor` ends from now on
     executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy))
     if wrap is not None:
         assert not isinstance(executor, MultiProcessExecutor), "its other ranks would go unwatched"
@@ -112,6 +116,43 @@ def build_engine(
         executor.watch(lambda error: engine.post(ExecutorFailed(error)))
         bundle = replace(bundle, close=executor.close)
     return bundle
+
+
+def _settled(
+    settings: RunnerSettings, spec: ModelSpec, files: Files, threads: int, gather: GatherRanks | None,
+    stopping: Callable[[], bool], ending: ExitStack,
+) -> tuple[RunnerSettings, OffloadPolicy | None, GatherRanks | None]:  # fmt: skip
+    """As `settle_offload`. The ranks of other hosts are gathered for what these have measured, and `gather` has them.
+
+    `ending`: ends them.
+    """
+    gathered: list[GatheredRanks] = []
+
+    def others() -> list[MachineRates]:
+        if gather is None:
+            return []
+        gathered.append(gather(settings.ranks, files, stopping))
+        ending.push(gathered[0].ending)
+        for worker in gathered[0].workers:
+            for channel in worker.channels:
+                ending.callback(channel.close)
+        return [worker.machine for worker in gathered[0].workers if worker.machine is not None]
+
+    settings, policy = settle_offload(settings, spec, threads, others)
+
+    def found(size: int, files: Files, stopping: Callable[[], bool]) -> GatheredRanks:
+        del size, files, stopping
+        return gathered[0]
+
+    return settings, policy, found if gathered else gather
+
+
+def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:
+    """What this host can do, where the runner finds a policy. Raises DiskUnusable, ExecutorUnavailable."""
+    if settings.offload_policy != "auto":
+        return None
+    spec = read_spec(files["config.json"], files.get("generation_config.json"))
+    return measured_machine(settings, spec, rank_threads(settings, spec))
 
 
 def _kv_identity(settings: RunnerSettings, executor: Executor, runner: RunnerId | None) -> KvIdentity | None:

@@ -1,7 +1,7 @@
 """An offload pool finds its own policy: the machine is measured, a process solves, and unset limits follow from it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,21 +39,24 @@ STAGE = Supports(activations=(MemoryTier.DEVICE, MemoryTier.HOST))
 
 
 def settle_offload(
-    settings: RunnerSettings, spec: ModelSpec, threads: int
+    settings: RunnerSettings, spec: ModelSpec, threads: int, others: Callable[[], Sequence[MachineRates]] = lambda: ()
 ) -> tuple[RunnerSettings, OffloadPolicy | None]:
     """The settings with every limit set, and the policy. None: the model does not offload, or nothing is to be solved.
 
-    Raises NoPolicyFits, DiskUnusable, ExecutorUnavailable.
+    `others`: waits for what the other hosts have measured, in their order. Raises NoPolicyFits, DiskUnusable,
+    ExecutorUnavailable.
     """
     if settings.offload_policy != "auto":
         return settings, None
     gpu, stages = offload_gpu(settings, spec), settings.pipeline_parallel
-    machine = _machine(settings, spec, threads) if gpu is None else _gpu_machine(settings, spec, gpu)
-    if settings.sparse_attention and not machine.sparse_pays:
+    hosts = [measured_machine(settings, spec, threads), *others()]
+    machines = {stage: hosts[stage // len(settings.ranks_here)] for stage in range(stages)}
+    if settings.sparse_attention and not all(machine.sparse_pays for machine in hosts):
         settings = replace(settings, sparse_attention=0.0)
-        log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=_times(machine)))
+        times = min(map(_times, hosts))
+        log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=times))
     ask = _request if gpu is None else partial(_gpu_request, gpu)
-    requests = {stage: ask(settings, spec, machine, stage_of(spec, stage, stages)) for stage in range(stages)}
+    requests = {stage: ask(settings, spec, machines[stage], stage_of(spec, stage, stages)) for stage in range(stages)}
     try:
         plans = solve_ranks(requests, SOLVE_S)
     except NoPolicyFits:
@@ -61,10 +64,16 @@ def settle_offload(
     except OffloadError as error:
         log.warning("no policy was found: as many weights stay as fit", extra=kv(reason=error))
         limits = ServingLimits(KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS)
-        return _limited(settings, limits), OffloadPolicy(machine, {})
+        return _limited(settings, limits), OffloadPolicy(machines, {})
     limits = serving_limits({rank: (requests[rank], plan) for rank, plan in plans.items()})
     _log(plans, limits)
-    return _limited(replace(settings, max_sequences=0, max_batch_tokens=0), limits), OffloadPolicy(machine, plans)
+    return _limited(replace(settings, max_sequences=0, max_batch_tokens=0), limits), OffloadPolicy(machines, plans)
+
+
+def measured_machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> MachineRates:
+    """This host, now or at an earlier start. Raises DiskUnusable, ExecutorUnavailable."""
+    gpu = offload_gpu(settings, spec)
+    return _machine(settings, spec, threads) if gpu is None else _gpu_machine(settings, spec, gpu)
 
 
 def _times(machine: MachineRates) -> float:

@@ -17,6 +17,7 @@ from weft.process import listen, split_address
 from weft.telemetry.probes import Probes
 from weft.wire.errors import PeerError
 from weft.wire.tls import Tls
+from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.commands import RankStopping
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect, local_ranks
 from weft_runner.parallel.ipc import ChannelLost
@@ -35,6 +36,7 @@ def group_of(settings: RunnerSettings) -> dict[str, str]:
         "pool": settings.pool,
         "base": settings.base_digest,
         "version": version("weft"),
+        "offload": settings.offload_policy,
         "split": f"{settings.pipeline_parallel} x {settings.tensor_parallel}, {settings.ranks_per_host} a host",
     }
 
@@ -85,7 +87,10 @@ def gather_ranks(
 Serve = Callable[[RankChannels, Any], int]
 
 
-def serve_rank(settings: RunnerSettings, tls: Tls | None, prepare: Callable[[Callable[[], bool]], Serve]) -> int:
+Prepared = tuple[Serve, MachineRates | None]  # what its host measured, where the runner finds a policy
+
+
+def serve_rank(settings: RunnerSettings, tls: Tls | None, prepare: Callable[[Callable[[], bool]], Prepared]) -> int:
     """Serve as the first rank of `--host-index` until rank 0 closes; its pod starts it anew. Returns the exit code.
 
     Asked to stop (SIGTERM) it makes rank 0 drain the runner, and stays meanwhile. `prepare`: fetches what it serves
@@ -95,19 +100,23 @@ def serve_rank(settings: RunnerSettings, tls: Tls | None, prepare: Callable[[Cal
     probes = Probes(settings.probes, lambda: None, stall_s=math.inf)  # it ends by itself with rank 0
     probes.start()
     try:
-        return join_runner(settings, tls, settings.ranks_here[0], prepare(stopping.is_set), stopping)
+        serve, machine = prepare(stopping.is_set)
+        return join_runner(settings, tls, settings.ranks_here[0], serve, stopping, machine)
     finally:
         probes.close()
 
 
-def join_runner(settings: RunnerSettings, tls: Tls | None, rank: int, serve: Serve, stopping: threading.Event) -> int:
+def join_runner(
+    settings: RunnerSettings, tls: Tls | None, rank: int, serve: Serve, stopping: threading.Event,
+    machine: MachineRates | None = None,
+) -> int:  # fmt: skip
     """Serve as this rank, and report to rank 0 when `stopping` is set.
 
     Raises ExecutorLost, ExecutorUnavailable, StoppedAtStart.
     """
     host, port = split_address(settings.leader or settings.ranks_listen)
     secure, joined = secured(settings, tls, server=False), threading.Event()
-    channels = connect((host, port), rank, group_of(settings), secure, stopping.is_set)
+    channels = connect((host, port), rank, group_of(settings), secure, stopping.is_set, machine)
     loads = channels.loads
     assert isinstance(loads, TcpChannel)
     local_host = loads.local_host

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -83,6 +84,8 @@ def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLo
     loads.send(("hello", None))
     start: dict[str, Any] = loads.receive()
     settings: RunnerSettings = start["settings"]
+    if own is not None:  # the disk that it measured
+        settings = replace(settings, data_dir=own.settings.data_dir, offload_disk_path=own.settings.offload_disk_path)
     configure(f"rank {start['rank']}", level=settings.log_level, fmt=settings.log_format)
     torch.set_num_threads(start["threads"])
     device = device_of(start["device"], local_gpu(settings, start["rank"]))
