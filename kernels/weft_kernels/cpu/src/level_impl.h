@@ -146,7 +146,7 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
 #if WEFT_LEVEL == 4
     Beside nothing;
     shape_for_matrix(32);
-    tiles_32x32<false>(x, 32, w, 1, y, 32, false, nothing);
+    tiles_32x32<false, false>(x, 32, w, kTileBytes, 1, y, 32, false, nothing);
     for (int64_t i = 0; i < blocks; i += 4) {
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);

@@ -47,6 +47,7 @@ static inline void shape_for_matrix(int rows) {
 }
 
 constexpr ptrdiff_t kTileBytes = 1024;
+constexpr int kPartBlocks = 24;
 
 // Before tiles are loaded: GCC's _tile_loadd does not say that it reads memory, which may just have been written.
 static inline void written() { asm volatile("" ::: "memory"); }
@@ -101,17 +102,21 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
   keep_sums(y, y + 32, ys);
 }
 
-// y[32][32] (+)= x[32][32 blocks] columns of two groups: many rows. `kStream`: the first of them, and weights stream past
-// as above, in half as many streams and so asked for twice as far ahead.
-template <bool kStream>
-static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
-  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;
+// y[32][32] (+)= x[32][32 blocks] columns of two groups, `group` bytes apart: many rows. `kStream`: the first of them, and
+// weights stream past as above, in half as many streams and so asked for twice as far ahead. `kPass`: other rows follow,
+// and these are loaded past the first-level cache, in which the columns stay for them.
+template <bool kStream, bool kPass>
+static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, ptrdiff_t group, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
+  const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
   const uint16_t* below = x + 16 * x_stride;
   float* y_below = y + 16 * y_stride;
   begin_sums(y, y_below, ys, onto);
   for (int k = 0; k < blocks; k++, w += kTileBytes) {
     const char* far = w + 2 * kStreamAhead + ((k + 1) * kTileBytes + 2 * kStreamAhead > group ? group : 0);
-    _tile_loadd(4, x + 32 * k, xs);
+    if (kPass)
+      _tile_stream_loadd(4, x + 32 * k, xs);
+    else
+      _tile_loadd(4, x + 32 * k, xs);
     _tile_loadd(6, w, 64);
     if (kStream) fetch(far);
     _tile_dpbf16ps(0, 4, 6);
@@ -119,11 +124,21 @@ static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char
     if (kStream) fetch(far + group);
     beside.some();
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, below + 32 * k, xs);
+    if (kPass)
+      _tile_stream_loadd(5, below + 32 * k, xs);
+    else
+      _tile_loadd(5, below + 32 * k, xs);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
   keep_sums(y, y_below, ys);
+}
+
+// Blocks that are multiplied with all rows at a time, in parts of about the same size: two groups of their columns stay in
+// the first-level cache. Of 1536 inputs, 256 rows: 1.57 TFLOP/s in one part, 1.84 in parts of 18 or 24, 1.68 of 9.
+static inline int part_blocks(int blocks) {
+  const int parts = (blocks + kPartBlocks - 1) / kPartBlocks;
+  return (blocks + parts - 1) / parts;
 }
 
 // y[16][16] (+)= x[16][32 blocks] columns of one group.
@@ -146,17 +161,24 @@ static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char
 static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, const char* w, int groups, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
   const ptrdiff_t group = blocks * kTileBytes;
   written();
-  int m = 0;
-  for (; m + 16 < rows; m += 32) {
-    int g = 0;
-    for (; g + 2 <= groups; g += 2)
-      if (m == 0)
-        tiles_32x32<true>(x, x_stride, w + g * group, blocks, y + 16 * g, y_stride, onto, beside);
-      else
-        tiles_32x32<false>(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
-    for (; g < groups; g++)
-      for (int half = m; half < m + 32; half += 16) tiles_16x16(x + half * x_stride, x_stride, w + g * group, blocks, y + half * y_stride + 16 * g, y_stride, onto, beside);
-  }
+  const int pairs = groups / 2 * 2, many = (rows + 15) / 32 * 32, part = many > 32 ? part_blocks(blocks) : blocks;
+  for (int k = 0; many > 0 && k < blocks; k += part)
+    for (int g = 0; g < pairs; g += 2)
+      for (int m = 0; m < many; m += 32) {
+        const int n = blocks - k < part ? blocks - k : part;
+        const uint16_t* of_rows = x + m * x_stride + 32 * k;
+        const char* columns = w + g * group + k * kTileBytes;
+        float* to = y + m * y_stride + 16 * g;
+        if (many == 32)
+          tiles_32x32<true, false>(of_rows, x_stride, columns, group, n, to, y_stride, onto || k > 0, beside);
+        else if (m == 0)
+          tiles_32x32<true, true>(of_rows, x_stride, columns, group, n, to, y_stride, onto || k > 0, beside);
+        else
+          tiles_32x32<false, true>(of_rows, x_stride, columns, group, n, to, y_stride, onto || k > 0, beside);
+      }
+  for (int g = pairs; g < groups; g++)
+    for (int m = 0; m < many; m += 16) tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
+  int m = many;
   for (; m < rows; m += 16) {
     int g = 0;
     for (; g + 4 <= groups; g += 4) tiles_16x64(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
