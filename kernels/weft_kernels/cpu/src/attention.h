@@ -35,13 +35,14 @@ struct Pages {
 template <class Kind>
 struct alignas(64) AttentionTile {
   using X = typename Kind::X;
-  float scores[kTile][kBlock];
+  float places[2][kTile][kBlock];
   float sums[kTile][16];
   float out[kTile][kMostHeadDim];
   X weights[kTile][kBlock];
   X queries[kTile][kMostHeadDim];
   float peak[kTile];
   int position[kTile];
+  float (*scores)[kBlock];  // of the block in hand: one of `places`, by turns
 };
 
 // A block's groups of 16 positions, as far as there are keys.
@@ -320,6 +321,7 @@ static inline void weigh(AttentionTile<Kind>& t, Kv& kv, int window, const Block
 
 template <class Kind, class Kv>
 static inline void begin_tile(AttentionTile<Kind>& t, Kv& kv) {
+  t.scores = t.places[0];
   for (int m = 0; m < kv.rows; m++) {
     t.peak[m] = -INFINITY;
     store(t.sums[m], zero());
@@ -338,14 +340,21 @@ static inline void attend(AttentionTile<Kind>& t, Kv kv, int window, const Pages
   begin_tile(t, kv);
   const int end = t.position[kv.rows - 1] + 1;
   const int begin = window ? std::max(0, t.position[0] + 1 - window) : 0;
-  Block now(pages, begin / kBlock, end);
-  for (int block = begin / kBlock; block * kBlock < end; block++) {
-    const Block next(pages, block + 1, end);  // of no groups behind the last
-    kv.ahead(next);
-    kv.scores(now);
+  const int first = begin / kBlock;
+  Block now(pages, first, end), next(pages, first + 1, end);  // of no groups behind the last
+  kv.ahead(next);
+  kv.scores(now);
+  for (int block = first; block * kBlock < end; block++) {
+    Block after(pages, block + 2, end);
+    kv.ahead(after);
+    const int place = (block - first) % 2;
+    t.scores = t.places[1 - place];
+    if (next.groups > 0) kv.scores(next);  // they take long, and nothing waits for them before the block after this one
+    t.scores = t.places[place];
     weigh(t, kv, window, now);
     kv.values(now);
     now = next;
+    next = after;
   }
   kv.end();
 }
