@@ -365,21 +365,22 @@ static inline void attended(const AttentionTile<Kind>& t, int m, int head_dim, t
   for (int d = 0; d < head_dim; d += 16) store_as(Kind{}, out + d, mul(load(t.out[m] + d), whole));
 }
 
-// Keys and values of one token and KV head into their page: [P/16][D/2][16][2] and [P/2][D][2]; fp32 [P/16][D][16] and [P][D].
-static inline void append(Bf16Kind, char* keys, char* values, int offset, const float* k, const float* v, int head_dim) {
-  uint16_t narrow[2][kMostHeadDim];
-  for (int d = 0; d < head_dim; d += 16) {
-    store_bf16(narrow[0] + d, load(k + d));
-    store_bf16(narrow[1] + d, load(v + d));
-  }
-  uint16_t* to_k = reinterpret_cast<uint16_t*>(keys) + 2 * offset;
-  uint16_t* to_v = reinterpret_cast<uint16_t*>(values) + offset / 2 * (2 * head_dim) + offset % 2;
-  for (int d = 0; d < head_dim; d += 2) std::memcpy(to_k + 16 * d, narrow[0] + d, 4);
-  for (int d = 0; d < head_dim; d++) to_v[2 * d] = narrow[1][d];
+// Keys, or values, of one token and KV head into their page: [P/16][D/2][16][2] and [P/2][D][2]; fp32 [P/16][D][16] and [P][D].
+static inline void append_keys(Bf16Kind, char* keys, int offset, const float* k, int head_dim) {
+  uint16_t narrow[kMostHeadDim], *to = reinterpret_cast<uint16_t*>(keys) + 2 * offset;
+  for (int d = 0; d < head_dim; d += 16) store_bf16(narrow + d, load(k + d));
+  for (int d = 0; d < head_dim; d += 2) std::memcpy(to + 16 * d, narrow + d, 4);
 }
-static inline void append(Fp32Kind, char* keys, char* values, int offset, const float* k, const float* v, int head_dim) {
-  float* to_k = reinterpret_cast<float*>(keys) + offset;
-  for (int d = 0; d < head_dim; d++) to_k[16 * d] = k[d];
+static inline void append_values(Bf16Kind, char* values, int offset, const float* v, int head_dim) {
+  uint16_t narrow[kMostHeadDim], *to = reinterpret_cast<uint16_t*>(values) + offset / 2 * (2 * head_dim) + offset % 2;
+  for (int d = 0; d < head_dim; d += 16) store_bf16(narrow + d, load(v + d));
+  for (int d = 0; d < head_dim; d++) to[2 * d] = narrow[d];
+}
+static inline void append_keys(Fp32Kind, char* keys, int offset, const float* k, int head_dim) {
+  float* to = reinterpret_cast<float*>(keys) + offset;
+  for (int d = 0; d < head_dim; d++) to[16 * d] = k[d];
+}
+static inline void append_values(Fp32Kind, char* values, int offset, const float* v, int head_dim) {
   std::memcpy(reinterpret_cast<float*>(values) + offset * head_dim, v, sizeof(float) * head_dim);
 }
 

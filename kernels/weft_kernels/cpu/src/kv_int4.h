@@ -53,12 +53,12 @@ static inline void round_to_int4(const float* from, int group, uint16_t& scale, 
   }
 }
 
-// Keys and values of one token and KV head into the 16 positions where they lie, of which it is number `offset`.
-static inline void append_int4(char* keys, char* values, int offset, const float* k, const float* v, int head_dim) {
+// Keys of one token and KV head into the 16 positions where they lie, of which it is number `offset`.
+static inline void append_int4_keys(char* keys, int offset, const float* k, int head_dim) {
   const int group = kv_group(head_dim);
   uint32_t q[64];
   uint16_t scale, minimum;
-  for (int d = 0; d < head_dim; d += group, keys += kv_group_bytes(group), values += kv_group_bytes(group)) {
+  for (int d = 0; d < head_dim; d += group, keys += kv_group_bytes(group)) {
     round_to_int4(k + d, group, scale, minimum, q);
     std::memcpy(keys + 2 * offset, &scale, 2);
     std::memcpy(keys + 32 + 2 * offset, &minimum, 2);
@@ -67,6 +67,15 @@ static inline void append_int4(char* keys, char* values, int offset, const float
       const uint32_t word = first | (q[i + 1] | q[i + 3] << 4 | q[i + 5] << 8 | q[i + 7] << 12) << 16;
       std::memcpy(keys + 64 + 8 * i + 4 * offset, &word, 4);
     }
+  }
+}
+
+// The same of values.
+static inline void append_int4_values(char* values, int offset, const float* v, int head_dim) {
+  const int group = kv_group(head_dim);
+  uint32_t q[64];
+  uint16_t scale, minimum;
+  for (int d = 0; d < head_dim; d += group, values += kv_group_bytes(group)) {
     round_to_int4(v + d, group, scale, minimum, q);
     std::memcpy(values + 2 * offset, &scale, 2);
     std::memcpy(values + 32 + 2 * offset, &minimum, 2);

@@ -1,7 +1,7 @@
 // A whole step: layers [first, last) for a batch of rows, walked by all threads of a team together.
 //
 // Phases of a layer, each shared out in units and ended by a barrier:
-//   norm | shrink q|k|v | project q|k|v | rotate, append to KV | attend | shrink o | project o, add | norm |
+//   norm | shrink q|k|v | project q|k|v, rotate, append to KV | attend | shrink o | project o, add | norm |
 //   shrink gate|up | project gate|up, silu | shrink down | project down, add
 // The shrinks fall away when no row has an adapter. Selective batching (ORCA, OSDI 2022, section 4.3): all but attention
 // runs on the flattened tokens. LoRA as in Punica (arXiv 2310.18547, section 4): rows of one adapter are adjacent, a
@@ -128,17 +128,34 @@ class Step {
     const weft_layer& w = m_.layer[layer];
     norm_all(me, w.attention_norm);
     if (!shrink(me, layer, kQkv, x_, at_.x_stride, w.qkv.n_in)) return false;
-    project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](const float* y, int row, int rows, const Span& span) {
-      for (int m = 0; m < rows; m++)
-        std::memcpy(qkv_ + (row + m) * at_.qkv_stride + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
-    });
-    me.share(units_of(tokens_, kNormRows), [&](int64_t u) { rotate(u, layer, w); });
+    project_qkv(me, layer, w);
     me.share(int64_t(units_[s_.n_rows]) * m_.kv_heads * tiles_of_token_, [&](int64_t u) { attention(me, u, layer, w.window); });
     if (!project_back(me, layer, kOut, w.o, x_, at_.x_stride)) return false;
     norm_all(me, w.mlp_norm);
     if (!shrink(me, layer, kGateUp, x_, at_.x_stride, w.gate_up.n_in)) return false;
     gate_up(me, layer, w.gate_up);
     return project_back(me, layer, kDown, w.down, act_, at_.act_stride);
+  }
+
+  // Queries rotated to q_, keys rotated and values to their pages: beside the product, where units hold whole heads.
+  void project_qkv(weft::Member& me, int layer, const weft_layer& w) const {
+    const int dim = m_.head_dim;
+    if (kUnitColumns % dim == 0) {
+      project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](float* y, int row, int rows, const Span& span) {
+        for (int m = 0; m < rows; m++)
+          for (int c = 0; c < 16 * span.count; c += dim) place_head(y + m * kUnitColumns + c, (16 * span.group + c) / dim, row + m, layer, w);
+      });
+      return;
+    }
+    project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](const float* y, int row, int rows, const Span& span) {
+      for (int m = 0; m < rows; m++)
+        std::memcpy(qkv_ + (row + m) * at_.qkv_stride + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
+    });
+    me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
+      each(u, kNormRows, tokens_, [&](int t) {
+        for (int h = 0; h < m_.heads + 2 * m_.kv_heads; h++) place_head(qkv_ + t * at_.qkv_stride + h * dim, h, t, layer, w);
+      });
+    });
   }
 
   // `o` or `down`, added to the residual stream; of several ranks the sum of their parts.
@@ -228,7 +245,7 @@ class Step {
   template <class Epilogue>
   struct Waiting {
     Epilogue* epilogue;
-    const float* y;
+    float* y;
     int row, rows;
     Span span;
 
@@ -426,29 +443,26 @@ class Step {
     return 1.0f / std::sqrt(sum(squares) / float(size) + m_.eps);
   }
 
-  void rotate(int64_t unit, int layer, const weft_layer& w) const {
-    for (int t = int(unit) * kNormRows; t < std::min(tokens_, int(unit + 1) * kNormRows); t++) {
-      float* row = qkv_ + t * at_.qkv_stride;
-      const float* cosine = cosine_ + int64_t(t) * m_.head_dim;
-      const F scale = set1(1.0f / std::sqrt(float(m_.head_dim)));
-      for (int h = 0; h < m_.heads; h++) {
-        float* q = row + h * m_.head_dim;
-        turn(q, w.q_norm, cosine);
-        for (int d = 0; d < m_.head_dim; d += 16) store_as(Kind{}, q_ + t * at_.q_stride + h * m_.head_dim + d, mul(load(q + d), scale));
-      }
-      const weft_row& owner = row_of(t);
-      const int position = owner.position + t - owner.start;
-      for (int h = 0; h < m_.kv_heads; h++) {
-        float* k = row + (m_.heads + h) * m_.head_dim;
-        turn(k, w.k_norm, cosine);
-        const Pages pages = pages_of(owner, layer, h);
-        const float* v = row + (m_.heads + m_.kv_heads + h) * m_.head_dim;
-        char *keys = const_cast<char*>(pages.keys(position)), *values = const_cast<char*>(pages.values(position));
-        if (int4_kv())
-          append_int4(keys, values, position % 16, k, v, m_.head_dim);
-        else
-          append(Kind{}, keys, values, position % 16, k, v, m_.head_dim);
-      }
+  // Head `head` of token t's q|k|v, which is changed where it lies.
+  void place_head(float* x, int head, int t, int layer, const weft_layer& w) const {
+    const int dim = m_.head_dim, kv_head = (head - m_.heads) % m_.kv_heads;
+    const float* cosine = cosine_ + int64_t(t) * dim;
+    if (head < m_.heads) {
+      const F scale = set1(1.0f / std::sqrt(float(dim)));
+      turn(x, w.q_norm, cosine);
+      for (int d = 0; d < dim; d += 16) store_as(Kind{}, q_ + t * at_.q_stride + head * dim + d, mul(load(x + d), scale));
+      return;
+    }
+    const weft_row& owner = row_of(t);
+    const int position = owner.position + t - owner.start;
+    const Pages pages = pages_of(owner, layer, kv_head);
+    if (head < m_.heads + m_.kv_heads) {
+      turn(x, w.k_norm, cosine);
+      char* keys = const_cast<char*>(pages.keys(position));
+      int4_kv() ? append_int4_keys(keys, position % 16, x, dim) : append_keys(Kind{}, keys, position % 16, x, dim);
+    } else {
+      char* values = const_cast<char*>(pages.values(position));
+      int4_kv() ? append_int4_values(values, position % 16, x, dim) : append_values(Kind{}, values, position % 16, x, dim);
     }
   }
 
