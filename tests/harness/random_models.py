@@ -9,13 +9,11 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
-import transformers
 
 from harness import interpreter
 from weft.artifacts.adapter_config import parse_adapter_config
@@ -33,18 +31,21 @@ from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import Pack, load_weights
 
-transformers.logging.disable_progress_bar()
-
-CONFIGS: dict[str, Any] = {
-    "llama": transformers.LlamaConfig,
-    "mistral": transformers.MistralConfig,
-    "qwen2": transformers.Qwen2Config,
-    "qwen3": transformers.Qwen3Config,
-}
+CONFIGS = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
 FAMILIES = tuple(CONFIGS)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANKS = (1, 2, 3, 5, 8, 16, 24, 64)
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@cache
+def libraries() -> tuple[Any, Any]:
+    """transformers and peft. Their import takes seconds: a worker that only collects these tests does without."""
+    import peft
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    return transformers, peft
 
 
 @dataclass
@@ -188,8 +189,10 @@ def write_base(
     folder: Path, family: str, seed: int, *, shard_size: str = "50GB", dtype: str = "float32", **config: Any
 ) -> None:
     """Weights large enough that answers differ from token to token; biases and norms that a mistake would show."""
+    transformers, _ = libraries()
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family](initializer_range=0.15, **config))
+    made = getattr(transformers, CONFIGS[family])(initializer_range=0.15, **config)
+    model = transformers.AutoModelForCausalLM.from_config(made)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -201,6 +204,7 @@ def write_base(
 
 def write_adapter(folder: Path, name: str, config: Mapping[str, Any], seed: int) -> None:
     """An adapter of the base in `folder`, whose effect is as large as the base's own projections."""
+    transformers, peft = libraries()
     torch.manual_seed(1000 + seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
     made = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
@@ -214,6 +218,7 @@ def write_adapter(folder: Path, name: str, config: Mapping[str, Any], seed: int)
 
 
 def load_peft(folder: Path, adapters: Sequence[str]) -> Any:
+    transformers, peft = libraries()
     base = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "base", dtype=torch.float32, attn_implementation="eager"
     ).eval()

@@ -5,10 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from weft_cli.main import main
+from weft_cli.plan_offload import Change, find, read_rates, report, search_of
+from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.machine import MachineRates, machine_json, rising
 from weft_runner.offload.plan import plan_of
+from weft_runner.offload.search import PolicySearch
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1376,
@@ -45,10 +49,21 @@ def run(files: Path, *more: str) -> int:
     return main(["plan", "offload", "-f", str(files / "pool.yaml"), *load, *more])
 
 
+def searched(files: Path, rates: MachineRates = RATES) -> PolicySearch:
+    """What `run` asks for."""
+    manifest = yaml.safe_load((files / "pool.yaml").read_text())
+    return search_of(manifest, None, rates, BlockWork(64, 16, adapters=4, adapter_rank=16))
+
+
 def test_the_policy_its_parts_the_bound_and_what_would_help(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = ("--machine", str(files / "machine.json"))
-    assert run(files, *machine) == 0
-    text = capsys.readouterr().out
+    assert run(files, "--machine", str(files / "machine.json"), "-o", "json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    plan = plan_of(answer["plan"])
+    assert plan.predicted.block_s >= plan.relaxed_s
+    assert answer["pool"]["scheduler"]["maxSequences"] == plan.policy.block
+    gains = [one["tokens_per_s"] for one in answer["helps"]]
+    assert gains == sorted(gains, reverse=True)
+    text = "\n".join(report(searched(files), plan, [Change(**one) for one in answer["helps"]]))
     assert "35.7 MiB of weights (bf16), 30.0 MiB of device memory" in text
     for part in (
         "SHARES",
@@ -61,13 +76,6 @@ def test_the_policy_its_parts_the_bound_and_what_would_help(files: Path, capsys:
         "int4 weights",
     ):
         assert part in text
-    assert run(files, *machine, "-o", "json") == 0
-    answer = json.loads(capsys.readouterr().out)
-    plan = plan_of(answer["plan"])
-    assert plan.predicted.block_s >= plan.relaxed_s
-    assert answer["pool"]["scheduler"]["maxSequences"] == plan.policy.block
-    gains = [one["tokens_per_s"] for one in answer["helps"]]
-    assert gains == sorted(gains, reverse=True)
     assert f"{plan.predicted.tokens_per_s:.3g} tokens/s" in text
 
 
@@ -83,14 +91,11 @@ def test_a_budget_that_holds_nothing_says_what_would(files: Path, capsys: pytest
     ("rate", "printed"),
     [(0.0, "off: it was not measured"), (8e9, "off: it takes 1.25 times as long"), (2e10, "")],
 )
-def test_sparse_attention_that_does_not_pay_is_off(
-    rate: float, printed: str, files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sparse_attention_that_does_not_pay_is_off(rate: float, printed: str, files: Path) -> None:
     asked = POOL.replace("mode: Auto", "mode: Auto, sparseAttention: TopK") % (files, "30Mi", files)
     (files / "pool.yaml").write_text(asked)
-    (files / "machine.json").write_text(json.dumps(machine_json(replace(RATES, sparse_attention=rate))))
-    assert run(files, "--machine", str(files / "machine.json")) == 0
-    text = capsys.readouterr().out
+    search = searched(files, replace(RATES, sparse_attention=rate))
+    text = "\n".join(report(search, find(search), []))
     assert (f"sparse attention is {printed}" in text) if printed else ("sparse attention" not in text)
 
 
@@ -98,7 +103,7 @@ def test_this_machine_is_measured_at_the_disk_path_and_saved(files: Path, capsys
     saved = files / "saved.json"
     assert run(files, "--measure", "--save", str(saved)) == 0
     assert "tokens/s" in capsys.readouterr().out
-    assert run(files, "--machine", str(saved)) == 0
+    assert set(read_rates(saved).products) == {"bf16", "int4"}
     assert sorted(path.name for path in files.iterdir()) == ["config.json", "machine.json", "pool.yaml", "saved.json"]
 
 

@@ -1,30 +1,39 @@
 """Weights that are packed when they are loaded: of which numbers, by which rank or stage, in how many bytes."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from harness.random_models import OracleModel, write_base
+from harness.native_models import write_model
+from weft.domain.model.config import ModelSpec
 from weft.domain.model.packed import CUDA_INT4
 from weft_kernels.triton import int4
+from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.memory_estimate import estimate_memory
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.weights import ModelWeights, load_weights
 
-SIZES = {"vocab_size": 64, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 2, "head_dim": 16}
+SIZES = {"vocab_size": 64, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 2}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}  # whose products have biases
+
+
+class Model(NamedTuple):
+    files: dict[str, Path]
+    spec: ModelSpec
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["", "tied"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Stored in fp16, which bf16 cannot hold: what is packed are the stored numbers."""
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {**SIZES, "num_key_value_heads": 2, "num_hidden_layers": 2, "tie_word_embeddings": request.param}
-    write_base(folder / "base", "qwen2", 3, dtype="float16", **sizes)
-    return OracleModel(folder, ())
+    folder = tmp_path_factory.mktemp("model") / "base"
+    files = write_model(folder, 3, torch.float16, **QWEN2, **SIZES, tie_word_embeddings=request.param)
+    return Model(files, read_spec(files["config.json"]))
 
 
-def parts_of(model: OracleModel) -> list[Partition]:
+def parts_of(model: Model) -> list[Partition]:
     return [
         Partition(model.spec),
         *(stage_of(model.spec, stage, 2) for stage in range(2)),
@@ -33,7 +42,7 @@ def parts_of(model: OracleModel) -> list[Partition]:
 
 
 @pytest.mark.parametrize("which", range(5), ids=["whole", "stage 0", "stage 1", "rank 0", "rank 1"])
-def test_each_part_packs_its_own_stored_numbers_in_the_bytes_that_are_estimated(model: OracleModel, which: int) -> None:
+def test_each_part_packs_its_own_stored_numbers_in_the_bytes_that_are_estimated(model: Model, which: int) -> None:
     part = parts_of(model)[which]
     stored = load_weights(model.files, model.spec, torch.float16, part=part)
     packed = load_weights(model.files, model.spec, torch.bfloat16, part=part, pack=int4.pack)
