@@ -51,7 +51,9 @@ _OFFLOAD_TOTALS: dict[str, tuple[str, Callable[[OffloadFigures], float]]] = {
     "reading_seconds": ("Time in which at least one read was under way", lambda of: of.stream.reading_s),
     "wait_seconds": ("Time for which steps waited for weights", lambda of: of.stream.waited_s),
     "kv_read_bytes": ("Bytes of KV read from disk, or copied from the host to a GPU", lambda of: of.kv.read_bytes),
-    "kv_written_bytes": ("Bytes of KV written to disk, or copied from a GPU to its host", lambda of: of.kv.written_bytes),
+    "kv_written_bytes": (
+        "Bytes of KV written to disk, or copied from a GPU to its host", lambda of: of.kv.written_bytes
+    ),
     "kv_wait_seconds": ("Time for which steps waited for KV", lambda of: of.kv.waited_s),
     "activations_read_bytes": ("Bytes of activations read from disk", lambda of: of.activations.read_bytes),
     "activations_written_bytes": ("Bytes of activations written to disk", lambda of: of.activations.written_bytes),
