@@ -393,7 +393,7 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     asked = parse_settings(flags(tmp_path, **limits))
     settled, policy = settle_offload(asked, spec, threads=1)
     assert policy is not None
-    plan, machine = policy.plans[0], policy.machine
+    plan, machine = policy.plans[0], policy.machines[0]
     assert not machine.one_memory
     assert min(machine.to_device, machine.to_host, machine.attention, machine.attention_flops_per_s) > 0
     assert plan.policy.block == plan.policy.batch == settled.max_sequences

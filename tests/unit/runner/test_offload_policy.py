@@ -186,7 +186,7 @@ def test_ranks_that_chose_other_parts_of_prompts_compute_the_smallest_of_them(fo
     few, many = (replace(plan, policy=replace(plan.policy, block=8, batch=8), prompt_passes=n) for n in (2, 4))
     for pair in ((few, many), (many, few)):
         limits = serving_limits({rank: (search, one) for rank, one in enumerate(pair)})
-        assert (limits.sequences, limits.prefills, limits.batch_tokens) == (16, 2, 128)
+        assert (limits.sequences, limits.batch_tokens) == (16, 128 + 16)
 
 
 def test_who_does_not_ask_for_a_policy_gets_none(folder: Path) -> None:

@@ -19,7 +19,9 @@ from weft_runner.errors import DiskUnusable
 
 PAGE = 4096
 BLOCK = 1 << 20
-DEPTH, DEPTH_BYTES = 64, 4 << 20  # requests and bytes of an `IoQueue` that are under way at a time, at most
+# Of an `IoQueue`, that are under way at a time, at most. What a disk reads in some milliseconds, for which a thread may
+# wait for a processor that computes.
+DEPTH, DEPTH_BYTES = 64, 16 << 20  # requests, bytes
 
 Requests = npt.NDArray[np.int64]  # [n, 3]: address, bytes, offset in the file
 
