@@ -19,7 +19,7 @@ RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
 LATE = 0.005  # of the last steps were later than `Lateness` says
-LATE_STEPS = 250  # that it is of, so that one in 125 is later; a disturbance is forgotten within seconds
+LATE_STEPS = 160  # that it is of, so that the longest counts; a disturbance is forgotten within seconds
 
 
 @dataclass(frozen=True, slots=True)
