@@ -12,7 +12,8 @@ ADAPTERS = st.sampled_from(["", "a", "b", "c", "d"])
 def situations(draw):
     prefilling = draw(st.lists(st.tuples(ADAPTERS, st.integers(1, 60)), max_size=6))
     decoding = draw(st.lists(ADAPTERS, max_size=12))
-    limits = BatchLimits(draw(st.integers(1, 4)), draw(st.integers(len(decoding) or 1, 80)))
+    most, of_prompts = draw(st.integers(len(decoding) or 1, 80)), draw(st.integers(1, 80))
+    limits = BatchLimits(draw(st.integers(1, 4)), most, max_prompt_tokens=of_prompts)
     return (
         [Candidate(f"p{i}", adapter, pending) for i, (adapter, pending) in enumerate(prefilling)],
         [Candidate(f"d{i}", adapter, 1) for i, adapter in enumerate(decoding)],
@@ -28,6 +29,7 @@ def test_every_decode_row_runs_and_prefills_take_what_is_left_in_order(situation
     assert sorted(row.key for row in decodes) == sorted(c.key for c in decoding)
     assert all(row.samples and row.n_tokens == 1 for row in decodes)
     assert batch.n_tokens <= limits.max_batch_tokens
+    assert batch.prompt_tokens <= limits.max_prompt_tokens
     assert len(prefills) <= limits.max_prefills
     pending = {c.key: c.pending for c in prefilling}
     assert {row.key for row in prefills} == {c.key for c in prefilling[: len(prefills)]}, "first come, first served"

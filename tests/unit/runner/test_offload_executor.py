@@ -23,6 +23,7 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
+from weft_runner.core.batch import Candidate, form_batch
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
@@ -493,6 +494,9 @@ def test_a_pass_from_disk_takes_all_prompts_that_it_can(tmp_path: Path) -> None:
     flags = [*FLAGS, f"--data-dir={tmp_path}", "--offload-device-bytes=1000000"]
     limits = batch_limits(parse_settings(flags))
     assert (limits.max_prefills, limits.token_time_ms) == (8, math.inf)
+    whole = form_batch([Candidate("p", "", 1000)], [Candidate(str(i), "", 1) for i in range(7)], limits)
+    first = form_batch([Candidate("p", "", 1000)], [], limits)
+    assert whole.prompt_tokens == first.prompt_tokens == limits.max_batch_tokens - 8, "no running row cuts a prompt"
 
 
 ALONE = {"stage": "0"}
