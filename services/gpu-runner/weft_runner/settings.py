@@ -280,6 +280,21 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield "--max-batch-tokens is below --max-sequences: every running sequence needs a token an iteration"
     if values.executor == "cpu" and values.page_tokens % CPU_PAGE:
         yield f"--page-tokens {values.page_tokens} is no multiple of {CPU_PAGE}, which --executor cpu needs"
+    yield from _rank_faults(values)
+    yield from _executor_faults(values)
+    if not _DIGEST.fullmatch(values.base_digest):
+        yield f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits"
+    if not _NAME.fullmatch(values.name):
+        yield f"--name {values.name[:100]!r} is not up to 253 letters, digits, dots, dashes and underscores"
+    if values.pool.count("/") != 1 or values.pool.startswith("/") or values.pool.endswith("/"):
+        yield f"--pool {values.pool!r} is not NAMESPACE/NAME"
+    if not values.depot.startswith(("http://", "https://")):
+        yield f"--depot {values.depot!r} is not a URL such as http://HOST:PORT"
+    elif values.tls_dir and not values.depot.startswith("https://"):
+        yield f"--depot {values.depot!r}: with --tls-dir the depot is spoken to over https://"
+
+
+def _rank_faults(values: argparse.Namespace) -> Iterator[str]:
     if (ranks := values.tensor_parallel * values.pipeline_parallel) > MAX_RANKS:
         yield f"--tensor-parallel times --pipeline-parallel is {ranks}, above {MAX_RANKS} processes of a runner"
     hosts, index = ranks // values.ranks_per_host, values.host_index
@@ -293,6 +308,10 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
         yield "--ranks-per-host is for ranks of several hosts: say where by --ranks-listen and --leader"
     if values.leader and not index and not values.ranks_listen:
         yield "--leader without --ranks-listen is for hosts from 1 on: say which by --host-index"
+
+
+def _executor_faults(values: argparse.Namespace) -> Iterator[str]:
+    """What an executor does not do, and what offloading needs."""
     if values.offload_device_bytes and (values.executor == "reference" or values.tensor_parallel > 1):
         yield (
             "--offload-device-bytes is for --executor cpu and cuda without --tensor-parallel: "
@@ -326,13 +345,3 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             f"--attention {values.attention} with --executor {values.executor}, which has an attention of its own: "
             "leave it out, or take --executor cuda"
         )
-    if not _DIGEST.fullmatch(values.base_digest):
-        yield f"--base-digest {values.base_digest[:100]!r} is not sha256: and 64 hex digits"
-    if not _NAME.fullmatch(values.name):
-        yield f"--name {values.name[:100]!r} is not up to 253 letters, digits, dots, dashes and underscores"
-    if values.pool.count("/") != 1 or values.pool.startswith("/") or values.pool.endswith("/"):
-        yield f"--pool {values.pool!r} is not NAMESPACE/NAME"
-    if not values.depot.startswith(("http://", "https://")):
-        yield f"--depot {values.depot!r} is not a URL such as http://HOST:PORT"
-    elif values.tls_dir and not values.depot.startswith("https://"):
-        yield f"--depot {values.depot!r}: with --tls-dir the depot is spoken to over https://"

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.library import load
+from harness.native_library import native_library
 from weft_kernels.cpu.structs import FP32
 from weft_kernels.cpu.tensors import pack
+
+LIBRARY = native_library()
 
 
 def tasks() -> dict[int, set[int]]:
@@ -19,18 +20,12 @@ def tasks() -> dict[int, set[int]]:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux only")
-@pytest.mark.parametrize("fewer", [0, 1])
-def test_of_as_many_threads_as_cpus_each_worker_has_its_own_and_the_callers_are_as_before(fewer: int):
-    try:
-        library = load()
-    except NativeUnavailable as error:
-        pytest.skip(f"no CPU kernels here: {error.reason}")
-    cpus = sorted(os.sched_getaffinity(0))
-    if len(cpus) - fewer < 2:
-        pytest.skip("one CPU: no workers")
-    before = tasks().keys()
-    with library.pool(len(cpus) - fewer) as pool:
-        pack(library, pool, torch.ones(64, 64), FP32)
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_of_as_many_threads_as_cpus_each_worker_has_its_own_and_the_callers_are_as_before(more: int):
+    cpus, before = sorted(os.sched_getaffinity(0)), tasks().keys()
+    with LIBRARY.pool(max(1, len(cpus) + more)) as pool:
+        pack(LIBRARY, pool, torch.ones(64, 64), FP32)
         assert os.sched_getaffinity(0) == {*cpus}
         workers = [on for task, on in sorted(tasks().items()) if task not in before]
-    assert workers == [{cpu} if not fewer else {*cpus} for cpu in cpus[1 : len(cpus) - fewer]]
+    count = max(0, len(cpus) + more - 1)
+    assert workers == ([{*cpus}] * count if more else [{cpu} for cpu in cpus[1:]])

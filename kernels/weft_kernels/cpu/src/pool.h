@@ -5,8 +5,7 @@
 //
 // Of as many threads as CPUs each has one of its own, the caller's during a call. Threads that sleep and wake each other
 // in turn look like one that works: Linux leaves them on one CPU beside an idle one once other processes have pushed them
-// there (2 CPUs, m135, beside a gateway: half of 28 ms in the longest steps; without it their 99th percentile was 16 ms,
-// not 23).
+// there.
 #pragma once
 #include <atomic>
 #include <condition_variable>

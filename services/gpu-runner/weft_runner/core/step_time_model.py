@@ -11,15 +11,13 @@ neighbour, adapters, or long contexts in prefill, which the form leaves out, cha
 
 from collections import deque
 from dataclasses import dataclass
-from heapq import nlargest
 
 MIN_CHUNK = 32  # tokens: a prompt moves on, whatever the target; fewer stream the weights again for hardly less work
 TILE = 16  # chunks are whole tiles of rows: a kernel's last tile costs the same full or not
 RATE = 0.125  # of the error, per step: a third of it is left after eight steps
 STEP_MOST = 2.0  # one step says at most that steps take twice, or half, as long: an outlier moves a factor by 1/8
 
-LATE = 0.005  # of the last steps were later than `Lateness` says
-LATE_STEPS = 160  # that it is of, so that the longest counts; a disturbance is forgotten within seconds
+LATE_STEPS = 160  # that `Lateness` is of: a disturbance is forgotten within seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +96,9 @@ class Lateness:
         self.add = self._last.append  # expected and measured ms of a step; one call, for each step makes it
 
     def ms(self, target_ms: float) -> float:
-        """All but `LATE` of those that were expected within `target_ms` were late by that at most."""
-        late = [measured_ms - expected_ms for expected_ms, measured_ms in self._last if expected_ms <= target_ms]
-        return max(0.0, nlargest(1 + int(LATE * len(late)), late)[-1]) if late else 0.0
+        """Of those that were expected within `target_ms` none was late by more."""
+        late = (measured_ms - expected_ms for expected_ms, measured_ms in self._last if expected_ms <= target_ms)
+        return max(0.0, max(late, default=0.0))
 
 
 def _correction(measured_ms: float, expected_ms: float) -> float:

@@ -139,12 +139,7 @@ def _settled(
         return [worker.machine for worker in gathered[0].workers if worker.machine is not None]
 
     settings, policy = settle_offload(settings, spec, threads, others)
-
-    def found(size: int, files: Files, stopping: Callable[[], bool]) -> GatheredRanks:
-        del size, files, stopping
-        return gathered[0]
-
-    return settings, policy, found if gathered else gather
+    return settings, policy, (lambda _size, _files, _stopping: gathered[0]) if gathered else gather
 
 
 def machine_here(settings: RunnerSettings, files: Files) -> MachineRates | None:

@@ -51,13 +51,11 @@ from weft_runner.offload.placement import (
     split_activations,
     split_kv,
 )
-from weft_runner.offload.plan import PassTime, kv_buffers
+from weft_runner.offload.plan import MATRICES, PassTime, kv_buffers
 from weft_runner.offload.policy import Budgets, WeightsFormat
 from weft_runner.offload.residency import WeightResidency, offsets
 from weft_runner.offload.sizes import BOUNCE_THREADS, model_sizes
 from weft_runner.offload.stages import StageState
-
-SITES = ("qkv", "o", "gate_up", "down")
 
 
 class OffloadExecutor(CpuExecutor):
@@ -204,7 +202,7 @@ class OffloadExecutor(CpuExecutor):
         base, single, layer, native = self._base.model, self._single, native.first, StepStruct.from_buffer_copy(native)
         table = self._disk_kv.acquire(step.arrays, layer, pages)
         sites = np.frombuffer(bytes(self.adapters.table), np.uint64)
-        sites = np.where(sites > 0, sites + np.uint64(layer * len(SITES) * ctypes.sizeof(LoraSiteStruct)), sites)
+        sites = np.where(sites > 0, sites + np.uint64(layer * len(MATRICES) * ctypes.sizeof(LoraSiteStruct)), sites)
         single.layer = ctypes.pointer(base.layer[layer])
         single.embedding = base.embedding if layer == 0 else None
         native.first, native.last = 0, 1
@@ -488,7 +486,7 @@ class _PlacedWeights:
 
     def _point(self, group: int, region: Region, address: int) -> None:
         if group < self._layers:
-            matrix = getattr(self._model.layer[group], SITES[self._regions[group].index(region)])
+            matrix = getattr(self._model.layer[group], MATRICES[self._regions[group].index(region)])
         else:
             matrix = self._heads[group - self._layers]
         matrix.data = address
