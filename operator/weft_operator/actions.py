@@ -67,10 +67,14 @@ class RemoveRunner:
 
 @dataclass(frozen=True, slots=True)
 class ApplyChild:
-    """There is this object in the cluster, and every field that it names has that value (server-side apply, forced)."""
+    """There is this object in the cluster, and every field that it names has that value (server-side apply, forced).
+
+    `resource_version`: of the object that it was planned from; None: none was known.
+    """
 
     pool: Ref
     child: Child
+    resource_version: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +94,12 @@ class DeleteChild:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChild:
-    """That Deployment, of exactly this uid and of a group that its pool no longer names, has so many replicas."""
+    """That Deployment, of exactly this version and of a group that its pool no longer names, has so many replicas."""
 
     pool: Ref
     key: ChildKey
     uid: str
+    resource_version: str
     replicas: int
 
 

@@ -102,10 +102,14 @@ def plan_children(
     free = [child for child in wishes if child.key in own or child.key not in live]
     refused = observed.refused.get(ref, {})
     free = [child for child in free if not _is_refused(child, refused.get(child.key), now)]
-    orders += [ApplyChild(ref, child) for child in free if _differs(child, live.get(child.key), observed)]
+    orders += [
+        ApplyChild(ref, child, _version(live.get(child.key)))
+        for child in free
+        if _differs(child, live.get(child.key), observed)
+    ]
     sizes_left = _retiring(pool, own, wanted, observed)
     orders += [
-        ScaleChild(ref, key, own[key]["metadata"]["uid"], size)
+        ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
         for key, size in sizes_left.items()
         if size < _replicas(own[key])
     ]
@@ -319,6 +323,10 @@ def _group(obj: Object) -> str:
 
 def _replicas(deployment: Object) -> int:
     return int(deployment["spec"].get("replicas", 1))
+
+
+def _version(obj: Object | None) -> str | None:
+    return obj["metadata"].get("resourceVersion") if obj else None
 
 
 def _is_deleting(obj: Object) -> bool:

@@ -159,7 +159,7 @@ def creates(kind: str) -> Use:
     async def use(world: World) -> None:
         name = f"new-{time.monotonic_ns()}"
         child = world.child(kind, name)
-        await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child))
+        await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child, None))
 
     return use
 
@@ -172,8 +172,9 @@ def applies(kind: str) -> Use:
         live = world.made(child.manifest)
         while True:
             world.mirror.put(live)
+            version = live["metadata"]["resourceVersion"]
             try:
-                return await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child))
+                return await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child, version))
             except NoEffect:  # its controller has told its status meanwhile
                 live = world.plane.get(kind, child.name, world.pools)
 

@@ -8,6 +8,7 @@ older than the request; a watch cache that has fallen behind has broken that pro
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,15 @@ from harness.operator.api_proxy import ApiProxy
 from harness.operator.stage import Replica, Stage, until
 from harness.quickstart import BASE
 from tests.operator.test_crash_points import state, until_settled
+from weft_operator.actions import ApplyChild
+from weft_operator.errors import NoEffect
+from weft_operator.kubernetes.client import Api, load_configuration
+from weft_operator.kubernetes.kube import KubeBackend
+from weft_operator.kubernetes.mirror import Mirror
+from weft_operator.observe import Child
+from weft_operator.resources import Ref
 
+RUNNERS = "base-runners"
 POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)
 CHILDREN = ("deployments", "services", "serviceaccounts", "poddisruptionbudgets", "pods")
 EVERYTHING = (*POOLS, *ADAPTERS, *CHILDREN)
@@ -180,6 +189,25 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
     # (What a pool owns may not even be tried: the pool is read before, and that brings the truth as well.)
     assert "update loraadapters/status edited 409" in refused
     assert accepted(stage, mark) == []
+
+
+async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(history: History) -> None:
+    """The watch tells of a Deployment between the plan, which has it made, and the write: it is planned again."""
+    stage, mirror = history.stage, Mirror()
+    api = Api(await load_configuration(str(stage.access.kubeconfig)))
+    backend = KubeBackend(api, mirror, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
+    mark, pool, there = stage.control_plane.mark(), stage.get("servingpool", "base"), stage.get("deployment", RUNNERS)
+    spec = {**there["spec"], "replicas": 1}
+    manifest = {**there, "metadata": {"name": RUNNERS, "namespace": stage.namespace}, "spec": spec}
+    child = Child("Deployment", stage.namespace, RUNNERS, manifest)
+    mirror.put(pool)
+    mirror.put(there)
+    for version in (None, "1"):
+        with pytest.raises(NoEffect, match="was planned"):
+            await backend.apply_child(ApplyChild(Ref("ServingPool", stage.namespace, "base"), child, version))
+    await api.aclose()
+    assert accepted(stage, mark) == []
+    assert stage.get("deployment", RUNNERS)["spec"]["replicas"] == 3
 
 
 def test_a_replica_whose_watches_fell_silent_knows_all_once_it_leads(history: History) -> None:

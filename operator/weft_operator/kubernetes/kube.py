@@ -87,15 +87,19 @@ class KubeBackend:
     async def apply_child(self, action: ApplyChild) -> None:
         """Server-side apply of the whole intent. Fields that the intent no longer names go away.
 
-        Where the object is known, the version known fences it: a process that was paused does not put an old wish in
-        the place of a newer one. Raises ChildRefused.
+        Where an object is there, the version that the action was planned from fences it: neither a process that was
+        paused nor a plan from before the object was known puts an old intent in the place of a newer one. Raises
+        ChildRefused.
         """
         child, path = action.child, BY_KIND[action.child.kind].path(action.child.namespace, action.child.name)
         await self._check(action.pool)
-        known = self._mirror.find(child.key) or await self._unseen(child)
-        if known and not may_apply(known, child):
+        known = self._mirror.find(child.key)
+        if _version(known) != action.resource_version:
+            raise NoEffect(_planned_from_another(child.key, action.resource_version, known))
+        there = known or await self._unseen(child)
+        if there and not may_apply(there, child):
             raise ChildRefused("ChildConflict", f"{child.kind} {child.name} is there and is not this pool's: {FOREIGN}")
-        fence = {"resourceVersion": known["metadata"]["resourceVersion"]} if known else {}
+        fence = {"resourceVersion": there["metadata"]["resourceVersion"]} if there else {}
         body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
         query = {"fieldManager": MANAGER, "force": "true"}
         try:
@@ -126,9 +130,8 @@ class KubeBackend:
     async def scale_child(self, action: ScaleChild) -> None:
         """Fewer replicas of what is on its way out; no wish names it any more, so nothing of it is applied."""
         await self._check(action.pool)
-        known = self._mirror.find(action.key)
-        fence = {"resourceVersion": known["metadata"]["resourceVersion"]} if known else {}
-        body = {"metadata": {"uid": action.uid, **fence}, "spec": {"replicas": action.replicas}}
+        fence = {"uid": action.uid, "resourceVersion": action.resource_version}
+        body = {"metadata": fence, "spec": {"replicas": action.replicas}}
         path = BY_KIND[action.key.kind].path(action.key.namespace, action.key.name)
         query = {"fieldManager": MANAGER}
         await self._fenced(action.key, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
@@ -265,6 +268,11 @@ def event_of(action: Announce, instance: str, now: float) -> dict[str, Any]:
 def micro_time(now: float) -> str:
     """Unix seconds as the API writes a MicroTime."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _planned_from_another(key: Key, version: str | None, known: Object | None) -> str:
+    planned = f"from version {version}" if version else "while none was known"
+    return f"{key.kind} {key.namespace}/{key.name} was planned {planned}, and is at version {_version(known)}"
 
 
 def _version(obj: Object | None) -> str | None:
