@@ -117,11 +117,15 @@ def offload(
 
     - `weft plan offload -f pool.yaml --model config.json --machine machine.json`  anywhere else
 
+    Runners whose template asks for a GPU are planned as the cuda executor places, with --measure on a machine that has
+    one; of a pipeline (spec.parallelism) each stage has its policy.
+
     For each block and device batch a linear program is solved over a cost model (FlexGen, section 4); docs/offload.md
     has the equations. Exit code 1: no policy fits the budgets; the message says what would.
     """
+    from weft_cli import offload_report
     from weft_cli import plan_offload as planning
-    from weft_runner.offload.costs import BlockWork
+    from weft_runner.offload.serving import Sequences
 
     manifest = _pool_of(manifests)
     if manifest is None or measure == (machine is not None):
@@ -131,13 +135,12 @@ def offload(
     rates = planning.read_rates(machine) if machine is not None else planning.measured_rates(manifest, model)
     if save is not None:
         planning.write_rates(rates, save)
-    search = planning.search_of(manifest, model, rates, BlockWork(prompt, output, adapters, rank))
-    plan = planning.find(search)
-    helping = planning.changes(search)
+    searches = planning.searches_of(manifest, model, rates, Sequences(prompt, output, adapters, rank))
+    plans, helping = planning.find(searches)
     if form == "json":
-        say(dump(planning.as_json(search, plan, helping), "json"))
+        say(dump(offload_report.as_json(searches, plans, helping), "json"))
     else:
-        for line in planning.report(search, plan, helping):
+        for line in offload_report.report(searches, plans, helping):
             say(line)
     return 0
 

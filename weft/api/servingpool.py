@@ -19,7 +19,7 @@ from weft.api.fields import (
 )
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
-from weft.api.template import MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
+from weft.api.template import GPU, MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
 
 PAGES, SEQUENCES, BATCH_TOKENS = 1024, 32, 512  # of a pool that does not offload, where they are unset
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -502,7 +502,7 @@ def _within_memory(spec: ServingPoolSpec) -> bool:
     offload = spec.offload
     if offload is None or offload.device_bytes is None or "memory" not in limits:
         return True
-    device = 0 if "nvidia.com/gpu" in limits else amount(offload.device_bytes)
+    device = 0 if GPU in limits else amount(offload.device_bytes)
     return device + amount(offload.host_bytes or 0) <= amount(limits["memory"])
 
 

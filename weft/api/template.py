@@ -17,6 +17,7 @@ from weft.api.pod_scheduling import ATOMIC, LABEL_KEY_PATTERN, Affinity, Labels,
 ENV_NAME_PATTERN = r"^[A-Za-z_.-][A-Za-z0-9_.-]*$"
 IMAGE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 MAX_RUNNERS = 1024
+GPU = "nvidia.com/gpu"  # the resource: a pool whose template limits it has runners on GPUs
 QUANTITY_PATTERN = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 RESERVED = ("serving.weft.dev/", "app.kubernetes.io/", "controller.kubernetes.io/")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from weft_kernels.triton.entries import HEADER, entry_bytes
+
 UNIT = 64  # elements: rows begin at multiples of it, so that every load of 16 bytes is aligned
 SLICES = 3  # most projections of one site: q, k and v
-HEADER = 4  # numbers of a site's head: where each slice's ranks end, and how many rows of A are here
 A_ROWS = 3  # place of the last one
 
 
@@ -45,7 +46,7 @@ class Layout:
     @property
     def entry_bytes(self) -> int:
         """Of an adapter's entry in the tables."""
-        return 4 * self.layers * 2 * (len(self.sites) * HEADER + self.projections * self.max_rank)
+        return entry_bytes(self.layers, len(self.sites), self.projections * self.max_rank)
 
     def first(self, site: int) -> int:
         """The site's place among the projections."""

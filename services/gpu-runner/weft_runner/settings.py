@@ -16,6 +16,7 @@ from weft.process import split_address
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.core.batch import Batching
+from weft_runner.offload.policy import MOST_BYTES
 
 MAX_RANKS = 64  # processes of a runner
 KV_PAGES, MAX_SEQUENCES, MAX_BATCH_TOKENS = 1024, 32, 512
@@ -173,7 +174,9 @@ class RunnerSettings:
         "of --kv-pages, whose KV is in host memory and passes through the GPU while layers compute", 0, 0, 1 << 20,
         metavar="N",
     )  # fmt: skip
-    offload_disk_bytes: int = _number("most bytes of a rank's weights and KV on disk", 1 << 50, 1, 1 << 50, metavar="N")
+    offload_disk_bytes: int = _number(
+        "most bytes of a rank's weights and KV on disk", MOST_BYTES, 1, MOST_BYTES, metavar="N"
+    )
     offload_disk_path: Path | None = _flag(  # noqa: RUF009
         "where these lie, with direct I/O; runners of a node may share it (unset: in --data-dir)", None, metavar="DIR"
     )

@@ -3,16 +3,22 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from weft_cli.main import main
-from weft_cli.plan_offload import Change, find, read_rates, report, search_of
-from weft_runner.offload.costs import BlockWork
+from weft_cli.offload_report import report
+from weft_cli.plan_offload import Change, read_rates, searches_of
 from weft_runner.offload.machine import MachineRates, machine_json, rising
 from weft_runner.offload.plan import plan_of
+from weft_runner.offload.policy import MemoryTier
 from weft_runner.offload.search import PolicySearch
+from weft_runner.offload.serving import Sequences
+from weft_runner.offload.stages import PipelineTime, pipeline_time
+from weft_runner.offload.wire import solve_ranks
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1376,
@@ -20,7 +26,9 @@ CONFIG = {
     "torch_dtype": "bfloat16",
 }  # fmt: skip
 PRODUCTS = {"bf16": rising({1: 1e-10, 16: 1.2e-10, 256: 1.1e-9}), "int4": rising({1: 5e-11, 256: 1.2e-9})}
+GPUS = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 RATES = MachineRates(1e9, 5e8, 1e10, 8e9, 2e10, 1e10, 5e9, 1e11, PRODUCTS)
+ON_GPU = replace(RATES, one_memory=False)
 POOL = """apiVersion: serving.weft.dev/v1alpha1
 kind: ServingPool
 metadata: {name: mine, namespace: acme}
@@ -44,15 +52,23 @@ def pool(folder: Path, device: str) -> None:
     (folder / "pool.yaml").write_text(POOL % (folder, device, folder))
 
 
+def change(folder: Path, **parts: dict[str, Any]) -> None:
+    """More of the pool's spec."""
+    manifest = yaml.safe_load((folder / "pool.yaml").read_text())
+    for name, values in parts.items():
+        manifest["spec"][name] = {**manifest["spec"].get(name, {}), **values}
+    (folder / "pool.yaml").write_text(yaml.safe_dump(manifest))
+
+
 def run(files: Path, *more: str) -> int:
     load = ("--prompt", "64", "--output", "16", "--adapters", "4")
     return main(["plan", "offload", "-f", str(files / "pool.yaml"), *load, *more])
 
 
-def searched(files: Path, rates: MachineRates = RATES) -> PolicySearch:
+def searched(files: Path, rates: MachineRates = RATES) -> dict[int, PolicySearch]:
     """What `run` asks for."""
     manifest = yaml.safe_load((files / "pool.yaml").read_text())
-    return search_of(manifest, None, rates, BlockWork(64, 16, adapters=4, adapter_rank=16))
+    return searches_of(manifest, None, rates, Sequences(64, 16, 4, 16))
 
 
 def test_the_policy_its_parts_the_bound_and_what_would_help(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +79,7 @@ def test_the_policy_its_parts_the_bound_and_what_would_help(files: Path, capsys:
     assert answer["pool"]["scheduler"]["maxSequences"] == plan.policy.block
     gains = [one["tokens_per_s"] for one in answer["helps"]]
     assert gains == sorted(gains, reverse=True)
-    text = "\n".join(report(searched(files), plan, [Change(**one) for one in answer["helps"]]))
+    text = "\n".join(report(searched(files), {0: plan}, [Change(**one) for one in answer["helps"]]))
     assert "35.7 MiB of weights (bf16), 30.0 MiB of device memory" in text
     for part in (
         "SHARES",
@@ -94,9 +110,76 @@ def test_a_budget_that_holds_nothing_says_what_would(files: Path, capsys: pytest
 def test_sparse_attention_that_does_not_pay_is_off(rate: float, printed: str, files: Path) -> None:
     asked = POOL.replace("mode: Auto", "mode: Auto, sparseAttention: TopK") % (files, "30Mi", files)
     (files / "pool.yaml").write_text(asked)
-    search = searched(files, replace(RATES, sparse_attention=rate))
-    text = "\n".join(report(search, find(search), []))
+    searches = searched(files, replace(RATES, sparse_attention=rate))
+    text = "\n".join(report(searches, solve_ranks(searches), []))
     assert (f"sparse attention is {printed}" in text) if printed else ("sparse attention" not in text)
+
+
+def test_a_pool_whose_template_asks_for_a_gpu_is_planned_as_the_cuda_executor_places(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KV is on the GPU or its host, activations on the GPU; and copies are a part of a pass."""
+    change(files, offload={"hostBytes": "20Mi"}, template=GPUS)
+    (files / "machine.json").write_text(json.dumps(machine_json(ON_GPU)))
+    assert run(files, "--machine", str(files / "machine.json"), "-o", "json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    plan = plan_of(answer["plan"])
+    assert (plan.formats.executor, plan.policy.kv.disk, plan.policy.activations.device) == ("cuda", 0.0, 1.0)
+    assert plan.usage[MemoryTier.HOST].weights > 0
+    assert plan.predicted.token.to_device_s > 0.0
+    helping = [Change(**one) for one in answer["helps"]]
+    assert {"half as much host memory more", "copies twice as fast"} < {one.what for one in helping}
+    text = "\n".join(report(searched(files, ON_GPU), {0: plan}, helping))
+    assert "host to device" in text
+
+
+def test_a_pipeline_prints_each_stages_policy_and_what_all_of_them_take(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(files, offload={"deviceBytes": "16Mi"}, parallelism={"pipeline": 2})
+    assert run(files, "--machine", str(files / "machine.json"), "-o", "json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    plans = {int(stage): plan_of(plan) for stage, plan in answer["plans"].items()}
+    together = PipelineTime(**answer["pipeline"])
+    assert together == pipeline_time([plans[0], plans[1]], hosts=1)
+    assert answer["pool"]["scheduler"]["maxSequences"] == plans[0].policy.block == plans[1].policy.block
+    lines = report(searched(files), plans, [Change(**one) for one in answer["helps"]])
+    table = lines[lines.index(next(line for line in lines if line.startswith("STAGE   LAYERS"))) :]
+    assert [row.split()[:2] for row in table[1:3]] == [["0", "0-2"], ["1", "3-5"]]
+    for row, plan in zip(table[1:3], plans.values(), strict=True):
+        assert f"{plan.policy.weights.device:.0%} 0% {plan.policy.weights.disk:.0%}" in row
+    text = "\n".join(lines)
+    assert f"{together.tokens_per_s:.3g} tokens/s" in text
+    assert f"({together.bound_s / together.block_s:.0%} reached)" in text
+
+
+def test_more_stages_than_layers_are_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(files, parallelism={"pipeline": 7})
+    assert run(files, "--machine", str(files / "machine.json")) == 2
+    assert "ask for at most 6 stages" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_rates_of_another_kind_of_machine_are_refused(
+    files: Path, capsys: pytest.CaptureFixture[str], *, gpu: bool
+) -> None:
+    """int8 weights, which only the cpu executor has, are computed on CPUs whatever the template asks for."""
+    change(files, template=GPUS, **({} if gpu else {"offload": {"weights": "int8"}}))
+    rates = RATES if gpu else replace(ON_GPU, products={"int8": PRODUCTS["bf16"]})
+    (files / "machine.json").write_text(json.dumps(machine_json(rates)))
+    assert run(files, "--machine", str(files / "machine.json")) == 2
+    ours, theirs = ("CPUs", "a GPU") if gpu else ("a GPU", "CPUs")
+    assert f"rates are those of {ours}, and the pool's runners compute on {theirs}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
+def test_measuring_for_a_pool_of_gpus_needs_one(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    change(files, template=GPUS)
+    assert run(files, "--measure") == 1
+    assert "this machine was not measured: GpuUnavailable: torch sees 0 GPUs" in capsys.readouterr().err
 
 
 def test_this_machine_is_measured_at_the_disk_path_and_saved(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

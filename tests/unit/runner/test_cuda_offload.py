@@ -3,8 +3,11 @@
 Copies are done at once there; the rings, the thread that copies and the order of a step are those of a device.
 """
 
+import io
+import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -23,6 +26,7 @@ from weft_kernels.triton import int4
 from weft_runner.errors import DiskUnusable, ExecutorLost, NoPolicyFits, OutOfMemory, PolicyInvalid, RunnerError
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
+from weft_runner.model.cuda import machine_rates, measuring
 from weft_runner.model.cuda.device import DTYPES, find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.cuda.offload import OffloadCudaExecutor, kv_split, work_bytes
@@ -31,13 +35,14 @@ from weft_runner.model.tiers.budget import OffloadBudget, Offloading, formats_of
 from weft_runner.model.weights import load_weights
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
-from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.machine import MachineRates, machine_of
 from weft_runner.offload.placement import split_kv
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.rounding import ON_GPU
 from weft_runner.offload.search import PolicySearch, find_plan
 from weft_runner.offload.serving import serving_limits
 from weft_runner.offload.solver import relax
+from weft_runner.offload.wire import spec_json
 from weft_runner.settings import parse_settings
 from weft_runner.shell.metrics import OffloadMetrics
 from weft_runner.shell.offload_policy import settle_offload
@@ -389,7 +394,7 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     caplog.set_level("INFO")
     files = files_of()
     spec, unset = read_spec(files["config.json"]), dict.fromkeys(("kv_pages", "max_sequences", "max_batch_tokens"), 0)
-    limits = {"offload_policy": "auto", "offload_device_bytes": 500_000, "offload_host_bytes": 120_000, **unset}
+    limits = {"offload_policy": "auto", "offload_device_bytes": 540_000, "offload_host_bytes": 120_000, **unset}
     asked = parse_settings(flags(tmp_path, **limits))
     settled, policy = settle_offload(asked, spec, threads=1)
     assert policy is not None
@@ -413,3 +418,23 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     assert "the machine was measured before" in caplog.messages
     with pytest.raises(NoPolicyFits, match=r"the host has 0 bytes, \d+ too few"):
         settle_offload(replace(asked, offload_host_bytes=0), spec, threads=1)
+
+
+def test_who_plans_gets_what_a_gpu_was_measured_to_do(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """From the question's JSON to the answer's; what is measured is another test's."""
+    spec = replace(read_spec(files_of()["config.json"]), eos=frozenset[int]())
+    asked: list[tuple[Any, ...]] = []
+
+    def measured(*arguments: Any) -> MachineRates:
+        asked.append(arguments)
+        return MACHINE
+
+    monkeypatch.setattr(machine_rates, "measure_gpu_rates", measured)
+    question = {"folder": str(tmp_path), "spec": spec_json(spec), "formats": ["bf16", "int4"], "most_bytes": 1 << 20}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(question)))
+    assert measuring.main() == 0
+    assert asked == [(tmp_path, spec, ["bf16", "int4"], find_gpu(), 1 << 20)]
+    assert machine_of(json.loads(capsys.readouterr().out)["machine"]) == MACHINE

@@ -5,20 +5,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.native_models import make_step, write_model
+from tests.unit.operator.planning import pool_object
+from weft_cli.plan_offload import searches_of
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.sources import SOURCES
+from weft_operator.capacity import launch
+from weft_operator.pod_template import launch_flags
+from weft_operator.resources import parse_pool
+from weft_runner import executors
 from weft_runner.errors import NoPolicyFits
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
+from weft_runner.model.cuda.device import Gpu
 from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.policy import Budgets, Formats
 from weft_runner.offload.search import PolicySearch
-from weft_runner.offload.serving import serving_limits
+from weft_runner.offload.serving import Sequences, serving_limits
 from weft_runner.offload.wire import solve_ranks
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings, parse_settings
@@ -175,6 +183,52 @@ def test_each_host_of_a_pipeline_has_a_plan_by_what_it_measured(folder: Path) ->
     assert alike is not None
     one, other = (found.plans[1].predicted.token_1_s for found in (alike, policy))
     assert other > one
+
+
+@pytest.mark.parametrize(
+    ("asked", "executor", "hosts"),
+    [
+        ({"hostBytes": "9Mi"}, "cuda", 1),
+        ({"hostBytes": "9Mi"}, "cuda", 2),
+        ({}, "cpu", 1),
+        ({"kv": "int4", "sparseAttention": "TopK"}, "cpu", 2),
+    ],
+)
+def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_finds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], executor: str, hosts: int
+) -> None:
+    """By the manifest alone: the runner has the operator's flags. A GPU's rates are made up, and so is the GPU."""
+    gpu = executor == "cuda"
+    stages = hosts if gpu else 2
+    pool = pool_object(
+        offload={
+            "mode": "Auto", "deviceBytes": "24Mi", "diskPath": str(folder), "weights": "bf16", "kv": "bf16",
+            "sparseAttention": "Off", **asked,
+        },
+        parallelism={"tensor": 1, "pipeline": stages, "podsPerRunner": hosts},
+        template={"resources": {"limits": {"nvidia.com/gpu": 1}}} if gpu else {},
+    )  # fmt: skip
+    pool["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
+    pool["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    pool["spec"]["scheduler"] |= {"maxSequences": 8}
+    del pool["spec"]["scheduler"]["maxBatchTokens"], pool["spec"]["kvCache"]["pages"]
+    products = {"bf16": ((1, 1e-10), (16, 3e-10))}
+    rates = MachineRates(
+        1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=2e10, one_memory=not gpu
+    )
+    monkeypatch.setattr(executors, "find_gpu", lambda _index=0: Gpu(torch.device("cpu")))
+    monkeypatch.setattr(offload_policy, "measured_machine", lambda *_: rates)
+    addresses = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": folder}
+    several = {"ranks-listen": "h:5", "ranks-per-host": stages // hosts} if hosts > 1 else {}
+    flags = addresses | launch_flags(launch(parse_pool(pool), BASE)) | several | {"executor": executor}
+    runner = parse_settings([f"--{name}={value}" for name, value in flags.items()])
+    files = files_of(folder)
+    _, policy = settle_offload(runner, read_spec(files["config.json"]), 1, lambda: [rates] * (hosts - 1))
+    assert policy is not None
+    searches = searches_of(pool, str(files["config.json"]), rates, Sequences())
+    assert solve_ranks(searches) == policy.plans
+    assert {plan.formats.executor for plan in policy.plans.values()} == {executor}
+    assert len(policy.plans) == stages
 
 
 def test_ranks_that_chose_other_parts_of_prompts_compute_the_smallest_of_them(folder: Path) -> None:

@@ -5,9 +5,7 @@ ranks have one more, with the heads that read it. Everything is a slice of what
 lies on disk: a rank reads, converts and keeps its own part alone. Who reads which part of an adapter, and why:
 `model.tensor_parallel`.
 
-**Stages** (ORCA, section 4.1; GPipe's cut). The layers are cut into N runs of nearly equal cost. A decode step reads
-each weight once, so a layer costs its matrices, and the head, which the last stage has, its own: a vocabulary of 128k
-beside layers of 8B is worth two layers and a half. The embedding is a lookup and costs nothing. Cutting layers
+**Stages** (ORCA, section 4.1). The layers are cut into N runs of nearly equal cost (`core.layer_cut`). Cutting layers
 changes no arithmetic: a row's result is that of one stage, bit for bit, and so is the numerics class.
 
 **Bytes on the wire** of a step of T tokens and S sampled rows, with fp32 numbers: stage p of N sends
@@ -25,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft.domain.model.tensors import PROJECTIONS
+from weft_runner.core.layer_cut import stage_layers
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model.checkpoint import LayerTensors
 from weft_runner.model.lora import AdapterPairs, LoraPair
@@ -187,39 +185,5 @@ def check_divisible(spec: ModelSpec, size: int, *, even_heads: bool) -> None:
 
 def stage_of(whole: ModelSpec, stage: int, stages: int) -> Partition:
     """The part of stage `stage` of `stages`. Raises ExecutorUnavailable."""
-    ends = _ends(whole, stages)
-    return Partition(whole, first=ends[stage - 1] if stage else 0, last=ends[stage])
-
-
-def _ends(whole: ModelSpec, stages: int) -> list[int]:
-    """Where each stage ends. Of all cuts one whose dearest stage costs least; what is left over is in the middle.
-
-    Stage 0 samples tokens as well, so that of the stages before the last one it is among the smaller.
-    """
-    if whole.layers < stages:
-        raise ExecutorUnavailable(
-            f"--pipeline-parallel {stages}: this model has {whole.layers} layers, and each stage needs one; "
-            f"ask for at most {whole.layers} stages"
-        )
-    if stages == 1:
-        return [whole.layers]
-    before, last = stages - 1, _last_layers(whole, stages)
-    each, more = divmod(whole.layers - last, before)
-    sizes = [each + (stage >= before - more) for stage in range(before)]
-    return [sum(sizes[: stage + 1]) for stage in range(before)] + [whole.layers]
-
-
-def _last_layers(whole: ModelSpec, stages: int) -> int:
-    """How many layers stand before the head in the last stage; of equally good numbers the largest."""
-    layer, head = layer_cost(whole), whole.hidden_size * whole.vocab_size
-
-    def dearest(last: int) -> int:
-        return max(-(-(whole.layers - last) // (stages - 1)) * layer, last * layer + head)
-
-    return min(range(whole.layers - stages + 1, 0, -1), key=dearest)
-
-
-def layer_cost(spec: ModelSpec) -> int:
-    """Numbers in a layer's matrices."""
-    sizes = (spec.projection(name) for name in PROJECTIONS)
-    return sum(n_in * n_out for n_in, n_out in sizes)
+    layers = stage_layers(whole, stage, stages)
+    return Partition(whole, first=layers.start, last=layers.stop)

@@ -18,7 +18,7 @@ from weft_runner.errors import PolicyInvalid
 
 EXACT = 1e-6  # by which a triple may miss 1: a solver's tolerance
 MOST_BLOCK = 4096  # sequences
-MOST_BYTES = 1 << 60
+MOST_BYTES = 1 << 50  # of a tier: no limit
 
 WeightsFormat = Literal["bf16", "fp32", "int8", "int4"]
 KvFormat = Literal["bf16", "fp32", "int4"]

@@ -7,7 +7,7 @@ the solver (`solver.relax`), passed in, because only the planner's process has o
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from weft.domain.model.config import ModelSpec
@@ -18,6 +18,7 @@ from weft_runner.offload.plan import BUFFERS, OffloadPlan, check_plan
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier, check_budgets
 from weft_runner.offload.rounding import EVERYTHING, Rounded, Supports, plan_from, residents, round_case
 from weft_runner.offload.sizes import ModelSizes, model_sizes
+from weft_runner.offload.stages import pipeline_time
 
 BLOCKS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # sequences
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # of a device batch, and the whole block
@@ -141,16 +142,9 @@ def find_plans(requests: Mapping[int, PolicySearch], relax: Relax) -> dict[int, 
                 break
         if len(found) < len(requests):
             break
-        if (tokens_per_s := pipeline_tokens_per_s([found[rank] for rank in sorted(found)], hosts)) > pace:
+        if (tokens_per_s := pipeline_time([found[rank] for rank in sorted(found)], hosts).tokens_per_s) > pace:
             best, pace = found, tokens_per_s
     return best
-
-
-def pipeline_tokens_per_s(plans: Sequence[OffloadPlan], hosts: int) -> float:
-    """`plans`: of the ranks in their order."""
-    each = len(plans) // hosts
-    of_hosts = (plans[first : first + each] for first in range(0, len(plans), each))
-    return min(1 / sum(1 / plan.predicted.tokens_per_s for plan in own) for own in of_hosts)
 
 
 def _of_block(request: PolicySearch, block: int, relax: Relax) -> OffloadPlan:

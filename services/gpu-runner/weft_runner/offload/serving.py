@@ -2,16 +2,66 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import PROJECTIONS
+from weft_kernels.triton.entries import entry_bytes
+from weft_runner.core.layer_cut import stage_layers
 from weft_runner.offload.costs import BlockWork
-from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import MemoryTier
-from weft_runner.offload.search import PolicySearch
+from weft_runner.offload.machine import MachineRates
+from weft_runner.offload.plan import MATRICES, OffloadPlan
+from weft_runner.offload.policy import Budgets, Formats, MemoryTier
+from weft_runner.offload.rounding import EVERYTHING, ON_GPU, Supports
+from weft_runner.offload.search import BLOCKS, PolicySearch
+from weft_runner.offload.sizes import model_sizes
 
-# Of a block's sequences where nobody says: FlexGen's own, and many tenants.
-PROMPT, OUTPUT, ADAPTERS, RANK = 512, 32, 16, 16
 MOST_BATCH_TOKENS, MOST_PAGES = 65_536, 1 << 20  # of a pool
+# Of a budget, that the plan leaves: rows of the embedding on their way, and pages and workspaces rounded up.
+MARGIN_BYTES, MARGIN_PAGES = 1 << 20, 4
+GPU_MARGIN = 16  # one such part, for what torch's allocator rounds up and libraries work on
+# Rows of a whole pass come to a stage and leave it as messages: a file would save one copy in memory of several.
+STAGE = Supports(activations=(MemoryTier.DEVICE, MemoryTier.HOST))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Tokens of a block's sequences, and the adapters among them; where nobody says: FlexGen's own, many tenants."""
+
+    prompt: int = 512
+    output: int = 32
+    adapters: int = 16
+    adapter_rank: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerRequest:
+    """What a runner's policy depends on, beside its model and its machines. Limits that are 0 are free.
+
+    `budgets`: of each rank. `formats`: of its executor. `stages`: of the pipeline, on `hosts` with as many each.
+    `device_batch_tokens`: that a layer of the cpu executor computes at a time. `kv_on_host`: a GPU's attention reads
+    KV that lies there. `reserve`: a part of the budgets is left for what plans do not count.
+    """
+
+    budgets: Budgets
+    formats: Formats
+    sequences: Sequences = Sequences()
+    stages: int = 1
+    hosts: int = 1
+    max_adapters: int = 0
+    max_rank: int = 64
+    max_sequences: int = 0
+    max_batch_tokens: int = 0
+    kv_pages: int = 0
+    page_tokens: int = 16
+    device_batch_tokens: int = 256
+    kv_on_host: bool = True
+    reserve: bool = True
+
+    @property
+    def most_block(self) -> int:
+        """Sequences of a block: each host has one in flight."""
+        return max(1, self.max_sequences // self.hosts) if self.max_sequences else BLOCKS[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +73,60 @@ class ServingLimits:
     batch_tokens: int
 
 
-def usual_work(
-    most_positions: int, *, most_adapters: int, most_rank: int, batch_tokens: int, page_tokens: int, pages: int
-) -> BlockWork:
-    """What a policy is found for. `most_positions`: of the model; `pages`: KV pages that are set (0: none are)."""
-    output = max(2, min(OUTPUT, most_positions // 2))
-    prompt = max(1, min(PROMPT, most_positions - output))
-    return BlockWork(
-        prompt, output, min(ADAPTERS, most_adapters), min(RANK, most_rank), batch_tokens=batch_tokens,
-        page_tokens=page_tokens, pages=pages,
+def stage_searches(
+    spec: ModelSpec, machines: Mapping[int, MachineRates], asked: RunnerRequest
+) -> dict[int, PolicySearch]:  # fmt: skip
+    """One for each stage, with the rates of its host. Raises ExecutorUnavailable: the model has fewer layers."""
+    make = _on_gpu if asked.formats.executor == "cuda" else _on_cpu
+    return {
+        stage: make(spec, machines[stage], asked, stage_layers(spec, stage, asked.stages))
+        for stage in range(asked.stages)
+    }
+
+
+def _on_cpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers: range) -> PolicySearch:
+    page = asked.page_tokens * model_sizes(spec, asked.formats, layers=layers).kv_token
+    device = asked.budgets.device_bytes
+    margin = min(device // 8, MARGIN_BYTES + int(MARGIN_PAGES * page)) if asked.reserve else 0
+    return PolicySearch(
+        spec, machine, replace(asked.budgets, device_bytes=device - margin), asked.formats, _work(spec, asked),
+        STAGE if asked.stages > 1 else EVERYTHING, asked.most_block, layers,
+        asked.max_batch_tokens or MOST_BATCH_TOKENS,
     )  # fmt: skip
+
+
+def _on_gpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers: range) -> PolicySearch:
+    """What the cuda executor has where, all rows of a pass in one batch; and what its allocator and libraries take."""
+    search, context = _on_cpu(spec, machine, asked, layers), spec.max_positions
+    entry = entry_bytes(len(layers), len(MATRICES), len(PROJECTIONS) * asked.max_rank)
+    tables = 4 * -(-context // asked.page_tokens) + (0 if asked.max_adapters else entry)
+    beside = asked.max_adapters * entry + 4 * context * spec.head_dim
+    budgets, host = search.budgets, asked.budgets.host_bytes
+    if asked.reserve:
+        beside += asked.budgets.device_bytes // GPU_MARGIN
+        host -= min(host // 8, MARGIN_BYTES)
+    return replace(
+        search,
+        budgets=replace(budgets, device_bytes=max(1, budgets.device_bytes - beside), host_bytes=host),
+        work=replace(search.work, batch_tokens=search.most_tokens, table_bytes=tables),
+        supports=ON_GPU if asked.kv_on_host else replace(ON_GPU, kv=ON_GPU.kv[:1]),
+    )
+
+
+def _work(spec: ModelSpec, asked: RunnerRequest) -> BlockWork:
+    """No more tokens than the model has positions, no more adapters or ranks than the limits allow."""
+    most, wanted = spec.max_positions, asked.sequences
+    output = max(2, min(wanted.output, most // 2))
+    return BlockWork(
+        max(1, min(wanted.prompt, most - output)),
+        output,
+        min(wanted.adapters, asked.max_adapters or asked.max_sequences or BLOCKS[-1]),
+        min(wanted.adapter_rank, asked.max_rank),
+        batch_tokens=asked.device_batch_tokens,
+        page_tokens=asked.page_tokens,
+        in_flight=asked.hosts,
+        pages=asked.kv_pages,
+    )
 
 
 def serving_limits(plans: Mapping[int, tuple[PolicySearch, OffloadPlan]]) -> ServingLimits:

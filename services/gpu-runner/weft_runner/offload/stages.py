@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from weft.domain.runner import OffloadState
 from weft_runner.offload.figures import OffloadFigures
-from weft_runner.offload.plan import PassTime
+from weft_runner.offload.plan import OffloadPlan, PassTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,34 @@ class StageState:
     figures: OffloadFigures
     frames: int
     layers_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTime:
+    """Of as many blocks as there are hosts, which are in flight together: seconds from one block's end to the next.
+
+    Those of a host take turns, and the slowest host sets the pace of each: `block_s`, `relaxed_s` by its stages' linear
+    programs, `bound_s` by its disk bytes or its FLOPs alone. `token_1_s`: a token of one request alone passes all.
+    """
+
+    block_s: float
+    relaxed_s: float
+    bound_s: float
+    tokens_per_s: float
+    token_1_s: float
+
+
+def pipeline_time(plans: Sequence[OffloadPlan], hosts: int) -> PipelineTime:
+    """`plans`: of the stages in their order, as many on each of the hosts."""
+    each = len(plans) // hosts
+    of_hosts = [plans[first : first + each] for first in range(0, len(plans), each)]
+    return PipelineTime(
+        max(sum(plan.predicted.block_s for plan in own) for own in of_hosts),
+        max(sum(plan.relaxed_s for plan in own) for own in of_hosts),
+        max(sum(plan.predicted.bound_s for plan in own) for own in of_hosts),
+        min(1 / sum(1 / plan.predicted.tokens_per_s for plan in own) for own in of_hosts),
+        sum(plan.predicted.token_1_s for plan in plans),
+    )
 
 
 def batches_in_flight(hosts: int, stage: PassTime | None) -> int:

@@ -1,9 +1,9 @@
-"""A request of the search as JSON, and the search in a process of its own."""
+"""Requests of the search as JSON, and the search in a process of its own."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,10 +21,9 @@ SOLVE_S = 120.0  # the largest grid takes some ten seconds
 
 def request_json(request: PolicySearch) -> dict[str, Any]:
     """What `request_of` reads."""
-    spec = asdict(replace(request.spec, eos=frozenset()))
     layers = None if request.layers is None else [request.layers.start, request.layers.stop]
     return {
-        "spec": {**spec, "eos": []},
+        "spec": spec_json(request.spec),
         "machine": machine_json(request.machine),
         "budgets": asdict(request.budgets),
         "formats": asdict(request.formats),
@@ -36,13 +35,24 @@ def request_json(request: PolicySearch) -> dict[str, Any]:
     }
 
 
+def spec_json(spec: ModelSpec) -> dict[str, Any]:
+    """What `spec_of` reads, without the tokens that end a sequence."""
+    return {**asdict(replace(spec, eos=frozenset())), "eos": []}
+
+
+def spec_of(fields: Mapping[str, Any]) -> ModelSpec:
+    """From `spec_json`'s form, also after JSON. Raises KeyError, TypeError: it is not whole."""
+    spec = dict[str, Any](fields)
+    spec |= {"rope": RopeSpec(**spec["rope"]), "windows": tuple(spec["windows"]), "eos": frozenset[int]()}
+    return ModelSpec(**spec)
+
+
 def request_of(fields: Mapping[str, Any]) -> PolicySearch:
     """From `request_json`'s form, also after JSON. Raises PolicyInvalid, MachineInvalid."""
     try:
-        spec, supports, layers = dict[str, Any](fields["spec"]), fields["supports"], fields["layers"]
-        spec |= {"rope": RopeSpec(**spec["rope"]), "windows": tuple(spec["windows"]), "eos": frozenset[int]()}
+        supports, layers = fields["supports"], fields["layers"]
         return PolicySearch(
-            ModelSpec(**spec),
+            spec_of(fields["spec"]),
             machine_of(fields["machine"]),
             Budgets(**fields["budgets"]),
             Formats(**fields["formats"]),
@@ -67,21 +77,46 @@ def solve(request: PolicySearch, timeout_s: float = SOLVE_S) -> OffloadPlan:
 
 def solve_ranks(requests: Mapping[int, PolicySearch], timeout_s: float = SOLVE_S) -> dict[int, OffloadPlan]:
     """Of the ranks of a pipeline, together (`search.find_plans`). Raises as `solve`."""
-    command = [sys.executable, "-m", "weft_runner.offload"]
-    sent = json.dumps({"ranks": {str(rank): request_json(request) for rank, request in requests.items()}})
+    (found,) = solve_each([requests], timeout_s)
+    if isinstance(found, NoPolicyFits):
+        raise found
+    return found
+
+
+def solve_each(
+    pools: Sequence[Mapping[int, PolicySearch]], timeout_s: float = SOLVE_S
+) -> list[dict[int, OffloadPlan] | NoPolicyFits]:
+    """The ranks of several pools, one pool after the other in one process. Where the first has no policy the others are
+    not asked for: the answer is that error alone. `timeout_s`: of each. Raises OffloadError.
+    """
+    asked = [{str(rank): request_json(request) for rank, request in ranks.items()} for ranks in pools]
+    answer = ask_process("weft_runner.offload", {"pools": asked}, timeout_s * len(pools))
+    return [_found(one) for one in answer["answers"]]
+
+
+def ask_process(module: str, question: Mapping[str, Any], timeout_s: float, extra: str = "offload") -> dict[str, Any]:
+    """What `python -m MODULE` answers. `extra`: of this package, that it needs.
+
+    Raises OffloadError: it could not run, or its answer is an error.
+    """
+    command, sent = [sys.executable, "-m", module], json.dumps(question)
     try:
         done = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603 (our own module)
     except subprocess.TimeoutExpired as error:
-        raise OffloadError(f"no policy within {timeout_s:g} s") from error
+        raise OffloadError(f"no answer of {module} within {timeout_s:g} s") from error
     except OSError as error:
-        raise OffloadError(f"the planner's process did not start: {error}") from error
+        raise OffloadError(f"the process of {module} did not start: {error}") from error
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
         why = " ".join(done.stderr.strip().splitlines()[-1:])
-        raise OffloadError(f"the planner's process failed: {why}; it needs weft[offload]") from error
-    if "error" not in answer:
+        raise OffloadError(f"the process of {module} failed: {why}; it needs weft[{extra}]") from error
+    if "error" in answer:
+        raise OffloadError(f"{answer['error']}: {answer['message']}")
+    return answer
+
+
+def _found(answer: Mapping[str, Any]) -> dict[int, OffloadPlan] | NoPolicyFits:
+    if "plans" in answer:
         return {int(rank): plan_of(plan) for rank, plan in answer["plans"].items()}
-    if "tier" in answer:
-        raise NoPolicyFits(answer["message"], answer["tier"], answer["short_bytes"])
-    raise OffloadError(f"{answer['error']}: {answer['message']}")
+    return NoPolicyFits(answer["message"], answer["tier"], answer["short_bytes"])

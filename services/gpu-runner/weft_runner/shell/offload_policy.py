@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -16,26 +15,17 @@ from weft_runner.errors import ExecutorUnavailable, NoPolicyFits, OffloadError
 from weft_runner.executors import OffloadPolicy, offload_folder, offload_gpu
 from weft_runner.model.cpu.machine_rates import measure_rates
 from weft_runner.model.cuda.device import Gpu
-from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.tiers.budget import formats_of
 from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
 from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan
-from weft_runner.offload.policy import Budgets, Formats, MemoryTier, Shares
-from weft_runner.offload.rounding import EVERYTHING, ON_GPU, Supports
-from weft_runner.offload.search import BLOCKS, PolicySearch
-from weft_runner.offload.serving import MOST_BATCH_TOKENS, ServingLimits, serving_limits, usual_work
-from weft_runner.offload.sizes import model_sizes
+from weft_runner.offload.policy import Budgets, Formats, Shares
+from weft_runner.offload.serving import RunnerRequest, ServingLimits, serving_limits, stage_searches
 from weft_runner.offload.wire import solve_ranks
 from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings
 
 log = logging.getLogger(__name__)
 SOLVE_S = 60.0
-# Of a budget, that the plan leaves: rows of the embedding on their way, and pages and workspaces rounded up.
-MARGIN_BYTES, MARGIN_PAGES = 1 << 20, 4
-GPU_MARGIN = 16  # one such part, for what torch's allocator rounds up and libraries work on
-# Rows of a whole pass come to a stage and leave it as messages: a file would save one copy in memory of several.
-STAGE = Supports(activations=(MemoryTier.DEVICE, MemoryTier.HOST))
 
 
 def settle_offload(
@@ -55,8 +45,7 @@ def settle_offload(
         settings = replace(settings, sparse_attention=0.0)
         times = min(map(_times, hosts))
         log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=times))
-    ask = _request if gpu is None else partial(_gpu_request, gpu)
-    requests = {stage: ask(settings, spec, machines[stage], stage_of(spec, stage, stages)) for stage in range(stages)}
+    requests = stage_searches(spec, machines, _asked(settings, gpu=gpu is not None))
     try:
         plans = solve_ranks(requests, SOLVE_S)
     except NoPolicyFits:
@@ -103,7 +92,7 @@ def _gpu_machine(settings: RunnerSettings, spec: ModelSpec, gpu: Gpu) -> Machine
     kernels = f"{gpu.name} {DevicePacker.version} torch {torch.__version__}"
     identity = rates_identity(kernels, settings.base_digest, formats, 0)
     most = settings.offload_device_bytes // 4
-    return kept_rates(folder, identity, lambda: measure_gpu_rates(folder, spec, formats, gpu, most))
+    return kept_rates(folder, identity, lambda: measure_gpu_rates(folder, spec, [formats.weights], gpu, most))
 
 
 def _formats(settings: RunnerSettings) -> Formats:
@@ -111,52 +100,21 @@ def _formats(settings: RunnerSettings) -> Formats:
     return replace(formats, sparse_attention=settings.sparse_attention > 0.0)
 
 
-def _request(settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, part: Partition) -> PolicySearch:
-    hosts, most = settings.hosts, settings.max_sequences
-    work = usual_work(
-        spec.max_positions,
-        most_adapters=settings.max_adapters or most or BLOCKS[-1],
-        most_rank=settings.max_rank,
-        batch_tokens=settings.offload_batch_tokens,
+def _asked(settings: RunnerSettings, *, gpu: bool) -> RunnerRequest:
+    return RunnerRequest(
+        Budgets(settings.offload_device_bytes, settings.offload_host_bytes, settings.offload_disk_bytes),
+        formats_of(settings.dtype, executor="cuda") if gpu else _formats(settings),
+        stages=settings.pipeline_parallel,
+        hosts=settings.hosts,
+        max_adapters=settings.max_adapters,
+        max_rank=settings.max_rank,
+        max_sequences=settings.max_sequences,
+        max_batch_tokens=settings.max_batch_tokens,
+        kv_pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
-        pages=settings.kv_pages,
+        device_batch_tokens=settings.offload_batch_tokens,
+        kv_on_host=settings.attention != "flashinfer",
     )
-    formats = _formats(settings)
-    page = settings.page_tokens * model_sizes(spec, formats, layers=part.layers).kv_token
-    budgets = Budgets(
-        settings.offload_device_bytes
-        - min(settings.offload_device_bytes // 8, MARGIN_BYTES + int(MARGIN_PAGES * page)),
-        settings.offload_host_bytes,
-        settings.offload_disk_bytes,
-    )
-    return PolicySearch(
-        spec, machine, budgets, formats, replace(work, in_flight=hosts),
-        STAGE if settings.pipeline_parallel > 1 else EVERYTHING, max(1, most // hosts) if most else BLOCKS[-1],
-        part.layers, settings.max_batch_tokens or MOST_BATCH_TOKENS,
-    )  # fmt: skip
-
-
-def _gpu_request(
-    gpu: Gpu, settings: RunnerSettings, spec: ModelSpec, machine: MachineRates, part: Partition
-) -> PolicySearch:
-    """What the cuda executor has where, all rows of a pass in one batch; and what its allocator and libraries take."""
-    from weft_runner.model.cuda.adapters import layout_of  # not where torch comes without Triton
-
-    asked = _request(settings, spec, machine, part)
-    entry = layout_of(part, settings.max_rank).entry_bytes
-    context = spec.max_positions
-    tables = 4 * -(-context // settings.page_tokens) + (0 if settings.max_adapters else entry)
-    beside = settings.max_adapters * entry + 4 * context * spec.head_dim
-    beside += settings.offload_device_bytes // GPU_MARGIN if gpu.is_real else 0
-    budgets = replace(
-        asked.budgets,
-        device_bytes=max(1, asked.budgets.device_bytes - beside),
-        host_bytes=settings.offload_host_bytes - min(settings.offload_host_bytes // 8, MARGIN_BYTES),
-    )
-    work = replace(asked.work, batch_tokens=asked.most_tokens, table_bytes=tables)
-    formats = formats_of(settings.dtype, executor="cuda")
-    supports = replace(ON_GPU, kv=ON_GPU.kv[:1]) if settings.attention == "flashinfer" else ON_GPU
-    return replace(asked, budgets=budgets, work=work, formats=formats, supports=supports)
 
 
 def _limited(settings: RunnerSettings, limits: ServingLimits) -> RunnerSettings:

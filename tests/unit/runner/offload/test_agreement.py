@@ -7,7 +7,7 @@ import pytest
 
 from harness.native_library import native_library
 from harness.native_models import write_model
-from weft_cli.plan_offload import pool_settings
+from weft_cli.offload_report import pool_settings
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.partition import Partition
@@ -35,7 +35,11 @@ def executor_of(
     files: dict[str, Path], search: PolicySearch, plan: OffloadPlan, *, told: bool
 ) -> tuple[OffloadExecutor, Budgets]:
     """With the pool's settings that the plan asks for. `told`: it gets the plan, too."""
-    wanted, budgets, layers = pool_settings(search, plan), search.tiers, search.layers or range(search.spec.layers)
+    wanted, budgets, layers = (
+        pool_settings({0: search}, {0: plan}),
+        search.tiers,
+        search.layers or range(search.spec.layers),
+    )
     budget = OffloadBudget(
         device_bytes=budgets.device_bytes, disk_bytes=budgets.disk_bytes, path=files["config.json"].parent,
         base="sha256:" + "5" * 64, micro_batch=BATCH_TOKENS, max_tokens=wanted["scheduler"]["maxBatchTokens"],

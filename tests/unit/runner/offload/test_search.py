@@ -24,10 +24,11 @@ from weft_runner.offload.machine import MachineRates, rising
 from weft_runner.offload.plan import MATRICES, OffloadPlan, check_plan
 from weft_runner.offload.policy import Budgets, Formats, MemoryTier
 from weft_runner.offload.rounding import EVERYTHING, Supports, residents, round_case, spread
-from weft_runner.offload.search import PolicySearch, find_plan, find_plans, least_budgets, pipeline_tokens_per_s
+from weft_runner.offload.search import PolicySearch, find_plan, find_plans, least_budgets
 from weft_runner.offload.sizes import ModelSizes, model_sizes
 from weft_runner.offload.solver import relax
-from weft_runner.offload.wire import request_json, request_of, solve
+from weft_runner.offload.stages import pipeline_time
+from weft_runner.offload.wire import request_json, request_of, solve, solve_each
 
 MIB = 1 << 20
 SPEC = parse_spec(
@@ -246,8 +247,13 @@ def test_ranks_get_policies_of_their_own_and_two_are_as_fast_as_their_budgets_to
     assert [plan.tiers.head is None for plan in two.values()] == [True, False]
     assert len(two[0].tiers.layers) == 3
     plans = [two[0], two[1]]
-    assert pipeline_tokens_per_s(plans, 1) > 1.8 * one.predicted.tokens_per_s  # though they take turns
-    assert pipeline_tokens_per_s(plans, 2) == min(plan.predicted.tokens_per_s for plan in plans)
+    turns, beside = (pipeline_time(plans, hosts) for hosts in (1, 2))
+    assert turns.tokens_per_s > 1.8 * one.predicted.tokens_per_s  # though they take turns
+    assert beside.tokens_per_s == min(plan.predicted.tokens_per_s for plan in plans)
+    for time in (turns, beside):
+        assert max(time.relaxed_s, time.bound_s) <= time.block_s * (1 + 1e-9)
+        block, work = two[0].policy.block, request().work
+        assert time.tokens_per_s == pytest.approx(block * work.output / time.block_s)
     with pytest.raises(NoPolicyFits, match="rank 1: "):
         find_plans({0: request(budget=budget), 1: request(budget=Budgets(MIB))}, relax)
 
@@ -288,8 +294,12 @@ def test_sizes_are_those_of_the_packed_matrices() -> None:
 
 def test_the_search_in_its_own_process_answers_as_here() -> None:
     asked = request(most_block=2)
-    assert solve(asked) == find_plan(asked, relax)
-    with pytest.raises(NoPolicyFits, match="too few") as refused:
-        solve(request(budget=Budgets(MIB)))
-    assert refused.value.short_bytes > 0
+    small = request(budget=Budgets(MIB))
+    found, refused, again = solve_each([{0: asked}, {0: small}, {0: asked}])
+    assert found == again == {0: find_plan(asked, relax)}
+    assert isinstance(refused, NoPolicyFits)
+    assert refused.short_bytes > 0
+    with pytest.raises(NoPolicyFits, match="too few"):
+        solve(small)
+    assert len(solve_each([{0: small}, {0: asked}])) == 1
     assert request_of(json.loads(json.dumps(request_json(asked)))) == asked

@@ -7,7 +7,7 @@ kernels' with the model's heads. Under Triton's interpreter the same code runs, 
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,10 +49,15 @@ PRODUCTS_S = 4.0
 
 @torch.inference_mode()
 def measure_gpu_rates(
-    folder: Path, spec: ModelSpec, formats: Formats, gpu: Gpu, most_bytes: int, clock: Clock = time.perf_counter
-) -> MachineRates:
-    """Some seconds. `most_bytes`: of the GPU at a time, that may be taken. Raises DiskUnusable, MachineInvalid."""
-    bench = _Bench(spec, formats.weights, gpu, most_bytes if gpu.is_real else INTERPRETED_BYTES, clock)
+    folder: Path, spec: ModelSpec, formats: Sequence[WeightsFormat], gpu: Gpu, most_bytes: int,
+    clock: Clock = time.perf_counter,
+) -> MachineRates:  # fmt: skip
+    """Some seconds. `formats`: whose products are measured, the first one's beside reads. `most_bytes`: of the GPU at a
+    time, that may be taken. Raises DiskUnusable, MachineInvalid.
+    """
+    most = most_bytes if gpu.is_real else INTERPRETED_BYTES
+    products = {name: _Bench(spec, name, gpu, most, clock).products() for name in formats[1:]}
+    bench = _Bench(spec, formats[0], gpu, most, clock)
     with scratch_file(folder) as path:
         n_bytes, write = disk_write(path, clock)
         read = disk_read(path, n_bytes, clock)
@@ -68,7 +73,7 @@ def measure_gpu_rates(
             attention=attention,
             host_attention=to_device,  # attention on the host is not computed: as if KV came first
             attention_flops_per_s=flops,
-            products={formats.weights: bench.products()},
+            products={formats[0]: bench.products(), **products},
             one_memory=False,
             overlap=beside_share(reading, bench, clock),
         )

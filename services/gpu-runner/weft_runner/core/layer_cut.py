@@ -1,0 +1,47 @@
+"""How a pipeline cuts a model's layers into stages of nearly equal cost (ORCA, section 4.1; GPipe's cut). Pure.
+
+A decode step reads each weight once, so a layer costs its matrices, and the head, which the last stage has, its own: a
+vocabulary of 128k beside layers of 8B is worth two layers and a half. The embedding is a lookup and costs nothing.
+"""
+
+from weft.domain.model.config import ModelSpec
+from weft.domain.model.tensors import PROJECTIONS
+from weft_runner.errors import ExecutorUnavailable
+
+
+def stage_layers(whole: ModelSpec, stage: int, stages: int) -> range:
+    """The layers of stage `stage` of `stages`. Raises ExecutorUnavailable: the model has fewer layers.
+
+    Of all cuts one whose dearest stage costs least; what is left over is in the middle. Stage 0 samples tokens as well,
+    so that of the stages before the last one it is among the smaller.
+    """
+    if whole.layers < stages:
+        raise ExecutorUnavailable(
+            f"--pipeline-parallel {stages}: this model has {whole.layers} layers, and each stage needs one; "
+            f"ask for at most {whole.layers} stages"
+        )
+    if stages == 1:
+        return range(whole.layers)
+    before = stages - 1
+    middle = whole.layers - _last_layers(whole, stages)
+    if stage == before:
+        return range(middle, whole.layers)
+    each, more = divmod(middle, before)
+    first = stage * each + max(0, stage - (before - more))
+    return range(first, first + each + (stage >= before - more))
+
+
+def layer_cost(spec: ModelSpec) -> int:
+    """Numbers in a layer's matrices."""
+    sizes = (spec.projection(name) for name in PROJECTIONS)
+    return sum(n_in * n_out for n_in, n_out in sizes)
+
+
+def _last_layers(whole: ModelSpec, stages: int) -> int:
+    """How many layers stand before the head in the last stage; of equally good numbers the largest."""
+    layer, head = layer_cost(whole), whole.hidden_size * whole.vocab_size
+
+    def dearest(last: int) -> int:
+        return max(-(-(whole.layers - last) // (stages - 1)) * layer, last * layer + head)
+
+    return min(range(whole.layers - stages + 1, 0, -1), key=dearest)
