@@ -1,5 +1,6 @@
 """An offload pool's runner at its start: what it measures and keeps, and the policy that it finds and uses."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,14 +107,23 @@ def test_limits_that_are_unset_are_the_policys_and_the_executor_starts_with_them
 def test_a_restart_does_not_measure_again(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each measurement here is of another machine; another base is measured."""
     caplog.set_level("INFO")
     asked, spec = settings_of(folder, 14), read_spec(files_of(folder)["config.json"])
-    found = [settle_offload(asked, spec, threads=1) for _ in range(2)]
+    asked, products = replace(asked, offload_disk_path=folder / "restart"), {"bf16": ((1, 1e-10), (16, 3e-10))}
+    (folder / "restart").mkdir()
+    disks = itertools.count(1e9, 1e8)
+
+    def measured(*_: Any) -> MachineRates:
+        return MachineRates(next(disks), 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products)
+
+    monkeypatch.setattr(offload_policy, "measure_rates", measured)
+    found = [measured_machine(asked, spec, threads=1) for _ in range(2)]
     assert found[0] == found[1]
     assert said(caplog, "the machine was measured before")
     caplog.clear()
-    monkeypatch.setattr(offload_policy, "SOLVE_S", 0.001)  # only what comes before is of interest
-    settle_offload(replace(asked, base_digest="sha256:" + "6" * 64), spec, threads=1)
+    other = measured_machine(replace(asked, base_digest="sha256:" + "6" * 64), spec, threads=1)
+    assert other.disk_read > found[0].disk_read
     assert said(caplog, "the machine is measured")
 
 
@@ -235,7 +245,7 @@ def test_ranks_that_chose_other_parts_of_prompts_compute_the_smallest_of_them(fo
     spec = read_spec(files_of(folder)["config.json"])
     work = BlockWork(64, 16, in_flight=2)
     rates = MachineRates(1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, {"bf16": ((1, 1e-10), (16, 3e-10))})
-    search = PolicySearch(spec, rates, Budgets(1 << 30), Formats(), work)
+    search = PolicySearch(spec, rates, Budgets(1 << 30), Formats(), work, most_block=8)
     (plan,) = solve_ranks({0: search}).values()
     few, many = (replace(plan, policy=replace(plan.policy, block=8, batch=8), prompt_passes=n) for n in (2, 4))
     for pair in ((few, many), (many, few)):
