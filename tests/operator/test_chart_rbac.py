@@ -23,6 +23,7 @@ from weft_operator.errors import ChildRefused, NoEffect
 from weft_operator.kubernetes.client import Api
 from weft_operator.kubernetes.election import Election
 from weft_operator.kubernetes.errors import ApiFailed
+from weft_operator.kubernetes.feed import owner_of
 from weft_operator.kubernetes.kube import KubeBackend
 from weft_operator.kubernetes.lease import Terms
 from weft_operator.kubernetes.mirror import Mirror
@@ -170,11 +171,12 @@ def applies(kind: str) -> Use:
     async def use(world: World) -> None:
         child = world.child(kind, f"old-{time.monotonic_ns()}")
         live = world.made(child.manifest)
+        pool = owner_of(live)
+        assert pool is not None
         while True:
             world.mirror.put(live)
-            version = live["metadata"]["resourceVersion"]
             try:
-                return await world.backend.apply_child(ApplyChild(Ref("ServingPool", world.pools, "p"), child, version))
+                return await world.backend.apply_child(ApplyChild(pool, child, live["metadata"]["resourceVersion"]))
             except NoEffect:  # its controller has told its status meanwhile
                 live = world.plane.get(kind, child.name, world.pools)
 

@@ -29,14 +29,15 @@ from weft_operator.children import MANAGER, POOL_LABEL
 from weft_operator.errors import ChildRefused, NoEffect
 from weft_operator.kubernetes.client import APPLY_PATCH, MERGE_PATCH, Api
 from weft_operator.kubernetes.errors import ApiFailed, KubernetesError
+from weft_operator.kubernetes.feed import owner_of
 from weft_operator.kubernetes.mirror import Mirror
+from weft_operator.kubernetes.pods import DELETION_COST
 from weft_operator.kubernetes.resources import BY_KIND, EVENTS, MANAGED_BY, PODS, Key, version_of
 from weft_operator.observe import Child
 from weft_operator.resources import API_VERSION, Object, Ref
 
 log = logging.getLogger(__name__)
 
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 EVENT_NOTE_MAX = 1024  # bytes, by the API
 
 EVENTS_REMEMBERED = 1024
@@ -94,8 +95,9 @@ class KubeBackend:
         child, path = action.child, BY_KIND[action.child.kind].path(action.child.namespace, action.child.name)
         await self._check(action.pool)
         known = self._mirror.find(child.key)
-        if _version(known) != action.resource_version:
-            raise NoEffect(_planned_from_another(child.key, action.resource_version, known))
+        owned = known if known and owner_of(known) == action.pool else None  # else the plan does not see it
+        if _version(owned) != action.resource_version:
+            raise NoEffect(_planned_from_another(child.key, action.resource_version, owned))
         there = known or await self._unseen(child)
         if there and not may_apply(there, child):
             raise ChildRefused("ChildConflict", f"{child.kind} {child.name} is there and is not this pool's: {FOREIGN}")

@@ -8,10 +8,10 @@ from typing import Any
 
 from weft.domain.text import sanitize
 from weft_operator.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
-from weft_operator.kubernetes.kube import DELETION_COST
 from weft_operator.observe import Pod, RunnerState
 from weft_operator.resources import Object, Ref
 
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 LAST_WORDS_MAX = 300
 # The kubelet waits before it tries again, for longer each time: nothing of it will be ready soon.
 STUCK = frozenset(

@@ -1,8 +1,8 @@
 """What a machine can do, as a runner measures it at start: the constants of FlexGen's cost model (section 4.2).
 
 Products are tables instead of one rate: seconds for each number of the matrices by rows, because one row is bound by
-bytes and many by arithmetic. Between two entries time is on the line from one to the other; beyond the last one each
-further row costs what it does between the last two.
+bytes and many by arithmetic; what a layer does beside products and attention is in them. Between two entries time is
+on the line from one to the other; beyond the last one each further row costs what it does between the last two.
 """
 
 import math
