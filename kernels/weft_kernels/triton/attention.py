@@ -126,14 +126,18 @@ def attend_prefill(
     )  # fmt: skip
 
 
-def prefill_tiles(rows: npt.NDArray[np.int32], block_m: int) -> npt.NDArray[np.int32]:
+def prefill_tiles(
+    rows: npt.NDArray[np.int32], block_m: int, single: npt.NDArray[np.bool_] | None = None
+) -> npt.NDArray[np.int32]:
     """Rows [R, 4] -> tiles int32 [n, 2] of at most block_m tokens, for the rows that have more than one token.
+
+    `single` [R]: for all but these, where a row of one token is a part of a longer one.
 
     The tile with most keys comes first: programs start in this order, and a long one that starts last would keep the
     device waiting for it alone.
     """
     lengths = rows[:, 1] - rows[:, 0]
-    counts = np.where(lengths > 1, -(-lengths // block_m), 0)
+    counts = np.where(lengths == 1 if single is None else single, 0, -(-lengths // block_m))
     row = np.repeat(np.arange(len(rows)), counts)
     first = (np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)) * block_m
     order = np.argsort(-(rows[row, 2] + first), kind="stable")

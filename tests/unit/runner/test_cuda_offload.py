@@ -29,14 +29,14 @@ from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cuda import machine_rates, measuring
 from weft_runner.model.cuda.device import DTYPES, find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
-from weft_runner.model.cuda.offload import OffloadCudaExecutor, kv_split, work_bytes
+from weft_runner.model.cuda.offload import OffloadCudaExecutor, beside_weights
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.tiers.budget import OffloadBudget, Offloading, formats_of
 from weft_runner.model.weights import load_weights
 from weft_runner.offload.costs import BlockWork
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
 from weft_runner.offload.machine import MachineRates, machine_of
-from weft_runner.offload.placement import split_kv
+from weft_runner.offload.placement import split_activations, split_kv
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.rounding import ON_GPU
 from weft_runner.offload.search import PolicySearch, find_plan
@@ -92,9 +92,8 @@ def budget(folder: Path, part: Partition, dtype: str, left: int, host: int, **ch
         "max_rank": SIZES.max_rank, **changed,
     }  # fmt: skip
     limits = OffloadBudget(**values)
-    split = kv_split(part, dtype, SIZES, limits)
-    beside = split.memory_bytes + work_bytes(part, dtype, SIZES, split)
-    return replace(limits, device_bytes=left + beside, host_bytes=host + split.host_bytes)
+    beside = beside_weights(part, dtype, SIZES, limits)
+    return replace(limits, device_bytes=left + beside.device_bytes, host_bytes=host + beside.host_bytes)
 
 
 def offloaded(
@@ -127,15 +126,18 @@ def with_adapters(executor: CudaExecutor, spec: Any) -> CudaExecutor:
 Rows = list[tuple[list[int], int, list[int], int | None]]
 
 
-def script(seed: int, steps: int = 3) -> list[Rows]:
-    """Prompts, chunks of them and single tokens of four sequences, with adapters and without."""
+def script(seed: int, steps: int = 2) -> list[Rows]:
+    """Prompts, chunks of them and single tokens of four sequences, with adapters and without.
+
+    Batches of 16 tokens leave one token of a row of 17.
+    """
     drawn, fed = random.Random(seed), [0] * SIZES.rows
     slots = [drawn.choice((None, 0, 1)) for _ in fed]
     turns: list[Rows] = []
     for _ in range(steps):
         rows: Rows = []
         for i in sorted(drawn.sample(range(len(fed)), drawn.randint(1, len(fed)))):
-            count = drawn.choice((1, 1, 2, 9))
+            count = min(drawn.choice((1, 2, 17, 21)), SIZES.tokens - sum(len(row[0]) for row in rows))
             tokens = [drawn.randrange(203) for _ in range(count)]
             rows.append((tokens, fed[i], list(range(6 * i, 6 * i + 6)), slots[i]))
             fed[i] += count
@@ -145,12 +147,18 @@ def script(seed: int, steps: int = 3) -> list[Rows]:
 
 def logits_of(executor: CudaExecutor) -> list[torch.Tensor]:
     """The bits of a script's steps."""
-    return [executor.run(make_step(rows)).view(torch.int32).clone() for rows in script(1)]
+    return [executor.run(make_step(rows)).view(torch.int32).clone() for rows in script(240)]
 
 
 # Layers' bytes (of the device for weights and ring, of the host): all there is, and less; the disk has what is left.
 # With each of them as many KV pages on the host: few, so that adapters move more; most; all but those of adapters.
 HOST_PAGES = (0, 45, 30, 54, 0, 58)
+# And device batches: one; of a chunk or two each; with rows of all but the first ones, or of all, on the host.
+ROWS = (
+    {}, {"micro_batch": 1}, {"micro_batch": 1, "activation_host_tokens": 64},
+    {"micro_batch": 1, "activation_host_tokens": 48}, {"micro_batch": 16, "activation_host_tokens": 64}, {},
+)  # fmt: skip
+ON_HOST = {"micro_batch": 16, "activation_host_tokens": SIZES.tokens}
 SPLITS = ((9.0, 0.0), (2.3, 9.0), (1.1, 1.0), (2.2, 2.5), (2.5, 1.7), (1.5, 9.0))
 
 
@@ -162,14 +170,17 @@ def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
     spec = read_spec(files["config.json"])
     expected, tiers = with_adapters(whole(files, dtype), spec), set[tuple[bool, ...]]()
     whole_logits = logits_of(expected)
-    for (left, host), host_pages in zip(SPLITS, HOST_PAGES, strict=True):
+    for (left, host), host_pages, rows in zip(SPLITS, HOST_PAGES, ROWS, strict=True):
         limits = (int(layers * LAYER[dtype]) for layers in (left, host))
-        made.append(offloaded(files, tmp_path, *limits, dtype, kv_host_pages=host_pages))
+        made.append(offloaded(files, tmp_path, *limits, dtype, kv_host_pages=host_pages, **rows))
         placed = made[-1].placement
         tiers.add(tuple(any(map(any, placed.of(tier))) for tier in MemoryTier))
         assert made[-1].numerics_class == expected.numerics_class
         found = logits_of(with_adapters(made[-1], spec))
         assert all(torch.equal(*pair) for pair in zip(found, whole_logits, strict=True))
+    assert [bool(one.figures.activations.written_bytes) for one in made] == [
+        bool("activation_host_tokens" in rows) for rows in ROWS
+    ]
     assert tiers >= {(True, False, False), (True, True, False), (True, True, True)}, tiers
 
 
@@ -207,8 +218,10 @@ def test_a_page_moves_to_the_host_for_an_adapter_and_adapters_have_no_more_than_
     tensors = adapter_tensors(read_spec(files["config.json"]), 0, {"q_proj": 2})
     rows = [list(range(4 * i, 4 * i + 4)) for i in range(3)]
     for at, pages in enumerate(([63], [62], [63], [3])):
-        text = make_step([([at] * (40 - at), 0, own, None) for own in rows])
-        more = make_step([([5], 40 - at, own, slot) for own, slot in zip(rows, (0, None, 0), strict=True)])
+        lengths = (40 - at, 12, 12)
+        text = make_step([([at] * n, 0, own, None) for own, n in zip(rows, lengths, strict=True)])
+        after = zip(rows, lengths, (0, None, 0), strict=True)
+        more = make_step([([5], n, own, slot) for own, n, slot in after])
         found = list[list[torch.Tensor]]()
         for one in (executor, expected):
             logits = one.run(text).clone()
@@ -241,13 +254,38 @@ def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(
     assert registry.get_sample_value(copied, {"stage": "0"}) == executor.figures.stream.copied_bytes
 
 
-def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(
+def test_rows_on_the_host_are_copied_there_and_back_once_between_two_layers(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
 ) -> None:
-    files = files_of()
-    executor, expected = offloaded(files, tmp_path, 75_000, 90_000), whole(files)
+    """Not before the first layer nor behind the last one, and not where the buffers hold all rows of a pass."""
+    executor = offloaded(files_of(), tmp_path, 300_000, 0, **ON_HOST, machine=MACHINE)
     made.append(executor)
-    step = make_step([([5, 6, 7], 0, [0], None), ([8], 0, [1], None)])
+    row, copied, sampled = executor.placement.activations.row_bytes, 0, 0.0
+    for tokens, passing in ((40, 40), (32, 0), (50, 50)):
+        executor.run(make_step([([1] * tokens, 0, [0, 1, 2, 3], None)]))
+        copied += 2 * passing * row
+        figures = executor.figures
+        assert (figures.activations.read_bytes, figures.activations.written_bytes) == (copied, copied)
+        assert figures.accuracy is not None
+        if passing:  # all else is fast beside the copies
+            expected_s = 2 * passing * row / min(MACHINE.to_device, MACHINE.to_host)
+            assert figures.accuracy.predicted_s - sampled == pytest.approx(expected_s, rel=1e-3)
+        sampled = figures.accuracy.predicted_s
+    metrics = OffloadMetrics(registry := CollectorRegistry(), lambda: [executor.figures])
+    metrics.observe()
+    for name in ("read", "written"):
+        total = f"weft_runner_offload_activations_{name}_bytes_total"
+        assert registry.get_sample_value(total, {"stage": "0"}) == copied > 0
+
+
+@pytest.mark.parametrize("rows", [{}, ON_HOST])
+def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], rows: dict[str, int]
+) -> None:
+    files = files_of()
+    executor, expected = offloaded(files, tmp_path, 75_000, 90_000, **rows), whole(files)
+    made.append(executor)
+    step = make_step([([5, 6, 7] * 13, 0, [0, 2, 3], None), ([8], 0, [1], None)])
 
     def fails(layer: int) -> None:
         raise InterruptedError(layer)
@@ -266,8 +304,9 @@ def test_two_stages_have_budgets_of_their_own(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
 ) -> None:
     files = files_of()
-    made += [offloaded(files, tmp_path, 75_000 + 50_000 * stage, 75_000, stage=(stage, 2)) for stage in range(2)]
-    step, expected = make_step([([5, 6, 7], 0, [0], None), ([8], 0, [1], None)]), whole(files)
+    lefts = (75_000, 125_000)
+    made += [offloaded(files, tmp_path, left, 75_000, stage=(i, 2), **ON_HOST) for i, left in enumerate(lefts)]
+    step, expected = make_step([([5, 6, 7] * 13, 0, [0, 2, 3], None), ([8], 0, [1], None)]), whole(files)
     assert torch.equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
 
 
@@ -285,7 +324,7 @@ def test_a_file_that_is_cut_short_under_it_is_an_executor_lost(
     ("left", "host", "disk", "error", "what"),
     [
         (1000, 1 << 20, 1 << 30, NoPolicyFits, r"deviceBytes \d+ is \d+ too small: \d+ for KV and adapters, \d+"),
-        (75_000, 1000, 1 << 30, NoPolicyFits, r"hostBytes 1000 is \d+ too small: KV takes 0, and weights that come"),
+        (75_000, 1000, 1 << 30, NoPolicyFits, r"hostBytes 1000 is \d+ too small: KV and activations take 0, and"),
         (75_000, 1 << 20, 1000, NoPolicyFits, r"diskBytes 1000 is \d+ too small: packed weights take \d+"),
     ],
 )
@@ -306,18 +345,20 @@ def test_a_disk_without_direct_reads_is_named(files_of: Callable[..., dict[str, 
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 6), st.lists(st.integers(1, 50), min_size=4, max_size=4), st.integers(0, 4), st.integers(0, 1500),
-    st.integers(0, 900), st.floats(0, 1), st.integers(0, 9),
+    st.integers(0, 900), st.floats(0, 1), st.integers(0, 9), st.integers(0, 40), st.integers(1, 40),
 )  # fmt: skip
 def test_a_placement_keeps_to_every_budget_and_what_a_refusal_says_is_missing_suffices(
-    layers: int, matrices: list[int], pieces: int, device: int, host: int, share: float, host_pages: int
-) -> None:
+    layers: int, matrices: list[int], pieces: int, device: int, host: int, share: float, host_pages: int,
+    host_rows: int, batch_rows: int,
+) -> None:  # fmt: skip
     """The device may lack something, and then the host."""
     groups = [*([matrices] * layers), *([[max(matrices)]] * pieces)]
     total, budgets = sum(map(sum, groups)), Budgets(device + 10, host)
     kv = split_kv(9, host_pages, row_pages=2, layers=layers, page_bytes=7 * layers)
+    rows = split_activations(40, host_rows, batch_rows=batch_rows, sequences=4, row_bytes=2048)
 
     def place() -> DevicePlacement:
-        return place_on_device(groups, budgets, kv, work_bytes=10, packed_bytes=total, share=share)
+        return place_on_device(groups, budgets, kv, rows, work_bytes=10, packed_bytes=total, share=share)
 
     for tier in (MemoryTier.DEVICE, MemoryTier.HOST):
         try:
@@ -325,26 +366,39 @@ def test_a_placement_keeps_to_every_budget_and_what_a_refusal_says_is_missing_su
         except NoPolicyFits as error:
             if error.tier == tier:
                 budgets = replace(budgets, **{f"{tier}_bytes": budgets.of(tier) + error.short_bytes})
-    check_device_placement(place(), budgets)
+    placed = place()
+    check_device_placement(placed, budgets)
+    if rows.outside_rows:
+        assert rows.memory_bytes < 40 * 2048
+        assert budgets.host_bytes >= placed.host_bytes + kv.host_bytes + host_rows * 2048
 
 
-@pytest.mark.parametrize(("device", "host"), [(400_000, 300_000), (800_000, 800_000)])
+@pytest.mark.parametrize(
+    ("device", "host", "rows"),
+    [
+        (400_000, 300_000, MemoryTier.DEVICE), (800_000, 800_000, MemoryTier.DEVICE),
+        (800_000, 800_000, MemoryTier.HOST),
+    ],
+)  # fmt: skip
 def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_budget(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], device: int, host: int
-) -> None:
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], device: int, host: int,
+    rows: MemoryTier,
+) -> None:  # fmt: skip
     """Products take as long for few rows as for many, and copies are fast: KV on the host makes room for rows."""
     files, budgets = files_of(), Budgets(device, host)
     spec = read_spec(files["config.json"])
     work = BlockWork(80, 16, batch_tokens=320, table_bytes=100)
     products = {"bf16": ((1, 1e-9), (512, 1.01e-9))}
     machine = replace(MACHINE, to_device=1e10, to_host=1e10, attention=1e12, products=products)
-    search = PolicySearch(spec, machine, budgets, formats_of("bf16", executor="cuda"), work, ON_GPU, most_tokens=320)
+    search = PolicySearch(spec, machine, budgets, formats_of("bf16", executor="cuda"), work, most_tokens=320)
+    search = replace(search, supports=replace(ON_GPU, activations=(rows,)))
     plan = find_plan(search, relax)
     limits = serving_limits({0: (search, plan)})
     sizes = replace(SIZES, pages=limits.pages, rows=limits.sequences, tokens=limits.batch_tokens)
     budget = OffloadBudget(
-        device + BESIDE, 1 << 30, tmp_path, BASE, 1, sizes.tokens, sizes.rows, 16, host_bytes=host, plan=plan
-    )
+        device + BESIDE, 1 << 30, tmp_path, BASE, plan.batch_tokens, sizes.tokens, sizes.rows, 16, host_bytes=host,
+        plan=plan,
+    )  # fmt: skip
     executor = OffloadCudaExecutor(find_gpu(), open_checkpoint(files, spec), budget, sizes, dtype="bf16")
     made.append(executor)
     placed, used = executor.placement, plan.usage
@@ -353,7 +407,10 @@ def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_bu
     assert (placed.weights.resident_bytes, placed.host_bytes) == (
         used[MemoryTier.DEVICE].weights, used[MemoryTier.HOST].weights
     )  # fmt: skip
-    assert placed.kv.host_bytes + placed.host_bytes + placed.staging_bytes <= host
+    on_host = placed.kv.host_bytes + placed.activations.host_bytes
+    assert on_host + placed.host_bytes + placed.staging_bytes <= host
+    assert bool(placed.activations.outside_rows) == (rows is MemoryTier.HOST)
+    assert placed.activations.host_bytes <= used[MemoryTier.HOST].activations
     assert placed.device_bytes <= device + BESIDE
     step = make_step([([1, 2, 3], 0, [0], None), ([4], 0, [1], None)])
     assert torch.equal(executor.run(step), whole(files).run(step))
@@ -401,8 +458,8 @@ def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs
     plan, machine = policy.plans[0], policy.machines[0]
     assert not machine.one_memory
     assert min(machine.to_device, machine.to_host, machine.attention, machine.attention_flops_per_s) > 0
-    assert plan.policy.block == plan.policy.batch == settled.max_sequences
-    assert (plan.policy.kv.disk, plan.policy.activations.device) == (0.0, 1.0)
+    assert plan.policy.block == settled.max_sequences
+    assert (plan.policy.kv.disk, plan.policy.activations.disk) == (0.0, 0.0)
     assert plan.policy.weights.disk > 0
     executor = make_executor(settled, ModelSource(spec, files, 1, policy=policy))
     assert isinstance(executor, OffloadCudaExecutor)

@@ -450,7 +450,7 @@ def test_a_plan_says_which_weights_and_how_much_kv_stay(
     assert {*executor.residency.resident[:5]} == {(False, True, False, True)}
     assert {*executor.residency.resident[5:]} == {(False,)}
     assert (executor.placement.kv.outside_pages, executor.placement.kv.batch_pages) == (24, 16)
-    assert executor.placement.activations.disk_rows == 64
+    assert executor.placement.activations.outside_rows == 64
     assert executor.figures.planned_pass_s == plan.predicted.token.pass_s
     same(executor, in_memory(files), script(4))
     for wrong in (

@@ -59,10 +59,15 @@ def run_layers(ops: Operators, weights: LayerSource, first: int, last: int, laye
     y: Tensor | None = None
     for layer in range(first, last):
         with weights.layer(layer) as w:
-            qkv = ops.project(ops.add_norm(y, w.attention_norm), w.qkv, layer, QKV, w.qkv_bias)
-            y = ops.project(ops.attention(qkv, layer, w), w.o, layer, OUT)
-            gate_up = ops.project(ops.add_norm(y, w.mlp_norm), w.gate_up, layer, GATE_UP)
-            y = ops.project(ops.gate(gate_up, layer), w.down, layer, DOWN)
+            y = run_layer(ops, w, layer, y)
         if layer_done is not None:
             layer_done(layer)
     return ops.end(y)
+
+
+def run_layer(ops: Operators, w: LayerWeights, layer: int, y: Tensor | None) -> Tensor:
+    """What a layer adds to the residual stream [T, H], which has it later. `y`: of the layer before (None: none)."""
+    qkv = ops.project(ops.add_norm(y, w.attention_norm), w.qkv, layer, QKV, w.qkv_bias)
+    y = ops.project(ops.attention(qkv, layer, w), w.o, layer, OUT)
+    gate_up = ops.project(ops.add_norm(y, w.mlp_norm), w.gate_up, layer, GATE_UP)
+    return ops.project(ops.gate(gate_up, layer), w.down, layer, DOWN)

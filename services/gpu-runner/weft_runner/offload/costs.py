@@ -331,8 +331,9 @@ def memory(case: Case) -> dict[MemoryTier, dict[str, Linear]]:
     hidden_buffers = float(case.buffers * (case.tokens * sizes.hidden_row + ALIGN))
     hidden_blocks = ALIGN * (case.most_rows / case.tokens + 2 + case.block * work.in_flight)  # a batch begins on one
     rows = (case.tokens + SLACK_ROWS) * sizes.row + (case.batch + SLACK_ROWS) * sizes.hidden_row
-    # embeddings are gathered, logits copied out for those who sample
-    rows += 2 * case.block * sizes.logits_row + case.most_rows * sizes.embedding_row
+    # embeddings are gathered, on a GPU for a batch at a time; hidden rows and logits copied out for those who sample
+    gathered = case.tokens + case.block if case.formats.executor == "cuda" else case.most_rows
+    rows += 2 * case.block * sizes.logits_row + gathered * sizes.embedding_row
     rows += work.in_flight * (case.block * work.table_bytes + case.most_rows * sizes.message_row)
     workspace = linear(
         float(rows + sizes.fixed + spare),

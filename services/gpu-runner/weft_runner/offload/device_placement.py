@@ -1,15 +1,17 @@
-"""Where a GPU's executor has weights and KV: on the device, in pinned memory, weights also on the disk. Pure and exact.
+"""Where a GPU's executor has weights, KV and activations: on the device, in pinned memory, weights also on the disk.
 
+Pure and exact.
 What steps work on is on the device. Weights that are not there pass through a ring on it, group by group, and from the
 disk through a ring of the host before. KV is on the device or in pinned memory, in whole pages; a layer of the pages
-there passes through a ring of its own, part by part of a step.
+there passes through a ring of its own, part by part of a step. Activations are on the device or in pinned memory, and
+pass through buffers, device batch by device batch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft_runner.errors import NoPolicyFits, PolicyInvalid
-from weft_runner.offload.placement import KvSplit, check_kv
+from weft_runner.offload.placement import ActivationSplit, KvSplit, check_activations, check_kv
 from weft_runner.offload.plan import OffloadPlan, WeightTiers
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.residency import WeightResidency, best_resident, least_bytes, shape_of, with_ring
@@ -28,12 +30,14 @@ class DevicePlacement:
     tiers: tuple[tuple[MemoryTier, ...], ...]
     staging_bytes: int
     kv: KvSplit
+    activations: ActivationSplit
     work_bytes: int
     packed_bytes: int
 
     @property
     def device_bytes(self) -> int:
-        return self.weights.resident_bytes + self.weights.ring_bytes + self.kv.memory_bytes + self.work_bytes
+        weights = self.weights.resident_bytes + self.weights.ring_bytes
+        return weights + self.kv.memory_bytes + self.activations.memory_bytes + self.work_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -54,18 +58,19 @@ class DevicePlacement:
 
 
 def place_on_device(
-    groups: Sequence[Sequence[int]], budgets: Budgets, kv: KvSplit, *, work_bytes: int, packed_bytes: int,
-    share: float = 1.0, plan: OffloadPlan | None = None,
+    groups: Sequence[Sequence[int]], budgets: Budgets, kv: KvSplit, activations: ActivationSplit, *, work_bytes: int,
+    packed_bytes: int, share: float = 1.0, plan: OffloadPlan | None = None,
 ) -> DevicePlacement:  # fmt: skip
     """As a plan says; without one as much as fits on the device, at most `share` of it, and then on the host.
 
     Raises NoPolicyFits: a tier is too small; PolicyInvalid: the plan is of something else.
     """
-    left = budgets.device_bytes - kv.memory_bytes - work_bytes
+    work_needs = work_bytes + activations.memory_bytes
+    left = budgets.device_bytes - kv.memory_bytes - work_needs
     if (short := least_bytes(groups) - left) > 0:
         raise NoPolicyFits(
             f"deviceBytes {budgets.device_bytes} is {short} too small: {kv.memory_bytes} for KV and adapters, "
-            f"{work_bytes} for steps and {least_bytes(groups)} for one layer's weights on their way: allow more, or "
+            f"{work_needs} for steps and {least_bytes(groups)} for one layer's weights on their way: allow more, or "
             "ask for fewer --kv-pages, more --offload-kv-host-pages, or less --max-batch-tokens or --max-sequences",
             MemoryTier.DEVICE,
             short,
@@ -77,10 +82,14 @@ def place_on_device(
             MemoryTier.DISK,
             short,
         )
-    tiers, buffers = _greedy(groups, budgets, kv, left, share) if plan is None else (plan.tiers, plan.buffers)
+    tiers, buffers = (
+        _greedy(groups, budgets, kv.host_bytes + activations.host_bytes, left, share)
+        if plan is None
+        else (plan.tiers, plan.buffers)
+    )
     every = _of_groups(groups, tiers)
     weights = with_ring(groups, [tuple(at is MemoryTier.DEVICE for at in one) for one in every], buffers)
-    placed = DevicePlacement(weights, every, 0, kv, work_bytes, packed_bytes)
+    placed = DevicePlacement(weights, every, 0, kv, activations, work_bytes, packed_bytes)
     most, total = max(placed.disk_read, default=0), sum(placed.disk_read)
     placed = replace(placed, staging_bytes=min(buffers * most, total))
     for tier, needed in ((MemoryTier.DEVICE, placed.device_bytes), (MemoryTier.HOST, _host_needs(placed))):
@@ -93,6 +102,7 @@ def check_device_placement(placed: DevicePlacement, budgets: Budgets) -> None:
     """No tier has more than its budget, nothing is lost or twice."""
     weights = placed.weights
     check_kv(placed.kv)
+    check_activations(placed.activations)
     assert placed.device_bytes <= budgets.device_bytes, placed
     assert _host_needs(placed) <= budgets.host_bytes, placed
     assert placed.packed_bytes <= budgets.disk_bytes, placed
@@ -102,14 +112,14 @@ def check_device_placement(placed: DevicePlacement, budgets: Budgets) -> None:
 
 
 def _host_needs(placed: DevicePlacement) -> int:
-    return placed.host_bytes + placed.staging_bytes + placed.kv.host_bytes
+    return placed.host_bytes + placed.staging_bytes + placed.kv.host_bytes + placed.activations.host_bytes
 
 
 def _greedy(
-    groups: Sequence[Sequence[int]], budgets: Budgets, kv: KvSplit, left: int, share: float
-) -> tuple[WeightTiers, int]:  # fmt: skip
-    """(tiers, buffers). `left`: bytes of the device for weights."""
-    shape, total, host = shape_of(groups), sum(map(sum, groups)), budgets.host_bytes - kv.host_bytes
+    groups: Sequence[Sequence[int]], budgets: Budgets, beside: int, left: int, share: float
+) -> tuple[WeightTiers, int]:
+    """(tiers, buffers). `left`: bytes of the device for weights; `beside`: of the host for all else."""
+    shape, total, host = shape_of(groups), sum(map(sum, groups)), budgets.host_bytes - beside
     if total <= left and share >= 1.0 and host >= 0:
         whole, n = MemoryTier.DEVICE, shape.layers
         return weight_tiers(shape, (n, n, n, n), (0, 0, 0, 0), whole), 1
@@ -118,8 +128,8 @@ def _greedy(
     if part is None:
         short = best.ring - host
         raise NoPolicyFits(
-            f"hostBytes {budgets.host_bytes} is {short} too small: KV takes {kv.host_bytes}, and weights that come "
-            f"from the disk pass through {best.ring} bytes of the host on their way to the GPU",
+            f"hostBytes {budgets.host_bytes} is {short} too small: KV and activations take {beside}, and weights that "
+            f"come from the disk pass through {best.ring} bytes of the host on their way to the GPU",
             MemoryTier.HOST,
             short,
         )

@@ -6,7 +6,6 @@ micro-batch's pages passes through a ring. Activations are hidden rows between l
 ones are in memory, the others in a file, from where a micro-batch's rows pass through a ring of their own.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -65,13 +64,14 @@ class KvSplit:
 
 @dataclass(frozen=True, slots=True)
 class ActivationSplit:
-    """Hidden rows of the largest pass, of `row_bytes` each: the last `disk_rows` of `rows` are in a file.
+    """Hidden rows of the largest pass, of `row_bytes` each: the last `outside_rows` of `rows` are in a file, or beside
+    a GPU in memory of the host.
 
     `batch_rows`: of a micro-batch, at most; `batches`: micro-batches of a pass, at most; `buffers`: of one each.
     """
 
     rows: int
-    disk_rows: int
+    outside_rows: int
     batch_rows: int
     batches: int
     row_bytes: int
@@ -79,8 +79,8 @@ class ActivationSplit:
 
     @property
     def memory_rows(self) -> int:
-        """Of a pass that needs the file: the first ones, which stay in memory."""
-        return self.rows - self.disk_rows
+        """Of a pass that has rows outside: the first ones, which stay in the memory that computes."""
+        return self.rows - self.outside_rows
 
     @property
     def ring_at(self) -> int:
@@ -89,22 +89,26 @@ class ActivationSplit:
 
     @property
     def ring_bytes(self) -> int:
-        return self.buffers * round_up(self.batch_rows * self.row_bytes, ALIGN) if self.disk_rows else 0
+        return self.buffers * round_up(self.batch_rows * self.row_bytes, ALIGN) if self.outside_rows else 0
 
     @property
     def memory_bytes(self) -> int:
-        return self.ring_at + self.ring_bytes if self.disk_rows else self.rows * self.row_bytes
+        return self.ring_at + self.ring_bytes if self.outside_rows else self.rows * self.row_bytes
 
     @property
     def whole_rows(self) -> int:
-        """Of the largest pass that needs no file: memory and ring hold it."""
+        """Of the largest pass that has none outside: memory and ring hold it."""
         return self.memory_bytes // self.row_bytes
 
     @property
+    def host_bytes(self) -> int:
+        """Of the host, where they are there: the first micro-batch may have rows that had room in memory."""
+        return min(self.rows, self.outside_rows + self.batch_rows) * self.row_bytes if self.outside_rows else 0
+
+    @property
     def disk_bytes(self) -> int:
-        """Of the file: a micro-batch begins on a block; the first one may have rows that had room in memory."""
-        rows = min(self.rows, self.disk_rows + self.batch_rows) if self.disk_rows else 0
-        return round_up(rows * self.row_bytes, ALIGN) + self.batches * ALIGN if rows else 0
+        """Of the file, where they are in one: a micro-batch begins on a block."""
+        return round_up(self.host_bytes, ALIGN) + self.batches * ALIGN if self.outside_rows else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +150,22 @@ def split_kv(
 
 
 def split_activations(
-    rows: int, disk_rows: int, *, batch_rows: int, sequences: int, row_bytes: int, buffers: int = 2
+    rows: int, outside_rows: int, *, batch_rows: int, sequences: int, row_bytes: int, buffers: int = 2
 ) -> ActivationSplit:
-    """`sequences`: rows of a step, at each of which a micro-batch may begin. No file where the ring would save nothing.
+    """`sequences`: rows of a step, at each of which a micro-batch may begin. None outside where that saves nothing.
 
     Raises PolicyInvalid.
     """
-    if not 0 <= disk_rows <= rows:
-        raise PolicyInvalid(f"activations of {disk_rows} of {rows} tokens on the disk")
+    if not 0 <= outside_rows <= rows:
+        raise PolicyInvalid(f"activations of {outside_rows} of {rows} tokens outside of the memory that computes")
     batches = -(-rows // batch_rows) + sequences
-    split = ActivationSplit(rows, disk_rows, batch_rows, batches, row_bytes, buffers)
-    return split if split.whole_rows < rows else replace(split, disk_rows=0)
+    split = ActivationSplit(rows, outside_rows, batch_rows, batches, row_bytes, buffers)
+    return split if split.whole_rows < rows else replace(split, outside_rows=0)
 
 
-def planned_activations(plan: OffloadPlan, rows: int) -> int:
-    """Of so many rows, those on the disk."""
-    return math.ceil(plan.policy.activations.disk * rows)
+def planned_activations(plan: OffloadPlan, rows: int, tier: MemoryTier = MemoryTier.DISK) -> int:
+    """Of so many rows, those on that tier."""
+    return rows if plan.activations is tier else 0
 
 
 def planned_kv(plan: OffloadPlan, page_bytes: int, tier: MemoryTier = MemoryTier.DISK) -> tuple[int, int]:
@@ -201,8 +205,13 @@ def check_placement(placement: TierPlacement, budgets: Budgets) -> None:
     assert weights.resident_bytes + weights.streamed_bytes == sum(map(sum, weights.groups)), weights
     assert weights.ring_bytes >= max(weights.streamed, default=0), weights
     check_kv(kv)
-    assert activations.memory_rows + activations.disk_rows == activations.rows, activations
-    assert (activations.disk_rows > 0) == (activations.whole_rows < activations.rows), activations
+    check_activations(activations)
+
+
+def check_activations(activations: ActivationSplit) -> None:
+    """Every row is on one tier, and what is outside takes less memory than in it."""
+    assert activations.memory_rows + activations.outside_rows == activations.rows, activations
+    assert (activations.outside_rows > 0) == (activations.whole_rows < activations.rows), activations
     assert activations.memory_bytes <= activations.rows * activations.row_bytes, activations
 
 

@@ -30,7 +30,7 @@ class Supports:
     device_batches: bool = True  # a pass is computed in several; else all of its rows are one
 
 
-ON_GPU = Supports((MemoryTier.DEVICE, MemoryTier.HOST), (MemoryTier.DEVICE,), device_batches=False)  # cuda executor
+ON_GPU = Supports((MemoryTier.DEVICE, MemoryTier.HOST), (MemoryTier.DEVICE, MemoryTier.HOST))  # cuda executor
 EVERYTHING = Supports()
 
 

@@ -39,8 +39,9 @@ class RunnerRequest:
     """What a runner's policy depends on, beside its model and its machines. Limits that are 0 are free.
 
     `budgets`: of each rank. `formats`: of its executor. `stages`: of the pipeline, on `hosts` with as many each.
-    `device_batch_tokens`: that a layer of the cpu executor computes at a time. `kv_on_host`: a GPU's attention reads
-    KV that lies there. `reserve`: a part of the budgets is left for what plans do not count.
+    `device_batch_tokens`: that a layer of the cpu executor computes at a time. `attends_in_parts`: a GPU's attention
+    takes some rows of a step at a time, as KV on its host and device batches need it. `reserve`: a part of the budgets
+    is left for what plans do not count.
     """
 
     budgets: Budgets
@@ -55,7 +56,7 @@ class RunnerRequest:
     kv_pages: int = 0
     page_tokens: int = 16
     device_batch_tokens: int = 256
-    kv_on_host: bool = True
+    attends_in_parts: bool = True
     reserve: bool = True
 
     @property
@@ -96,7 +97,7 @@ def _on_cpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers
 
 
 def _on_gpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers: range) -> PolicySearch:
-    """What the cuda executor has where, all rows of a pass in one batch; and what its allocator and libraries take."""
+    """What the cuda executor has where; and what its allocator and libraries take."""
     search, context = _on_cpu(spec, machine, asked, layers), spec.max_positions
     entry = entry_bytes(len(layers), len(MATRICES), len(PROJECTIONS) * asked.max_rank)
     tables = 4 * -(-context // asked.page_tokens) + (0 if asked.max_adapters else entry)
@@ -109,8 +110,16 @@ def _on_gpu(spec: ModelSpec, machine: MachineRates, asked: RunnerRequest, layers
         search,
         budgets=replace(budgets, device_bytes=max(1, budgets.device_bytes - beside), host_bytes=host),
         work=replace(search.work, batch_tokens=search.most_tokens, table_bytes=tables),
-        supports=ON_GPU if asked.kv_on_host else replace(ON_GPU, kv=ON_GPU.kv[:1]),
+        supports=_gpu_supports(asked),
     )
+
+
+def _gpu_supports(asked: RunnerRequest) -> Supports:
+    """A stage's rows come and leave as messages."""
+    on_device = (MemoryTier.DEVICE,)
+    if not asked.attends_in_parts:
+        return Supports(on_device, on_device, device_batches=False)
+    return replace(ON_GPU, activations=on_device) if asked.stages > 1 else ON_GPU
 
 
 def _work(spec: ModelSpec, asked: RunnerRequest) -> BlockWork:

@@ -55,8 +55,13 @@ _OFFLOAD_TOTALS: dict[str, tuple[str, Callable[[OffloadFigures], float]]] = {
         "Bytes of KV written to disk, or copied from a GPU to its host", lambda of: of.kv.written_bytes
     ),
     "kv_wait_seconds": ("Time for which steps waited for KV", lambda of: of.kv.waited_s),
-    "activations_read_bytes": ("Bytes of activations read from disk", lambda of: of.activations.read_bytes),
-    "activations_written_bytes": ("Bytes of activations written to disk", lambda of: of.activations.written_bytes),
+    "activations_read_bytes": (
+        "Bytes of activations read from disk, or copied from the host to a GPU", lambda of: of.activations.read_bytes
+    ),
+    "activations_written_bytes": (
+        "Bytes of activations written to disk, or copied from a GPU to its host",
+        lambda of: of.activations.written_bytes,
+    ),
     "activations_wait_seconds": ("Time for which steps waited for activations", lambda of: of.activations.waited_s),
     "step_seconds": ("Time of steps", lambda of: of.step_s),
     "predicted_seconds": (

@@ -113,7 +113,7 @@ def _asked(settings: RunnerSettings, *, gpu: bool) -> RunnerRequest:
         kv_pages=settings.kv_pages,
         page_tokens=settings.page_tokens,
         device_batch_tokens=settings.offload_batch_tokens,
-        kv_on_host=settings.attention != "flashinfer",
+        attends_in_parts=settings.attention != "flashinfer",
     )
 
 

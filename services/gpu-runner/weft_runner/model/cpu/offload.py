@@ -89,7 +89,7 @@ class OffloadExecutor(CpuExecutor):
         self._disk_pages: LayerPages = {}  # of this pass
         self._rows_on_disk: list[bool] = []  # of each micro-batch
         self._activations: DiskActivations | None = None
-        if self.placement.activations.disk_rows:
+        if self.placement.activations.outside_rows:
             self._activations = DiskActivations(budget.path, self.placement.activations)
             self._hidden = self._activations.rows
         self._step_s = 0.0

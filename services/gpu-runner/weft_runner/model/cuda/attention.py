@@ -44,7 +44,7 @@ class TritonAttention:
         """
         kv, step, scale = self._kv, self._step, q.shape[2] ** -0.5
         if picked is not None:
-            usual = attention_splits(step.shape.rows, kv.shape[3], self._sms)
+            usual = attention_splits(step.whole.rows, kv.shape[3], self._sms)
             splits = max(usual, LONG_SPLITS)
             scratch = attention.DecodeScratch.make(len(picked), q.shape[1], splits, q.shape[2], q.device)
             attention.attend_decode(

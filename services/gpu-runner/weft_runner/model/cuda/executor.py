@@ -23,7 +23,7 @@ from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_step
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, copy_to_host
-from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths
+from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import LayerSource, run_layers
 from weft_runner.model.executor import LayerDone
@@ -216,10 +216,9 @@ class CudaExecutor:
         steps compute is not read; their keys and values go to page 0, which its first owner overwrites.
         """
         logits = torch.zeros(1, self.spec.vocab_size, device=self.at)  # of another stage
-        for step in warm_up_steps(tokens, self._block_m, self._device.kv.page_tokens):
+        for step in warm_up_steps(tokens, chunk_tokens, self._device.kv.page_tokens):
             for widths in (None, self._most_ranks):
-                here = self._written(step)
-                ops = self._operators(step, here, range(layers), self._begun(here), widths)
+                ops, here = self._warm_operators(step, widths)
                 x = run_layers(ops, weights, 0, layers, None)
                 if weights.has_head:
                     logits = self._logits(x[here.sampled])
@@ -231,31 +230,34 @@ class CudaExecutor:
         self, step: StepInput, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
     ) -> torch.Tensor:
         here = self._written(step)
-        slots = slots_of(step)
-        residual = self._first(step, here) if hidden is None else hidden.to(self.at, torch.float32, copy=True)
+        residual = self._embedded(here) if hidden is None else hidden.to(self.at, torch.float32, copy=True)
+        ops = TritonOps(self._device, here, self._attention(step, here), residual, self._widths_of(step))
+        x = run_layers(ops, self._weights, first, last, layer_done)
+        ends = last == self.spec.layers and self._weights.has_head
+        return self._logits(x[here.sampled]) if ends else x
 
-        widths = self.adapters.widths(slots) if slots else []
+    def _widths_of(self, step: StepInput) -> Widths | None:
+        """Of the adapters of a step, each of which is there when it is asked for. None: no token has one."""
+        slots = slots_of(step)
+        if not slots:
+            return None
+        widths = self.adapters.widths(slots)
 
         def width(layer: int, site: int) -> int:
             self.adapters.wait(slots, layer)
             return widths[layer][site]
 
-        ops = self._operators(step, here, range(first, last), residual, width if slots else None)
-        x = run_layers(ops, self._weights, first, last, layer_done)
-        ends = last == self.spec.layers and self._weights.has_head
-        return self._logits(x[here.sampled]) if ends else x
+        return width
 
-    def _operators(
-        self, step: StepInput, here: DeviceStep, layers: range, residual: torch.Tensor, widths: Widths | None
-    ) -> TritonOps:  # fmt: skip
-        """Of an eager step, which computes these layers."""
-        del layers
-        return TritonOps(self._device, here, self._attention(step, here), residual, widths)
+    def _warm_operators(self, step: StepInput, widths: Widths | None) -> tuple[TritonOps, DeviceStep]:
+        """Of an eager step that warms up."""
+        here = self._written(step)
+        return TritonOps(self._device, here, self._attention(step, here), self._begun(here), widths), here
 
     def _written(self, step: StepInput) -> DeviceStep:
         """An eager step on the device, in a buffer of its own."""
         tiles = tiles_of(step, self._prompt_tile)
-        here = DeviceStep(shape_of(step, tiles, self._block_m(len(step.tokens))), self.at)
+        here = DeviceStep(shape_of(step, tiles, chunk_tokens(len(step.tokens))), self.at)
         here.write(step, tiles)
         return here
 
@@ -272,10 +274,6 @@ class CudaExecutor:
 
     def _triton(self, here: DeviceStep) -> TritonAttention:
         return TritonAttention(self._device.kv.tensor, here, self._device.sms, self._prompt_tile)
-
-    @staticmethod
-    def _block_m(n_tokens: int) -> int:
-        return PROMPT_CHUNK if n_tokens >= PROMPT_TOKENS else DECODE_CHUNK
 
     @on_device
     def _record(self, sizes: Sizes) -> CudaGraphs:
@@ -304,11 +302,6 @@ class CudaExecutor:
             return self._embedded(step)
         return torch.zeros(step.shape.tokens, self.spec.hidden_size, device=self.at)
 
-    def _first(self, step: StepInput, here: DeviceStep) -> torch.Tensor:
-        """What the first layer of an eager step reads."""
-        del step
-        return self._embedded(here)
-
     def _embedded(self, step: DeviceStep) -> torch.Tensor:
         residual = self._device.new(step.shape.tokens, self.spec.hidden_size, dtype=torch.float32)
         fused.embed(residual, step.tokens, self._weights.embedding)
@@ -332,9 +325,16 @@ class CudaExecutor:
             rows, sms = self._device.part.head_rows, self._device.sms
             n_out = min(most, int4.BLOCK_OUT * len(piece))
             return int4.linear(x, piece, n_out, sms=sms, dtype=torch.float32, split_as=rows)
-        if self.at.type == "cuda" and self._dtype != torch.float32:
+        if not x.is_cuda:
+            return interpreted_product(x, piece)
+        if self._dtype != torch.float32:
             return torch.mm(x, piece.t(), out_dtype=torch.float32)
-        return x.float() @ piece.t().float()
+        return x @ piece.t()
+
+
+def chunk_tokens(n_tokens: int) -> int:
+    """Most tokens of a chunk in an eager step of so many."""
+    return PROMPT_CHUNK if n_tokens >= PROMPT_TOKENS else DECODE_CHUNK
 
 
 def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:

@@ -1,17 +1,17 @@
 """KV of which some pages lie in pinned memory of the host, and pass through a ring on the GPU while layers compute.
 
-A **part** of a step is some of its rows: so many that the ring holds their pages on the host. Products run on all rows
-of a step at once, attention runs part by part. A layer of a part's pages is copied to the ring (FlexGen's KV load,
-section 4.1), the part's new keys and values are written, its rows attend, and the pages that were written are copied
-back (KV store). The next parts' pages, of this layer and of those that follow, are copied meanwhile, as many as the
-ring holds. What is launched for a row is what `CudaExecutor` launches, so that its bits do not depend on the parts.
+A **part** of a device batch is some of its rows: so many that the ring holds their pages on the host. Products run on
+all rows of a batch at once, attention runs part by part. A layer of a part's pages is copied to the ring (FlexGen's KV
+load, section 4.1), the part's new keys and values are written, its rows attend, and the pages that were written are
+copied back (KV store). The next parts' pages, of this layer and of those that follow, are copied meanwhile, as many as
+the ring holds. What is launched for a row is what `CudaExecutor` launches, so that its bits do not depend on the parts.
 
 A stream copies to the GPU and another one back. Events keep the order: a part computes after its load, it is stored
 after it has computed, and a load comes after all that was stored before it was launched. Nothing waits on the host.
 """
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -24,11 +24,12 @@ from weft_kernels.triton.chunks import chunk_table
 from weft_kernels.triton.lora import ChunkTable
 from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
+from weft_runner.model.cuda.device_batches import DeviceBatch
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths
-from weft_runner.model.cuda.step import ALIGNED, DeviceStep, tiles_of
+from weft_runner.model.cuda.step import ALIGNED, DeviceStep
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import QKV
-from weft_runner.model.step import Ints, StepInput
+from weft_runner.model.step import Ints
 from weft_runner.model.tiers.micro_batches import MicroBatch, cut
 from weft_runner.model.tiers.outside_pages import LayerPages, OutsidePages, Piece, SlotRun, layer_pages, pieces
 from weft_runner.model.weights import LayerWeights
@@ -40,9 +41,9 @@ from weft_runner.offload.residency import Ring
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPart:
-    """Tokens [start, end) of a step, of whole rows; `index`: among its parts.
+    """Tokens [start, end) of a device batch, of whole rows; `index`: among the parts of a pass.
 
-    `chunked`: the step's chunks that have any of its tokens. `picked`: its rows of one token; None: there are none.
+    `chunked`: the batch's chunks that have any of its tokens. `picked`: its rows of one token; None: there are none.
     """
 
     index: int
@@ -83,7 +84,7 @@ class HostKv:
         self._held: deque[_Held] = deque()  # oldest first
         self._stored = self._in.computed()  # comes after all that used the ring, and all that was stored
         self._outside: LayerPages = {}  # of the pass
-        self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by window: see `begin`
+        self._tables: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = []  # of each part, by window: see `_table`
 
     # ---- whose pages they are
 
@@ -113,28 +114,41 @@ class HostKv:
 
     # ---- a step
 
-    def begin(self, step: StepInput, here: DeviceStep, layers: range, prompt_tile: int) -> list[StepPart]:
-        """A pass over these layers: the parts of its step, in order. What they have on the host comes from now on."""
-        arrays, places, at = step.arrays, self._places.places, self._kv.tensor.device
-        outside = places[arrays.pages] < 0
-        batches = cut(arrays, len(arrays.tokens), outside, self._split.batch_pages)
+    def begin(self, batches: Sequence[DeviceBatch], layers: range) -> list[list[StepPart]]:
+        """A pass over these layers: the parts of each batch of its step. What they have on the host comes from now on.
+
+        Attention runs layer by layer, batch by batch and part by part.
+        """
         windows = {layer: self._windows[layer] for layer in layers}
-        self._outside = layer_pages(batches, arrays, places, self._kv.page_tokens, windows)
+        self._outside, self._tables = {layer: [] for layer in layers}, []
+        found = [self._parts(batch, windows) for batch in batches]
         self._coming_are(pieces(self._outside))
-        of_window = {window: self._outside[layer] for layer, window in windows.items()}
+        return found
+
+    def _parts(self, one: DeviceBatch, windows: Mapping[int, int]) -> list[StepPart]:
+        """Of a batch, which comes behind those that were asked for before."""
+        arrays, places, block_m = one.step.arrays, self._places.places, one.here.shape.block_m
+        outside = places[arrays.pages] < 0
+        parts = cut(arrays, len(arrays.tokens), outside, self._split.batch_pages)
+        of_layer = layer_pages(parts, arrays, places, self._kv.page_tokens, windows)
+        of_window = {window: of_layer[layer] for layer, window in windows.items()}
         tables = [self._table(arrays.pages, found) for found in of_window.values()]
-        chunks, tiles = chunk_table(step.plan, here.shape.block_m), tiles_of(step, prompt_tile)
-        fields = [*chain(*tables), *chain(*(_fields(batch, chunks, tiles) for batch in batches))]
-        there = _upload(fields, at)
+        chunks = chunk_table(one.step.plan, block_m)
+        fields = [*chain(*tables), *chain(*(_fields(part, one, chunks) for part in parts))]
+        there = _upload(fields, self._kv.tensor.device)
         of_tables, of_parts = there[: 2 * len(tables)], there[2 * len(tables) :]
         marked = zip(of_tables[::2], of_tables[1::2], strict=True)
-        self._tables = {window: (base, marks.bool()) for window, (base, marks) in zip(of_window, marked, strict=True)}
+        table = {window: (base, marks.bool()) for window, (base, marks) in zip(of_window, marked, strict=True)}
+        first = len(self._tables)
+        self._tables += [table] * len(parts)
+        for layer, pages in of_layer.items():
+            self._outside[layer] += pages
         return [
             StepPart(
-                i, batch.start, batch.end, ChunkTable(of_parts[3 * i].view(-1, 3), here.shape.block_m),
+                first + i, part.start, part.end, ChunkTable(of_parts[3 * i].view(-1, 3), block_m),
                 of_parts[3 * i + 1] if len(of_parts[3 * i + 1]) else None, of_parts[3 * i + 2].view(-1, 2),
             )
-            for i, batch in enumerate(batches)
+            for i, part in enumerate(parts)
         ]  # fmt: skip
 
     def _table(self, pages: Ints, found: Sequence[OutsidePages | None]) -> tuple[Ints, Ints]:
@@ -153,11 +167,11 @@ class HostKv:
 
     @contextmanager
     def pages(self, layer: int, part: StepPart) -> Generator[torch.Tensor]:
-        """The page table of the step for what is launched in this context: pages of one layer (`KvCache.by_layer`).
+        """The page table of the batch for what is launched in this context: pages of one layer (`KvCache.by_layer`).
 
         int32; the part's own are right. Parts come in the order of `begin`, layer by layer.
         """
-        base, is_slot = self._tables[self._windows[layer]]
+        base, is_slot = self._tables[part.index][self._windows[layer]]
         if self._outside[layer][part.index] is None:
             yield base + layer
             return
@@ -230,7 +244,7 @@ def table_bytes(rows: int, row_pages: int, tokens: int) -> int:
 
 
 class PassingOps(TritonOps):
-    """`Operators` of a step whose pages lie where `HostKv` says: attention runs part by part."""
+    """`Operators` of a device batch whose pages lie where `HostKv` says: attention runs part by part."""
 
     def __init__(
         self, device: DeviceContext, step: DeviceStep, attention: TritonAttention, residual: torch.Tensor,
@@ -264,9 +278,9 @@ class PassingOps(TritonOps):
         return self._own
 
 
-def _fields(part: MicroBatch, chunks: Ints, tiles: Ints) -> tuple[Ints, Ints, Ints]:
+def _fields(part: MicroBatch, batch: DeviceBatch, chunks: Ints) -> tuple[Ints, Ints, Ints]:
     """Of a part: its chunks, which are never cut, since a row's bits depend on their size; single tokens; tiles."""
-    single = part.of_row[part.rows[:, 1] - part.rows[:, 0] == 1]
+    single, tiles = part.of_row[batch.single[part.of_row]], batch.tiles
     inside = (chunks[:, 1] < part.end) & (chunks[:, 1] + chunks[:, 2] > part.start)
     return chunks[inside], single, tiles[np.isin(tiles[:, 0], part.of_row)]
 

@@ -1,11 +1,11 @@
 """The cuda executor for a model larger than its GPU: weights and KV come from elsewhere while layers compute.
 
 FlexGen's three tiers for weights (section 4.2): what stays on the GPU, what lies in pinned memory of the host, and what
-is read from a disk in each pass. A pass computes each layer once for all of its rows, in one device batch, so that each
-weight is moved once, whatever the number of rows, and every product has the sizes that it has in `CudaExecutor`: what
-is computed is what that computes, and so is the numerics class. KV has two tiers, the GPU and the host (`host_kv`);
-adapters and activations are on the device. Decode steps are not captured: a graph would hold matrices where they no
-longer are.
+is read from a disk in each pass. A pass computes each layer once for all of its rows, in device batches
+(`device_batches`), so that each weight is moved once, whatever the number of rows: the zig-zag block schedule (section
+4.1). KV and activations have two tiers, the GPU and the host (`host_kv`, `activations`); adapters are on the device.
+What is computed is what `CudaExecutor` computes, and so is the numerics class: as there, the library may choose another
+product for another number of rows. Decode steps are not captured: a graph would hold matrices where they no longer are.
 """
 
 import time
@@ -20,15 +20,18 @@ from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
 from weft.domain.runner import OffloadState
 from weft_runner.errors import PolicyInvalid
 from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.cuda.activations import HostActivations
 from weft_runner.model.cuda.adapters import layout_of
 from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.device import CopyStream, Gpu, PinnedMemory, on_device
-from weft_runner.model.cuda.executor import CudaExecutor, Sizes
+from weft_runner.model.cuda.device_batches import DeviceBatch, device_batches
+from weft_runner.model.cuda.executor import CudaExecutor, Sizes, chunk_tokens
 from weft_runner.model.cuda.host_kv import HostKv, PassingOps, table_bytes
 from weft_runner.model.cuda.matrix_packer import DevicePacker
 from weft_runner.model.cuda.ops import TritonOps, Widths
 from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, Piece, WeightCopies
+from weft_runner.model.decoder import run_layer
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import KvMemory
@@ -47,7 +50,14 @@ from weft_runner.offload.accuracy import Accuracy
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
 from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
 from weft_runner.offload.passes import PassWork, WeightPlacement
-from weft_runner.offload.placement import KvSplit, planned_kv, split_kv
+from weft_runner.offload.placement import (
+    ActivationSplit,
+    KvSplit,
+    planned_activations,
+    planned_kv,
+    split_activations,
+    split_kv,
+)
 from weft_runner.offload.plan import PassTime, kv_buffers
 from weft_runner.offload.policy import Budgets, MemoryTier
 from weft_runner.offload.sizes import model_sizes
@@ -67,14 +77,14 @@ class OffloadCudaExecutor(CudaExecutor):
         gpu.limit(budget.device_bytes)
         self._budget, self._step_s = budget, 0.0
         packer, budgets = DevicePacker(dtype, gpu.device), budgets_of(budget)
-        split = kv_split(part, dtype, sizes, budget)
-        if split.outside_pages and sizes.flashinfer:
-            raise PolicyInvalid("--attention flashinfer reads KV on the GPU, and some pages are to be on the host")
+        split, activations = kv_split(part, dtype, sizes, budget), activation_split(part, sizes, budget)
+        if sizes.flashinfer and (split.outside_pages or activations.outside_rows):
+            raise PolicyInvalid("--attention flashinfer reads KV on the GPU, of all rows of a step at once")
         layout = PackedLayout(packer, part, budget.base, dtype, checkpoint.embedding.dtype)
         groups = [[region.n_bytes for region in group] for group in region_groups(layout)]
         self.placement = place_on_device(
-            groups, budgets, split, work_bytes=work_bytes(part, dtype, sizes, split), packed_bytes=layout.n_bytes,
-            share=budget.share, plan=budget.plan,
+            groups, budgets, split, activations, work_bytes=work_bytes(part, dtype, sizes, split, activations),
+            packed_bytes=layout.n_bytes, share=budget.share, plan=budget.plan,
         )  # fmt: skip
         check_device_placement(self.placement, budgets)
         with packed_file(budget.path, layout, packer, disk_bytes=budget.disk_bytes, stopping=stopping) as self._file:
@@ -86,6 +96,7 @@ class OffloadCudaExecutor(CudaExecutor):
         self._stored = torch.bfloat16 if layout.row_bytes == 2 * part.local.hidden_size else torch.float32
         self._model = model_sizes(checkpoint.spec, formats_of(dtype, executor="cuda"), layers=part.layers)
         self._accuracy = self._predicted(budget)
+        self._activations = HostActivations(activations, gpu.device)
         self._host_kv: HostKv | None = None
         super().__init__(checkpoint.spec, self._placed, replace(sizes, graphs=False), part=part)
 
@@ -95,8 +106,8 @@ class OffloadCudaExecutor(CudaExecutor):
         placed, plan = self.placement, self._budget.plan
         return OffloadFigures(
             placed.weights.resident_bytes, placed.host_bytes, sum(placed.disk_read), placed.weights.ring_bytes,
-            self._placed.figures, PageFigures() if self._host_kv is None else self._host_kv.figures, PageFigures(),
-            self._step_s,
+            self._placed.figures, PageFigures() if self._host_kv is None else self._host_kv.figures,
+            self._activations.figures, self._step_s,
             0.0 if plan is None else plan.predicted.token.pass_s,
             None if self._accuracy is None else self._accuracy.figures,
         )  # fmt: skip
@@ -135,6 +146,7 @@ class OffloadCudaExecutor(CudaExecutor):
         self._placed.close()
         if self._host_kv is not None:
             self._host_kv.close()
+        self._activations.close()
         self._rows.close()
 
     @on_device
@@ -191,23 +203,68 @@ class OffloadCudaExecutor(CudaExecutor):
     def _frames_of(self, pages: Sequence[int]) -> Sequence[int]:
         return pages if self._host_kv is None else self._host_kv.frames_of(pages)
 
-    def _operators(
-        self, step: StepInput, here: DeviceStep, layers: range, residual: torch.Tensor, widths: Widths | None
-    ) -> TritonOps:  # fmt: skip
+    def _eager(
+        self, step: StepInput, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None
+    ) -> torch.Tensor:
+        """Each layer over all device batches."""
+        layers, samples = range(first, last), last == self.spec.layers and self._placed.has_head
+        batches = [*self._batches(step)]
+        every = self._operators(batches, layers, self._widths_of(step))
+        wanted = step.arrays.sampled if samples else np.arange(len(step.tokens), dtype=np.int32)
+        self._activations.begin(batches, len(layers), wanted)
+        y: torch.Tensor | None = None  # of a batch that is alone, between two layers
+        for layer in layers:
+            with self._placed.layer(layer) as weights:
+                for index, (batch, ops) in enumerate(zip(batches, every, strict=True)):
+                    with self._activations.rows(index) as residual:
+                        if layer == first:
+                            residual.copy_(
+                                self._embedded_rows(batch) if hidden is None else hidden[batch.start : batch.end]
+                            )
+                        ops.go_on(residual)
+                        y = run_layer(ops, weights, layer, y)
+                        if len(batches) > 1 or layer == layers[-1]:
+                            ops.end(y)
+                            y = None
+            if layer_done is not None:
+                layer_done(layer)
+        x = self._activations.leaving()
+        return self._logits(x) if samples else x
+
+    def _batches(self, step: StepInput) -> Iterator[DeviceBatch]:
+        block_m, most = chunk_tokens(len(step.tokens)), self.placement.activations.batch_rows
+        return device_batches(step, most, block_m, self._prompt_tile, self.at)
+
+    def _operators(self, batches: Sequence[DeviceBatch], layers: range, widths: Widths | None) -> list[TritonOps]:
+        """Of each device batch of a pass over these layers. They have no rows yet."""
+        device, nothing = self._device, torch.empty(0, device=self.at)
         if self._host_kv is None:
-            return super()._operators(step, here, layers, residual, widths)
-        parts = self._host_kv.begin(step, here, layers, self._prompt_tile)
-        attention = TritonAttention(self._device.kv.by_layer, here, self._device.sms, self._prompt_tile)
-        return PassingOps(self._device, here, attention, residual, widths, self._host_kv, parts)
+            attend = [self._attention(one.step, one.here) for one in batches]
+            return [TritonOps(device, one.here, of, nothing, widths) for one, of in zip(batches, attend, strict=True)]
+        return [
+            PassingOps(
+                device, one.here, TritonAttention(device.kv.by_layer, one.here, device.sms, self._prompt_tile),
+                nothing, widths, self._host_kv, parts,
+            )
+            for one, parts in zip(batches, self._host_kv.begin(batches, layers), strict=True)
+        ]  # fmt: skip
+
+    def _warm_operators(self, step: StepInput, widths: Widths | None) -> tuple[TritonOps, DeviceStep]:
+        """Of the first device batch of such a step."""
+        batch = next(self._batches(step))
+        (ops,) = self._operators([batch], range(1), widths)
+        ops.go_on(self._begun(batch.here))
+        return ops, batch.here
 
     def _pass_work(self, step: StepInput) -> PassWork:
         """Of a whole pass."""
-        loaded, stored = (0, 0) if self._host_kv is None else self._host_kv.pass_bytes
+        of_kv = (0, 0) if self._host_kv is None else self._host_kv.pass_bytes
+        loaded, stored = map(sum, zip(of_kv, self._activations.pass_bytes, strict=True))
         return replace(pass_work(step, self._model, self.adapters), loaded_bytes=loaded, stored_bytes=stored)
 
-    def _first(self, step: StepInput, here: DeviceStep) -> torch.Tensor:
-        """Rows of the embedding of the step's tokens, from the file."""
-        del here
+    def _embedded_rows(self, batch: DeviceBatch) -> torch.Tensor:
+        """Rows of the embedding of a batch's tokens, from the file."""
+        step = batch.step
         of_token = np.empty(len(step.arrays.tokens), np.int32)
         self._rows.gather(step.arrays.tokens, of_token)
         rows = torch.from_numpy(self._rows.rows[: int(of_token.max()) + 1]).view(self._stored)
@@ -224,7 +281,7 @@ class OffloadCudaExecutor(CudaExecutor):
             disk_bytes=sum(placed.disk_read),
             host_bytes=placed.host_bytes,
             head_bytes=sum(placed.disk_read[layers:]),
-            batch_tokens=budget.max_tokens,
+            batch_tokens=placed.activations.batch_rows,
             buffers=2 if placed.weights.ring_bytes >= min(2 * largest, sum(streamed)) else 1,
         )
         return Accuracy(placement, self._model, budget.machine)
@@ -239,25 +296,50 @@ def kv_split(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -
     """Pages on the device and on the host, as the plan or the budget says. Raises PolicyInvalid."""
     each, plan = page_bytes(part.local, f"cuda {dtype}", sizes.page_tokens), budget.plan
     host_pages, batch_pages = (budget.kv_host_pages, 0) if plan is None else planned_kv(plan, each, MemoryTier.HOST)
-    if plan is not None and (plan.usage[MemoryTier.DISK].kv or plan.activations is not MemoryTier.DEVICE):
-        raise PolicyInvalid("the plan has KV on the disk or activations off the GPU, where --executor cuda has none")
+    if plan is not None and (plan.usage[MemoryTier.DISK].kv or plan.activations is MemoryTier.DISK):
+        raise PolicyInvalid("the plan has KV or activations on the disk, where --executor cuda has none")
     return split_kv(
         sizes.pages, host_pages, row_pages=-(-sizes.context // sizes.page_tokens), layers=part.local.layers,
         page_bytes=each, batch_pages=batch_pages, buffers=2 if plan is None else kv_buffers(plan.buffers),
     )  # fmt: skip
 
 
-def work_bytes(part: Partition, dtype: str, sizes: Sizes, split: KvSplit) -> int:
-    """Of the device: norms and biases, tables, and what a step of the most tokens works on."""
-    kind, spec = f"cuda {dtype}", part.local
-    work = device_workspace(
-        spec, kind, rows=sizes.rows, tokens=sizes.tokens, context=sizes.context, page_tokens=sizes.page_tokens,
-        recorded=(),
+def activation_split(part: Partition, sizes: Sizes, budget: OffloadBudget) -> ActivationSplit:
+    """Rows on the device and on the host, as the plan or the budget says; a batch has whole chunks of adapters.
+
+    Raises PolicyInvalid.
+    """
+    plan, tokens = budget.plan, sizes.tokens
+    outside = budget.activation_host_tokens if plan is None else planned_activations(plan, tokens, MemoryTier.HOST)
+    batch_rows = tokens if sizes.flashinfer else min(tokens, max(budget.micro_batch, chunk_tokens(tokens)))
+    return split_activations(
+        tokens, outside, batch_rows=batch_rows, sequences=sizes.rows, row_bytes=4 * part.local.hidden_size,
+        buffers=2 if plan is None else plan.buffers,
     )  # fmt: skip
-    residual = 2 * 4 * sizes.tokens * spec.hidden_size  # and the embedding's rows, or the rows that are sampled
+
+
+def beside_weights(part: Partition, dtype: str, sizes: Sizes, budget: OffloadBudget) -> Budgets:
+    """What the device and the host need for all but weights, by a budget without a plan. Raises PolicyInvalid."""
+    split, activations = kv_split(part, dtype, sizes, budget), activation_split(part, sizes, budget)
+    work = work_bytes(part, dtype, sizes, split, activations)
+    device = split.memory_bytes + activations.memory_bytes + work
+    return Budgets(device, split.host_bytes + activations.host_bytes)
+
+
+def work_bytes(part: Partition, dtype: str, sizes: Sizes, split: KvSplit, activations: ActivationSplit) -> int:
+    """Of the device: norms and biases, tables, and what a step of the most tokens works on beside activations."""
+    kind, spec, batch = f"cuda {dtype}", part.local, activations.batch_rows
+    batches = 1 if batch >= sizes.tokens else 2 * -(-sizes.tokens // batch)  # each begins with a chunk
+    of_tables = sizes.rows + batches - 1  # a row that is cut has its pages in several
+    work = device_workspace(
+        spec, kind, rows=sizes.rows, tokens=batch, context=sizes.context, page_tokens=sizes.page_tokens, recorded=(),
+    )  # fmt: skip
+    work += 4 * (batches - 1) * -(-sizes.context // sizes.page_tokens)
+    residual = 4 * (batch + sizes.rows) * spec.hidden_size  # the embedding's rows, and those that are sampled
+    residual += activations.row_bytes * sizes.tokens * bool(activations.outside_rows and not part.ends)  # that leave
     tables = sizes.slots * layout_of(part, sizes.max_rank).entry_bytes
     vectors = model_sizes(part.whole, formats_of(dtype, executor="cuda"), layers=part.layers).fixed
-    passing = table_bytes(sizes.rows, -(-sizes.context // sizes.page_tokens), sizes.tokens)
+    passing = table_bytes(of_tables, -(-sizes.context // sizes.page_tokens), sizes.tokens)
     return work + residual + tables + vectors + passing * bool(split.outside_pages)
 
 

@@ -50,7 +50,15 @@ class DeviceContext:
         """The library's product, or ours where the weight is packed."""
         if int4.is_packed(weight):
             return int4.linear(x, weight, int4.BLOCK_OUT * len(weight), sms=self.sms, bias=bias)
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if x.is_cuda else interpreted_product(x, weight, bias).to(x.dtype)
+
+
+def interpreted_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """fp32 x W^T + b on a CPU, whose libraries sum in an order that depends on the number of rows and columns.
+
+    Sums of bf16 products are exact in fp64 but for rare ranges of exponents, so that they are the same in any order.
+    """
+    return F.linear(x.double(), weight.double(), None if bias is None else bias.double()).float()
 
 
 class TritonOps:
@@ -71,6 +79,10 @@ class TritonOps:
         self._device, self._step, self._attention = device, step, attention
         self._residual, self._widths = residual, widths
         self._planes: PartialSums | None = None  # of the projection that was made last, if its expand is still to come
+
+    def go_on(self, residual: torch.Tensor) -> None:
+        """With the residual stream in another place."""
+        self._residual = residual
 
     def add_norm(self, y: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         x = self._device.new(*self._residual.shape)
@@ -144,8 +156,8 @@ class TritonOps:
             torch.cuda.current_stream().wait_stream(self._device.side)
 
     def _planes_for(self, x: torch.Tensor, layer: int, site: int) -> PartialSums:
-        tables, chunked = self._device.tables.at(layer, site), self._step.chunked
-        programs = lora.chunk_bucket(len(chunked)) * len(tables.shape.widths)
+        tables = self._device.tables.at(layer, site)
+        programs = lora.chunk_bucket(self._step.whole.chunks) * len(tables.shape.widths)
         length = lora.part_length(tables.shape.n_in, programs, self._device.sms)
         parts = -(-tables.shape.n_in // length)
         ranks = -(-tables.most_ranks // lora.BLOCK_R) * lora.BLOCK_R  # strides of one divisibility: one binary

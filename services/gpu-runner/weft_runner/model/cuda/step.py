@@ -17,6 +17,7 @@ from weft_kernels.triton.lora import ChunkTable
 from weft_runner.model.step import StepInput
 
 Ints = npt.NDArray[np.int32]
+Marks = npt.NDArray[np.bool_]
 ALIGNED = 4  # ints: every field begins at 16 bytes
 NO_TILES: Ints = np.empty((0, 2), np.int32)
 PADDING = (0, -1, 0, 0, -1, -1, 0, None)  # of each field; of pages only those of a step are copied
@@ -49,8 +50,9 @@ class DeviceStep:
     Two host buffers by turns: the copy of one step may still wait its turn on the device while the next is written.
     """
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, device: torch.device, whole: Shape | None = None) -> None:
+        """`whole`: of the step that this is a part of. Sums are split as for that one."""
+        self.shape, self.whole = shape, whole or shape
         sizes = [rows * columns for rows, columns in shape.fields]
         starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
         at = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
@@ -64,20 +66,24 @@ class DeviceStep:
         self.chunked = ChunkTable(views[3].view(-1, 3), shape.block_m)
         self.decodes = True  # some row may have a single token
 
-    def write(self, step: StepInput, tiles: Ints) -> None:
-        """Everything of a step, in stream order. Nothing that was written before is still being copied."""
+    def write(self, step: StepInput, tiles: Ints, single: Marks | None = None) -> None:
+        """Everything of a step, in stream order. Nothing that was written before is still being copied.
+
+        `single` [R]: rows that decode a token; None: those that have one.
+        """
         arrays = step.arrays
         lengths = arrays.rows[:, 1] - arrays.rows[:, 0]
         row = np.arange(len(lengths), dtype=np.int32)
+        decoded: Marks = lengths == 1 if single is None else single
         fields = (
             arrays.tokens, np.repeat(row, lengths), arrays.rows, chunk_table(step.plan, self.shape.block_m),
-            np.where(lengths == 1, row, -1), tiles, arrays.sampled, arrays.pages,
+            np.where(decoded, row, -1), tiles, arrays.sampled, arrays.pages,
         )  # fmt: skip
         for into, values, pad in zip(self._into[0], fields, PADDING, strict=True):
             into[: values.size] = values.reshape(-1)
             if pad is not None:
                 into[values.size :] = pad
-        self.decodes = bool(self.shape.tiles == 0 or (lengths == 1).any())
+        self.decodes = bool(self.shape.tiles == 0 or decoded.any())
         self._hosts[1][: self._small] = self._hosts[0][: self._small]
         self._turn = 0
         self._copy(self._small + arrays.pages.size)
@@ -118,9 +124,9 @@ def graph_shape(rows: int, row_pages: int, block_m: int) -> Shape:
     return Shape(rows, rows, rows, 0, rows, rows * row_pages, block_m)
 
 
-def tiles_of(step: StepInput, block_m: int) -> Ints:
-    """The tiles of the rows in prefill."""
-    return prefill_tiles(step.arrays.rows, block_m)
+def tiles_of(step: StepInput, block_m: int, single: Marks | None = None) -> Ints:
+    """The tiles of the rows in prefill. `single`: see `DeviceStep.write`."""
+    return prefill_tiles(step.arrays.rows, block_m, single)
 
 
 def slots_of(step: StepInput) -> Sequence[int]:

@@ -18,8 +18,8 @@ class OffloadBudget:
 
     `host_bytes`: without a GPU more of the same, since device and host are one memory; else of memory for weights that
     are copied to the GPU in each pass, and for KV. `kv_disk_pages`: of all KV pages, in a file; `kv_host_pages`: beside
-    a GPU, in memory of the host. `activation_disk_tokens`: of the `max_tokens` of a pass, whose rows between layers are
-    in a file.
+    a GPU, in memory of the host. `activation_disk_tokens`, `activation_host_tokens`: the same of the `max_tokens` of a
+    pass, whose rows between layers are there.
 
     `in_flight`: passes at a time in a pipeline, each with rows that come from another stage or leave for one.
 
@@ -40,6 +40,7 @@ class OffloadBudget:
     kv_disk_pages: int = 0
     kv_host_pages: int = 0
     activation_disk_tokens: int = 0
+    activation_host_tokens: int = 0
     in_flight: int = 1
     plan: OffloadPlan | None = None  # what lies where; None: as many weights stay as fit
     machine: MachineRates | None = None  # what was measured: passes are predicted from it; None: they are not
