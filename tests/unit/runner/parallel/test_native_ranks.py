@@ -35,6 +35,7 @@ from weft_runner.model.step import StepInput
 from weft_runner.model.weights import load_weights
 
 LIBRARY = native_library()
+TILE32 = [level for level in LIBRARY.levels if level in ("amx_bf16", "avx512", "avx2")]  # of one numerics class
 
 PAGES, SLOT_BYTES, ANSWER = 64, 1 << 18, 3
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -243,10 +244,10 @@ def test_ranks_in_fp32_give_the_logits_of_the_reference(model_of, name):
             assert torch.allclose(one, other, rtol=0, atol=5e-4 * float(one.abs().max()))
 
 
-@pytest.mark.parametrize("level", [level for level in LIBRARY.levels if level in ("amx_bf16", "avx512", "avx2")])
+@pytest.mark.parametrize("level", TILE32[1:])
 def test_levels_of_a_class_give_the_same_bits(model_of, level):
     model = model_of("heads that do not divide")
-    with split(model, 1, 2) as best, split(model, 1, 2, library=load(level)) as other:
+    with split(model, 1, 2, library=load(TILE32[0])) as best, split(model, 1, 2, library=load(level)) as other:
         assert equal(played(best, batch(), 16), played(other, batch(), 16))
 
 
