@@ -20,7 +20,7 @@ from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
 from weft_runner.model.cpu.attention_rates import attention_rates
-from weft_runner.model.cpu.synthetic_model import SyntheticModel
+from weft_runner.model.cpu.synthetic_model import PAGE_TOKENS, SyntheticModel
 from weft_runner.model.tiers.disk_rates import (
     MEMORY_BYTES,
     REPEATS,
@@ -42,6 +42,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WEIGHT_BYTES = 512 << 20  # of packed matrices, at most: a model that a cache holds is read from there, as it is later
 PRODUCTS_S = 3.0  # for those of a format
 OVERLAP_ROWS = 32
+SEQUENCES = ROWS[-1] // PAGE_TOKENS
 
 
 def measure_rates(
@@ -91,7 +92,7 @@ def _copy_rate(library: Library, pool: ThreadPool, clock: Clock) -> float:
 
 
 class _Layers:
-    """As many of the model's layers as `most_bytes` hold, one at least, and steps of rows that attend to nothing."""
+    """As many of the model's layers as `most_bytes` hold, one at least, and steps of rows that attend to few keys."""
 
     def __init__(
         self, library: Library, pool: ThreadPool, spec: ModelSpec, weights: WeightsFormat, kv: KvFormat,
@@ -101,7 +102,7 @@ class _Layers:
         self._layers = max(1, min(spec.layers, min(most_bytes, WEIGHT_BYTES) // sizes.layer))
         part = replace(spec, layers=self._layers, windows=spec.windows[: self._layers])
         self._model = SyntheticModel(
-            library, pool, part, weights, distinct=self._layers, pages=ROWS[-1], int4_kv=kv == "int4"
+            library, pool, part, weights, distinct=self._layers, pages=SEQUENCES, int4_kv=kv == "int4"
         )
         self._numbers, self._clock = sum(sizes.numbers), clock
         self._each = [self._step(OVERLAP_ROWS, range(i, i + 1)) for i in range(self._layers)]
@@ -124,5 +125,7 @@ class _Layers:
         return rising(found)
 
     def _step(self, rows: int, layers: range) -> Callable[[], None]:
-        """Each row is a sequence's first token."""
-        return self._model.step(rows, [(i, i + 1, 0, i) for i in range(rows)], layers)
+        """Of sequences of a page at most."""
+        each = -(-rows // SEQUENCES)
+        made = [(i, min(i + each, rows), 0, i // each) for i in range(0, rows, each)]
+        return self._model.step(rows, made, layers)
