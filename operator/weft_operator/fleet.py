@@ -26,7 +26,7 @@ from weft_operator.observe import (
     RunnerState,
     runner_pods,
 )
-from weft_operator.resources import Group, Object, Pool, Ref
+from weft_operator.resources import Group, Object, Pool, Ref, resource_version
 from weft_operator.site import Site
 
 SEEN_S = 5.0  # a mark that was accepted this long ago counts as seen
@@ -103,7 +103,7 @@ def plan_children(
     refused = observed.refused.get(ref, {})
     free = [child for child in free if not _is_refused(child, refused.get(child.key), now)]
     orders += [
-        ApplyChild(ref, child, _version(live.get(child.key)))
+        ApplyChild(ref, child, resource_version(live.get(child.key)))
         for child in free
         if _differs(child, live.get(child.key), observed)
     ]
@@ -323,10 +323,6 @@ def _group(obj: Object) -> str:
 
 def _replicas(deployment: Object) -> int:
     return int(deployment["spec"].get("replicas", 1))
-
-
-def _version(obj: Object | None) -> str | None:
-    return obj["metadata"].get("resourceVersion") if obj else None
 
 
 def _is_deleting(obj: Object) -> bool:

@@ -253,6 +253,11 @@ def parse_pool(obj: Object) -> Pool:
     )
 
 
+def resource_version(obj: Object | None) -> str | None:
+    """The version of an object as the API server gave it; None: there is no object."""
+    return obj["metadata"].get("resourceVersion") if obj else None
+
+
 def _offload(offload: Object) -> OffloadBudgets | None:
     if offload.get("mode", "Off") == "Off":
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 ABI = 9
 BF16, FP32, INT8, INT4 = range(4)
+KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}  # of weights, by the name of their format
 LOST = -4
 ATTENTION_BLOCK = 64  # keys that attention reads at a time: kBlock of attention.h
 CODES = {

@@ -34,7 +34,7 @@ from weft_operator.kubernetes.mirror import Mirror
 from weft_operator.kubernetes.pods import DELETION_COST
 from weft_operator.kubernetes.resources import BY_KIND, EVENTS, MANAGED_BY, PODS, Key, version_of
 from weft_operator.observe import Child
-from weft_operator.resources import API_VERSION, Object, Ref
+from weft_operator.resources import API_VERSION, Object, Ref, resource_version
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class KubeBackend:
         await self._check(action.pool)
         known = self._mirror.find(child.key)
         owned = known if known and owner_of(known) == action.pool else None  # else the plan does not see it
-        if _version(owned) != action.resource_version:
+        if resource_version(owned) != action.resource_version:
             raise NoEffect(_planned_from_another(child.key, action.resource_version, owned))
         there = known or await self._unseen(child)
         if there and not may_apply(there, child):
@@ -190,8 +190,9 @@ class KubeBackend:
         """What was planned for a pool was planned from it as it is. Raises NoEffect."""
         known = self._mirror.find(_key(pool))
         there = await self._look(_key(pool))
-        if _version(there) != _version(known):
-            raise NoEffect(f"{pool.kind} {pool} is at version {_version(there)}, not at {_version(known)}")
+        if resource_version(there) != resource_version(known):
+            found, planned = resource_version(there), resource_version(known)
+            raise NoEffect(f"{pool.kind} {pool} is at version {found}, not at {planned}")
 
     async def _fenced(self, key: Key, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
         """A write that met another version is followed by a look at it: its watch may be late."""
@@ -274,11 +275,7 @@ def micro_time(now: float) -> str:
 
 def _planned_from_another(key: Key, version: str | None, known: Object | None) -> str:
     planned = f"from version {version}" if version else "while none was known"
-    return f"{key.kind} {key.namespace}/{key.name} was planned {planned}, and is at version {_version(known)}"
-
-
-def _version(obj: Object | None) -> str | None:
-    return obj["metadata"].get("resourceVersion") if obj else None
+    return f"{key.kind} {key.namespace}/{key.name} was planned {planned}, and is at version {resource_version(known)}"
 
 
 def _key(ref: Ref) -> Key:

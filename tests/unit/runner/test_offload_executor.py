@@ -23,13 +23,14 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
+from weft_kernels.cpu.structs import KINDS
 from weft_runner.core.batch import Candidate, form_batch
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
 from weft_runner.executors import ModelSource, make_executor
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
-from weft_runner.model.cpu.packed_weights import KINDS, RowPacker
+from weft_runner.model.cpu.packed_weights import RowPacker
 from weft_runner.model.cpu.page_file import PageFile
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.sampling import SamplingArgs

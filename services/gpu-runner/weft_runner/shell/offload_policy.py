@@ -45,7 +45,7 @@ def settle_offload(
         settings = replace(settings, sparse_attention=0.0)
         times = min(map(_times, hosts))
         log.warning("sparse attention is off: it is not a tenth faster here", extra=kv(times=times))
-    requests = stage_searches(spec, machines, _asked(settings, gpu=gpu is not None))
+    requests = stage_searches(spec, machines, _runner_request(settings, gpu=gpu is not None))
     try:
         plans = solve_ranks(requests, SOLVE_S)
     except NoPolicyFits:
@@ -100,7 +100,7 @@ def _formats(settings: RunnerSettings) -> Formats:
     return replace(formats, sparse_attention=settings.sparse_attention > 0.0)
 
 
-def _asked(settings: RunnerSettings, *, gpu: bool) -> RunnerRequest:
+def _runner_request(settings: RunnerSettings, *, gpu: bool) -> RunnerRequest:
     return RunnerRequest(
         Budgets(settings.offload_device_bytes, settings.offload_host_bytes, settings.offload_disk_bytes),
         formats_of(settings.dtype, executor="cuda") if gpu else _formats(settings),

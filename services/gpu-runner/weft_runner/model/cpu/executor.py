@@ -18,12 +18,12 @@ from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.structs import ATTENTION_BLOCK, FP32, INT4, LOST, ModelStruct, RanksStruct, StepStruct
+from weft_kernels.cpu.structs import ATTENTION_BLOCK, FP32, INT4, KINDS, LOST, ModelStruct, RanksStruct, StepStruct
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.adapters import CpuAdapterStore
-from weft_runner.model.cpu.packed_weights import KINDS, PackedMemory, PackedWeights, RowPacker
+from weft_runner.model.cpu.packed_weights import PackedMemory, PackedWeights, RowPacker
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_memory import NativeKvMemory
 from weft_runner.model.partition import Partition

@@ -19,12 +19,12 @@ import torch
 from weft.domain.runner import OffloadState
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
-from weft_kernels.cpu.structs import INT8, LoraSiteStruct, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import INT8, KINDS, LoraSiteStruct, Matrix, ModelStruct, StepStruct
 from weft_runner.errors import DiskUnusable, OutOfMemory
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cpu.activations import DiskActivations
 from weft_runner.model.cpu.executor import CpuExecutor, address_of
-from weft_runner.model.cpu.packed_weights import KINDS, PackedWeights, RowPacker
+from weft_runner.model.cpu.packed_weights import PackedWeights, RowPacker
 from weft_runner.model.cpu.page_file import bounce_bytes
 from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.executor import LayerDone

@@ -14,7 +14,7 @@ from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
-from weft_kernels.cpu.structs import ABI, BF16, FP32, INT4, INT8, Layer, Matrix, ModelStruct
+from weft_kernels.cpu.structs import ABI, BF16, FP32, INT8, KINDS, Layer, Matrix, ModelStruct
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import inverse_frequencies
@@ -22,7 +22,6 @@ from weft_runner.model.tiers.matrices import MatrixRows, MatrixStore, matrix_sha
 from weft_runner.model.weights import check_finite
 
 LINE = 64  # bytes
-KINDS = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}
 STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 
 

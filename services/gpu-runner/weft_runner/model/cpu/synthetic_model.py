@@ -13,10 +13,9 @@ from weft.domain.model.packed import kv_token_bytes, stacked_shapes
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
-from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, Layer, Matrix, ModelStruct, StepStruct
+from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8, KINDS, Layer, Matrix, ModelStruct, StepStruct
 from weft_runner.offload.policy import WeightsFormat
 
-KINDS: dict[WeightsFormat, int] = {"bf16": BF16, "fp32": FP32, "int8": INT8, "int4": INT4}
 PAGE_TOKENS = 16
 SOURCE_BYTES = 64 << 20  # of the numbers that are packed, again for each part of a matrix
 
