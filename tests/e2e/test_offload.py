@@ -69,7 +69,7 @@ def offloaded(stack: Stack) -> list[str]:
     return next((lines[i + 1 :] for i, line in enumerate(lines) if line.startswith("OFFLOADED")), [])
 
 
-async def test_one_request_streams_at_the_disks_bound_what_the_whole_model_answers_and_top_says_so(
+async def test_one_request_streams_what_the_whole_model_answers_and_top_shows_its_disk_and_time(
     stack: Stack,
 ) -> None:
     async def served() -> bool:
@@ -81,7 +81,7 @@ async def test_one_request_streams_at_the_disks_bound_what_the_whole_model_answe
     assert len(found) > 4, "it comes as it is computed"
 
     async def shown() -> bool:
-        return any("ms a token, the disk's bound" in row and "GB/s" in row for row in offloaded(stack))
+        return any("ms a token" in row and "GB/s" in row for row in offloaded(stack))
 
     await eventually(shown)
     logs = [stack.cli("logs", name, "--tail", "200").stdout for name in stack.names("runner-")]

@@ -40,3 +40,12 @@ def test_a_pass_of_the_plan_is_predicted_as_in_the_plan_and_the_ratio_is_followe
     assert figures.token_measured_s == pytest.approx(1.2 * accuracy.predict_s(token))
     assert figures.token_predicted_s == pytest.approx(accuracy.predict_s(token))
     assert 0.0 < figures.alone_s <= accuracy.predict_s(token)
+
+
+@pytest.mark.parametrize(("disk_read", "reads"), [(1e8, True), (1e13, False)])
+def test_one_request_alone_is_bound_by_the_slower_of_disk_and_processor(disk_read: float, reads: bool) -> None:
+    machine = replace(MACHINE, disk_read=disk_read)
+    asked = request(machine, budget=Budgets(30 * MIB), supports=ON_DEVICE)
+    placement = WeightPlacement("bf16", asked.sizes.weights // 2, batch_tokens=128, buffers=2, gathers=True)
+    figures = Accuracy(placement, asked.sizes, machine).figures
+    assert figures.alone_reads is reads
