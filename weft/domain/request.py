@@ -21,7 +21,7 @@ class Priority(IntEnum):
 
 
 class FinishReason(Enum):
-    """How a request ended: exactly one for each request. A runner gives EOS and LENGTH, a gateway all of them."""
+    """How a request ended, once for each. A runner gives EOS, LENGTH and STOP (a stop token), a gateway all of them."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -69,7 +69,11 @@ class Sampling:
     """How tokens are sampled: greedy at temperature 0, else from (seed, choice, absolute position) and the logits.
 
     `choice`: index among the `n` of the client's request. `logit_bias`: (token, bias), each token once.
-    `top_logprobs`: alternatives reported for each token; None: no log probabilities at all.
+    `top_logprobs`: alternatives reported for each token; None: no log probabilities at all. The others are vLLM's:
+    `top_k` of 0 keeps all tokens; `repetition_penalty` is over prompt and answer; before `min_tokens` of the answer
+    neither EOS nor a stop token is sampled; `bad_words` are sequences of tokens, whose last one is never sampled behind
+    the others of the answer; `allowed_token_ids`: empty for all; `grammar`: an llguidance grammar, "" for none;
+    `prompt_logprobs`: alternatives reported for each token of the prompt but the first; None: nothing of the prompt.
     """
 
     seed: int = 0
@@ -81,6 +85,15 @@ class Sampling:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
+    prompt_logprobs: int | None = None
 
 
 class TokenLogprob(NamedTuple):

@@ -42,6 +42,8 @@ NOT_FINITE = float("nan"), float("inf"), -float("inf")
         (Sampling(logit_bias=((1, 0.0), (61, 0.0))), "logit_bias token 61 is outside the vocabulary of 61"),
         (Sampling(logit_bias=((2**32 - 1, 0.0),)), "outside the vocabulary"),
         (Sampling(top_logprobs=21), "top_logprobs 21 is more than 20"),
+        (Sampling(grammar="x"), "grammar is not implemented"),
+        (Sampling(prompt_logprobs=0), "prompt_logprobs is not implemented"),
     ],
 )
 def test_sampling_that_cannot_be_ends_its_request_with_the_reason_and_nobody_else_notices(drive, sampling, why):

@@ -37,7 +37,7 @@ BASICS: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(min_size=1, max_size=10),
     Epoch: st.builds(Epoch, st.integers(0, MAX_TERM - 1), ONES),
     Tier: st.sampled_from([tier for tier in Tier if tier is not Tier.DEVICE]),
-    FinishReason | None: st.sampled_from([None, FinishReason.EOS, FinishReason.LENGTH]),
+    FinishReason | None: st.sampled_from([None, FinishReason.EOS, FinishReason.LENGTH, FinishReason.STOP]),
 }
 WHOLE_SECONDS = {"idle_s", "drain_s"}
 DIRECTIONS: dict[str, Any] = {
@@ -304,6 +304,22 @@ def test_a_report_that_cannot_be(report: dict[str, Any], reason: str) -> None:
 def test_a_step_that_cannot_be(columns: dict[str, Any], reason: str) -> None:
     with pytest.raises(PeerError, match=reason):
         session.RUNNER_TO_GATEWAY.decode(session.RUNNER_TO_GATEWAY.envelope(step=columns))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        ({"stop_token_ids": range(129)}, "the number of stop tokens is 129"),
+        ({"bad_words": [{"tokens": [1]}] * 65}, "the number of bad words is 65"),
+        ({"bad_words": [{"tokens": range(65)}]}, "the length of a bad word is 65"),
+        ({"allowed_token_ids": range(4097)}, "the number of allowed tokens is 4097"),
+        ({"grammar": "é" * (32 << 10) + "x"}, "the length of a grammar is 65537"),
+    ],
+)
+def test_sampling_that_would_cost_too_much(sampling: dict[str, Any], reason: str) -> None:
+    start = {"request_id": "r", "prompt_tokens": [1], "sampling": sampling}
+    with pytest.raises(PeerError, match=reason):
+        session.GATEWAY_TO_RUNNER.decode(session.GATEWAY_TO_RUNNER.envelope(start=start))
 
 
 def test_a_hint_to_prefetch_is_bounded() -> None:

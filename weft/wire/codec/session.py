@@ -48,6 +48,8 @@ from weft.wire.v1 import common_pb2, runner_pb2
 
 T = TypeVar("T")
 MAX_DOUBLINGS = 64  # of a 32-bit number of tokens there are fewer
+MAX_STOP_TOKENS, MAX_BAD_WORDS, MAX_BANNED_TOKENS, MAX_ALLOWED_TOKENS = 128, 64, 64, 4096
+MAX_GRAMMAR_BYTES = 64 << 10
 LEAST_TOP_P = 1e-30  # the contract's floats are short, and 0 is "not set"
 # One of each for every token: their own constructors are Python functions, which take twice as long.
 _new_epoch, _new_sequence_tokens = partial(tuple.__new__, Epoch), partial(tuple.__new__, SequenceTokens)
@@ -64,6 +66,7 @@ _RUNNERS_FINISH: dict[FinishReason | None, Any] = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.EOS: common_pb2.FINISH_REASON_EOS,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
 }
 _RUNNERS_FINISHED = {number: reason for reason, number in _RUNNERS_FINISH.items()}
 _ENDED = {
@@ -96,13 +99,7 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     m.waited_ms, m.delay_ms = round(1000 * start.waited_s), round(1000 * start.delay_s)
     m.by_page, m.leaves, m.stays = start.by_page, start.leaves, start.stays
     m.priority = PRIORITY[start.priority]
-    sampling, s = start.sampling, m.sampling
-    s.seed, s.choice = sampling.seed, sampling.choice
-    s.temperature, s.top_p, s.ignore_eos = sampling.temperature, max(sampling.top_p, LEAST_TOP_P), sampling.ignore_eos
-    s.frequency_penalty, s.presence_penalty = sampling.frequency_penalty, sampling.presence_penalty
-    for token, bias in sampling.logit_bias:
-        s.logit_bias.add(token=token, bias=bias)
-    s.logprobs, s.top_logprobs = sampling.top_logprobs is not None, sampling.top_logprobs or 0
+    _fill_sampling(start.sampling, m.sampling)
     if start.kv_to is not None:
         _fill_kv_target(start.kv_to, m.kv_to)
     if start.kv_from is not None:
@@ -111,7 +108,6 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
 
 def _start(m: runner_pb2.Start) -> Start:
     """What is wrong with a request's own values beyond these bounds ends that request alone, in the runner."""
-    s = m.sampling
     return Start(
         request_id=named(m.request_id, "a request id"),
         epoch=epoch(m.epoch),
@@ -122,17 +118,7 @@ def _start(m: runner_pb2.Start) -> Start:
         adapter=text(m.adapter_digest, "an adapter's digest"),
         rank=number(m.adapter_rank, "an adapter's rank", MAX_RANK),
         adapter_bytes=m.adapter_bytes,
-        sampling=Sampling(
-            seed=s.seed,
-            choice=s.choice,
-            temperature=s.temperature,
-            top_p=s.top_p or 1.0,
-            ignore_eos=s.ignore_eos,
-            frequency_penalty=s.frequency_penalty,
-            presence_penalty=s.presence_penalty,
-            logit_bias=tuple([(entry.token, entry.bias) for entry in s.logit_bias]),
-            top_logprobs=s.top_logprobs if s.logprobs else None,
-        ),
+        sampling=_sampling(m.sampling),
         cache_salt=text(m.cache_salt, "a cache salt"),
         client_request_id=text(m.gateway_request_id, "a client's request id", MAX_DETAIL),
         waited_s=number(m.waited_ms, "waited_ms", MAX_WAITED_MS) / 1000,
@@ -143,6 +129,54 @@ def _start(m: runner_pb2.Start) -> Start:
         kv_to=_kv_target(m.kv_to) if m.HasField("kv_to") else None,
         kv_from=runner_id(m.kv_from) if m.HasField("kv_from") else None,
         priority=priority(m.priority),
+    )
+
+
+def _fill_sampling(sampling: Sampling, m: runner_pb2.Sampling) -> None:
+    m.seed, m.choice = sampling.seed, sampling.choice
+    m.temperature, m.top_p, m.ignore_eos = sampling.temperature, max(sampling.top_p, LEAST_TOP_P), sampling.ignore_eos
+    m.frequency_penalty, m.presence_penalty = sampling.frequency_penalty, sampling.presence_penalty
+    for token, bias in sampling.logit_bias:
+        m.logit_bias.add(token=token, bias=bias)
+    m.logprobs, m.top_logprobs = sampling.top_logprobs is not None, sampling.top_logprobs or 0
+    m.top_k, m.min_p, m.min_tokens = sampling.top_k, sampling.min_p, sampling.min_tokens
+    m.repetition_penalty = 0.0 if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty
+    m.stop_token_ids.extend(sampling.stop_token_ids)
+    for words in sampling.bad_words:
+        m.bad_words.add(tokens=words)
+    m.allowed_token_ids.extend(sampling.allowed_token_ids)
+    m.grammar = sampling.grammar
+    if sampling.prompt_logprobs is not None:
+        m.prompt_logprobs = sampling.prompt_logprobs
+
+
+def _sampling(m: runner_pb2.Sampling) -> Sampling:
+    number(len(m.stop_token_ids), "the number of stop tokens", MAX_STOP_TOKENS)
+    number(len(m.allowed_token_ids), "the number of allowed tokens", MAX_ALLOWED_TOKENS)
+    if m.bad_words:
+        number(len(m.bad_words), "the number of bad words", MAX_BAD_WORDS)
+        number(max(len(words.tokens) for words in m.bad_words), "the length of a bad word", MAX_BANNED_TOKENS)
+    if m.grammar:
+        number(len(m.grammar.encode()), "the length of a grammar", MAX_GRAMMAR_BYTES)
+    return Sampling(
+        seed=m.seed,
+        choice=m.choice,
+        temperature=m.temperature,
+        top_p=m.top_p or 1.0,
+        ignore_eos=m.ignore_eos,
+        frequency_penalty=m.frequency_penalty,
+        presence_penalty=m.presence_penalty,
+        logit_bias=tuple([(entry.token, entry.bias) for entry in m.logit_bias]),
+        top_logprobs=m.top_logprobs if m.logprobs else None,
+        top_k=m.top_k,
+        min_p=m.min_p,
+        repetition_penalty=m.repetition_penalty or 1.0,
+        min_tokens=m.min_tokens,
+        stop_token_ids=tuple(m.stop_token_ids),
+        bad_words=tuple([tuple(words.tokens) for words in m.bad_words]),
+        allowed_token_ids=tuple(m.allowed_token_ids),
+        grammar=m.grammar,
+        prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
     )
 
 

@@ -12,6 +12,11 @@ from typing import NamedTuple
 from weft.domain.request import Sampling, TokenLogprob
 
 MAX_TOP_LOGPROBS = 20
+_MISSING = (  # fields of Sampling that this runner does not act on
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "grammar",
+    "prompt_logprobs",
+)  # fmt: skip
+_DEFAULT = Sampling()
 
 
 class SampledToken(NamedTuple):
@@ -62,6 +67,8 @@ def logit_adjustments(sampling: Sampling, answer: Iterable[int]) -> LogitAdjustm
 
 def sampling_fault(sampling: Sampling, vocab_size: int) -> str | None:
     """What makes it impossible to sample like this, found before it can disturb another sequence."""
+    if (missing := next((n for n in _MISSING if getattr(sampling, n) != getattr(_DEFAULT, n)), None)) is not None:
+        return f"{missing} is not implemented by this runner"
     if not 0.0 <= sampling.temperature < float("inf"):
         return f"temperature {sampling.temperature} is not a finite number >= 0"
     if not 0.0 < sampling.top_p <= 1.0:
