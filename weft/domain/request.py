@@ -162,14 +162,20 @@ class Start:
     kv_to: KvTarget | None = None
     kv_from: RunnerId | None = None
     priority: Priority = Priority.INTERACTIVE
+    model_name: str = ""  # that the client asked for: the runner's metrics name adapters by it
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Cancel an epoch. It counts only from the session that started the epoch."""
+    """Cancel an epoch. It counts only from the session that started the epoch.
+
+    `finish`: how the request ended; None: it goes on elsewhere, and `preempted` says whether for want of memory.
+    """
 
     request_id: str
     epoch: Epoch
+    finish: FinishReason | None = None
+    preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

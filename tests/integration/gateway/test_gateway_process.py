@@ -262,7 +262,8 @@ async def test_metrics_count_answers_tokens_and_refusals(world: World) -> None:
     assert 'weft_gateway_requests_total{model="tiny",status="200"} 1.0' in text
     assert f'weft_gateway_tokens_total{{model="tiny"}} {tokens}.0' in text
     assert 'weft_gateway_tokens_total{model="acme/upper"} 2.0' in text
-    assert 'weft_gateway_ttft_seconds_count{pool="team/base"} 2.0' in text
+    assert 'weft_gateway_ttft_seconds_count{model="acme/upper",pool="team/base"} 1.0' in text
+    assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in text
     assert 'weft_gateway_time_per_output_token_seconds_count{pool="team/base"} 2.0' in text
     assert "weft_gateway_in_flight 0.0" in text
 

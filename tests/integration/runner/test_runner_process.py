@@ -279,7 +279,7 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
                 metrics = (await runner.get("/metrics"))[1]
                 assert "weft_runner_tokens_total 18.0" in metrics
                 assert f"weft_runner_best_batch_sequences {float(hello.best_batch)}" in metrics
-                assert 'vllm:num_requests_running{model_name="small-base"} 0.0' in metrics
+                assert 'vllm:num_requests_running{engine="0",model_name="small-base"} 0.0' in metrics
 
                 gateway.start("long", [3] * 20, 9, max_tokens=ENDLESS, reservation_tokens=ENDLESS)
                 await gateway.next("step")

@@ -93,7 +93,19 @@ def started_at(counter: int, runner: RunnerId, emitted: Sequence[int] = ()) -> S
     """The Start that an assignment causes."""
     one = request()
     start = Start(
-        "r", Epoch(1, counter), one.prompt, tuple(emitted), 100, 8, "sha256:a", 16, 99, one.sampling, "acme", "r"
+        "r",
+        Epoch(1, counter),
+        one.prompt,
+        tuple(emitted),
+        100,
+        8,
+        "sha256:a",
+        16,
+        99,
+        one.sampling,
+        "acme",
+        "r",
+        model_name="acme/x",
     )
     return Send(runner_peer(runner), start)
 
@@ -103,8 +115,8 @@ def began(counter: int) -> list[StreamEffect]:
     return [FirstToken("r"), Send(SCHEDULER, Started("r", Epoch(1, counter)))]
 
 
-def stopped(counter: int, runner: RunnerId = RUNNERS[0]) -> Send:
-    return Send(runner_peer(runner), Stop("r", Epoch(1, counter)))
+def stopped(counter: int, finish: FinishReason | None = None) -> Send:
+    return Send(runner_peer(RUNNERS[0]), Stop("r", Epoch(1, counter), finish))
 
 
 def sent(effects: Sequence[StreamEffect], *kinds: type) -> list[object]:
@@ -216,7 +228,7 @@ def test_a_stop_string_ends_the_request_and_the_tokens_after_it_do_not_count() -
     one = stream(stops=["END"])
     effects = run(one, assign(1), step(1, 0, "well E"), step(1, 6, "NDmore"))
     assert text_of(effects) == "well "
-    assert stopped(1) in effects
+    assert stopped(1, FinishReason.STOP) in effects
     assert one.end == End(FinishReason.STOP)
     assert len(one.tokens) == len("well END")
 
@@ -238,13 +250,13 @@ def test_a_runner_that_overshoots_max_tokens_is_cut_and_stopped() -> None:
     effects = run(one, assign(1), step(1, 0, "abcdef"))
     assert text_of(effects) == "abc"
     assert one.end == End(FinishReason.LENGTH)
-    assert stopped(1) in effects
+    assert stopped(1, FinishReason.LENGTH) in effects
 
 
 def test_a_client_that_goes_away_stops_the_runner_and_cancels_at_the_scheduler() -> None:
     one = stream()
     run(one, assign(1))
-    assert run(one, ClientGone("r")) == [stopped(1), Send(SCHEDULER, Cancel("r"))]
+    assert run(one, ClientGone("r")) == [stopped(1, FinishReason.CANCELLED), Send(SCHEDULER, Cancel("r"))]
     assert one.end == End(FinishReason.CANCELLED)
     assert run(one, ClientGone("r"), assign(2), step(1, 0, "a"), RequestAborted("r", GONE)) == []
 

@@ -170,7 +170,7 @@ def test_a_newer_assignment_while_a_runner_freezes_migrates_without_kv() -> None
 def test_a_preemption_while_a_runner_freezes_stops_it() -> None:
     one = frozen_stream()
     effects = run(one, Preempt("r", E2))
-    assert to(effects, PROMPT, Stop) == [Stop("r", E2)]
+    assert to(effects, PROMPT, Stop) == [Stop("r", E2, preempted=True)]
     (failed,) = sent(effects, Failed)
     assert isinstance(failed, Failed)
     assert failed.epoch == E2

@@ -29,7 +29,7 @@ Open = Callable[[str], Awaitable[tuple[SendQueue[GatewayToRunner], Any]]]
 async def session_with(driver: Any) -> AsyncIterator[tuple[SendQueue[GatewayToRunner], Any, Open]]:
     """A gateway's outbox and its call, on a server over this driver's engine, and what opens another's."""
     loop = asyncio.get_running_loop()
-    runner = RunnerServer(driver.engine, RunnerId("u", "i"), RunnerMetrics(CollectorRegistry(), "m", 64))
+    runner = RunnerServer(driver.engine, RunnerId("u", "i"), RunnerMetrics(CollectorRegistry(), "m"))
     driver.engine._on_output = lambda output: loop.call_soon_threadsafe(runner.deliver, output)
     thread = EngineThread(driver.engine, 1, lambda _: None)
     server = grpc.aio.server()
@@ -86,9 +86,9 @@ async def test_a_stop_frees_the_pages_within_one_iteration_while_others_run_on(d
         assert pool.iterations < 8 or posted.wait(PATIENCE_S), "the engine must not finish before the Stop is there"
         return run(step)
 
-    def stopping(request_id: str, epoch: Any, owner: Any) -> None:
+    def stopping(*about: Any, preempted: bool) -> None:
         before = pool.pages.free_pages
-        stop(request_id, epoch, owner)
+        stop(*about, preempted=preempted)
         freed_at.append((pool.iterations, pool.pages.free_pages - before))
 
     driver.engine.post, driver.engine.executor.run, pool.stop = posting, running, stopping

@@ -80,7 +80,9 @@ def test_probes_tell_health_readiness_and_metrics() -> None:
         assert get(probes.port, "/readyz") == (503, "no runner has reported\n")
         reason[0] = None
         assert get(probes.port, "/readyz")[0] == 200
-        assert "weft_things_total 1.0" in get(probes.port, "/metrics")[1]
+        metrics = get(probes.port, "/metrics")[1]
+        assert "weft_things_total 1.0" in metrics
+        assert "_created" not in metrics
         assert get(probes.port, "/other")[0] == 404
     finally:
         probes.close()

@@ -28,6 +28,7 @@ from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.values import (
     MAX_DETAIL,
     MAX_ID,
+    MAX_MODEL,
     MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
@@ -98,7 +99,7 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     m.gateway_request_id, m.cache_salt = start.client_request_id, start.cache_salt
     m.waited_ms, m.delay_ms = round(1000 * start.waited_s), round(1000 * start.delay_s)
     m.by_page, m.leaves, m.stays = start.by_page, start.leaves, start.stays
-    m.priority = PRIORITY[start.priority]
+    m.priority, m.model_name = PRIORITY[start.priority], start.model_name
     _fill_sampling(start.sampling, m.sampling)
     if start.kv_to is not None:
         _fill_kv_target(start.kv_to, m.kv_to)
@@ -129,6 +130,7 @@ def _start(m: runner_pb2.Start) -> Start:
         kv_to=_kv_target(m.kv_to) if m.HasField("kv_to") else None,
         kv_from=runner_id(m.kv_from) if m.HasField("kv_from") else None,
         priority=priority(m.priority),
+        model_name=text(m.model_name, "a model's name", MAX_MODEL),
     )
 
 
@@ -211,12 +213,14 @@ def _frozen(m: runner_pb2.Frozen) -> Frozen:
 
 
 def _fill_stop(stop: Stop, m: runner_pb2.Stop) -> None:
-    m.request_id = stop.request_id
+    m.request_id, m.preempted = stop.request_id, stop.preempted
     fill_epoch(stop.epoch, m.epoch)
+    if stop.finish is not None:
+        m.finish = FINISH[stop.finish]
 
 
 def _stop(m: runner_pb2.Stop) -> Stop:
-    return Stop(named(m.request_id, "a request id"), epoch(m.epoch))
+    return Stop(named(m.request_id, "a request id"), epoch(m.epoch), FINISHED.get(m.finish), m.preempted)
 
 
 def _fill_ready(greeting: SessionReady, m: runner_pb2.SessionReady) -> None:

@@ -334,6 +334,7 @@ class RequestStream:
             kv_to=None if kv_to is None else KvTarget(kv_to.runner, kv_to.kv_address),
             kv_from=kv_from,
             priority=self.priority,
+            model_name=request.route.model_name,
         )
         runner = assign.runner if prompt_only or self.receiver is None else self.receiver
         return Send(runner_peer(runner), start)
@@ -349,7 +350,8 @@ class RequestStream:
         blamed = runner if len(self.runners) > 1 else None
         if not self.running or epoch != self.running.epoch:
             return []
-        stops = self._stop_all() if stop or len(self.runners) > 1 or self.freezing else []
+        preempted = reason is FailReason.PREEMPTED
+        stops = self._stop_all(preempted=preempted) if stop or len(self.runners) > 1 or self.freezing else []
         self._class_before = self.numerics_class
         self._leave_runners()
         self._queues = reason in UNCOUNTED
@@ -371,18 +373,21 @@ class RequestStream:
 
     def _cancel(self, end: End, *, scheduler_knows: bool = False) -> list[StreamEffect]:
         """The end from outside: stop the runner, cancel at the scheduler."""
-        effects = self._stop_all()
+        effects = self._stop_all(end.reason)
         if not scheduler_knows:
             effects.append(Send(SCHEDULER, Cancel(self.request_id, len(self.tokens))))
         self._finish(end)
         return effects
 
-    def _stop_all(self) -> list[StreamEffect]:
-        """For every runner that has the request."""
+    def _stop_all(self, finish: FinishReason | None = None, *, preempted: bool = False) -> list[StreamEffect]:
+        """For every runner that has the request. One of two counts how it finished, where none has done so."""
         if self.running is None:
             return []
-        stop = Stop(self.request_id, self.running.epoch)
-        return [Send(runner_peer(one.runner), stop) for one in self.runners]
+        epoch, finishes = self.running.epoch, (finish, None)
+        return [
+            Send(runner_peer(one.runner), Stop(self.request_id, epoch, of_one, preempted))
+            for one, of_one in zip(self.runners, finishes, strict=False)
+        ]
 
     def _leave_runners(self) -> None:
         self.running = self.freezing = self.receiver = None
@@ -415,7 +420,7 @@ class RequestStream:
             reason = FinishReason.LENGTH
         if reason is not None:
             if event.finish is None or len(self.runners) > 1:
-                effects += self._stop_all()  # a runner does not know of the end
+                effects += self._stop_all(reason if event.finish is None else None)  # a runner does not know of the end
             if reason is not FinishReason.STOP:
                 text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
         if self._held_logprobs is None:

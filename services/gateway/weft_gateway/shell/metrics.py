@@ -1,11 +1,15 @@
-"""The gateway's metrics (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one."""
+"""The gateway's metrics (`weft_gateway_*`). Labels are bounded: the first models have their own, others share one.
 
+One has vLLM's name: requests that no runner has. Those that runners have are in the runners' own.
+"""
+
+from collections import Counter as Counts
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from weft.domain.request import Priority
@@ -15,6 +19,7 @@ from weft_gateway.core.gateway import Gateway
 
 SECONDS_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 SECONDS_PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+MOST_TIMED = 100  # models with a histogram of their own
 SECONDS_IN_ALL = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
@@ -22,13 +27,16 @@ class GatewayMetrics:
     """One set of metrics on one registry; `in_flight` and `held` are read when scraped."""
 
     def __init__(self, gateway: Gateway, registry: CollectorRegistry, *, max_models: int) -> None:
-        self._models = BoundedLabels(max_models)
+        self._models, self._timed = BoundedLabels(max_models), BoundedLabels(min(max_models, MOST_TIMED))
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, labelnames=["pool"], registry=registry)
         self.requests = counter("weft_gateway_requests", "Requests by model and HTTP status.", ["model", "status"])
         self.prompt_tokens = counter("weft_gateway_prompt_tokens", "Prompt tokens.", ["model"])
         self.tokens = counter("weft_gateway_tokens", "Tokens streamed and billed.", ["model"])
-        self.ttft = histogram("weft_gateway_ttft_seconds", "Arrival to first token.", buckets=SECONDS_TO_FIRST)
+        self.ttft = Histogram(
+            "weft_gateway_ttft_seconds", "Arrival to first token.", ["pool", "model"], buckets=SECONDS_TO_FIRST,
+            registry=registry,
+        )  # fmt: skip
         mean = "Mean time of a token after the first, per request."
         self.per_token = histogram("weft_gateway_time_per_output_token_seconds", mean, buckets=SECONDS_PER_TOKEN)
         self.total = histogram("weft_gateway_e2e_seconds", "Arrival to the last byte.", buckets=SECONDS_IN_ALL)
@@ -49,6 +57,7 @@ class GatewayMetrics:
         )
         for name, text, read in gauges:
             Gauge(name, text, registry=registry).set_function(read)
+        registry.register(_Waiting(gateway))
 
     def count_request(self, model: str | None, status: int) -> None:
         """One answer; 499: the client went away. Without a known model the label is "-"."""
@@ -67,7 +76,7 @@ class GatewayMetrics:
             return
         self.total.labels(outcome.pool).observe(finish.total_s)
         if finish.ttft_s is not None:
-            self.ttft.labels(outcome.pool).observe(finish.ttft_s)
+            self.ttft.labels(outcome.pool, self._timed.of(outcome.model_name)).observe(finish.ttft_s)
             if tokens > 1:
                 self.per_token.labels(outcome.pool).observe((finish.total_s - finish.ttft_s) / (tokens - 1))
 
@@ -79,6 +88,21 @@ def exposition(registry: CollectorRegistry, shown: frozenset[str] | None) -> byt
     partial = CollectorRegistry(auto_describe=False)
     partial.register(_Shown(registry, shown | {"-", OTHER}))
     return generate_latest(partial)
+
+
+class _Waiting(Collector):
+    """Requests without a runner by base model: beside the runners' metric of this name they are all that wait."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily("vllm:num_requests_waiting", "Requests without a runner.", labels=["model_name"])
+        requests = self._gateway.requests.values()
+        waiting = Counts(active.pool for active in requests if active.stream.running is None)
+        for pool in self._gateway.routes.pools.values():
+            family.add_metric([pool.base_model_name or pool.pool], waiting[pool.pool])
+        yield family
 
 
 class _Shown(Collector):
@@ -94,4 +118,4 @@ class _Shown(Collector):
             yield part
 
     def _may(self, labels: dict[str, str]) -> bool:
-        return {labels[name] for name in ("model", "pool") if name in labels} <= self._shown
+        return {labels[name] for name in ("model", "pool", "model_name") if name in labels} <= self._shown

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.domain.adapter import Tier
 from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvHello
 from weft.domain.machine import Close, Closed, Connected, Peer, Received, Send, Tick
-from weft.domain.request import EndReason
+from weft.domain.request import EndReason, FinishReason, Start
 from weft.domain.runner import RunnerFigures
 from weft_runner.core.batch import Batch
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence
+from weft_runner.core.token_times import GapCounts
 
 # ---------------------------------------------------------------- events
 
@@ -30,6 +32,7 @@ class Fetched:
     digest: str
     n_bytes: int | None
     host_bytes: int | None
+    seconds: float = 0.0  # that the fetch took
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,55 @@ class DropKv:
     epoch: Epoch
 
 
+class PromptComputed(NamedTuple):
+    """An answer has its first token, that no runner computed before; `ttft_s`: since the request arrived."""
+
+    prompt_tokens: int
+    ttft_s: float
+
+
+class SequenceEnded(NamedTuple):
+    """A sequence has left. `finish`: how its request ended, as far as the runner knows; None: it goes on elsewhere.
+
+    Times are the machine's, in seconds; None: it did not come to that. `joined_at`: its adapter was there, and it had
+    to wait for it.
+    """
+
+    start: Start
+    finish: FinishReason | None
+    answer_tokens: int  # those of earlier epochs included
+    arrived: float
+    admitted_at: float
+    joined_at: float | None
+    scheduled_at: float | None
+    first_token_at: float | None
+    ended_at: float
+
+
+class AdapterBrought(NamedTuple):
+    """An adapter has come a tier nearer: from the depot to disk and host memory, or from there to the device."""
+
+    to_device: bool
+    seconds: float
+
+
+class AdapterUse(NamedTuple):
+    """Where an adapter is, and how many sequences run with it and wait for it. `pinned`: it is not evicted."""
+
+    digest: str
+    tier: Tier
+    rank: int
+    pinned: bool
+    running: int
+    waiting: int
+
+
+class AdaptersChanged(NamedTuple):
+    """What has changed of adapters since the last report."""
+
+    adapters: tuple[AdapterUse, ...]
+
+
 class RunStep(NamedTuple):
     """Run a batch: `sequences` are those of its rows, in order; `clear_pages` have changed hands and are cleared first.
 
@@ -303,6 +355,9 @@ class RunnerStatus:
     role_changes: int = 0  # after which a token of the added phase was computed
     role_change_iterations: int = 0  # from each of these orders to that token, summed
     held_rows: int = 0  # batch rows that could have run in an iteration and did not, for the token time, summed
+    preemptions: int = 0  # sequences that lost their place for want of memory, since start
+    prefix_queried_tokens: int = 0  # of texts that were looked up among earlier ones, since start
+    token_gaps: GapCounts | None = None
 
     @property
     def drained(self) -> bool:
@@ -313,4 +368,5 @@ class RunnerStatus:
 Action = Load | Unload | DropHost | Retain | Fetch
 SwapAction = SwapOut | SwapIn | DropSwap
 KvAction = OpenKvStream | SendKv | ReceiveKv | DropKv | Close
-Effect = Send | Action | SwapAction | KvAction | AdapterPages | RunStep | RunnerStatus
+Fact = PromptComputed | SequenceEnded | AdapterBrought | AdaptersChanged  # for metrics and traces alone
+Effect = Send | Action | SwapAction | KvAction | AdapterPages | RunStep | RunnerStatus | Fact

@@ -175,7 +175,7 @@ class HandOver:
         pool.urgent = True
         if len(sequence.tokens) == sequence.max_len:  # the context beside its adapter is smaller than at its sender
             pool.produce(sequence.owner, SequenceTokens(key, epoch, sequence.n_emitted, (), FinishReason.LENGTH))
-            pool.remove(sequence)
+            pool.remove(sequence, finish=FinishReason.LENGTH)
             return
         self._continue(incoming)
 

@@ -18,12 +18,13 @@ from weft_runner.core.sequence import Sequence, SequencePhase
 
 class PrefixReuse:
     """One owner: the request pool. `tokens`: how many did not have to be computed again; `host_tokens` of them came
-    from host memory. What KV from another runner need not bring is none of them.
+    from host memory. What KV from another runner need not bring is none of them. `queried`: tokens of the texts that
+    were looked up.
     """
 
     def __init__(self, pages: PageTable) -> None:
         self._pages = pages
-        self.tokens = self.host_tokens = 0
+        self.tokens = self.host_tokens = self.queried = 0
 
     def chain(self, start: Start) -> PageHashChain | None:
         """The hashes of a request's pages; None: without a salt nothing is shared."""
@@ -43,6 +44,8 @@ class PrefixReuse:
 
     def begin(self, sequence: Sequence, shared: list[int]) -> None:
         """It has been admitted with these pages."""
+        if sequence.chain is not None and sequence.start.kv_from is None:
+            self.queried += len(sequence.tokens)
         self._reused(sequence, len(shared))
 
     def came_back(self, n_tokens: int) -> None:

@@ -9,7 +9,7 @@ from math import inf
 
 from weft.domain.machine import Peer, Send
 from weft.domain.runner import Heartbeat, Overrun, Registered, RunnerFigures, RunnerReport, SequenceState
-from weft_runner.core.events import RunnerStatus
+from weft_runner.core.events import AdaptersChanged, AdapterUse, RunnerStatus
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sequence import Sequence, SequencePhase
 
@@ -53,7 +53,7 @@ class Reporter:
             return True
         return (self.changed and now >= self._due_at) or (self.supervisor is not None and now >= self._heartbeat_at)
 
-    def effects(self, now: float) -> list[Send | RunnerStatus]:
+    def effects(self, now: float) -> list[Send | RunnerStatus | AdaptersChanged]:
         """What is due by now."""
         if self._pool.take_report_now():
             self.changed, self._due_at = True, now
@@ -61,10 +61,13 @@ class Reporter:
             self.changed = False
             self._due_at, self._heartbeat_at = now + self._report_s, now + self._lease_s / 4
             status = self._status()
+            effects: list[Send | RunnerStatus | AdaptersChanged] = [status]
+            if self._pool.adapters.dirty:
+                effects.append(self._adapters_changed())
             if self.supervisor is not None:
-                return [Send(self.supervisor, self._report(status.figures)), status]
+                effects.append(Send(self.supervisor, self._report(status.figures)))
             self._forget_changes()
-            return [status]
+            return effects
         if self.supervisor is not None and now >= self._heartbeat_at:
             self._heartbeat_at = now + self._lease_s / 4
             return [Send(self.supervisor, Heartbeat())]
@@ -89,7 +92,7 @@ class Reporter:
         self._adapters.difference_update(removed)
         self._adapters.update(adapter.digest for adapter in reported)
         self._version += 1
-        report = RunnerReport(
+        return RunnerReport(
             self._version,
             full,
             figures,
@@ -100,8 +103,6 @@ class Reporter:
             overruns=[_overrun(pool.sequences[key], wanted) for key, wanted in pool.overruns().items()],
             progress=[sequence.in_kv for sequence in pool.sequences.values()],
         )
-        self._forget_changes()
-        return report
 
     def _has_ended(self, key: str) -> bool:
         """The sequence that was reported under this id is over, whether another one has its id or not."""
@@ -115,6 +116,14 @@ class Reporter:
             self._pool.pages.reserved_by(sequence.key), sequence.reservation_tokens, round(1000 * sequence.arrived),
             start.stays, start.priority,
         )  # fmt: skip
+
+    def _adapters_changed(self) -> AdaptersChanged:
+        return AdaptersChanged(
+            tuple(
+                AdapterUse(a.digest, a.nearest_tier, a.rank, a.protected, a.running, a.waiting + a.swapped)
+                for a in self._pool.adapters.dirty.values()
+            )
+        )
 
     def _forget_changes(self) -> None:
         self._pool.pages.dirty.clear()
@@ -150,6 +159,9 @@ class Reporter:
             pool.role_changes.count,
             pool.role_changes.iterations,
             pool.scheduler.held_rows,
+            pool.preemptions,
+            pool.reuse.queried,
+            pool.token_times.gaps,
         )
 
 

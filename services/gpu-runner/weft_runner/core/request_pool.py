@@ -30,12 +30,16 @@ from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_p
 from weft_runner.core.batch import Batch, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.events import (
+    AdapterBrought,
     AdapterEvent,
+    Fact,
     Fetched,
     FetchFailed,
     FoundOnDisk,
     Loaded,
     LoadFailed,
+    PromptComputed,
+    SequenceEnded,
     SwapDone,
     SwapFailed,
 )
@@ -50,6 +54,7 @@ from weft_runner.core.role_change import RoleChanges
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
+from weft_runner.core.token_times import TokenTimes
 
 DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
 UNCOMPUTED = (SequencePhase.WAITING, SequencePhase.PREFILL)
@@ -85,6 +90,8 @@ class RequestPool:
         self.iterations = self.forwards = self.tokens = self.departures = 0
         self.offload: OffloadState | None = None  # as the engine says
         self.stalled_s = self.now = 0.0  # of all sequences that were paused or swapped; the time of the event
+        self.token_times, self.preemptions = TokenTimes(), 0
+        self.facts: list[Fact] = []
         self.messages: list[Send] = []
         self.frozen: list[Send] = []  # after the tokens of the same event
         self.produced: dict[str, tuple[Peer, list[SequenceTokens]]] = {}  # by session; a peer's own hash is slow
@@ -121,11 +128,14 @@ class RequestPool:
             case answer:
                 self.messages.append(Send(owner, answer))
 
-    def stop(self, request_id: str, epoch: Epoch, owner: Peer) -> None:
+    def stop(
+        self, request_id: str, epoch: Epoch, owner: Peer, finish: FinishReason | None = None, *, preempted: bool = False
+    ) -> None:
         """Cancel an epoch: its pages are free before the next step. Only the session that started it may."""
         sequence = self.sequences.get(request_id)
         if sequence is not None and sequence.owner == owner and sequence.start.epoch <= epoch:
-            self.remove(sequence)
+            self.preemptions += preempted
+            self.remove(sequence, finish=finish)
             self.epochs.see(request_id, epoch)
 
     def set_role(self, role: RunnerRole) -> None:
@@ -182,11 +192,14 @@ class RequestPool:
             case FoundOnDisk(digests):
                 adapters.on_found_on_disk(digests)
                 return
-            case Fetched(digest, n_bytes, host_bytes):
+            case Fetched(digest, n_bytes, host_bytes, seconds):
+                if not adapters.adapters[digest].on_disk:
+                    self.facts.append(AdapterBrought(to_device=False, seconds=seconds))
                 fault = adapters.on_fetched(digest, n_bytes=n_bytes, host_bytes=host_bytes)
                 if fault:
                     self._end_all_of(digest, EndReason.LOAD_FAILED, fault)
             case Loaded(digest, rank, n_bytes, host_bytes, load_cost):
+                self.facts.append(AdapterBrought(to_device=True, seconds=load_cost))
                 adapters.on_loaded(digest, rank=rank, n_bytes=n_bytes, host_bytes=host_bytes, load_cost=load_cost)
             case FetchFailed(digest, reason, detail, permanent):
                 if adapters.on_fetch_failed(digest, detail, permanent=permanent):
@@ -266,6 +279,7 @@ class RequestPool:
         self.iterations += 1
         self.scheduler.ran(batch)
         self.role_changes.ran(batch, self.iterations)
+        self._had_first_tokens(self.token_times.ran(batch, self.sequences, self.now))
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         for key, _, n_tokens, samples in batch.rows:
             sequence = sequences[key]
@@ -399,6 +413,7 @@ class RequestPool:
 
     def _join(self, sequence: Sequence) -> None:
         self.scheduler.changed()
+        sequence.joined_at = self.now
         sequence.join(self.most_tokens(sequence))
 
     def most_tokens(self, sequence: Sequence) -> int:
@@ -490,6 +505,7 @@ class RequestPool:
         if not self.swap.swap_out(victim, kv_pages, wanted, recompute_ms):
             return False
         self.reservations.paused.pop(victim.key, None)
+        self.preemptions += 1
         self.scheduler.changed()
         return True
 
@@ -539,16 +555,21 @@ class RequestPool:
 
     def _give_back(self, sequence: Sequence) -> None:
         """It cannot run here now: it is scheduled again, and computed once more."""
+        self.preemptions += sequence.scheduled_at is not None
         self.remove(sequence)
         answer = no_capacity(sequence.start, self.adapters.free_pages(), "pages")
         self.messages.append(Send(sequence.owner, answer))
 
-    def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
-        """Pages and references back, at once; freed pages go to the longest paused sequence first."""
+    def remove(self, sequence: Sequence, *, forget: bool = False, finish: FinishReason | None = None) -> None:
+        """Pages and references back, at once; freed pages go to the longest paused sequence first.
+
+        `finish`: how its request ended; None: it goes on elsewhere.
+        """
         self.scheduler.changed()
         self.departures += 1
         joined, swapped = self._has_joined(sequence), sequence.phase is SequencePhase.SWAPPED
         sequence.end()
+        self.facts.append(_ended_fact(sequence, finish, self.now))
         del self.sequences[sequence.key]
         self.reservations.paused.pop(sequence.key, None)
         self._end_swap(sequence)
@@ -631,9 +652,15 @@ class RequestPool:
         produced = SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)
         self.produce(sequence.owner, produced)
         if finish is not None:
-            self.remove(sequence)
+            self.remove(sequence, finish=finish)
         elif start.kv_to is not None and self.limits.kv is not None:
             self.hand_over.leave(sequence, logprobs)
+
+    def _had_first_tokens(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            start = sequence.start
+            if start.kv_from is None and not start.emitted:
+                self.facts.append(PromptComputed(len(start.prompt), self.now - sequence.arrived))
 
     def produce(self, owner: Peer, produced: SequenceTokens) -> None:
         """For that session's next Step."""
@@ -644,6 +671,13 @@ class RequestPool:
     def paused(self) -> list[str]:
         """Keys of paused sequences, the longest paused first."""
         return list(self.reservations.paused)
+
+
+def _ended_fact(sequence: Sequence, finish: FinishReason | None, now: float) -> SequenceEnded:
+    return SequenceEnded(
+        sequence.start, finish, sequence.n_emitted, sequence.arrived, sequence.admitted_at, sequence.joined_at,
+        sequence.scheduled_at, sequence.first_token_at, now,
+    )  # fmt: skip
 
 
 def _candidate(sequence: Sequence) -> Candidate:

@@ -127,6 +127,7 @@ class Runner:
             sequences, awaited = last.sequences, last.awaited
         else:
             sequences = tuple(pool.sequences[row.key] for row in batch.rows)
+            pool.token_times.scheduled(sequences, pool.now)
             awaited = any(sequence.start.priority is Priority.INTERACTIVE for sequence in sequences)
         if pool.kv.outgoing:
             pool.hand_over.stream(batch)
@@ -153,8 +154,8 @@ class Runner:
             case Start():
                 if (gateway := self._gateways.get(peer)) is not None:
                     self.pool.start(message, peer, gateway, now)
-            case Stop(request_id, epoch):
-                self.pool.stop(request_id, epoch, peer)
+            case Stop(request_id, epoch, finish, preempted):
+                self.pool.stop(request_id, epoch, peer, finish, preempted=preempted)
             case Freeze():
                 self.pool.hand_over.freeze(message, peer)
             case Registered():
@@ -216,3 +217,6 @@ class Runner:
             effects.extend(pool.adapters.take_actions())
         if pool.swap.copies:
             effects.extend(pool.swap.take_copies())
+        if pool.facts:
+            effects.extend(pool.facts)
+            pool.facts = []

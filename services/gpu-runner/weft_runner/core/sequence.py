@@ -44,8 +44,9 @@ class Sequence:
     """A request that was admitted. One owner: the request pool. `owner`: the session that started it."""
 
     __slots__ = (
-        "adjustments", "admitted", "arrived", "chain", "doublings", "gateway", "in_flight", "in_kv", "key", "max_len",
-        "named_pages", "owner", "phase", "reservation_tokens", "start", "swaps", "tokens", "turn",
+        "adjustments", "admitted", "admitted_at", "arrived", "chain", "doublings", "first_token_at", "gateway",
+        "in_flight", "in_kv", "joined_at", "key", "max_len", "named_pages", "owner", "phase", "reservation_tokens",
+        "scheduled_at", "start", "swaps", "token_at", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +57,11 @@ class Sequence:
         self.key = start.request_id
         self.chain = chain
         self.named_pages = 0  # its first ones, that other sequences may find
-        self.admitted = admitted
+        self.admitted, self.admitted_at = admitted, now
+        self.joined_at: float | None = None  # when its adapter was there, if it had to wait for it
+        self.scheduled_at: float | None = None  # in a batch for the first time
+        self.first_token_at: float | None = None  # that was computed here
+        self.token_at = 0.0  # the latest, up to the batch that runs again (`token_times.py`)
         self.arrived = now - start.waited_s
         self.tokens: list[int] = [*start.prompt, *start.emitted]
         self.adjustments = logit_adjustments(start.sampling, start.emitted)

@@ -196,7 +196,8 @@ class AdapterPool:
             if fetch.urgent:
                 self._fetched[fetch.digest] = files, time.monotonic(), seconds
             self._done_with(fetch.digest)
-            self._report(Fetched(fetch.digest, n_bytes, self._host_bytes(fetch.digest) if fetch.to_host else None))
+            host_bytes = self._host_bytes(fetch.digest) if fetch.to_host else None
+            self._report(Fetched(fetch.digest, n_bytes, host_bytes, seconds))
 
     def _needed(self, files: AdapterFiles) -> int:
         return self._store.needs(map_tensors(files.tensors), files.scales)

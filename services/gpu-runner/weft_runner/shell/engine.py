@@ -18,17 +18,22 @@ import torch
 
 from weft.domain.machine import TICK, Close, Kind, Peer, Send
 from weft_runner.core.events import (
+    AdapterBrought,
     AdapterPages,
+    AdaptersChanged,
     DropKv,
     DropSwap,
     Effect,
     Event,
+    Fact,
     KvAction,
     OpenKvStream,
+    PromptComputed,
     ReceiveKv,
     RunnerStatus,
     RunStep,
     SendKv,
+    SequenceEnded,
     StepDone,
     StepSlot,
     SwapIn,
@@ -72,9 +77,10 @@ Posted = Event | InSlot | Shutdown | Wake | ExecutorFailed
 
 @dataclass(slots=True)
 class Output:
-    """What leaves the engine: messages in order, the latest status, the step that was completed."""
+    """What leaves the engine: messages in order, facts for metrics, the latest status, the step that was completed."""
 
     sends: list[Send] = field(default_factory=list[Send])
+    facts: list[Fact] = field(default_factory=list[Fact])
     status: RunnerStatus | None = None
     done: StepDone | None = None
     busy_s: float = 0.0  # since the step before was complete, without waiting for events
@@ -232,6 +238,8 @@ class Engine:
                     self._output.status = effect
                 case RunStep():
                     step = effect
+                case PromptComputed() | SequenceEnded() | AdapterBrought() | AdaptersChanged():
+                    self._output.facts.append(effect)
                 case AdapterPages(pages):
                     self.executor.allocate_adapter_pages(pages)
                 case SwapOut() | SwapIn() | DropSwap():
@@ -263,7 +271,7 @@ class Engine:
 
     def _flush(self) -> None:
         output = self._output
-        if output.sends or output.status is not None or output.done is not None:
+        if output.sends or output.facts or output.status is not None or output.done is not None:
             self._output = Output()
             self._on_output(output)
 

@@ -1,4 +1,4 @@
-"""Metrics of the runner, and the names that vLLM's dashboards and the Gateway API Inference Extension read."""
+"""Metrics of the runner under its own names, and what leaves the engine as they show it (`vllm_metrics.py`: vLLM's)."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,6 +11,7 @@ from weft_runner.core.profile_model import Profile
 from weft_runner.offload.figures import OffloadFigures
 from weft_runner.shell.engine import Output
 from weft_runner.shell.kv_figures import KvTransfer
+from weft_runner.shell.vllm_metrics import Total, VllmMetrics
 
 _FIGURES = {  # gauges by field
     "iterations": ("iterations", "Iterations since start"),
@@ -74,17 +75,6 @@ _OFFLOAD_TOTALS: dict[str, tuple[str, Callable[[OffloadFigures], float]]] = {
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
 
-class _Total:
-    """A counter that is fed with totals since start."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter, self._before = counter, 0.0
-
-    def set(self, total: float) -> None:
-        self._counter.inc(total - self._before)
-        self._before = total
-
-
 class KvMetrics:
     """Fed from the threads of the streams of KV, see `kv_figures.KvFigures`."""
 
@@ -144,7 +134,7 @@ class OffloadMetrics:
             for name, (text, _) in _OFFLOAD_TOTALS.items()
         }
         self._totals = [
-            {name: _Total(counter.labels(str(stage))) for name, counter in counters.items()}
+            {name: Total(counter.labels(str(stage))) for name, counter in counters.items()}
             for stage in range(len(stages()))
         ]
         self.observe()
@@ -167,11 +157,8 @@ class OffloadMetrics:
 class RunnerMetrics:
     """Fed from the shell's event loop with the engine's output."""
 
-    def __init__(self, registry: CollectorRegistry, model: str, total_pages: int = 0) -> None:
-        """`model`: the name that the base is served under, as vLLM labels its own.
-
-        `total_pages` is set before the first output, if it is not known here.
-        """
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        """`model`: the name that the base is served under, as vLLM labels its own."""
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"weft_runner_{name}", text, registry=registry)
@@ -193,11 +180,11 @@ class RunnerMetrics:
         swapped = counter("swapped_bytes", f"Bytes of KV of preempted sequences {copied}", "direction")
         prefixes = counter("prefix_swapped_bytes", f"Bytes of KV of earlier requests {copied}", "direction")
         self._totals = {
-            **{name: _Total(counter(*of)) for name, of in _TOTALS.items()},
-            **{f"swap_{way}_bytes": _Total(swapped.labels(way)) for way in ("out", "in")},
-            **{f"prefix_{way}_bytes": _Total(prefixes.labels(way)) for way in ("out", "in")},
+            **{name: Total(counter(*of)) for name, of in _TOTALS.items()},
+            **{f"swap_{way}_bytes": Total(swapped.labels(way)) for way in ("out", "in")},
+            **{f"prefix_{way}_bytes": Total(prefixes.labels(way)) for way in ("out", "in")},
         }
-        self._reused = _Total(
+        self._reused = Total(
             counter("prefix_reused_tokens", "Tokens found in pages of earlier requests, not computed again")
         )
         outcomes = "fetched; used by a request; dropped unused; failed"
@@ -205,7 +192,7 @@ class RunnerMetrics:
             "prefetched_adapters", f"Adapters that a forecast brought to disk, by outcome: {outcomes}", "outcome"
         )
         self._prefetched_bytes = counter("prefetched_bytes", "Bytes on the device of those adapters", "outcome")
-        self._prefetched: dict[str, tuple[_Total, _Total]] = {}  # by outcome
+        self._prefetched: dict[str, tuple[Total, Total]] = {}  # by outcome
         self._corrupt = counter("corrupt_artifacts", "Files of the disk cache that were damaged, and fetched again")
         self.kv = KvMetrics(registry)
         self._best_batch = gauge("best_batch_sequences", "Sequences that it runs best, as it measured at start; 0: not")
@@ -218,11 +205,7 @@ class RunnerMetrics:
         self._kv_rate = gauge("profiled_kv_bytes_per_second", "KV to another runner, as measured at start; 0: not")
         self._prefill = gauge("profiled_prefill_tokens_per_second", "Prompt tokens, as measured at start")
         self._role = Gauge("weft_runner_role", "1: the role that it has now", ("role",), registry=registry)
-        labels = ("model_name",)
-        self._vllm_running = Gauge("vllm:num_requests_running", "Sequences running", labels, registry=registry)
-        self._vllm_waiting = Gauge("vllm:num_requests_waiting", "Sequences waiting", labels, registry=registry)
-        self._vllm_kv = Gauge("vllm:kv_cache_usage_perc", "KV use, 0..1", labels, registry=registry)
-        self._model, self.total_pages = model, total_pages
+        self.vllm = VllmMetrics(registry, model)
         self._registry, self._offload = registry, None
 
     def corrupt_artifact(self) -> None:
@@ -250,9 +233,14 @@ class RunnerMetrics:
             self._busy.inc(output.busy_s)
             self._rows.observe(len(batch.rows))
             self._adapters.observe(batch.n_adapters)
+            self.vllm.ran(batch)
+        for fact in output.facts:
+            self.vllm.observe(fact)
         for _, message in output.sends:
             if isinstance(message, Step):
-                self._tokens.inc(sum(len(sequence.tokens) for sequence in message.sequences))
+                n_tokens = sum(len(sequence.tokens) for sequence in message.sequences)
+                self._tokens.inc(n_tokens)
+                self.vllm.emitted(n_tokens)
             elif isinstance(message, NoCapacity):
                 self._no_capacity.labels(message.reason).inc()
             elif isinstance(message, Ended):
@@ -272,12 +260,10 @@ class RunnerMetrics:
         for outcome, adapters, n_bytes in status.prefetched:
             if outcome not in self._prefetched:
                 counters = self._prefetched_adapters, self._prefetched_bytes
-                self._prefetched[outcome] = _Total(counters[0].labels(outcome)), _Total(counters[1].labels(outcome))
+                self._prefetched[outcome] = Total(counters[0].labels(outcome)), Total(counters[1].labels(outcome))
             of_adapters, of_bytes = self._prefetched[outcome]
             of_adapters.set(adapters)
             of_bytes.set(n_bytes)
         for role in RunnerRole:
             self._role.labels(role.value).set(role is figures.role)
-        self._vllm_running.labels(self._model).set(status.running)
-        self._vllm_waiting.labels(self._model).set(status.waiting)
-        self._vllm_kv.labels(self._model).set(figures.used_pages / self.total_pages)
+        self.vllm.show(status)

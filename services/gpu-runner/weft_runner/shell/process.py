@@ -131,7 +131,8 @@ class RunnerApp:
         self._loop = asyncio.get_running_loop()
         self.exit_code = 0
         self._engine = built.engine
-        metrics.total_pages = built.limits.total_pages  # which the policy of an offload pool finds
+        limits = built.limits
+        metrics.vllm.built(total_pages=limits.total_pages, page_tokens=limits.page_tokens, slots=limits.max_adapters)
         if built.profile is not None:
             metrics.profiled(built.profile)
         if isinstance(executor := built.engine.executor, Offloading):

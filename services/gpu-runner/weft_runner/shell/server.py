@@ -108,6 +108,8 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
         message = GATEWAY_TO_RUNNER.decode(envelope)
         if isinstance(message, Start):
             log.info("request started", extra=started(message))
+            if message.adapter != BASE:
+                self._metrics.vllm.adapters.name(message.adapter, message.model_name)
         self._engine.post(Received(session.peer, message))
 
     # ---- from the engine

@@ -1,0 +1,86 @@
+"""When a sequence was admitted, computed and answered, and the times between two tokens: what latency metrics show.
+
+The times between tokens are counted for all rows of a step at once. A batch that runs again has had a token for each
+row in its last run, so that one subtraction serves all of them; only a batch of other rows is gone through.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft_runner.core.batch import Batch
+from weft_runner.core.sequence import Sequence
+
+# Seconds: vLLM's buckets (`vllm/v1/metrics/buckets.py`, 0.32), and three for models whose tokens take less than 10 ms.
+GAP_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+
+
+class GapCounts(NamedTuple):
+    """A histogram of times between tokens: how many in each bucket of `GAP_BUCKETS` and above them; their sum."""
+
+    counts: tuple[int, ...]
+    sum_s: float
+
+
+@dataclass(slots=True)
+class _LastRun:
+    """The batch that ran last: each row that samples had a token at `at`."""
+
+    batch: Batch
+    at: float
+    n_tokens: int
+
+
+class TokenTimes:
+    """One owner: the request pool."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(GAP_BUCKETS) + 1)
+        self._sum_s = 0.0
+        self._last: _LastRun | None = None
+
+    @property
+    def gaps(self) -> GapCounts:
+        """Since start."""
+        return GapCounts(tuple(self._counts), self._sum_s)
+
+    def scheduled(self, sequences: Iterable[Sequence], now: float) -> None:
+        """They are in a batch of other rows than the one before."""
+        for sequence in sequences:
+            if sequence.scheduled_at is None:
+                sequence.scheduled_at = now
+
+    def ran(self, batch: Batch, sequences: Mapping[str, Sequence], now: float) -> list[Sequence]:
+        """That batch is complete. Returns the sequences that had their first token here."""
+        last = self._last
+        if last is not None and last.batch is batch:
+            self._count(now - last.at, last.n_tokens)
+            last.at = now
+            return []
+        if last is not None:
+            self._settle(last, sequences)
+        first = list[Sequence]()
+        sampled = [sequences[row.key] for row in batch.rows if row.samples]
+        for sequence in sampled:
+            if sequence.first_token_at is None:
+                sequence.first_token_at = now
+                first.append(sequence)
+            else:
+                self._count(now - sequence.token_at, 1)
+            sequence.token_at = now
+        self._last = _LastRun(batch, now, len(sampled))
+        return first
+
+    def _settle(self, last: _LastRun, sequences: Mapping[str, Sequence]) -> None:
+        for row in last.batch.rows:
+            sequence = sequences.get(row.key)
+            if row.samples and sequence is not None and sequence.first_token_at is not None:
+                sequence.token_at = last.at
+
+    def _count(self, gap_s: float, n_tokens: int) -> None:
+        self._counts[bisect_left(GAP_BUCKETS, gap_s)] += n_tokens
+        self._sum_s += gap_s * n_tokens

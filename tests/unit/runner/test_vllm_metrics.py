@@ -1,0 +1,211 @@
+"""What routers and dashboards made for vLLM read of a runner: names, labels and what the values follow."""
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.runner_machine import session, start_of
+from weft.domain.adapter import Tier
+from weft.domain.machine import Connected, Received
+from weft.domain.request import FinishReason, SessionHello, Stop
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import (
+    AdaptersChanged,
+    AdapterUse,
+    Fact,
+    Fetch,
+    Fetched,
+    Load,
+    Loaded,
+    RunnerStatus,
+    RunStep,
+    StepDone,
+    StepSlot,
+)
+from weft_runner.core.runner import Runner
+from weft_runner.core.sampling import SampledToken
+from weft_runner.core.token_times import GAP_BUCKETS
+from weft_runner.shell.vllm_metrics import MOST_NAMED, VllmMetrics
+
+LIMITS = PoolLimits(64, 4, 8, 2, 200, 9, frozenset([0]), BatchLimits(2, 64))
+STEP_S = 0.02
+# The endpoint picker's defaults for vLLM: llm-d-router, docs of its metric protocol and the tests of its core metrics
+# extractor (pkg/epp/framework/plugins/datalayer/extractor/metrics); the first five are also those of the Gateway API
+# Inference Extension's model server protocol (docs/proposals/003-model-server-protocol).
+PICKER = {
+    "vllm:num_requests_waiting": set[str](),
+    "vllm:num_requests_running": set[str](),
+    "vllm:kv_cache_usage_perc": set[str](),
+    "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
+    "vllm:lora_requests_info": {"max_lora", "running_lora_adapters", "waiting_lora_adapters"},
+    "vllm:lora_adapter_loaded": {"adapter_name", "level", "pinned"},
+    "vllm:num_gpu_loaded_lora_adapters": {"model_name"},
+    "vllm:max_gpu_lora_adapters": set[str](),
+    "vllm:lora_adapter_load_seconds": {"transition"},
+}
+# What vLLM's Grafana board draws: examples/online_serving/prometheus_grafana/grafana.json.
+BOARD = """
+e2e_request_latency_seconds inter_token_latency_seconds time_to_first_token_seconds request_queue_time_seconds
+request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens
+prompt_tokens generation_tokens request_success num_preemptions prefix_cache_queries prefix_cache_hits
+""".split()
+
+
+class Scraped:
+    """A runner's machine with two adapters' worth of slots, and what a scrape shows of it."""
+
+    def __init__(self) -> None:
+        self.runner, self.now, self.counter = Runner(LIMITS), 0.0, 0
+        self.registry = CollectorRegistry()
+        self.metrics = VllmMetrics(self.registry, "base")
+        self.metrics.built(total_pages=LIMITS.total_pages, page_tokens=LIMITS.page_tokens, slots=LIMITS.max_adapters)
+        self.handle(Connected(session(), SessionHello("g", "i")))
+
+    def handle(self, event: Any) -> list[Any]:
+        effects = self.runner.handle(event, self.now)
+        for effect in effects:
+            if isinstance(effect, RunnerStatus):
+                self.metrics.show(effect)
+            elif isinstance(effect, Fact):
+                self.metrics.observe(effect)
+        return effects
+
+    def start(self, key: str, prompt: int = 5, max_tokens: int = 20, **fields: Any) -> None:
+        self.counter += 1
+        start = start_of(key, self.counter, (1,) * prompt, max_tokens, **fields)
+        if start.adapter:
+            self.metrics.adapters.name(start.adapter, start.model_name)
+        for effect in self.handle(Received(session(), start)):
+            if isinstance(effect, Fetch):
+                self.now += 1.0
+                self.loading = self.handle(Fetched(effect.digest, 1, None, 1.0))
+
+    def load(self) -> None:
+        self.now += 0.5
+        for effect in self.loading:
+            if isinstance(effect, Load):
+                self.handle(Loaded(effect.digest, 4, 1, None, 0.5))
+
+    def steps(self, n: int, token: int = 2) -> None:
+        for _ in range(n):
+            (step,) = (e for e in self.handle(StepSlot()) if isinstance(e, RunStep))
+            self.now += STEP_S
+            sampled = {row.key: SampledToken(token) for row in step.batch.rows if row.samples}
+            self.handle(StepDone(step, sampled, {}, 1000 * STEP_S))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        about = {"model_name": "base", "engine": "0", **labels}
+        return self.registry.get_sample_value(f"vllm:{name}", about)
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        families = text_string_to_metric_families(generate_latest(self.registry).decode())
+        return [sample.labels for family in families for sample in family.samples if sample.name == name]
+
+
+def served() -> Scraped:
+    """A request of the base that ran to its end, and one of an adapter."""
+    scraped = Scraped()
+    scraped.start("one", max_tokens=3)
+    scraped.steps(3)
+    scraped.start("two", adapter="sha256:a", model_name="acme/upper")
+    scraped.load()
+    scraped.steps(2)
+    return scraped
+
+
+def test_an_endpoint_picker_finds_its_default_names_and_labels():
+    scraped = served()
+    families = {f.name: f for f in text_string_to_metric_families(generate_latest(scraped.registry).decode())}
+    for name, labels in PICKER.items():
+        assert families[name].samples, name
+        assert labels <= families[name].samples[0].labels.keys(), name
+    assert {f"vllm:{name}" for name in BOARD} <= families.keys()
+
+
+def test_adapters_are_listed_under_the_names_that_requests_gave_them():
+    scraped = served()
+    (info,) = scraped.labels("vllm:lora_requests_info")
+    assert info == {"max_lora": "2", "running_lora_adapters": "acme/upper", "waiting_lora_adapters": ""}
+    (loaded,) = scraped.labels("vllm:lora_adapter_loaded")
+    assert (loaded["adapter_name"], loaded["level"], loaded["pinned"], loaded["rank"]) == (
+        "acme/upper", "gpu", "false", "4",
+    )  # fmt: skip
+    assert scraped.value("num_gpu_loaded_lora_adapters") == 1
+    scraped.start("three", adapter="sha256:b", model_name="acme/lower")
+    (info,) = scraped.labels("vllm:lora_requests_info")
+    assert (info["running_lora_adapters"], info["waiting_lora_adapters"]) == ("acme/upper", "acme/lower")
+    assert scraped.value("lora_adapter_load_seconds_sum", transition="activate") == 0.5
+    assert scraped.value("lora_adapter_load_seconds_sum", transition="load") == 2.0
+
+
+def test_an_adapter_without_requests_stays_listed_as_loaded_and_only_so():
+    scraped = served()
+    scraped.handle(Received(session(), Stop("two", scraped.runner.pool.sequences["two"].start.epoch)))
+    (info,) = scraped.labels("vllm:lora_requests_info")
+    assert info["running_lora_adapters"] == info["waiting_lora_adapters"] == ""
+    assert [labels["adapter_name"] for labels in scraped.labels("vllm:lora_adapter_loaded")] == ["acme/upper"]
+
+
+def test_a_scrape_lists_no_more_adapters_than_its_bound():
+    scraped = Scraped()
+    many = [AdapterUse(f"sha256:{i}", Tier.DEVICE, 8, False, 1, 0) for i in range(MOST_NAMED + 50)]
+    scraped.metrics.observe(AdaptersChanged(tuple(many)))
+    assert len(scraped.labels("vllm:lora_adapter_loaded")) == MOST_NAMED
+    (info,) = scraped.labels("vllm:lora_requests_info")
+    assert len(info["running_lora_adapters"].split(",")) == MOST_NAMED
+    assert scraped.value("num_gpu_loaded_lora_adapters") == MOST_NAMED + 50
+
+
+def test_times_and_tokens_of_a_request_are_its_own():
+    scraped = Scraped()
+    scraped.start("r", prompt=5, max_tokens=4, waited_s=3.0)
+    scraped.now += 0.25
+    scraped.steps(4)
+    assert scraped.value("request_success_total", finished_reason="length") == 1
+    assert scraped.value("prompt_tokens_total") == scraped.value("request_prompt_tokens_sum") == 5
+    assert scraped.value("request_generation_tokens_sum") == 4
+    expected = {
+        "request_queue_time_seconds": 3.25,
+        "time_to_first_token_seconds": 3.25 + STEP_S,
+        "request_prefill_time_seconds": STEP_S,
+        "request_decode_time_seconds": 3 * STEP_S,
+        "e2e_request_latency_seconds": 3.25 + 4 * STEP_S,
+        "request_time_per_output_token_seconds": STEP_S,
+    }
+    measured = {name: round(scraped.value(f"{name}_sum") or 0, 6) for name in expected}
+    assert measured == {name: round(value, 6) for name, value in expected.items()}
+
+
+def test_times_between_tokens_count_every_token_but_a_requests_first_whatever_runs_beside_it():
+    scraped = Scraped()
+    scraped.start("a")
+    scraped.steps(5)
+    scraped.start("b", prompt=9)
+    scraped.steps(4)
+    assert scraped.value("inter_token_latency_seconds_count") == 8 + 3
+    assert round(scraped.value("inter_token_latency_seconds_sum") or 0, 6) == round(11 * STEP_S, 6)
+    below = max(bound for bound in GAP_BUCKETS if bound < STEP_S)
+    assert scraped.value("inter_token_latency_seconds_bucket", le=str(below)) == 0
+
+
+def test_the_reason_of_an_end_is_the_gateways_where_the_runner_cannot_know_it():
+    scraped = Scraped()
+    reasons = {FinishReason.STOP: "stop", FinishReason.CANCELLED: "abort", FinishReason.FAILED: "error"}
+    for finish, reason in reasons.items():
+        scraped.start(reason)
+        scraped.steps(1)
+        epoch = scraped.runner.pool.sequences[reason].start.epoch
+        scraped.handle(Received(session(), Stop(reason, epoch, finish)))
+        assert scraped.value("request_success_total", finished_reason=reason) == 1, finish
+
+
+def test_a_request_that_goes_on_elsewhere_has_not_finished_and_may_have_been_preempted():
+    scraped = Scraped()
+    scraped.start("r", emitted=(1, 2))
+    scraped.steps(1)
+    scraped.handle(Received(session(), Stop("r", scraped.runner.pool.sequences["r"].start.epoch, preempted=True)))
+    assert scraped.value("e2e_request_latency_seconds_count") == 0
+    assert scraped.value("time_to_first_token_seconds_count") == 0, "another runner has computed it"
+    assert scraped.value("num_preemptions_total") == 1
