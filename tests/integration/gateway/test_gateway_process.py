@@ -152,7 +152,13 @@ async def test_a_request_id_is_the_same_from_client_to_runner_and_log(parts: Wor
         assert start.request_id.startswith("trace-1-")
         line = orjson.loads(await running.logged('"finished"'))
         assert (line["request_id"], line["component"]) == (start.request_id, "gateway")
-        assert line["duration_ms"] > 0
+        assert line["duration_ms"] >= line["ttft_ms"] > 0
+        assert (line["model"], line["status"], line["reason"]) == ("tiny", 200, "EOS")
+        usage = response.json()["usage"]
+        assert {name: line[name] for name in ("prompt_tokens", "completion_tokens")} == {
+            name: usage[name] for name in ("prompt_tokens", "completion_tokens")
+        }
+        assert "hello" not in str(line)
 
 
 async def test_a_port_in_use_is_a_named_error_and_exit_2(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import orjson
 
 from weft.domain.request import Priority, Sampling
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.events import ModelResolved, PreparedRequest
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import (
+    ApiError,
     BadRequest,
     Internal,
     ModelNotFound,
@@ -29,6 +32,7 @@ from weft_gateway.shell.request_ids import Ids
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
+MAX_ASKED_CHARS = 128  # of a model that there may not be, in the log
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
 MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
 T = TypeVar("T", bound=Common)
@@ -44,6 +48,7 @@ class Call:
     arrived_unix_ms: int
     priority: Priority = Priority.INTERACTIVE
     model: str | None = None  # once it is found
+    asked: str | None = None  # the model that a refused request names, for the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +73,24 @@ class ModelEndpoint(Generic[T]):
 
 async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> Answer:
     """Check a request that counts already, whole, and hand it to the scheduler. Raises ApiError."""
-    parsed = await _parse(state, endpoint.kind, call, body)
+    try:
+        parsed = await _parse(state, endpoint.kind, call, body)
+    except ApiError:
+        call.asked = _asked(body)
+        raise
     text, encode = endpoint.prompt_of(parsed)
     group = state.manager.submit(await _prepare(state, call, parsed, encode, text))
     return Answer(state.manager, parsed.params, parsed.tokenizer, group, endpoint.encoder)
+
+
+def _asked(body: bytes) -> str | None:
+    """The model that a body names which may be no request. None: it names none, or is too long to be read again."""
+    try:
+        value: Any = orjson.loads(body) if len(body) <= THREAD_BYTES else None
+    except orjson.JSONDecodeError:
+        return None
+    model = value.get("model") if isinstance(value, dict) else None
+    return model[:MAX_ASKED_CHARS] if isinstance(model, str) else None
 
 
 async def _parse(state: AppState, kind: type[T], call: Call, body: bytes) -> ParsedRequest[T]:

@@ -1,6 +1,7 @@
 """The ASGI application: routes, OpenAI's error shape on every path, probes, the status page."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
@@ -108,7 +109,13 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 async def _on_api_error(state: AppState, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     _count(state, request, error.status)
-    about = {"param": error.param and error.param[:128], "model": _model_of(request)}
+    call = _call_of(request)
+    about = {
+        "param": error.param and error.param[:128],
+        "model": call and (call.model or call.asked),
+        "namespace": (call and call.principal.namespace) or None,
+        "duration_ms": call and max(0, time.time_ns() // 1_000_000 - call.arrived_unix_ms),
+    }
     known = {key: value for key, value in about.items() if value is not None}
     request_id = ids_of(request.scope).request_id
     log.info("refused", extra=kv(request_id=request_id, status=error.status, code=error.code, **known))
@@ -141,8 +148,13 @@ def _count(state: AppState, request: Request, status: int) -> None:
 
 def _model_of(request: Request) -> str | None:
     """The model that it names, once that is found."""
-    call: Call | None = getattr(request.state, "call", None)
+    call = _call_of(request)
     return call.model if call else None
+
+
+def _call_of(request: Request) -> Call | None:
+    """None: its caller is not known, or it asks no model."""
+    return getattr(request.state, "call", None)
 
 
 # ---------------------------------------------------------------- health and status

@@ -258,18 +258,11 @@ class RequestManager:
 
     def _finish(self, finish: events.Finish) -> None:
         """The one end: the client is woken whatever fails here."""
-        fields = self._log_fields(
-            finish.request_id,
-            reason=finish.reason.name,
-            tokens=finish.outcome.completion_tokens,
-            duration_ms=finish.outcome.total_ms,
-        )
         if entry := self._answers.pop(finish.request_id, None):
             group, answer = entry
             answer.finish = finish
             group.wake()
         self.metrics.count_finish(finish)
-        log.info("finished", extra=fields)
 
     def _on_scheduler(self, envelope: scheduler_pb2.SchedulerToGateway) -> None:
         """Raises PeerError."""
