@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,6 +24,7 @@ def checks(context: CheckContext) -> Checks:
     for vocab in context.of(VOCABULARIES, TINY_VOCABULARIES):
         for name, make in (
             ("likeliest", _plain), ("drawn", _drawn), ("drawn from all of it", _whole), ("shifted", _shifted),
+            ("scaled, banned and cut", _cut),
         ):  # fmt: skip
             yield f"vocabulary of {vocab}, {name}", partial(_same, context, vocab, make)
 
@@ -96,3 +98,14 @@ def _shifted(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
         logit_bias=bias,
     )  # fmt: skip
     return SamplingArgs(shifted, row, logit_adjustments(shifted, rng.choices(range(vocab), k=50)))
+
+
+def _cut(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
+    """Repetition penalty, banned tokens, min_p and top_k; some rows have one of the last two alone."""
+    base = _sampling(rng, row, top_p=TOP_P[row % len(TOP_P)])
+    tokens = rng.choices(range(vocab), k=60)
+    cut = replace(
+        base, top_k=(0, 1, 40, vocab // 2)[row % 4], min_p=(0.0, 0.05, 1.0)[row % 3], repetition_penalty=1.25,
+        presence_penalty=0.5, logit_bias=((tokens[0], 3.0),), bad_words=((tokens[1],), (tokens[2], tokens[3])),
+    )  # fmt: skip
+    return SamplingArgs(cut, row, logit_adjustments(cut, tokens[:3], tokens[3:]))

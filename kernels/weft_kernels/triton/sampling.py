@@ -61,20 +61,48 @@ def argmax(logits: torch.Tensor, tokens: torch.Tensor, peaks: torch.Tensor) -> N
 
 
 def shift(
-    shifted: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor
+    shifted: torch.Tensor,
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    values: torch.Tensor,
+    scaled: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """shifted = logits, but for logits[rows[i], tokens[i]] + values[i], summed in float64 and rounded to float32.
+    """shifted = logits, but for x = logits[rows[i], tokens[i]], in float64 and rounded to float32 at the end.
 
-    rows, tokens int32 [n], values float64 [n]; no (row, token) comes twice. Negative rows are padding, and tokens
-    outside the vocabulary are passed over.
+    x + values[i] there; with `scaled`, biases and scales, y = x + biases[i] is divided by scales[i] where it is
+    positive and multiplied where it is not before that. rows, tokens int32 [n], the others float64 [n]; no (row, token)
+    comes twice. Negative rows are padding, and tokens outside the vocabulary are passed over.
     """
     _, vocab = _sizes(logits)
     shifted.copy_(logits)
     block = 128
+    biases, scales = scaled or (values, values)
     _shift[(triton.cdiv(len(rows), block),)](
-        shifted, logits, shifted.stride(0), logits.stride(0), rows, tokens, values, len(rows),
-        V=vocab, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+        shifted, logits, shifted.stride(0), logits.stride(0), rows, tokens, values, biases, scales, len(rows),
+        V=vocab, SCALED=scaled is not None, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def truncate(
+    logits: torch.Tensor, temperature: torch.Tensor, least: torch.Tensor | None, top_k: torch.Tensor | None, most: int
+) -> torch.Tensor:
+    """A copy of logits [B, V] with -inf in place of what min_p and top_k do not keep, nothing for the host to wait for.
+
+    temperature, least float64 [B]: temperatures above 0, and the least exponent that is kept, log(min_p), which may be
+    -inf. top_k int64 [B]: within 0 (all of V) and `most`, 1..V; the lower ids first among equals.
+    """
+    kept = torch.ones_like(logits, dtype=torch.bool)
+    if least is not None:
+        peaks = logits.max(dim=-1, keepdim=True).values
+        inverse = (1.0 / temperature).clamp(max=_SHARPEST.value)
+        kept = (logits.double() - peaks.double()) * inverse[:, None] >= least[:, None]
+    if top_k is not None:
+        wanted = top_k[:, None]
+        last = torch.topk(logits, most).values.gather(1, (wanted - 1).clamp(min=0))
+        above, equal = logits > last, logits == last
+        kept &= (wanted == 0) | above | (equal & (equal.cumsum(-1) <= wanted - above.sum(-1, keepdim=True)))
+    return torch.where(kept, logits, -torch.inf)
 
 
 class DeviceSampler:
@@ -186,14 +214,21 @@ def _likeliest(tokens, peaks, best, SHARES: tl.constexpr, ID_BITS: tl.constexpr,
 
 
 @triton.jit(do_not_specialize=["n"])
-def _shift(shifted, logits, to_stride, stride, rows, tokens, values, n, V: tl.constexpr, BLOCK: tl.constexpr):
+def _shift(
+    shifted, logits, to_stride, stride, rows, tokens, values, biases, scales, n,
+    V: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + i, mask=i < n, other=-1)
     token = tl.load(tokens + i, mask=i < n, other=-1)
     inside = (row >= 0) & (token >= 0) & (token < V)
     value = tl.load(values + i, mask=inside, other=0.0)
-    x = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=0.0)
-    tl.store(shifted + row.to(tl.int64) * to_stride + token, (x.to(tl.float64) + value).to(tl.float32), mask=inside)
+    y = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=0.0).to(tl.float64)
+    if SCALED:
+        y += tl.load(biases + i, mask=inside, other=0.0)
+        scale = tl.load(scales + i, mask=inside, other=1.0)
+        y = tl.where(y > 0.0, y / scale, y * scale)
+    tl.store(shifted + row.to(tl.int64) * to_stride + token, (y + value).to(tl.float32), mask=inside)
 
 
 # ---- masses

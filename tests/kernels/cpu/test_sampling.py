@@ -53,7 +53,7 @@ def assert_same(choosers: dict[str, NativeSampler], logits: torch.Tensor, draws:
 
 
 def draw_of(sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> SamplingArgs:
-    return SamplingArgs(sampling, position, logit_adjustments(sampling, answer))
+    return SamplingArgs(sampling, position, logit_adjustments(sampling, answer, (3, 1, 4, 1, 5), eos=(2,)))
 
 
 # ---- the same as numpy, whatever the row
@@ -84,6 +84,12 @@ samplings = st.builds(
         st.integers(0, 300), st.sampled_from([-100.0, 100.0]) | st.floats(-3e38, 3e38), max_size=6
     ).map(lambda bias: tuple(bias.items())),
     top_logprobs=st.none() | st.integers(0, MAX_TOP),
+    min_p=st.just(0.0) | st.sampled_from([1e-30, 0.05, 1.0]) | st.floats(0, 1, width=32),
+    top_k=st.just(0) | st.integers(1, 6) | st.integers(1, 2**32 - 1),
+    repetition_penalty=st.just(1.0) | st.sampled_from([0.5, 1.3]) | st.floats(1e-3, 1e3),
+    min_tokens=st.sampled_from([0, 0, 5, 30]),
+    stop_token_ids=st.lists(st.integers(0, 300), max_size=4).map(tuple),
+    bad_words=st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
 )
 
 
@@ -113,12 +119,23 @@ def test_any_bits_in_the_logits_give_what_numpy_gives(choosers, bits, sampling, 
 
 @pytest.mark.parametrize(("vocab", "spread"), [(32_000, 4.0), (49_152, 0.0), (151_936, 1.0), (200_000, 4.0)])
 def test_whole_vocabularies_give_what_numpy_gives(choosers, vocab, spread):
-    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
     logits[0, 77] += 12
     draws = [
-        draw_of(Sampling(seed=vocab + i, temperature=t, top_p=p, top_logprobs=n, presence_penalty=pp), i)
-        for i, (t, p, n, pp) in enumerate(
-            [(1.0, 0.9, 20, 0.0), (0.7, 1.0, None, 1.0), (1.3, 0.999, 5, 0.0), (0.0, 1.0, 20, 0.0)]
+        draw_of(
+            Sampling(seed=vocab + i, temperature=t, top_p=p, top_logprobs=n, presence_penalty=pp, top_k=k, min_p=m), i
+        )
+        for i, (t, p, n, pp, k, m) in enumerate(
+            [
+                (1.0, 0.9, 20, 0.0, 0, 0.0),
+                (0.7, 1.0, None, 1.0, 0, 0.0),
+                (1.3, 0.999, 5, 0.0, 0, 0.0),
+                (0.0, 1.0, 20, 0.0, 0, 0.0),
+                (2.0, 0.9, None, 0.0, 50, 0.0),
+                (1.0, 1.0, None, 1.0, vocab // 2, 0.0),
+                (1.5, 0.5, None, 0.0, 0, 0.05),
+                (1.5, 0.9, None, 0.0, 7, 1e-4),
+            ]
         )
     ]
     assert_same(choosers, logits, draws)
@@ -198,7 +215,8 @@ def test_inputs_stay_as_they_are(choosers):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("n_top", MAX_TOP + 1), ("n_shifted", -1), ("temperature", -1.0), ("temperature", math.nan)]
+    ("field", "value"),
+    [("n_top", MAX_TOP + 1), ("n_shifted", -1), ("top_k", -1), ("temperature", -1.0), ("temperature", math.nan)],
 )
 def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, field, value):
     sampler = Sampler(library.native, library.level_number)

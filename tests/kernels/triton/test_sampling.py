@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from weft.domain.request import Sampling
 from weft_kernels.triton.sampling import LISTED, SHARE, DeviceSampler, argmax, shift
 from weft_runner.core.sampling import logit_adjustments
+from weft_runner.model.cuda.gpu_sampler import GpuSampler
 from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
@@ -145,6 +146,21 @@ shifted_samplings = st.builds(
 )
 
 
+cut_samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 1e-6, 1.0]) | st.floats(0.05, 20.0),
+    top_p=st.sampled_from([0.5, 1.0]),
+    top_k=st.sampled_from([0, 0, 2**32 - 1]) | st.integers(1, 50),
+    min_p=st.sampled_from([0.0, 0.0, 1e-30, 1.0]) | st.floats(0, 1),
+    repetition_penalty=st.just(1.0) | st.floats(0.1, 10),
+    presence_penalty=st.sampled_from([0.0, 1.0]),
+    logit_bias=st.dictionaries(st.integers(0, 39), st.floats(-9, 9), max_size=3).map(lambda bias: tuple(bias.items())),
+    min_tokens=st.sampled_from([0, 4]),
+    bad_words=st.sampled_from([(), ((3,), (1, 2))]),
+)
+
+
 def logits_of(kind: str, n_rows: int, vocab: int, seed: int) -> torch.Tensor:
     made = ROWS[kind](np.random.default_rng(seed).standard_normal((n_rows, vocab)))
     return torch.from_numpy(np.asarray(made, np.float32))
@@ -179,6 +195,27 @@ def test_logits_are_shifted_as_numpy_shifts_them(
         SamplingArgs(sampling, row, logit_adjustments(sampling, answer[row:])) for row, sampling in enumerate(samplings)
     ]
     assert_same(logits_of("normal", len(draws), 40, seed), draws, device)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@settings(max_examples=max(1, EXAMPLES // 16))
+@given(
+    samplings=st.lists(cut_samplings, min_size=1, max_size=4),
+    answer=st.lists(st.integers(0, 39), max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_what_is_scaled_banned_and_cut_is_what_numpy_has(
+    kind: str, samplings: list[Sampling], answer: list[int], seed: int, device: torch.device
+) -> None:
+    draws = [
+        SamplingArgs(sampling, row, logit_adjustments(sampling, answer[row:], (7, 8, 7), eos=(5,)))
+        for row, sampling in enumerate(samplings)
+    ]
+    logits = logits_of(kind, len(draws), 40, seed)
+    before = logits.clone()
+    found = GpuSampler(len(draws), 40, device).tokens(logits.to(device), draws).tolist()
+    assert found == [-1 if choice is None else choice.token for choice in sample(logits, draws)]
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "log probabilities are of the raw logits"
 
 
 @pytest.mark.parametrize("kind", ["all equal", "narrow", "many ties", "normal"])

@@ -65,7 +65,14 @@ def letter(token: int) -> bytes:
     return bytes([token])
 
 
-def request(*, max_tokens: int = 100, stops: Sequence[str] = (), logprobs: bool = False) -> PreparedRequest:
+def request(
+    *,
+    max_tokens: int = 100,
+    stops: Sequence[str] = (),
+    logprobs: bool = False,
+    shown: bool = False,
+    min_tokens: int = 0,
+) -> PreparedRequest:
     return PreparedRequest(
         request_id="r",
         client_request_id="r",
@@ -74,10 +81,11 @@ def request(*, max_tokens: int = 100, stops: Sequence[str] = (), logprobs: bool 
         prompt=(1, 2),
         prompt_text="",
         max_tokens=max_tokens,
-        sampling=Sampling(top_logprobs=0 if logprobs else None),
+        sampling=Sampling(top_logprobs=0 if logprobs else None, min_tokens=min_tokens),
         bytes_of=letter,
         arrived_unix_ms=0,
         stops=tuple(stops),
+        include_stop_str_in_output=shown,
     )
 
 
@@ -238,6 +246,33 @@ def test_a_stop_string_in_the_runners_last_step_needs_no_stop() -> None:
     effects = run(one, assign(1), step(1, 0, "abc", FinishReason.EOS))
     assert (effects[-1], one.end) == (Emit("r", "ab"), End(FinishReason.STOP))
     assert not sent(effects, Stop)
+
+
+@pytest.mark.parametrize(("shown", "text"), [(False, "well E"), (True, "well E.")])
+def test_a_stop_token_is_a_token_of_the_answer_and_its_text_is_shown_on_request_alone(shown: bool, text: str) -> None:
+    one = stream(stops=["END"], shown=shown)
+    effects = run(one, assign(1), step(1, 0, "well E"), step(1, 6, ".", FinishReason.STOP))
+    assert (text_of(effects), one.end) == (text, End(FinishReason.STOP))
+    assert bytes(one.tokens) == b"well E."
+    assert not sent(effects, Stop)
+
+
+def test_a_stop_token_has_its_log_probability_and_what_it_cuts_short_is_shown() -> None:
+    one = stream(logprobs=True)
+    last = step(1, 1, b"\xc3.", FinishReason.STOP)._replace(logprobs=likely(range(1, 3)))
+    effects = run(one, assign(1), step(1, 0, "a")._replace(logprobs=likely(range(1))), last)
+    assert text_of(effects) == "a\N{REPLACEMENT CHARACTER}"
+    assert [out.token for out in logprobs_of(effects)] == [*b"a\xc3."]
+
+
+def test_a_stop_string_is_shown_on_request() -> None:
+    one = stream(stops=["END", "ND"], shown=True)
+    assert text_of(run(one, assign(1), step(1, 0, "well E"), step(1, 6, "NDmore"))) == "well END"
+
+
+def test_a_stop_string_that_begins_within_min_tokens_is_none() -> None:
+    one = stream(stops=["ab"], min_tokens=3)
+    assert text_of(run(one, assign(1), step(1, 0, "abab"), step(1, 4, "cabd"))) == "ababc"
 
 
 def test_held_back_text_is_released_at_the_end() -> None:

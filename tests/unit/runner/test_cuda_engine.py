@@ -161,10 +161,12 @@ def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_reference
     both(
         pair,
         ("penalised", [5, 5, 5], 6, "a", Sampling(frequency_penalty=1.5, ignore_eos=True)),
+        ("repeated", [5, 9, 5], 6, "", Sampling(repetition_penalty=1.8, bad_words=((5,),), ignore_eos=True)),
         ("told", [5, 9], 6, "", Sampling(top_logprobs=2, ignore_eos=True)),
     )
     for driver in pair:
         driver.finish()
+    assert cuda.answer("repeated") == reference.answer("repeated")
     assert cuda.answer("penalised") == reference.answer("penalised")
     assert cuda.answer("told") == reference.answer("told")
     told = [[one for e in d.events if e.request_id == "told" for one in e.logprobs] for d in pair]
@@ -184,6 +186,24 @@ def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(
     assert cuda.answer("stopped") == reference.answer("stopped") == first.answer("long")[:3]
     assert cuda.answer("beside") == reference.answer("beside")
     assert cuda.ending("stopped").finish is FinishReason.EOS
+    assert cuda.engine.executor.followed
+
+
+def test_a_stop_token_ends_an_answer_while_the_next_step_is_in_flight_and_is_its_last_token(pair_of):
+    first, _ = pair_of()
+    first.post(first.request("long", [5, 9, 4], 6, sampling=GREEDY))
+    first.finish()
+    stop = first.answer("long")[3]
+    cuda, reference = pair = pair_of()
+    sampling = Sampling(stop_token_ids=(60, stop), ignore_eos=True)
+    cut = Sampling(temperature=2.0, top_k=4, min_p=0.01, seed=9, ignore_eos=True)
+    both(pair, ("stopped", [5, 9, 4], 6, "", sampling), ("beside", [7, 7], 6, "c", cut))
+    for driver in pair:
+        driver.finish()
+        assert driver.ending("stopped").finish is FinishReason.STOP
+    answer = first.answer("long")
+    assert cuda.answer("stopped") == reference.answer("stopped") == answer[: answer.index(stop) + 1]
+    assert cuda.answer("beside") == reference.answer("beside")
     assert cuda.engine.executor.followed
 
 

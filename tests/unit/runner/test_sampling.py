@@ -1,6 +1,7 @@
 """Choosing tokens, as numpy states it: against softmax in double, and by property."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
-from weft_runner.core.sampling import SampledToken, logit_adjustments
+from weft_runner.core.sampling import LogitAdjustments, SampledToken, logit_adjustments
 from weft_runner.model import sampling as sampling_module
 from weft_runner.model.sampling import SamplingArgs, mass_bits, masses, random_bits, sample
 
@@ -187,6 +188,52 @@ def test_shifts_rebuilt_from_a_part_of_the_answer_continue_as_if_never_interrupt
     assert len(set(whole.tokens)) == len(whole.tokens) == len(whole.values)
 
 
+@given(
+    st.lists(st.integers(0, 9), max_size=20),
+    st.integers(0, 20),
+    st.integers(0, 12),
+    st.sampled_from([1.0, 1.5]),
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple), max_size=4),
+)
+def test_scales_and_bans_are_a_function_of_prompt_and_answer(answer, cut, min_tokens, repetition, words):
+    """Behind a move, too: the numbers of every token, and whether any is left, are those of the whole answer."""
+    sampling = Sampling(
+        repetition_penalty=repetition, min_tokens=min_tokens, stop_token_ids=(4,), bad_words=tuple(words),
+        presence_penalty=0.5, logit_bias=((3, 1.5),),
+    )  # fmt: skip
+    moved = logit_adjustments(sampling, answer[:cut], (1, 1, 3), eos=(0,))
+    assert moved is not None
+    for token in answer[cut:]:
+        moved.add(token)
+    for token in range(10):
+        ends = any(
+            word[-1] == token and tuple(answer[len(answer) - len(word) + 1 :]) == word[:-1]
+            for word in words
+            if len(word) <= len(answer) + 1
+        )
+        banned = ends or (token in (0, 4) and len(answer) < min_tokens)
+        bias, repeated = 1.5 if token == 3 else 0.0, token in answer or token in (1, 3)
+        penalty = 0.5 if token in answer else 0.0
+        scale = repetition if repeated else 1.0
+        for logit in (-2.0, 0.0, 2.0):
+            y = logit + bias
+            y = (y / scale if y > 0 else y * scale) - penalty
+            found = adjusted(moved, token, logit)
+            assert found == (-math.inf if banned else pytest.approx(y))
+
+
+def adjusted(shifts: LogitAdjustments, token: int, logit: float) -> float:
+    """As `LogitAdjustments` states it."""
+    if token not in shifts.tokens:
+        return logit
+    place = shifts.tokens.index(token)
+    y = logit
+    if shifts.biases is not None and shifts.scales is not None:
+        y += shifts.biases[place]
+        y = y / shifts.scales[place] if y > 0 else y * shifts.scales[place]
+    return y + shifts.values[place]
+
+
 def test_nothing_is_kept_where_nothing_is_shifted():
     assert logit_adjustments(Sampling(temperature=1.0, top_p=0.5, top_logprobs=0), [1, 2, 3]) is None
     bias_alone = logit_adjustments(Sampling(logit_bias=((9, 1.0),)), [1, 2, 3])
@@ -216,6 +263,22 @@ def test_tokens_outside_the_row_are_passed_over():
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
     for top_p, kept in ((0.0, {0}), (1e-9, {0}), (0.4, {0}), (0.6, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
         assert set(tokens_of(ROW, Sampling(seed=5, temperature=1.0, top_p=top_p), 500)) == kept
+
+
+def test_min_p_and_top_k_cut_before_top_p_and_the_lower_ids_stay_among_equals():
+    for sampling, kept in (
+        (Sampling(top_k=2), {0, 1}),
+        (Sampling(min_p=0.2), {0, 1, 2}),
+        (Sampling(min_p=0.2, top_k=9), {0, 1, 2}),
+        (Sampling(top_k=3, top_p=0.8), {0, 1}),  # 0.5 + 0.3 of 0.95
+        (Sampling(min_p=1.0), {0}),
+        (Sampling(top_k=2**32 - 1), {0, 1, 2, 3}),
+    ):
+        drawn = tokens_of(ROW, replace(sampling, seed=5, temperature=1.0), 800)
+        assert set(drawn) == kept, sampling
+    ties = torch.tensor([-1.0, 3.0, 3.0, -1.0, 3.0, 3.0])
+    assert set(tokens_of(ties, Sampling(seed=2, temperature=0.5, top_k=3), 300)) == {1, 2, 4}
+    assert set(tokens_of(ties, Sampling(seed=2, temperature=0.5, min_p=1.0), 300)) == {1, 2, 4, 5}
 
 
 def test_a_draw_on_a_border_belongs_to_the_likelier_side_of_what_follows(monkeypatch):

@@ -1,5 +1,8 @@
 """Penalties, biases and log probabilities from the Start to the Step: wire, request pool and engine."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -42,6 +45,11 @@ NOT_FINITE = float("nan"), float("inf"), -float("inf")
         (Sampling(logit_bias=((1, 0.0), (61, 0.0))), "logit_bias token 61 is outside the vocabulary of 61"),
         (Sampling(logit_bias=((2**32 - 1, 0.0),)), "outside the vocabulary"),
         (Sampling(top_logprobs=21), "top_logprobs 21 is more than 20"),
+        *((Sampling(min_p=value), "min_p") for value in (-0.1, 1.1, float("nan"))),
+        *((Sampling(repetition_penalty=value), "repetition_penalty") for value in (0.0, -1.0, *NOT_FINITE)),
+        (Sampling(stop_token_ids=(3, 61)), "stop_token_ids token 61 is outside the vocabulary of 61"),
+        (Sampling(bad_words=((1, 2), (5, 77))), "bad_words token 77 is outside the vocabulary of 61"),
+        (Sampling(bad_words=((1, 2), ())), "a sequence of bad_words has no tokens"),
         (Sampling(grammar="x"), "grammar is not implemented"),
         (Sampling(prompt_logprobs=0), "prompt_logprobs is not implemented"),
     ],
@@ -90,12 +98,19 @@ def test_penalties_count_what_the_answer_has_said_and_change_what_it_says_next(d
     assert len(set(answer)) > len(set(plain.answer("r"))), "penalties bring variety into a small model's loops"
 
 
+PENALTIES = Sampling(
+    seed=11, temperature=0.8, top_p=0.95, frequency_penalty=1.1, presence_penalty=-0.3, logit_bias=((2, 2.0),),
+    top_logprobs=3, ignore_eos=True,
+)  # fmt: skip
+CUTS = Sampling(
+    seed=12, temperature=1.8, top_k=9, min_p=0.01, repetition_penalty=1.2, min_tokens=9, bad_words=((5,), (6, 7)),
+    top_logprobs=3, ignore_eos=True,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("cut", [1, 7, 19])
-def test_an_answer_with_penalties_and_log_probabilities_is_continued_by_a_replay(drive, cut):
-    sampling = Sampling(
-        seed=11, temperature=0.8, top_p=0.95, frequency_penalty=1.1, presence_penalty=-0.3, logit_bias=((2, 2.0),),
-        top_logprobs=3, ignore_eos=True,
-    )  # fmt: skip
+@pytest.mark.parametrize("sampling", [PENALTIES, CUTS], ids=["penalties", "cuts"])
+def test_an_answer_with_penalties_and_log_probabilities_is_continued_by_a_replay(drive, cut, sampling):
     alone, moved = drive(), drive()
     alone.post(alone.request("r", [5, 6, 7], 20, sampling=sampling))
     alone.finish()
@@ -137,6 +152,48 @@ def test_the_token_that_ends_an_answer_is_not_told_and_neither_is_its_log_probab
     ending = driver.ending("r")
     assert isinstance(ending, SequenceTokens)
     assert (ending.finish, ending.tokens, ending.logprobs) == (FinishReason.EOS, (), ())
+
+
+def test_neither_the_end_of_text_nor_a_stop_token_comes_before_min_tokens(drive, world):
+    eos = next(iter(world.spec.eos))
+    forced = Sampling(min_tokens=4, stop_token_ids=(9,), logit_bias=((eos, 90.0), (9, 100.0)), top_logprobs=0)
+    driver = drive()
+    driver.post(driver.request("stop", [3, 4], 8, sampling=forced))
+    driver.post(driver.request("end", [3, 4], 8, sampling=replace(forced, stop_token_ids=())))
+    driver.post(
+        driver.request("ignored", [3, 4], 8, sampling=replace(forced, logit_bias=((eos, 90.0),), ignore_eos=True))
+    )
+    driver.finish()
+    stopped, ended = driver.ending("stop"), driver.ending("end")
+    assert (stopped.finish, stopped.tokens, len(stopped.logprobs)) == (FinishReason.STOP, (9,), 1)
+    assert [token in (eos, 9) for token in driver.answer("stop")] == [False] * 4 + [True]
+    assert driver.answer("end")[4:] == [9] * 4, "a token that stops nothing"
+    assert ended.finish is FinishReason.LENGTH
+    assert eos not in driver.answer("ignored")[:4]
+    assert driver.answer("ignored")[4:] == [eos] * 4
+
+
+def test_a_sequence_that_min_tokens_alone_adjusts_is_adjusted_no_more_behind_them(drive):
+    driver = drive()
+    driver.post(driver.request("r", [3, 4], 8, sampling=Sampling(min_tokens=2, ignore_eos=True)))
+    found = []
+    while not found or driver.pool.sequences:
+        driver.beat()
+        found += [sequence.adjustments is None for sequence in driver.pool.sequences.values()]
+    assert (found[0], found[-1]) == (False, True)
+
+
+def test_bad_words_never_come_and_their_beginnings_do(drive):
+    plain, without = drive(), drive()
+    plain.post(plain.request("r", [3, 4], 12, sampling=Sampling(ignore_eos=True)))
+    plain.finish()
+    answer = plain.answer("r")
+    words = ((answer[3], answer[4]), (answer[6],))
+    without.post(without.request("r", [3, 4], 12, sampling=Sampling(ignore_eos=True, bad_words=words)))
+    without.finish()
+    found = without.answer("r")
+    assert words[0] not in pairwise(found)
+    assert words[1][0] not in found
 
 
 def test_a_row_without_a_finite_maximum_ends_alone(drive):

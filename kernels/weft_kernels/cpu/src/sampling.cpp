@@ -1,4 +1,4 @@
-// Choosing tokens: argmax, shifted logits, nucleus sampling without a sort, log probabilities.
+// Choosing tokens: argmax, shifted logits, min_p, top_k and nucleus sampling without a sort, log probabilities.
 //
 // Probabilities are integers. The mass of a token is round(2^b * exp((x - peak) / T)), with b as large as keeps the sum of
 // a whole vocabulary below 2^63 (47 bits for 49,152 tokens), so sums are exact in any order, and what a full stable sort
@@ -6,8 +6,10 @@
 // the probability (2^-32 for 49,152 tokens) between tokens.
 #include "weft_sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 
@@ -239,13 +241,23 @@ struct Row {
     return i;
   }
 
+  // A key that at least n tokens have or exceed: of the blocks' maxima the n-th largest, where there are so many.
+  int32_t exceeded_by(int32_t n, int32_t* scratch) const {
+    const int32_t blocks = (vocab + kBlock - 1) / kBlock;
+    if (n > blocks) return std::numeric_limits<int32_t>::min();
+    std::copy(block, block + blocks, scratch);
+    std::nth_element(scratch, scratch + n - 1, scratch + blocks, std::greater<int32_t>());
+    return scratch[n - 1];
+  }
+
   // The token whose mass covers `position` when the n of `list` are laid end to end, likeliest first and the lower id
   // first among equals: radix selection on the keys, most significant digit first.
-  Found cover(const int32_t* list, int32_t n, int64_t position, const Space& space) const {
+  template <typename Mass>
+  Found cover(const int32_t* list, int32_t n, int64_t position, const Space& space, const Mass& mass) const {
     int64_t above = 0;
     for (const int32_t shift : {21, 10, 0}) {
       std::memset(space.digit, 0, kDigits * sizeof *space.digit);
-      for (int32_t i = 0; i < n; ++i) space.digit[digit_of(list[i], shift)] += space.mass[list[i]];
+      for (int32_t i = 0; i < n; ++i) space.digit[digit_of(list[i], shift)] += mass(list[i]);
       int32_t digit = kDigits - 1;
       while (above + space.digit[digit] <= position) above += space.digit[digit--];
       int32_t kept = 0;
@@ -257,8 +269,8 @@ struct Row {
       list = space.rest;
       n = kept;
     }
-    while (above + space.mass[*list] <= position) above += space.mass[*list++];
-    return {*list, above + space.mass[*list]};
+    while (above + mass(*list) <= position) above += mass(*list++);
+    return {*list, above + mass(*list)};
   }
 };
 
@@ -266,26 +278,79 @@ struct Row {
 // a language model's probability, and a flat row costs one more gather.
 class Selection {
  public:
-  Selection(const Row& row, double temperature, const Space& space) : row_(row), space_(space) {
-    const double least = static_cast<double>(value_of(row.peak)) - kNear * temperature;
-    const bool all = !(least > -std::numeric_limits<float>::max());
-    take(all ? std::numeric_limits<int32_t>::min() : key_of(static_cast<float>(least)));
+  Selection(const Row& row, const weft_draw& draw, double inverse, int64_t total, const Space& space)
+      : row_(row), space_(space), total_(total) {
+    if (draw.min_p > 0.0 || draw.top_k > 0)
+      keep(draw, inverse);
+    else
+      take(within(kNear * draw.temperature));
   }
+
+  // Of the tokens that may be drawn.
+  int64_t total() const { return total_; }
 
   Found find(int64_t position) {
     if (position >= covered_) take(std::numeric_limits<int32_t>::min());
-    return row_.cover(space_.list, n_, position, space_);
+    return row_.cover(space_.list, n_, position, space_, [this](int32_t token) { return space_.mass[token]; });
   }
 
  private:
+  // The key of the peak less so much.
+  int32_t within(double distance) const {
+    const double least = static_cast<double>(value_of(row_.peak)) - distance;
+    const bool all = !(least > -std::numeric_limits<float>::max());
+    return all ? std::numeric_limits<int32_t>::min() : key_of(static_cast<float>(least));
+  }
+
   void take(int32_t least) {
     n_ = row_.gather(least, space_.list);
+    cover_all();
+  }
+
+  void cover_all() {
     covered_ = 0;
     for (int32_t i = 0; i < n_; ++i) covered_ += space_.mass[space_.list[i]];
   }
 
+  template <typename Keeps>
+  void filter(const Keeps& keeps) {
+    int32_t kept = 0;
+    for (int32_t i = 0; i < n_; ++i) {
+      const int32_t token = space_.list[i];
+      space_.list[kept] = token;
+      kept += keeps(token);
+    }
+    n_ = kept;
+  }
+
+  // The tokens that min_p and top_k keep; no other is ever looked for.
+  void keep(const weft_draw& draw, double inverse) {
+    const double peak = static_cast<double>(value_of(row_.peak));
+    int32_t bound = std::numeric_limits<int32_t>::min();
+    if (draw.top_k > 0) bound = row_.exceeded_by(draw.top_k, space_.rest);
+    if (draw.min_p > 0.0) {
+      const double least = std::log(draw.min_p);
+      bound = std::max(bound, within((1.0 - least) * draw.temperature));  // one more than is kept: sums are rounded
+      n_ = row_.gather(bound, space_.list);
+      filter([&](int32_t token) { return (row_.x[token] - peak) * inverse >= least; });
+    } else {
+      n_ = row_.gather(bound, space_.list);
+    }
+    if (draw.top_k > 0 && n_ > draw.top_k) {
+      const int32_t last = row_.cover(space_.list, n_, draw.top_k - 1, space_, [](int32_t) { return 1; }).token;
+      const int32_t key = key_of(row_.x[last]);
+      filter([&](int32_t token) {
+        const int32_t its = key_of(row_.x[token]);
+        return its > key || (its == key && token <= last);
+      });
+    }
+    cover_all();
+    total_ = covered_;
+  }
+
   const Row& row_;
   const Space& space_;
+  int64_t total_;
   int32_t n_ = 0;
   int64_t covered_ = 0;
 };
@@ -301,9 +366,9 @@ int32_t drawn(const Row& row, const weft_draw& draw, const Passes& passes, const
   const double peak = static_cast<double>(value_of(row.peak));
   const double inverse = 1.0 / draw.temperature < kSharpest ? 1.0 / draw.temperature : kSharpest;
   const int64_t total = passes.weigh(row.x, row.vocab, peak, inverse, mass_bits(row.vocab), space.mass);
-  Selection selection(row, draw.temperature, space);
-  const int64_t needed = needed_mass(draw.top_p, total);
-  const int64_t kept = needed == total ? total : selection.find(needed - 1).through;
+  Selection selection(row, draw, inverse, total, space);
+  const int64_t needed = needed_mass(draw.top_p, selection.total());
+  const int64_t kept = needed == selection.total() ? needed : selection.find(needed - 1).through;
   return selection.find(part_of(random_bits(draw), kept)).token;
 }
 
@@ -312,7 +377,12 @@ const float* shift(const float* x, int32_t vocab, const weft_draw& draw, float* 
   for (int32_t i = 0; i < draw.n_shifted; ++i) {
     const int32_t token = draw.shifted[i];
     if (token < 0 || token >= vocab) continue;
-    shifted[token] = static_cast<float>(static_cast<double>(x[token]) + draw.shift[i]);
+    double y = x[token];
+    if (draw.scale != nullptr) {
+      y += draw.bias[i];
+      y = y > 0.0 ? y / draw.scale[i] : y * draw.scale[i];
+    }
+    shifted[token] = static_cast<float>(y + draw.shift[i]);
   }
   return shifted;
 }
@@ -390,7 +460,8 @@ __attribute__((visibility("default"))) int32_t weft_sample(int32_t level, const 
   if (passes == nullptr) return WEFT_E_LEVEL;
   if (vocab < 1 || n_rows < 0 || row_stride < vocab) return WEFT_E_SIZE;
   for (int32_t i = 0; rows != nullptr && i < n_rows; ++i)
-    if (rows[i].n_top > WEFT_MAX_TOP || rows[i].n_shifted < 0 || !(rows[i].temperature >= 0.0)) return WEFT_E_SIZE;
+    if (rows[i].n_top > WEFT_MAX_TOP || rows[i].n_shifted < 0 || rows[i].top_k < 0 || !(rows[i].temperature >= 0.0))
+      return WEFT_E_SIZE;
   if (workspace_bytes < weft_sample_workspace_bytes(vocab)) return WEFT_E_WORKSPACE;
   Space space;
   lay_out(static_cast<char*>(workspace), vocab, &space);

@@ -1,6 +1,6 @@
 // Choosing tokens from logits: plain structs and raw pointers, mirrored by weft_kernels/cpu/sampling.py.
 //
-// Every operation is an IEEE addition, multiplication or comparison, or one on integers, in an order that depends on the
+// Every operation is an IEEE addition, multiplication, division or comparison, or one on integers, in an order that depends on the
 // row alone: all levels and compilers (with -ffp-contract=off), and the numpy version, sample the same tokens.
 #pragma once
 #include <stdint.h>
@@ -15,10 +15,15 @@ typedef struct {            // how one row's token is chosen
   uint64_t seed, choice, position;  // the draw is a pure function of these three
   double temperature;       // 0: the likeliest token; else finite and > 0
   double top_p;             // >= 1: all of the distribution; <= 0: the likeliest token
+  double min_p;             // tokens less likely than so much of the likeliest are not drawn; <= 0: all may be
   const int32_t* shifted;   // [n_shifted] distinct tokens; one outside the vocabulary is passed over
   const double* shift;      // [n_shifted] what is added to their logits before anything is chosen
+  const double* bias;       // [n_shifted] what was added before `scale`
+  const double* scale;      // [n_shifted] divides a positive logit, multiplies others; NULL: no scale and no bias
   int32_t n_shifted;
   int32_t n_top;            // -1: no log probabilities; else that of the token and of the n_top <= WEFT_MAX_TOP likeliest
+  int32_t top_k;            // only so many of the likeliest that min_p keeps are drawn, and top_p is of their mass; 0: all
+  int32_t reserved;
 } weft_draw;
 
 typedef struct {

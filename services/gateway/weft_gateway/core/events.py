@@ -39,7 +39,8 @@ class PreparedRequest:
     """A client's request that is valid, tokenised and allowed: `n` answers to one prompt.
 
     For the rest of the system each answer is a request of its own, with an id of its own: ID for one, ID/0, ID/1, ...
-    for several. `bytes_of`: the bytes of a token, b"" for a special one.
+    for several. `bytes_of`: the bytes of a token, b"" for a special one. `include_stop_str_in_output`: a stop string or
+    a stop token that ends an answer belongs to its text (vLLM).
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class PreparedRequest:
     arrived_unix_ms: int
     stops: tuple[str, ...] = ()
     n: int = 1
+    include_stop_str_in_output: bool = False
 
     def id_of(self, index: int) -> str:
         return self.request_id if self.n == 1 else f"{self.request_id}/{index}"

@@ -11,12 +11,12 @@ MAX_STOP_CHARS = 512
 
 
 class StopMatcher:
-    """Release text up to the first stop string. At most 4 stop strings, none empty."""
+    """Release text up to the first stop string, and itself if `included`. At most 4 stop strings, none empty."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
         if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise ValueError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters")
-        self._stops = tuple(stops)
+        self._stops, self._included = tuple(stops), included
         self._begun = [0] * len(stops)  # characters at the text's end that begin each stop string
         self._held = ""  # the longest of these ends
         self.matched = False
@@ -43,7 +43,8 @@ class StopMatcher:
             keep = min(keep, size - self._begun[index])
         if found:
             self.matched = True
-            return text[: min(found)[1]]
+            end, begin = min(found)
+            return text[: end if self._included else begin]
         self._held = text[keep:]
         return text[:keep]
 

@@ -1,6 +1,6 @@
 """One answer of a request as a pure machine: `handle(event, now) -> [effects]`.
 
-    held ──Assign──▶ running ──EOS, LENGTH, stop string──▶ done
+    held ──Assign──▶ running ──EOS, LENGTH, stop string or token──▶ done
       ▲                │
       └── Preempt, SessionLost, NoCapacity, Ended ──┘       (any state) ──ClientGone, Reject, hold time──▶ done
 
@@ -156,7 +156,10 @@ class RequestStream:
         self.end: End | None = None
         self.first_token_at: float | None = None
         self._class_before = ""  # numerics class of the tokens of earlier epochs
-        self._detokeniser, self._stops = Detokeniser(request.bytes_of), StopMatcher(request.stops)
+        self._detokeniser, self._stops = (
+            Detokeniser(request.bytes_of),
+            StopMatcher(request.stops, included=request.include_stop_str_in_output),
+        )
         self._held_logprobs = HeldLogprobs(request.bytes_of) if request.sampling.top_logprobs is not None else None
         self._begun = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
@@ -421,7 +424,7 @@ class RequestStream:
         if reason is not None:
             if event.finish is None or len(self.runners) > 1:
                 effects += self._stop_all(reason if event.finish is None else None)  # a runner does not know of the end
-            if reason is not FinishReason.STOP:
+            if not self._stops.matched:
                 text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
         if self._held_logprobs is None:
             if text:
@@ -444,14 +447,20 @@ class RequestStream:
         return self._fail_epoch(self.running.epoch, FailReason.RUNNER_ERROR, detail, stop=True)
 
     def _append(self, event: SequenceTokens) -> str:
-        """Take tokens up to a stop string or max_tokens; the text that is certain."""
-        text, tokens, stops, held = "", self.tokens, self._stops, self._held_logprobs
-        for index, token in enumerate(event.tokens[: self.request.max_tokens - len(tokens)]):
+        """Take tokens up to a stop string or max_tokens; the text that is certain.
+
+        A stop token is one of the answer's, but its text is not, unless the request has it included. Stop strings are
+        looked for behind the first `min_tokens` (as in vLLM).
+        """
+        text, tokens, stops, held, request = "", self.tokens, self._stops, self._held_logprobs, self.request
+        ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else -1
+        for index, token in enumerate(event.tokens[: request.max_tokens - len(tokens)]):
             tokens.append(token)
-            chars = self._detokeniser.push(token)
+            shown = index != ends_at or request.include_stop_str_in_output
+            chars = self._detokeniser.push(token) if shown else ""
             if held is not None:
                 held.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)
-            text += stops.push(chars)
+            text += chars if len(tokens) <= request.sampling.min_tokens else stops.push(chars)
             if stops.matched:
                 break
         return text

@@ -359,7 +359,8 @@ class RequestPool:
             return no_capacity(start, free_pages, "pages")
         self._admissions += 1
         sequence = Sequence(
-            start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain
+            start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain,
+            eos=limits.eos,
         )  # fmt: skip
         self._admit(sequence, n_pages, shared)
         return None
@@ -646,7 +647,9 @@ class RequestPool:
             finish, tokens = FinishReason.EOS, ()
         else:
             sequence.append(token)
-            if len(sequence.tokens) == sequence.max_len:
+            if token in sequence.stop_tokens:
+                finish = FinishReason.STOP
+            elif len(sequence.tokens) == sequence.max_len:
                 finish = FinishReason.LENGTH
         logprobs = (logprob,) if logprob is not None and tokens else ()
         produced = SequenceTokens(sequence.key, start.epoch, position, tokens, finish, sequence.doublings, logprobs)

@@ -1,20 +1,21 @@
-"""What a row samples, and what its sequence adds to its logits before: biases, less penalties for its answer so far.
+"""What a row samples, and what its sequence makes of its logits before: biases, penalties, tokens that are banned.
 
-The adjustments are kept token by token, so that a step does no work over the answer: O(1) for each token appended, and
-two flat arrays that a kernel reads in place.
+The adjustments are kept token by token, so that a step does no work over prompt and answer: O(1) for each token
+appended, and flat arrays that a kernel reads in place. They are a function of the request and its answer so far.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
-from math import isfinite
+from collections.abc import Collection, Iterable
+from itertools import chain
+from math import inf, isfinite
 from typing import NamedTuple
 
 from weft.domain.request import Sampling, TokenLogprob
+from weft_runner.core.bad_words import BadWords
 
 MAX_TOP_LOGPROBS = 20
 _MISSING = (  # fields of Sampling that this runner does not act on
-    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "grammar",
-    "prompt_logprobs",
+    "allowed_token_ids", "grammar", "prompt_logprobs",
 )  # fmt: skip
 _DEFAULT = Sampling()
 
@@ -27,42 +28,95 @@ class SampledToken(NamedTuple):
 
 
 class LogitAdjustments:
-    """`tokens[i]`'s logit is shifted by `values[i]`; all other logits stay as they are. One owner: its sequence.
+    """What the logits of some tokens become; all other logits stay as they are. One owner: its sequence.
 
-    As in OpenAI's API: logit + bias - (count * frequency + (count > 0) * presence), where `count` is how often the
-    token stands in the answer so far (the prompt does not count), in double precision.
+    Of `tokens[i]`, in double precision: the logit, plus `biases[i]`, divided by `scales[i]` where that is positive and
+    multiplied where it is not, plus `values[i]`. `biases` and `scales` are None without a repetition penalty (CTRL,
+    Keskar et al. 2019, section 4.1, as transformers has it: of each token of prompt and answer, once); then `values`
+    have the biases too.
+    The other penalties are OpenAI's: count * frequency + (count > 0) * presence, where `count` is how often the token
+    stands in the answer so far, the prompt not counted. A token that may not be sampled now has a value of -inf.
     """
 
-    __slots__ = ("_bias", "_counts", "_frequency", "_places", "_presence", "tokens", "values")
+    __slots__ = (
+        "_bad_words", "_behind", "_bias", "_counts", "_ends", "_frequency", "_lasts", "_length", "_min_tokens",
+        "_places", "_presence", "_repetition", "biases", "scales", "tokens", "values",
+    )  # fmt: skip
 
-    def __init__(self, frequency: float, presence: float, bias: Mapping[int, float], answer: Iterable[int]) -> None:
-        self._frequency, self._presence, self._bias = frequency, presence, bias
+    def __init__(self, sampling: Sampling, answer: Iterable[int], prompt: Iterable[int], eos: Iterable[int]) -> None:
+        self._frequency, self._presence = sampling.frequency_penalty, sampling.presence_penalty
+        self._repetition, self._min_tokens = sampling.repetition_penalty, sampling.min_tokens
+        self._bias = dict(sampling.logit_bias)
+        self._bad_words = BadWords(sampling.bad_words) if sampling.bad_words else None
+        self._lasts = bool(self._bias or self._bad_words or _penalises(sampling))
         self._counts: dict[int, int] = {}
-        self._places = {token: place for place, token in enumerate(bias)}
-        self.tokens = array("i", bias)
-        self.values = array("d", bias.values())
+        self._behind: Collection[int] = ()
+        self._ends = frozenset((*sampling.stop_token_ids, *eos)) if self._min_tokens else frozenset[int]()
+        self._length = 0
+        repeated = dict.fromkeys(prompt) if self._repetition != 1.0 else {}
+        self._places = {token: place for place, token in enumerate(repeated)}
+        self.tokens, self.values = array("i", repeated), array("d", bytes(8 * len(repeated)))
+        self.biases = self.scales = None
+        if self._repetition != 1.0:
+            self.biases, self.scales = array("d", self.values), array("d", [self._repetition]) * len(repeated)
+        always = self._bad_words.always if self._bad_words else ()
+        for token in {**self._bias, **dict.fromkeys(always), **dict.fromkeys(sorted(self._ends))}:
+            self._update(token)
         for token in answer:
             self.add(token)
 
-    def add(self, token: int) -> None:
-        """The answer has one more token."""
-        if self._frequency == 0.0 == self._presence:
-            return
-        count = self._counts[token] = self._counts.get(token, 0) + 1
-        value = self._bias.get(token, 0.0) - (count * self._frequency + self._presence)
+    def add(self, token: int) -> bool:
+        """The answer has one more token. False: from now on no logit is adjusted."""
+        self._length += 1
+        if self._frequency != 0.0 or self._presence != 0.0 or self._repetition != 1.0:
+            self._counts[token] = self._counts.get(token, 0) + 1
+            self._update(token)
+        if self._ends and self._length >= self._min_tokens:
+            ends, self._ends = self._ends, frozenset[int]()
+            for end in sorted(ends):
+                self._update(end)
+        if self._bad_words is not None:
+            before, self._behind = self._behind, self._bad_words.add(token)
+            for banned in (*before, *self._behind):
+                self._update(banned)
+        return self._lasts or bool(self._ends)
+
+    def _update(self, token: int) -> None:
+        """Its numbers after the answer so far."""
         if (place := self._places.get(token)) is None:
-            self._places[token] = len(self.tokens)
+            place = self._places[token] = len(self.tokens)
             self.tokens.append(token)
-            self.values.append(value)
+            self.values.append(0.0)
+            if self.biases is not None and self.scales is not None:
+                self.biases.append(0.0)
+                self.scales.append(1.0)
+        count, bias = self._counts.get(token, 0), self._bias.get(token, 0.0)
+        penalty = count * self._frequency + self._presence if count else 0.0
+        if self._is_banned(token):
+            self.values[place] = -inf
+        elif self.biases is None or self.scales is None:
+            self.values[place] = bias - penalty
         else:
-            self.values[place] = value
+            self.biases[place], self.values[place] = bias, -penalty
+            if count:
+                self.scales[place] = self._repetition
+
+    def _is_banned(self, token: int) -> bool:
+        words = self._bad_words
+        return token in self._ends or (words is not None and (token in self._behind or token in words.always))
 
 
-def logit_adjustments(sampling: Sampling, answer: Iterable[int]) -> LogitAdjustments | None:
-    """What an answer so far adds to the logits; None where it never adds anything."""
-    if not sampling.logit_bias and sampling.frequency_penalty == 0.0 == sampling.presence_penalty:
+def logit_adjustments(
+    sampling: Sampling, answer: Iterable[int], prompt: Iterable[int] = (), eos: Iterable[int] = ()
+) -> LogitAdjustments | None:
+    """What becomes of the logits after an answer so far to that prompt; None where they stay as they are for good."""
+    if not (sampling.logit_bias or sampling.min_tokens or sampling.bad_words or _penalises(sampling)):
         return None
-    return LogitAdjustments(sampling.frequency_penalty, sampling.presence_penalty, dict(sampling.logit_bias), answer)
+    return LogitAdjustments(sampling, answer, prompt, eos)
+
+
+def _penalises(sampling: Sampling) -> bool:
+    return not sampling.frequency_penalty == 0.0 == sampling.presence_penalty or sampling.repetition_penalty != 1.0
 
 
 def sampling_fault(sampling: Sampling, vocab_size: int) -> str | None:
@@ -73,11 +127,28 @@ def sampling_fault(sampling: Sampling, vocab_size: int) -> str | None:
         return f"temperature {sampling.temperature} is not a finite number >= 0"
     if not 0.0 < sampling.top_p <= 1.0:
         return f"top_p {sampling.top_p} is outside (0, 1]"
+    if not 0.0 <= sampling.min_p <= 1.0:
+        return f"min_p {sampling.min_p} is outside [0, 1]"
+    if not 0.0 < sampling.repetition_penalty < inf:
+        return f"repetition_penalty {sampling.repetition_penalty} is not a finite number > 0"
     numbers = {"frequency_penalty": sampling.frequency_penalty, "presence_penalty": sampling.presence_penalty}
     numbers.update((f"logit_bias of token {token}", bias) for token, bias in sampling.logit_bias)
     if (endless := next((name for name, value in numbers.items() if not isfinite(value)), None)) is not None:
         return f"{endless} {numbers[endless]} is not a finite number"
     if (sampling.top_logprobs or 0) > MAX_TOP_LOGPROBS:
         return f"top_logprobs {sampling.top_logprobs} is more than {MAX_TOP_LOGPROBS}"
-    outside = next((token for token, _ in sampling.logit_bias if not 0 <= token < vocab_size), None)
-    return None if outside is None else f"logit_bias token {outside} is outside the vocabulary of {vocab_size}"
+    if not all(sampling.bad_words):
+        return "a sequence of bad_words has no tokens"
+    return _outside(sampling, vocab_size)
+
+
+def _outside(sampling: Sampling, vocab_size: int) -> str | None:
+    named = {
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+        "stop_token_ids": sampling.stop_token_ids,
+        "bad_words": chain.from_iterable(sampling.bad_words),
+    }
+    for name, tokens in named.items():
+        if (outside := next((token for token in tokens if not 0 <= token < vocab_size), None)) is not None:
+            return f"{name} token {outside} is outside the vocabulary of {vocab_size}"
+    return None

@@ -46,12 +46,12 @@ class Sequence:
     __slots__ = (
         "adjustments", "admitted", "admitted_at", "arrived", "chain", "doublings", "first_token_at", "gateway",
         "in_flight", "in_kv", "joined_at", "key", "max_len", "named_pages", "owner", "phase", "reservation_tokens",
-        "scheduled_at", "start", "swaps", "token_at", "tokens", "turn",
+        "scheduled_at", "start", "stop_tokens", "swaps", "token_at", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
         self, start: Start, owner: Peer, gateway: str, *, admitted: int, now: float, max_context_tokens: int,
-        chain: PageHashChain | None = None,
+        chain: PageHashChain | None = None, eos: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         self.start, self.owner, self.gateway = start, owner, gateway
         self.key = start.request_id
@@ -64,7 +64,8 @@ class Sequence:
         self.token_at = 0.0  # the latest, up to the batch that runs again (`token_times.py`)
         self.arrived = now - start.waited_s
         self.tokens: list[int] = [*start.prompt, *start.emitted]
-        self.adjustments = logit_adjustments(start.sampling, start.emitted)
+        self.adjustments = logit_adjustments(start.sampling, start.emitted, start.prompt, eos)
+        self.stop_tokens = frozenset(start.sampling.stop_token_ids)
         self.in_kv = 0
         self.reservation_tokens = start.reservation_tokens
         self.doublings = self.swaps = 0
@@ -131,7 +132,11 @@ class Sequence:
         assert self.in_kv == len(tokens) < self.max_len, (self.in_kv, len(tokens), self.max_len)
         tokens.append(token)
         if self.adjustments is not None:
-            self.adjustments.add(token)
+            self._adjust(token)
+
+    def _adjust(self, token: int) -> None:
+        if self.adjustments is not None and not self.adjustments.add(token):
+            self.adjustments = None
 
     def pause(self) -> None:
         assert self.phase is SequencePhase.DECODE, self.phase
@@ -177,7 +182,7 @@ class Sequence:
         self.tokens.extend(tokens)
         if self.adjustments is not None:
             for token in self.tokens[self.base_len :]:
-                self.adjustments.add(token)
+                self._adjust(token)
         assert self.in_kv <= in_kv < len(self.tokens), (self.in_kv, in_kv, len(self.tokens))
         self.in_kv = in_kv
 

@@ -1,13 +1,15 @@
 """Sampling a token for each row of logits: the rule, and two samplers that follow it to the bit.
 
-**The rule.** The row's logits are shifted (`core.sampling`: `logit_bias` added, frequency and presence penalties
-taken off, the sum rounded to float). At temperature 0 the largest wins, the lowest id among equals. Otherwise tokens
-are put in order of their shifted logits, largest first, the lower id first among equals; `top_p` keeps the smallest
-number of them whose probability softmax(shifted / temperature) reaches it; one draw from (seed, choice, absolute
-position) picks among those. The draw is a counter-based hash (three rounds of SplitMix64's finalizer, Steele et al.
-2014): no generator state has to move with a sequence. Log probabilities are log softmax of the raw logits: before
-shifts and temperature. A row's token depends on that row alone; a row that holds a NaN, or whose largest logit is not
-finite, has none.
+**The rule**, in vLLM's order. The row's logits are shifted (`core.sampling`: `logit_bias` is added, tokens that bad
+words or `min_tokens` forbid become -inf, then the repetition penalty scales, frequency and presence penalties are taken
+off, and the result is rounded to float). At temperature 0 the largest wins, the lowest id among equals. Otherwise
+tokens are put in order of their shifted logits, largest first, the lower id first among equals, and their probabilities
+are softmax(shifted / temperature). `min_p` keeps those that are at least so likely, measured by the likeliest; `top_k`
+the first k of them; `top_p` the smallest number of these that reaches it as a share of their sum; one draw from (seed,
+choice, absolute position) picks among what is left. The draw is a counter-based hash (three rounds of SplitMix64's
+finalizer, Steele et al. 2014): no generator state has to move with a sequence. Log probabilities are log softmax of the
+raw logits: before shifts and temperature. A row's token depends on that row alone; a row that holds a NaN, or whose
+largest logit is not finite, has none.
 
 **How, exactly.** Probabilities are whole numbers: round(2^b * exp((logit - largest) / temperature)), where b is as
 large as keeps the sum over a vocabulary below 2^63 (47 for 49,152 tokens), with an exp made of IEEE multiplications and
@@ -28,7 +30,7 @@ from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.cpu.sampling import SAMPLING_ARGS, Sampler
 from weft_runner.core.sampling import LogitAdjustments, SampledToken
 
-_MASK = (1 << 64) - 1
+_MASK, _MOST_INT32 = (1 << 64) - 1, (1 << 31) - 1
 _LOG2E = float.fromhex("0x1.71547652b82fep+0")
 _LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
 _TAYLOR = [1.0 / math.factorial(n) for n in range(12, -1, -1)]
@@ -50,6 +52,11 @@ class SamplingArgs(NamedTuple):
     def is_plain(self) -> bool:
         """The likeliest token, and nothing else is asked."""
         return self.sampling.temperature == 0.0 and self.shifts is None and self.sampling.top_logprobs is None
+
+    @property
+    def cuts(self) -> bool:
+        """min_p or top_k may keep less than all tokens."""
+        return self.sampling.top_k > 0 or self.sampling.min_p > 0.0
 
 
 def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
@@ -108,22 +115,36 @@ def _sample_row(row: Floats, draw: SamplingArgs) -> SampledToken | None:
 
 def _shift(row: Floats, shifts: LogitAdjustments) -> Floats:
     shifted = row.copy()
-    tokens, values = np.frombuffer(shifts.tokens, np.int32), np.frombuffer(shifts.values, np.float64)
+    tokens = np.frombuffer(shifts.tokens, np.int32)
     inside = (tokens >= 0) & (tokens < len(row))
-    with np.errstate(over="ignore"):  # a sum that is no float leaves the row without a finite maximum, or a token out
-        shifted[tokens[inside]] = row[tokens[inside]].astype(np.float64) + values[inside]
+    tokens = tokens[inside]
+    logits = row[tokens].astype(np.float64)
+    if shifts.biases is not None and shifts.scales is not None:
+        logits, scales = logits + np.frombuffer(shifts.biases)[inside], np.frombuffer(shifts.scales)[inside]
+        logits = np.where(logits > 0.0, logits / scales, logits * scales)
+    with np.errstate(over="ignore"):  # what is no float leaves the row without a finite maximum, or a token out
+        shifted[tokens] = logits + np.frombuffer(shifts.values)[inside]
     return shifted
 
 
 def _drawn(row: Floats, sampling: Sampling, position: int) -> int:
     """Nucleus sampling (Holtzman et al. 2020, section 3.1) as a full stable sort states it."""
     order = np.argsort(-row, kind="stable")
-    mass = np.cumsum(masses(row, 1.0 / sampling.temperature)[order])
+    mass = np.cumsum(masses(row, 1.0 / sampling.temperature)[order[: _first(row, sampling)]])
     total = int(mass[-1])
     needed = total if sampling.top_p >= 1.0 else min(math.ceil(sampling.top_p * float(total)), total)
     kept = int(mass[np.searchsorted(mass, needed)])
     target = (random_bits(sampling.seed, sampling.choice, position) * kept) >> 53
     return int(order[np.searchsorted(mass, target, side="right")])
+
+
+def _first(row: Floats, sampling: Sampling) -> int:
+    """How many of the likeliest tokens min_p and top_k keep."""
+    kept = len(row)
+    if sampling.min_p > 0.0:
+        exponents = (row.astype(np.float64) - _largest(row)) * min(1.0 / sampling.temperature, _SHARPEST)
+        kept = int(np.count_nonzero(exponents >= math.log(sampling.min_p)))
+    return min(kept, sampling.top_k or kept)
 
 
 def logprob(row: Floats, token: int, n_top: int) -> TokenLogprob:
@@ -178,11 +199,17 @@ def _draws_of(draws: Sequence[SamplingArgs]) -> npt.NDArray[np.void]:
 
 def _draw_of(sampling: Sampling, position: int, shifts: LogitAdjustments | None) -> tuple[int | float, ...]:
     """The fields of SAMPLING_ARGS, in its order. The addresses are those of the sequence's own arrays."""
-    tokens, n_shifted = (0, 0) if shifts is None else shifts.tokens.buffer_info()
-    values = 0 if shifts is None else shifts.values.buffer_info()[0]
+    shifted = (0, 0, 0, 0, 0) if shifts is None else _addresses(shifts)
     n_top = -1 if sampling.top_logprobs is None else sampling.top_logprobs
     whence = sampling.seed & _MASK, sampling.choice & _MASK, position
-    return (*whence, sampling.temperature, sampling.top_p, tokens, values, n_shifted, n_top)
+    kept = sampling.temperature, sampling.top_p, sampling.min_p
+    return (*whence, *kept, *shifted, n_top, min(sampling.top_k, _MOST_INT32), 0)
+
+
+def _addresses(shifts: LogitAdjustments) -> tuple[int, int, int, int, int]:
+    tokens, n_shifted = shifts.tokens.buffer_info()
+    biases, scales = (0 if array is None else array.buffer_info()[0] for array in (shifts.biases, shifts.scales))
+    return tokens, shifts.values.buffer_info()[0], biases, scales, n_shifted
 
 
 def _logprobs_of(sampled: npt.NDArray[np.void]) -> list[TokenLogprob | None]:

@@ -1,5 +1,6 @@
 """Choices on the device: the same tokens as `model.sampling` on the host, and only they have to be copied back."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 
 from weft.domain.request import TokenLogprob
 from weft_kernels.triton import sampling as device
-from weft_runner.core.sampling import SampledToken
+from weft_runner.core.sampling import LogitAdjustments, SampledToken
 from weft_runner.model.cuda.device import device_errors
 from weft_runner.model.sampling import SamplingArgs, random_bits
 
@@ -46,7 +47,7 @@ class GpuSampler:
         tokens = self._tokens[: len(draws)]
         bits = [random_bits(d.sampling.seed, d.sampling.choice, d.position) for d in draws]
         self._sampler.draw(
-            self._shifted(logits, draws), tokens, self._upload(bits, np.int64),
+            self._truncated(self._shifted(logits, draws), draws), tokens, self._upload(bits, np.int64),
             self._upload([d.sampling.temperature for d in draws], np.float64),
             self._upload([d.sampling.top_p for d in draws], np.float64),
             nucleus=any(d.sampling.top_p < 1.0 for d in draws),
@@ -61,13 +62,43 @@ class GpuSampler:
         rows = np.concatenate([np.full(len(s.tokens), row, np.int32) for row, s in shifts])
         tokens = np.concatenate([np.frombuffer(s.tokens, np.int32) for _, s in shifts])
         values = np.concatenate([np.frombuffer(s.values, np.float64) for _, s in shifts])
-        shifted = torch.empty_like(logits)
-        device.shift(shifted, logits, *(self._upload(part, part.dtype) for part in (rows, tokens, values)))
+        shifted, scaled = torch.empty_like(logits), None
+        if any(s.scales is not None for _, s in shifts):
+            terms = [_scaling(s) for _, s in shifts]
+            biases, scales = (np.concatenate([term[i] for term in terms]) for i in range(2))
+            scaled = self._upload(biases, np.float64), self._upload(scales, np.float64)
+        device.shift(
+            shifted, logits, *(self._upload(part, part.dtype) for part in (rows, tokens, values)), scaled=scaled
+        )
         return shifted
+
+    def _truncated(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> torch.Tensor:
+        """Without what min_p and top_k do not keep, in a copy, where a row that draws has one of them."""
+        vocab = logits.shape[1]
+        cut = [i for i, draw in enumerate(draws) if draw.cuts and draw.sampling.temperature > 0.0]
+        if not cut:
+            return logits
+        samplings, rows = [draws[i].sampling for i in cut], self._upload(cut, np.int64)
+        least = top_k = None
+        if any(s.min_p > 0.0 for s in samplings):
+            least = self._upload([math.log(s.min_p) if s.min_p > 0.0 else -math.inf for s in samplings], np.float64)
+        counts = [s.top_k if s.top_k < vocab else 0 for s in samplings]
+        if any(counts):
+            top_k = self._upload(counts, np.int64)
+        temperature = self._upload([s.temperature for s in samplings], np.float64)
+        truncated = device.truncate(logits[rows], temperature, least, top_k, max(counts))
+        return logits.index_copy(0, rows, truncated)
 
     def _upload(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
         host = torch.from_numpy(np.array(values, dtype))
         return host.to(self._at, non_blocking=True)
+
+
+def _scaling(shifts: LogitAdjustments) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Biases before the repetition penalty, and its scales."""
+    if shifts.biases is None or shifts.scales is None:
+        return np.zeros(len(shifts.tokens)), np.ones(len(shifts.tokens))
+    return np.frombuffer(shifts.biases, np.float64), np.frombuffer(shifts.scales, np.float64)
 
 
 LogprobOf = Callable[
