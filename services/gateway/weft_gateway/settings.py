@@ -58,6 +58,9 @@ class GatewaySettings(ProcessSettings):
     max_adapters: int = Field(
         200, ge=0, le=10_000, description="models with a metric label of their own; beyond: other"
     )
+    cors_origins: list[str] = Field(
+        [], description="origins whose pages may call the API, as https://app.example.com; '*': any page"
+    )
     ping_seconds: float = Field(15.0, ge=0.05, le=300, description="a comment is sent on a stream idle this long")
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
     session_idle_seconds: float = Field(60.0, ge=0.05, le=3600, description="a runner session without requests closes")

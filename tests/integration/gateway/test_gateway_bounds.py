@@ -65,7 +65,7 @@ async def test_the_loop_goes_on_beside_a_large_request(
         turning = asyncio.create_task(turn_beside_threads(monkeypatch, turns))
         response = await http.post(f"{world.url}{path}", json=body)
         turning.cancel()
-        refused(response, 400, LENGTH)
+        refused(response, 400, LENGTH, "prompt" if "prompt" in body else "messages")
         assert len(turns) == 2, "parsed and encoded in threads"
         assert turns[1] >= LEAST_TURNS
 
@@ -77,12 +77,12 @@ async def test_what_cannot_fit_is_refused_by_prompt_and_context_without_encoding
     encoded: list[Any] = []
     monkeypatch.setattr("weft_gateway.shell.tokenizer._encode", lambda *args, **_: encoded.append(args) or [[5]])
     async with world.http() as http:
-        error = refused(await http.post("/v1/completions", json=TEXT | {"prompt": prompt}), 400, LENGTH)
+        error = refused(await http.post("/v1/completions", json=TEXT | {"prompt": prompt}), 400, LENGTH, "prompt")
         assert str(len(prompt)) in error["message"]
-        assert "context is 512 tokens" in error["message"]
+        assert "maximum context length is 512 tokens" in error["message"]
         if isinstance(prompt, str):
             chat = CHAT | {"messages": [{"role": "user", "content": prompt}]}
-            refused(await http.post("/v1/chat/completions", json=chat), 400, LENGTH)
+            refused(await http.post("/v1/chat/completions", json=chat), 400, LENGTH, "messages")
     assert not encoded
 
 

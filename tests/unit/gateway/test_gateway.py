@@ -195,14 +195,18 @@ def test_at_most_a_quarter_of_all_requests_waits_for_one_tokenizer() -> None:
     assert shell.machine.admission.waiting_for_tokenizer("sha256:t") == 2
 
 
-def test_beyond_the_bound_a_request_is_refused_for_as_long_as_it_takes_until_enough_have_left() -> None:
+def test_beyond_the_bound_each_refused_request_is_given_a_time_of_its_own_to_come_back() -> None:
     shell = Shell().ready()
     for index in range(4):
         shell.submit(f"r{index}", n=2)
-    shell.feed(RequestArrived("more"))
-    (refusal,) = shell.feed(ModelResolved("more", "team/base", 2))
-    assert isinstance(refusal, Refuse)
-    assert (refusal.failure.code, refusal.failure.retry_after_ms) == ("rate_limit_exceeded", 250)  # 1 s * 2 / 8
+    waits: list[int] = []
+    for _ in range(16):
+        shell.feed(RequestArrived("more"))
+        (refusal,) = shell.feed(ModelResolved("more", "team/base", 2))
+        assert isinstance(refusal, Refuse)
+        assert refusal.failure.code == "rate_limit_exceeded"
+        waits.append(refusal.failure.retry_after_ms)
+    assert waits == [1000] * 8 + [1125, 1250, 1375, 1500, 1625, 1750, 1875, 2000]  # a place every 1 s / 8
     shell.feed(ClientGone("r0"))
     shell.feed(RequestArrived("more"))
     assert shell.feed(ModelResolved("more", "team/base", 2)) == [Proceed("more")]
@@ -339,7 +343,7 @@ def test_one_step_carries_the_tokens_of_many_and_touches_no_deadline() -> None:
         shell.step(b"a", request_id=name)
     running = {name: shell.machine.requests[name].stream.running for name in ("r", "s")}
     tokens = [SequenceTokens(name, one.epoch, 1, b"b") for name, one in running.items() if one]
-    assert shell.feed(Received(runner_peer(FIRST), Step(2, tokens))) == [Emit("r", "b"), Emit("s", "b")]
+    assert shell.feed(Received(runner_peer(FIRST), Step(2, tokens))) == [Emit("r", "b", (), 2), Emit("s", "b", (), 2)]
     assert shell.machine.next_deadline() is None
 
 
@@ -351,7 +355,7 @@ def test_a_bug_that_one_request_hits_ends_this_request_alone() -> None:
     effects = shell.step(b"\xff")
     assert [type(one) for one in of(effects, RequestFailed, Finish)] == [RequestFailed, Finish]
     assert sent(effects, Stop, Cancel)
-    assert shell.step(b"ok", request_id="s")[-1] == Emit("s", "ok")
+    assert shell.step(b"ok", request_id="s")[-1] == Emit("s", "ok", (), 2)
 
 
 def test_an_answer_whose_outcome_cannot_be_encoded_ends_for_its_client_all_the_same() -> None:
@@ -479,7 +483,7 @@ def test_a_drain_waits_for_answers_and_for_their_outcomes_to_be_stored() -> None
     shell.submit()
     shell.run()
     assert shell.feed(DrainStarted()) == []
-    assert shell.machine.admission.refusal() is not None
+    assert shell.machine.admission.refusal(shell.now) is not None
     assert not of(shell.step(b"ab", FinishReason.EOS), Drained)
     assert shell.feed(Received(SCHEDULER, OutcomeAck(("r",)))) == [Drained()]
     assert shell.wait(100.0) == [Close(runner_peer(FIRST), "idle")], "drained once"

@@ -11,8 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from weft.domain.request import FinishReason, TokenLogprob
 from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.openai.logprobs import LEAST
-from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, ResponseEncoder, usage_of
-from weft_gateway.openai.schema import Common, CompletionRequest
+from weft_gateway.openai.response_format import ChatEncoder, CompletionEncoder, PromptPart, ResponseEncoder, usage_of
+from weft_gateway.openai.schema import Common, CompletionRequest, StreamOptions
 
 USAGE = usage_of(3, 5)
 
@@ -29,8 +29,9 @@ class Names:
         return "</s>" if token == 0 else None if self.bytes_of(token) else f"token_id:{token}"
 
 
-def meta(n: int = 1, alternatives: int | None = None) -> tuple[Common, Names, str, int]:
-    return CompletionRequest(model="m", prompt="p", n=n, logprobs=alternatives), Names(), "r1", 7
+def meta(n: int = 1, alternatives: int | None = None, **more: Any) -> tuple[Common, Names, str, int, list[PromptPart]]:
+    params = CompletionRequest(model="m", prompt="p", n=n, logprobs=alternatives, **more)
+    return params, Names(), "r1", 7, [PromptPart(3)]
 
 
 def out(token: int, top: Sequence[tuple[int, float]] = (), start: int = 0) -> TokenLogprobOut:
@@ -64,7 +65,7 @@ def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
     ]
     assert chat.usage is not None
     assert chat.usage.total_tokens == 8
-    roles = [ChatCompletionChunk.model_validate(event).choices[0] for event in events(encoder.role_chunk())]
+    roles = [ChatCompletionChunk.model_validate(event).choices[0] for event in events(encoder.first_chunk())]
     assert [(role.index, role.delta.role) for role in roles] == [(0, "assistant"), (1, "assistant")]
 
 
@@ -105,3 +106,31 @@ def test_a_number_that_json_does_not_have_is_openais_stand_in(value: float) -> N
     (event,) = events(ChatEncoder(*meta(alternatives=1)).chunk(0, emit))
     entry = event["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (LEAST, LEAST)
+
+
+def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids_stand_beside_the_text() -> None:
+    params = CompletionRequest(model="m", prompt="p", n=2, echo=True, return_token_ids=True)
+    prompts = [PromptPart(1, "a:", (5,)), PromptPart(2, "b:", (6, 7))]
+    encoder = CompletionEncoder(params, Names(), "r1", 7, prompts)
+    ended = [(Emit("r", str(i), (), 1, (i,)), FinishReason.STOP) for i in range(4)]
+    body = orjson.loads(encoder.body(ended, USAGE))
+    assert [choice["text"] for choice in body["choices"]] == ["a:0", "a:1", "b:2", "b:3"]
+    assert [choice["token_ids"] for choice in body["choices"]] == [[0], [1], [2], [3]]
+    assert [choice["prompt_token_ids"] for choice in body["choices"]] == [[5], [5], [6, 7], [6, 7]]
+    first = [event["choices"][0] for event in events(encoder.first_chunk())]
+    assert [(one["index"], one["text"], one["prompt_token_ids"]) for one in first] == [
+        (0, "a:", [5]), (1, "a:", [5]), (2, "b:", [6, 7]), (3, "b:", [6, 7]),
+    ]  # fmt: skip
+    Completion.model_validate(body)
+
+
+def test_every_chunk_has_the_tokens_used_so_far_where_the_client_asks_for_it() -> None:
+    options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+    encoder = CompletionEncoder(*meta(2, stream=True, stream_options=options))
+    chunks = [encoder.chunk(0, Emit("r", "a", (), 2)), encoder.chunk(1, Emit("r", "b", (), 3))]
+    chunks.append(encoder.finish_chunk(0, FinishReason.EOS))
+    assert [event["usage"] for chunk in chunks for event in events(chunk)] == [
+        usage_of(3, 2),
+        usage_of(3, 5),
+        usage_of(3, 5),
+    ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft_gateway.core.stops import MAX_STOP_CHARS, StopMatcher
+from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS, StopMatcher
 
 letters = st.text("ab", max_size=30)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
@@ -58,7 +58,21 @@ def test_a_beginning_that_comes_to_nothing_is_released() -> None:
     assert [matcher.push("sto"), matcher.push("ry")] == ["", "story"]
 
 
-@pytest.mark.parametrize("stops", [["a"] * 5, [""], ["x" * (MAX_STOP_CHARS + 1)]])
+@pytest.mark.parametrize("stops", [["a"] * (MAX_STOPS + 1), [""], ["x" * (MAX_STOP_CHARS + 1)]])
 def test_stop_strings_beyond_the_bounds_are_refused(stops: list[str]) -> None:
-    with pytest.raises(ValueError, match="at most 4"):
+    with pytest.raises(ValueError, match="at most 64"):
         StopMatcher(stops)
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.lists(st.text("ab", max_size=3), max_size=6),
+)
+def test_a_stop_string_that_is_part_of_the_answer_is_what_the_text_ends_with(
+    stops: list[str], chunks: list[str]
+) -> None:
+    without, including = StopMatcher(stops), StopMatcher(stops, include=True)
+    found = "".join(map(including.push, chunks)) + including.flush()
+    before = "".join(map(without.push, chunks)) + without.flush()
+    assert including.matched == without.matched
+    assert found == (next(before + stop for stop in stops if found == before + stop) if without.matched else before)

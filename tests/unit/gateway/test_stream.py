@@ -85,7 +85,7 @@ def request(
         bytes_of=letter,
         arrived_unix_ms=0,
         stops=tuple(stops),
-        include_stop_str_in_output=shown,
+        include_stop=shown,
     )
 
 
@@ -166,7 +166,7 @@ def run(
 def test_an_undisturbed_request_starts_streams_and_finishes() -> None:
     one = stream()
     effects = run(one, assign(1), step(1, 0, "he"), step(1, 2, "y"), step(1, 3, "", FinishReason.EOS))
-    assert effects == [started_at(1, RUNNERS[0]), *began(1), Emit("r", "he"), Emit("r", "y")]
+    assert effects == [started_at(1, RUNNERS[0]), *began(1), Emit("r", "he", (), 2), Emit("r", "y", (), 3)]
     assert one.end == End(FinishReason.EOS)
     assert (one.migrations, len(one.tokens)) == (0, 3)
 
@@ -176,7 +176,7 @@ def test_a_migration_stops_here_and_starts_there_at_once_with_the_tokens_so_far(
     run(one, assign(1), step(1, 0, "ab"))
     effects = run(one, assign(2, RUNNERS[1]))
     assert effects == [stopped(1), started_at(2, RUNNERS[1], b"ab")]
-    assert run(one, step(1, 2, "X"), step(2, 2, "c")) == [*began(2), Emit("r", "c")]
+    assert run(one, step(1, 2, "X"), step(2, 2, "c")) == [*began(2), Emit("r", "c", (), 3)]
     assert one.migrations == 1
 
 
@@ -244,7 +244,7 @@ def test_a_stop_string_ends_the_request_and_the_tokens_after_it_do_not_count() -
 def test_a_stop_string_in_the_runners_last_step_needs_no_stop() -> None:
     one = stream(stops=["c"])
     effects = run(one, assign(1), step(1, 0, "abc", FinishReason.EOS))
-    assert (effects[-1], one.end) == (Emit("r", "ab"), End(FinishReason.STOP))
+    assert (effects[-1], one.end) == (Emit("r", "ab", (), 3), End(FinishReason.STOP))
     assert not sent(effects, Stop)
 
 
@@ -413,7 +413,7 @@ def test_doublings_add_up_over_epochs() -> None:
 
 def test_log_probabilities_that_were_not_asked_for_are_not_sent() -> None:
     tokens = SequenceTokens("r", Epoch(1, 1), 0, b"a", FinishReason.EOS, logprobs=likely(range(1)))
-    assert Emit("r", "a") in run(stream(), assign(1), tokens)
+    assert Emit("r", "a", (), 1) in run(stream(), assign(1), tokens)
 
 
 @pytest.mark.parametrize("came", [0, 1, 3])

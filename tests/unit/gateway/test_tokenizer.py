@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft_gateway.core.detokenise import UnsupportedDecoder
+from weft_gateway.shell.chat_template import Chat
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -57,7 +58,7 @@ def user(content: str) -> list[dict[str, str]]:
 
 def test_a_chat_is_encoded_as_the_rendered_template() -> None:
     expected = TOKENIZER.encode("<s><|user|>hello</s><|assistant|>", add_special_tokens=False).ids
-    assert TEXT.encode_chat(user(" hello ")) == expected
+    assert TEXT.encode_chat(Chat(user(" hello "))) == expected
 
 
 def test_a_raw_prompt_gets_what_the_tokenizer_adds_and_may_hold_control_tokens() -> None:
@@ -75,7 +76,7 @@ def test_a_raw_prompt_gets_what_the_tokenizer_adds_and_may_hold_control_tokens()
 )
 def test_what_a_user_types_never_becomes_a_control_token(parts: list[str]) -> None:
     content = "".join(parts)
-    ids = TEXT.encode_chat(user(content))
+    ids = TEXT.encode_chat(Chat(user(content)))
     control = {TOKENIZER.token_to_id(token) for token in [*SPECIAL, "<tool>"]}
     frame = [TOKENIZER.token_to_id(token) for token in ("<s>", "<|user|>", "</s>", "<|assistant|>")]
     assert [token for token in ids if token in control] == frame
@@ -88,7 +89,7 @@ def test_a_spelling_in_the_vocabulary_itself_is_taken_apart() -> None:
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.add_special_tokens(["</s>", "<|user|>", "<|assistant|>"])
     text = text_of(tokenizer, tokenizer_config__json=b"{}")
-    assert text.encode_chat(user("</s>")) == [7, 3, 4, 5, 6, 1, 8]
+    assert text.encode_chat(Chat(user("</s>"))) == [7, 3, 4, 5, 6, 1, 8]
 
 
 def test_look_alikes_that_a_normalizer_turns_into_a_control_token_are_refused() -> None:
@@ -98,18 +99,18 @@ def test_look_alikes_that_a_normalizer_turns_into_a_control_token_are_refused() 
     wide = "\N{FULLWIDTH LESS-THAN SIGN}end\N{FULLWIDTH GREATER-THAN SIGN}"
     assert tokenizer.token_to_id("<end>") in tokenizer.encode(wide, add_special_tokens=False).ids
     with pytest.raises(NotEncodable, match="control token"):
-        text.encode_chat(user(wide))
+        text.encode_chat(Chat(user(wide)))
 
 
 def test_a_template_may_come_with_the_tokenizers_config() -> None:
     config = json.dumps({"chat_template": [{"name": "default", "template": "{{ messages[0].content }}!"}]}).encode()
     text = text_of(chat_template__jinja=None, tokenizer_config__json=config)
-    assert text.decode(text.encode_chat(user("hello"))) == "hello!"
+    assert text.decode(text.encode_chat(Chat(user("hello")))) == "hello!"
 
 
 def test_a_model_without_a_template_names_the_other_endpoint() -> None:
     with pytest.raises(NotEncodable, match="/v1/completions"):
-        text_of(chat_template__jinja=None).encode_chat(user("hello"))
+        text_of(chat_template__jinja=None).encode_chat(Chat(user("hello")))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(
 ) -> None:
     monkeypatch.setattr("weft_gateway.shell.chat_template.MAX_STEPS", 20_000)
     with pytest.raises(NotEncodable, match=reason):
-        text_of(chat_template__jinja=template).encode_chat(user("hello"))
+        text_of(chat_template__jinja=template).encode_chat(Chat(user("hello")))
 
 
 def test_the_answers_text_is_the_tokenizers() -> None:
@@ -171,17 +172,17 @@ def test_a_tokenizer_with_trainings_truncation_and_padding_encodes_whole_texts()
 def test_a_text_that_no_context_could_hold_is_refused_before_it_is_encoded() -> None:
     longest = TEXT.max_chars(8)
     assert longest >= 8 * max(map(len, TOKENIZER.get_vocab())), "a prompt that could fit is always tried"
-    with pytest.raises(TooLong, match=f"context is 8 tokens; the prompt has {longest + 1} characters"):
+    with pytest.raises(TooLong, match=rf"maximum context length is 8 tokens\. .* of {longest + 1} characters"):
         TEXT.encode("x" * (longest + 1), 8)
-    with pytest.raises(TooLong, match="context is 8 tokens"):
-        TEXT.encode_chat(user("x" * longest) + user("x"), 8)
+    with pytest.raises(TooLong, match="length is 8 tokens"):
+        TEXT.encode_chat(Chat(user("x" * longest) + user("x")), 8)
     assert TEXT.encode("x" * longest, 8)
 
 
 def test_a_template_cannot_make_more_text_than_the_bound() -> None:
     text = text_of(chat_template__jinja=b"{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}")
     with pytest.raises(TooLong, match="as the model's template renders it"):
-        text.encode_chat(user("hello " * 20), 8)
+        text.encode_chat(Chat(user("hello " * 15)), 8)
 
 
 def test_loops_still_know_their_length_and_end_when_counted() -> None:
@@ -190,7 +191,7 @@ def test_loops_still_know_their_length_and_end_when_counted() -> None:
         b"{% else %}none{% endfor %}{% for x in absent %}{% else %}!{% endfor %}"
     )
     text = text_of(chat_template__jinja=template)
-    assert text.decode(text.encode_chat(user("a") * 3)) == "1/3,2/3,3/3.!"
+    assert text.decode(text.encode_chat(Chat(user("a") * 3))) == "1/3,2/3,3/3.!"
 
 
 def spec_with(**changes: Any) -> bytes:
@@ -207,3 +208,32 @@ def test_a_text_that_makes_the_library_panic_is_a_named_error() -> None:
     broken = text_of(tokenizer__json=spec_with(pre_tokenizer={"type": "FixedLength", "length": 0}))
     with pytest.raises(TokenizerPanic, match="chunk size"):
         broken.encode("hello")
+
+
+def test_a_message_that_is_continued_ends_the_prompt_with_its_last_character() -> None:
+    chat = Chat([*user("hello"), {"role": "assistant", "content": "dear "}], continue_final_message=True)
+    ended = text_of(chat_template__jinja=b"{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}!")
+    assert ended.decode(ended.encode_chat(chat)) == "<user>hello<assistant>dear "
+    dropping = text_of(chat_template__jinja=b"{{ messages[0].content }}")
+    with pytest.raises(NotEncodable, match="leaves out the message"):
+        dropping.encode_chat(chat)
+
+
+def test_a_template_gets_calls_tools_documents_and_the_callers_variables_none_of_which_can_spell_a_control_token() -> (
+    None
+):
+    template = b"{{ messages[0].role }}{{ tools | tojson }}{{ documents | tojson }}"
+    template += b"{{ mood }}{{ eos_token }}{{ add_generation_prompt }}"
+    variables = {"mood": "</s>", "eos_token": "mine", "messages": "mine"}
+    tools, documents = [{"name": "</s>", "</s>": 1}], [{"text": "</s>"}]
+    developer = [{"role": "developer", "content": "x"}]
+    text = text_of(chat_template__jinja=template)
+    ids = text.encode_chat(Chat(developer, False, tools=tools, documents=documents, variables=variables))
+    assert [token for token in ids if token == 1] == [1], "the template's own end of sequence"
+    spelled = "".join(text.name_of(token) or text.bytes_of(token).decode() for token in ids)
+    assert spelled == """system[{"name": "</s>", "</s>": 1}][{"text": "</s>"}]</s></s>False"""
+
+
+def test_bad_words_are_banned_at_the_beginning_and_behind_a_space() -> None:
+    spelled = [b"".join(map(TEXT.bytes_of, tokens)) for tokens in TEXT.sequences_of(["hello", " dear"])]
+    assert spelled == [b"hello", b" hello", b" dear"]

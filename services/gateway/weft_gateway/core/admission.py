@@ -22,6 +22,7 @@ from weft_gateway.core.events import (
 from weft_gateway.core.routes import RouteIndex
 
 TOKENIZER_SHARE = 4  # at most a quarter of all requests waits for one tokenizer: a broken one leaves the others theirs
+LEAST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # of a refused request until it should come back
 MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
 STOPPING = Failure("shutting_down", "This gateway is stopping.", 1000)
 
@@ -69,6 +70,7 @@ class Admission:
         self._tokenizers: dict[str, TokenizerChanged] = {}
         self._waiting: dict[str, dict[str, None]] = {}  # requests by the digest whose tokenizer they wait for
         self._mean_s = 1.0  # from an interactive request's arrival to its end, exponentially weighted
+        self._next_place = 0.0  # when one is expected that no refused request was given yet
 
     @property
     def in_flight(self) -> int:
@@ -77,10 +79,11 @@ class Admission:
     def waiting_for_tokenizer(self, digest: str) -> int:
         return len(self._waiting.get(digest, ()))
 
-    def refusal(self, priority: Priority = Priority.INTERACTIVE) -> Failure | None:
+    def refusal(self, now: float, priority: Priority = Priority.INTERACTIVE) -> Failure | None:
         """Why no request of that priority is taken now. The caller counts already.
 
-        At the bound one leaves every mean duration / limit seconds (Little's law).
+        At the bound one leaves every mean duration / limit seconds (Little's law): each refused request is given a
+        place of its own in time to come back at, so that a burst does not come back as one.
         """
         if self.draining:
             return STOPPING
@@ -88,7 +91,8 @@ class Admission:
         count = self.batch if priority is Priority.BATCH else self.in_flight - self.batch
         if count <= limit:
             return None
-        wait_ms = min(60_000, max(50, round(1000 * self._mean_s * (count - limit) / limit)))
+        self._next_place = min(now + LONGEST_WAIT_S, max(now, self._next_place) + self._mean_s / limit)
+        wait_ms = round(1000 * max(LEAST_WAIT_S, self._next_place - now))
         return Failure("rate_limit_exceeded", f"This gateway is at its limit of {limit} requests at once.", wait_ms)
 
     def not_ready_reason(self) -> str | None:
@@ -120,17 +124,21 @@ class Admission:
         self._count(arrival, 1)
         if self._routes.known:
             return [Proceed(request_id)]  # the shell asks for `refusal` once it knows the caller
-        if failure := self.refusal(priority):
+        if failure := self.refusal(now, priority):
             return [self._refuse(arrival, failure)]
         self._wait(arrival, Stage.ROUTES, now + self._config.hold_s)
         return []
 
     def resolve(self, event: ModelResolved, now: float) -> list[Effect]:
         arrival = self._arrivals[event.request_id]
-        self._count(arrival, event.n - arrival.n)
+        self._count(arrival, -arrival.n)
+        arrival.n = event.n
+        if event.priority is not None:
+            arrival.priority = event.priority
+        self._count(arrival, arrival.n)
         pool = self._routes.pools.get(event.pool)
-        arrival.n, arrival.pool, arrival.digest = event.n, event.pool, pool.base_digest if pool else ""
-        if failure := self.refusal(arrival.priority):
+        arrival.pool, arrival.digest = event.pool, pool.base_digest if pool else ""
+        if failure := self.refusal(now, arrival.priority):
             return [self._refuse(arrival, failure)]
         tokenizer = self._tokenizer(arrival.digest)
         if tokenizer.state is TokenizerState.READY:

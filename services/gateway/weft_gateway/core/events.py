@@ -39,7 +39,7 @@ class PreparedRequest:
     """A client's request that is valid, tokenised and allowed: `n` answers to one prompt.
 
     For the rest of the system each answer is a request of its own, with an id of its own: ID for one, ID/0, ID/1, ...
-    for several. `bytes_of`: the bytes of a token, b"" for a special one. `include_stop_str_in_output`: a stop string or
+    for several. `bytes_of`: the bytes of a token, b"" for a special one. `include_stop`: a stop string or
     a stop token that ends an answer belongs to its text (vLLM).
     """
 
@@ -55,7 +55,14 @@ class PreparedRequest:
     arrived_unix_ms: int
     stops: tuple[str, ...] = ()
     n: int = 1
-    include_stop_str_in_output: bool = False
+    include_stop: bool = False  # what ends the answer is part of its text
+    returns_tokens: bool = False  # the client gets the answer's token ids, too
+    cache_salt: str = ""  # of the client's own: prompts are reused inside it alone
+
+    @property
+    def salt(self) -> str:
+        """Of prefix pages: a client's own salt divides its namespace's."""
+        return f"{self.namespace}\n{self.cache_salt}" if self.cache_salt else self.namespace
 
     def id_of(self, index: int) -> str:
         return self.request_id if self.n == 1 else f"{self.request_id}/{index}"
@@ -83,6 +90,7 @@ class ModelResolved:
     request_id: str
     pool: str
     n: int = 1
+    priority: Priority | None = None  # where it is another than that of its arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +170,16 @@ class Submitted:
 
 
 class Emit(NamedTuple):
-    """Text of an answer for its client, and the tokens that are reported with it; one of the two may be empty."""
+    """Text of an answer for its client, and the tokens that are reported with it; any of them may be empty.
+
+    `answer_tokens`: of the answer so far. `tokens`: those that are new, where the request returns tokens.
+    """
 
     request_id: str
     text: str
     logprobs: Sequence[TokenLogprobOut] = ()
+    answer_tokens: int = 0
+    tokens: Sequence[int] = ()
 
 
 class FirstToken(NamedTuple):

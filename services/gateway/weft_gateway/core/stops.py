@@ -6,23 +6,23 @@ together the longest. Text that may yet become a stop string is held back; the r
 
 from collections.abc import Sequence
 
-MAX_STOPS = 4
+MAX_STOPS = 64
 MAX_STOP_CHARS = 512
 
 
 class StopMatcher:
-    """Release text up to the first stop string, and itself if `included`. At most 4 stop strings, none empty."""
+    """Release text up to the first stop string; `include`: and that string. At most 64 stop strings, none empty."""
 
-    def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise ValueError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters")
-        self._stops, self._included = tuple(stops), included
+        self._stops, self._include = tuple(stops), include
         self._begun = [0] * len(stops)  # characters at the text's end that begin each stop string
         self._held = ""  # the longest of these ends
         self.matched = False
 
     def push(self, text: str) -> str:
-        """The text that is certain to come before any stop string; nothing after a match.
+        """The text that is certain to be part of the answer; nothing after a match.
 
         Each stop string is searched from where it may have begun: a character is passed over once for each of them.
         """
@@ -43,8 +43,8 @@ class StopMatcher:
             keep = min(keep, size - self._begun[index])
         if found:
             self.matched = True
-            end, begin = min(found)
-            return text[: end if self._included else begin]
+            end, start = min(found)
+            return text[: end if self._include else start]
         self._held = text[keep:]
         return text[:keep]
 

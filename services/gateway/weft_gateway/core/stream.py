@@ -45,7 +45,16 @@ from weft.domain.request import (
     TokenRunner,
 )
 from weft_gateway.core.detokenise import Detokeniser
-from weft_gateway.core.events import SCHEDULER, ClientGone, Emit, Failure, FirstToken, PreparedRequest, RequestAborted
+from weft_gateway.core.events import (
+    SCHEDULER,
+    ClientGone,
+    Emit,
+    Failure,
+    FirstToken,
+    PreparedRequest,
+    RequestAborted,
+    TokenLogprobOut,
+)
 from weft_gateway.core.logprobs import HeldLogprobs
 from weft_gateway.core.stops import StopMatcher
 
@@ -156,10 +165,8 @@ class RequestStream:
         self.end: End | None = None
         self.first_token_at: float | None = None
         self._class_before = ""  # numerics class of the tokens of earlier epochs
-        self._detokeniser, self._stops = (
-            Detokeniser(request.bytes_of),
-            StopMatcher(request.stops, included=request.include_stop_str_in_output),
-        )
+        self._detokeniser = Detokeniser(request.bytes_of)
+        self._stops = StopMatcher(request.stops, include=request.include_stop)
         self._held_logprobs = HeldLogprobs(request.bytes_of) if request.sampling.top_logprobs is not None else None
         self._begun = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
@@ -327,7 +334,7 @@ class RequestStream:
             rank=assign.rank,
             adapter_bytes=assign.adapter_bytes,
             sampling=request.sampling_of(self.index),
-            cache_salt=request.namespace,
+            cache_salt=request.salt,
             client_request_id=request.client_request_id,
             waited_s=now - self.arrived,
             delay_s=assign.delay_s,
@@ -426,15 +433,14 @@ class RequestStream:
                 effects += self._stop_all(reason if event.finish is None else None)  # a runner does not know of the end
             if not self._stops.matched:
                 text += self._stops.push(self._detokeniser.flush()) + self._stops.flush()
-        if self._held_logprobs is None:
-            if text:
-                effects.append(Emit(self.request_id, text))
-        else:
+        released: tuple[TokenLogprobOut, ...] = ()
+        if self._held_logprobs is not None:
             released = self._held_logprobs.release(len(text))
             if self._stops.matched:
                 released += self._held_logprobs.cut()
-            if text or released:
-                effects.append(Emit(self.request_id, text, released))
+        new = tuple(self.tokens[seen:]) if self.request.returns_tokens else ()
+        if text or released or new:
+            effects.append(Emit(self.request_id, text, released, len(self.tokens), new))
         if reason is not None:
             self._finish(End(reason))
         return effects
@@ -456,7 +462,7 @@ class RequestStream:
         ends_at = len(event.tokens) - 1 if event.finish is FinishReason.STOP else -1
         for index, token in enumerate(event.tokens[: request.max_tokens - len(tokens)]):
             tokens.append(token)
-            shown = index != ends_at or request.include_stop_str_in_output
+            shown = index != ends_at or request.include_stop
             chars = self._detokeniser.push(token) if shown else ""
             if held is not None:
                 held.push(token, event.logprobs[index], len(chars), self._detokeniser.begun)

@@ -1,15 +1,17 @@
-"""The answers to one request, as the API gives them: a body, an error, the tokens used."""
+"""The answers to one call, as the API gives them: a body, an error, the tokens used."""
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError, Internal, from_failure
 from weft_gateway.openai.logprobs import TokenNames
-from weft_gateway.openai.response_format import ResponseEncoder, usage_of
+from weft_gateway.openai.response_format import EndedChoice, PromptPart, ResponseEncoder, usage_of
 from weft_gateway.openai.schema import Common
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.response_group import ResponseGroup
@@ -18,21 +20,27 @@ THREAD_LOGPROBS = 256  # tokens with log probabilities that are encoded in the l
 log = logging.getLogger(__name__)
 
 
-class Answer:
-    """Owns the answers of a request from its submission: whoever has it calls `leave` at its end."""
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What an answer's bytes are made with. `prompts`: what the answer repeats of each prompt."""
 
-    def __init__(
-        self,
-        manager: RequestManager,
-        params: Common,
-        names: TokenNames,
-        group: ResponseGroup,
-        encoder: type[ResponseEncoder],
-    ) -> None:
-        request = group.request
-        self._manager, self.params, self.group = manager, params, group
-        self.request_id = request.request_id
-        self.encoder = encoder(params, names, request.request_id, request.arrived_unix_ms // 1000)
+    kind: type[ResponseEncoder]
+    params: Common
+    names: TokenNames
+    prompts: Sequence[PromptPart]
+
+
+class Answer:
+    """Owns the answers to a call from its submission: whoever has it calls `leave` at its end."""
+
+    def __init__(self, manager: RequestManager, group: ResponseGroup, encoding: Encoding) -> None:
+        first = group.requests[0]
+        self._manager, self.params, self.group = manager, encoding.params, group
+        self.request_id = first.request_id
+        created_unix_s = first.arrived_unix_ms // 1000
+        self.encoder = encoding.kind(
+            encoding.params, encoding.names, first.request_id, created_unix_s, prompts=encoding.prompts
+        )
 
     @property
     def error(self) -> ApiError | None:
@@ -42,7 +50,7 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, int]:
-        return usage_of(len(self.group.request.prompt), self.group.completion_tokens)
+        return usage_of(self.group.prompt_tokens, self.group.completion_tokens)
 
     async def whole(self) -> bytes | None:
         """The body, once every choice has ended; None: the client went away before. Raises ApiError."""
@@ -52,43 +60,61 @@ class Answer:
             return None
         if error := self.error:
             raise error
-        ended: list[tuple[Emit, FinishReason]] = []
-        for answer in self.group.answers:
-            assert answer.finish
-            ended.append((answer.take() or Emit("", ""), answer.finish.reason))
+        ended = self._best()
         logprobs = sum(len(emit.logprobs) for emit, _ in ended)
         return await encoded(logprobs, lambda: self.encoder.body(ended, self.usage))
 
+    def _best(self) -> list[EndedChoice]:
+        """Of `best_of` answers to each prompt those `n` that are likeliest a token, the likeliest first; or all."""
+        drawn, n = self.params.drawn, self.params.n
+        ended: list[EndedChoice] = []
+        for answer in self.group.answers:
+            assert answer.finish
+            ended.append((answer.take() or Emit("", ""), answer.finish.reason))
+        if drawn == n:
+            return ended
+        prompts = [ended[first : first + drawn] for first in range(0, len(ended), drawn)]
+        return [one for choices in prompts for one in sorted(choices, key=_mean_logprob, reverse=True)[:n]]
+
     def client_gone(self) -> None:
         """Nothing reads the answers any more. Harmless after the end."""
-        self._manager.client_gone(self.request_id)
+        for request in self.group.requests:
+            self._manager.client_gone(request.request_id)
 
     def leave(self) -> None:
         """The end: what still runs is ended, and the request is counted and logged."""
         self.client_gone()
         error = self.error or (None if self.group.over else Internal(""))
         status = 499 if self.group.client_gone else error.status if error else 200
-        self._manager.metrics.count_request(self.group.request.route.model_name, status)
+        self._manager.metrics.count_request(self.group.requests[0].route.model_name, status)
         log.info("finished", extra=kv(**self._access(status, error)))
 
     def _access(self, status: int, error: ApiError | None) -> dict[str, object]:
         """The access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
-        request, ends = self.group.request, [one.finish for one in self.group.answers if one.finish]
+        requests, ends = self.group.requests, [one.finish for one in self.group.answers if one.finish]
         first = min((end.outcome.ttft_ms for end in ends if end.ttft_s is not None), default=None)
+        user = self.params.safety_identifier or self.params.user
         fields = {
-            "request_id": request.request_id,
-            "model": request.route.model_name,
-            "namespace": request.namespace or None,
+            "request_id": self.request_id,
+            "model": requests[0].route.model_name,
+            "namespace": requests[0].namespace or None,
+            "user": hashlib.sha256(user.encode()).hexdigest()[:16] if user else None,
             "status": status,
             "code": error and error.code,
             "reason": ",".join(sorted({end.reason.name for end in ends})),
             "duration_ms": max((end.outcome.total_ms for end in ends), default=0),
             "ttft_ms": first,
-            "prompt_tokens": len(request.prompt),
+            "prompt_tokens": self.group.prompt_tokens,
             "completion_tokens": self.group.completion_tokens,
-            "n": request.n if request.n > 1 else None,
+            "n": requests[0].n if requests[0].n > 1 else None,
+            "prompts": len(requests) if len(requests) > 1 else None,
         }
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def _mean_logprob(choice: tuple[Emit, FinishReason]) -> float:
+    logprobs = choice[0].logprobs
+    return sum(one.logprob.logprob for one in logprobs) / max(1, len(logprobs))
 
 
 async def encoded(logprobs: int, encode: Callable[[], bytes]) -> bytes:

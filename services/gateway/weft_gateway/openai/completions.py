@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: a raw prompt, as text or as token ids."""
+"""`POST /v1/completions`: raw prompts, as texts or as token ids."""
 
 from functools import partial
 
@@ -9,31 +9,47 @@ from weft_gateway.errors import ParameterError
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import CompletionEncoder
 from weft_gateway.openai.schema import CompletionRequest
-from weft_gateway.openai.validation import MAX_PROMPT_CHARS, Encode, ModelEndpoint, ParsedRequest
+from weft_gateway.openai.validation import MAX_PROMPT_CHARS, ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
 
-def _prompt(parsed: ParsedRequest[CompletionRequest]) -> tuple[str, Encode]:
-    prompt = parsed.params.prompt
-    text = prompt if isinstance(prompt, str) else parsed.tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
-    return text, partial(_encode, prompt)
+def _prompts(parsed: ParsedRequest[CompletionRequest]) -> list[Prompt]:
+    params, tokenizer = parsed.params, parsed.tokenizer
+
+    def prompt_of(prompt: str | list[int]) -> Prompt:
+        if isinstance(prompt, str):
+            return Prompt(prompt, partial(_encode, params, prompt), prompt if params.echo else "")
+        _check(prompt, tokenizer)
+        text = tokenizer.decode(prompt[-MAX_PROMPT_CHARS:])
+        return Prompt(text, partial(_encode, params, prompt), tokenizer.decode(prompt) if params.echo else "")
+
+    return [prompt_of(prompt) for prompt in params.prompt]
 
 
-def _encode(prompt: str | list[int], tokenizer: ModelTokenizer, context_tokens: int) -> list[int]:
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt, context_tokens)
-    if len(prompt) > context_tokens:
-        raise TooLong(f"this model's context is {context_tokens} tokens; the prompt has {len(prompt)}")
-    if max(prompt) >= tokenizer.vocab_size:
-        text = f"prompt: token {max(prompt)} is outside the model's vocabulary of {tokenizer.vocab_size}."
+def _check(tokens: list[int], tokenizer: ModelTokenizer) -> None:
+    """Raises ParameterError."""
+    if max(tokens) >= tokenizer.vocab_size:
+        text = f"prompt: token {max(tokens)} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="prompt")
+
+
+def _encode(
+    params: CompletionRequest, prompt: str | list[int], tokenizer: ModelTokenizer, context_tokens: int
+) -> list[int]:
+    """Raises TooLong, NotEncodable. A prompt that is to be truncated may be longer than the context."""
+    truncates = params.truncate_prompt_tokens is not None
+    if isinstance(prompt, str):
+        text = prompt[-tokenizer.max_chars(context_tokens) :] if truncates else prompt
+        return tokenizer.encode(text, context_tokens, add_special_tokens=params.add_special_tokens)
+    if len(prompt) > context_tokens and not truncates:
+        raise TooLong.of(context_tokens, f"your prompt has {len(prompt)} tokens")
     return prompt
 
 
-COMPLETIONS = ModelEndpoint("/v1/completions", CompletionRequest, _prompt, CompletionEncoder)
+COMPLETIONS = ModelEndpoint("/v1/completions", CompletionRequest, _prompts, CompletionEncoder)
 
 
 async def completions(state: AppState, request: Request) -> Response:
-    """A completion of one prompt."""
+    """A completion of each prompt."""
     return await completion(COMPLETIONS, state, request)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import zlib
 from typing import Any
 
 import orjson
@@ -26,7 +27,7 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
     async with state.manager.arriving(ids.request_id):
         call = Call(ids, principal_of(state, request), time.time_ns() // 1_000_000)
         request.state.call = call
-        if failure := state.machine.admission.refusal():
+        if failure := state.machine.admission.refusal(state.manager.clock()):
             raise from_failure(failure)
         answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
         return StreamingCompletion(answer, state.settings.ping_seconds)
@@ -62,9 +63,30 @@ def json_response(value: dict[str, Any]) -> Response:
 
 
 async def json_body(request: Request, limit: int) -> bytes:
-    """The whole body within bounds of size and time. Raises UnsupportedMediaType, TooLarge, BodyTimeout, BadRequest."""
+    """The whole body within bounds of size and time, gzip unpacked.
+
+    Raises UnsupportedMediaType, TooLarge, BodyTimeout, BadRequest.
+    """
     _check_json(request)
-    return await _body(request, limit)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", "gzip", ""):
+        raise UnsupportedMediaType(f"The body is encoded as {coding[:64]!r}; gzip is taken, or no encoding.")
+    body = await _body(request, limit)
+    return await asyncio.to_thread(_unpacked, body, limit) if coding == "gzip" else body
+
+
+def _unpacked(body: bytes, limit: int) -> bytes:
+    """Raises TooLarge before more than `limit` bytes are there, BadRequest."""
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        unpacked = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise BadRequest(f"The body is declared as gzip and is not: {error}.", code="invalid_body") from error
+    if len(unpacked) > limit:
+        raise TooLarge(f"The body is larger than {limit} bytes when it is unpacked.")
+    if not unpacker.eof or unpacker.unused_data:
+        raise BadRequest("The body is declared as gzip and is not one whole gzip stream.", code="invalid_body")
+    return unpacked
 
 
 def _check_json(request: Request) -> None:

@@ -174,7 +174,7 @@ class LineRunner:
             raise Unauthorized(
                 "This batch was made while keys were off, and now they are on: make it again with a key."
             )
-        return Call(ids, principal, time.time_ns() // 1_000_000, Priority.BATCH)
+        return Call(ids, principal, time.time_ns() // 1_000_000, Priority.BATCH, is_line=True)
 
     async def _submitted(self, line: RunLine, call: Call) -> Answer:
         """Raises ApiError, which is counted."""
@@ -183,7 +183,7 @@ class LineRunner:
             if endpoint is None:
                 raise BadRequest(f"url: lines go to {' or '.join(ENDPOINTS)}.")
             async with self._state.manager.arriving(call.ids.request_id, call.priority):
-                if failure := self._state.machine.admission.refusal(call.priority):
+                if failure := self._state.machine.admission.refusal(self._state.manager.clock(), call.priority):
                     raise from_failure(failure)
                 return await submit(self._state, endpoint, call, line.body)
         except ApiError as error:
@@ -194,7 +194,7 @@ class LineRunner:
         """Raises ApiError, also where the line waits in a pool that has no runner: its place is another's."""
         while not answer.group.over:
             awake = await answer.group.wait(self._state.settings.hold_seconds)
-            pool = self._state.machine.routes.pools.get(answer.group.request.route.pool)
+            pool = self._state.machine.routes.pools.get(answer.group.requests[0].route.pool)
             if not awake and not (pool and pool.ready_runners):
                 raise ServiceUnavailable("Its pool has no runner.", code="no_runner_available")
         body = await answer.whole()

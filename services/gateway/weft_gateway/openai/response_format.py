@@ -1,10 +1,11 @@
 """The shape of an answer: JSON bodies, and SSE chunks from templates built once a request.
 
-A chunk costs one `orjson.dumps` of its text; everything around it is constant bytes. Only one with log probabilities is
-made whole.
+A chunk costs one `orjson.dumps` of its text; everything around it is constant bytes. Only one with log probabilities,
+token ids or the tokens used so far is made whole.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import orjson
@@ -19,18 +20,28 @@ PING = b": ping\n\n"
 _REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
+EndedChoice = tuple[Emit, FinishReason]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What answers repeat of one prompt. `echo`: its text; `tokens`: where the client gets token ids."""
+
+    n_tokens: int
+    echo: str = ""
+    tokens: tuple[int, ...] = ()
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Tokens of a request: its prompt once, all its answers. What comes after a stop string does not count."""
+    """Tokens of a request: its prompts once, all its answers. What comes after a stop string does not count."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
 class ResponseEncoder:
-    """One request's encoder; `index` is that of a choice.
+    """One call's encoder; `index` is that of a choice: those of the first prompt come first.
 
-    A chunk is constant bytes around a text, but for those with log probabilities.
+    A chunk is constant bytes around a text, but for those with more than text.
     """
 
     id_prefix: ClassVar[str]
@@ -38,48 +49,67 @@ class ResponseEncoder:
     chunk_kind: ClassVar[str]
     encode_logprobs: ClassVar[LogprobsEncoder]
 
-    def __init__(self, params: Common, names: TokenNames, request_id: str, created_unix_s: int) -> None:
-        self._n, self._alternatives, self._names = params.n, params.alternatives, names
+    def __init__(
+        self, params: Common, names: TokenNames, request_id: str, created_unix_s: int, prompts: Sequence[PromptPart]
+    ) -> None:
+        self._params, self._names, self._prompts = params, names, prompts
+        self._choices = params.n * len(prompts)
         self._head, self._chunk_head = (
             {"id": f"{self.id_prefix}-{request_id}", "object": kind, "created": created_unix_s, "model": params.model}
             for kind in (self.kind, self.chunk_kind)
         )
         self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}
+        self._plain = params.alternatives is None and not params.return_token_ids and not params.usage_in_chunks
+        self._answer_tokens = [0] * self._choices
         hole = orjson.dumps(_HOLE)
-        self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(params.n)]
+        self._around = [self._event([self._delta(index, _HOLE)]).split(hole) for index in range(self._choices)]
 
-    def role_chunk(self) -> bytes:
-        """What opens a stream."""
+    def first_chunk(self) -> bytes:
+        """What opens a stream, before any token."""
         return b""
 
     def chunk(self, index: int, emit: Emit) -> bytes:
-        logprobs = self._logprobs(emit)
-        if logprobs is not None:
-            return self._event([self._delta(index, emit.text, logprobs)])
-        before, after = self._around[index]
-        return before + orjson.dumps(emit.text) + after
+        if self._plain:
+            before, after = self._around[index]
+            return before + orjson.dumps(emit.text) + after
+        self._answer_tokens[index] = emit.answer_tokens
+        choice = self._delta(index, emit.text, self._logprobs(emit))
+        if self._params.return_token_ids:
+            choice["token_ids"] = list(emit.tokens)
+        return self._event([choice], self._usage_so_far())
 
     def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
-        return self._event([self._delta(index, "", None, _REASONS[reason])])
+        return self._event([self._delta(index, "", None, _REASONS[reason])], self._usage_so_far())
 
     def usage(self, usage: dict[str, int]) -> bytes:
         return self._event([], usage)
 
-    def body(self, choices: Sequence[tuple[Emit, FinishReason]], usage: dict[str, int]) -> bytes:
-        whole = [
-            self._choice(index, emit.text, self._logprobs(emit), _REASONS[reason])
-            for index, (emit, reason) in enumerate(choices)
-        ]
+    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
+        whole = [self._whole_choice(index, emit, reason) for index, (emit, reason) in enumerate(choices)]
         return orjson.dumps({**self._head, "choices": whole, "usage": usage})
 
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
-        more = {"usage": usage} if usage else self._no_usage
-        return b"data: " + orjson.dumps({**self._chunk_head, "choices": choices, **more}) + b"\n\n"
+    def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
+        choice = self._choice(index, emit.text, self._logprobs(emit), _REASONS[reason])
+        if self._params.return_token_ids:
+            choice["token_ids"] = list(emit.tokens)
+        return choice
+
+    def _prompt_of(self, index: int) -> PromptPart:
+        return self._prompts[index // self._params.n]
+
+    def _usage_so_far(self) -> dict[str, int] | None:
+        if not self._params.usage_in_chunks:
+            return None
+        return usage_of(sum(prompt.n_tokens for prompt in self._prompts), sum(self._answer_tokens))
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None, **more: Any) -> bytes:
+        about = {"usage": usage} if usage else self._no_usage
+        return b"data: " + orjson.dumps({**self._chunk_head, "choices": choices, **about, **more}) + b"\n\n"
 
     def _logprobs(self, emit: Emit) -> dict[str, Any] | None:
-        if self._alternatives is None:
+        if self._params.alternatives is None:
             return None
-        return type(self).encode_logprobs(emit.logprobs, self._alternatives, self._names)
+        return type(self).encode_logprobs(emit.logprobs, self._params.alternatives, self._names)
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         """A choice of a body."""
@@ -96,6 +126,26 @@ class CompletionEncoder(ResponseEncoder):
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     encode_logprobs = staticmethod(completion_logprobs)
 
+    def first_chunk(self) -> bytes:
+        """The prompts that are echoed, or whose token ids the client asked for."""
+        chunk = b""
+        for index in range(self._choices):
+            prompt = self._prompt_of(index)
+            choice = self._delta(index, prompt.echo)
+            if self._params.return_token_ids:
+                choice |= {"prompt_token_ids": list(prompt.tokens), "token_ids": []}
+            if prompt.echo or prompt.tokens:
+                chunk += self._event([choice], self._usage_so_far())
+        return chunk
+
+    def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
+        choice, prompt = super()._whole_choice(index, emit, reason), self._prompt_of(index)
+        if prompt.echo:
+            choice["text"] = prompt.echo + emit.text
+        if self._params.return_token_ids:
+            choice["prompt_token_ids"] = list(prompt.tokens)
+        return choice
+
 
 class ChatEncoder(ResponseEncoder):
     """`chat.completion` and `chat.completion.chunk`."""
@@ -103,10 +153,16 @@ class ChatEncoder(ResponseEncoder):
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
     encode_logprobs = staticmethod(chat_logprobs)
 
-    def role_chunk(self) -> bytes:
+    def first_chunk(self) -> bytes:
         role = {"role": "assistant", "content": ""}
-        deltas = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i in range(self._n)]
-        return b"".join(self._event([delta]) for delta in deltas)
+        deltas = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i in range(self._choices)]
+        tokens = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
+        return b"".join(self._event([delta], self._usage_so_far(), **tokens) for delta in deltas)
+
+    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
+        whole = [self._whole_choice(index, emit, reason) for index, (emit, reason) in enumerate(choices)]
+        tokens = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
+        return orjson.dumps({**self._head, "choices": whole, "usage": usage, **tokens})
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}

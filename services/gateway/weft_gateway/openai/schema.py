@@ -1,98 +1,47 @@
-"""The requests of clients. The parameters here are honoured; every other one is refused by name, never ignored.
+"""The requests of clients. The parameters here are honoured; `tolerance` says which others are accepted without effect.
 
-A `null` counts as absent. Types are strict: no text for a number, no number for a flag.
+A `null` counts as absent. Types are strict, but that 5.0 is 5: no text for a number, no number for a flag.
 """
 
-import re
-from typing import Annotated, Any, TypeVar
+import contextlib
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS
 from weft.wire.codec.batch import METADATA_KEY, METADATA_PAIRS, METADATA_VALUE
-from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
+from weft_gateway.core.stops import MAX_STOPS
 from weft_gateway.errors import BadRequest, ParameterError
-from weft_gateway.openai.unsupported import advice
+from weft_gateway.openai.fields import (
+    MAX_INT32,
+    AllowedTokens,
+    BadWords,
+    Biases,
+    Bounded,
+    Content,
+    Prompts,
+    Stops,
+    StopTokens,
+    TokenIds,
+    Whole,
+)
+from weft_gateway.openai.tolerance import advice, tolerated
 from weft_gateway.shell.request_ids import MAX_N
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 4096
-MAX_INT32 = 2**31 - 1
 MAX_ALTERNATIVES = 20  # reported beside each token
-MAX_BIASES, MAX_BIAS = 300, 100
 MAX_ID = 128
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+MAX_CALLER_ID = 512
 T = TypeVar("T", bound="Strict")
-
-
-def _stops(value: Any) -> Any:
-    stops = [value] if isinstance(value, str) else value
-    fits = isinstance(stops, list) and len(stops) <= MAX_STOPS and all(_is_stop(stop) for stop in stops)
-    if not fits:
-        raise PydanticCustomError(
-            "stop",
-            "must be a string or a list of at most {count} strings of 1 to {chars} characters",
-            {"count": MAX_STOPS, "chars": MAX_STOP_CHARS},
-        )
-    return tuple(stops)
-
-
-def _is_stop(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_STOP_CHARS
-
-
-def _content(value: Any) -> Any:
-    """A text, or a list of text parts, which are joined."""
-    if isinstance(value, list):
-        return "".join(_part(part) for part in value)
-    if not isinstance(value, str):
-        raise PydanticCustomError("content", "must be a string or a list of text parts")
-    return value
-
-
-def _part(part: Any) -> str:
-    match part:
-        case {"type": "text", "text": str(text)} if len(part) == 2:
-            return text
-        case _:
-            raise PydanticCustomError("content", 'takes text parts only: {"type": "text", "text": "..."}')
 
 
 def _role(value: Any) -> Any:
     if value not in ROLES:
         raise PydanticCustomError("role", "must be one of {roles}", {"roles": ", ".join(ROLES)})
     return value
-
-
-def _biases(value: Any) -> Any:
-    """A map from token ids, as JSON's keys are texts, to biases."""
-    if not isinstance(value, dict) or len(value) > MAX_BIASES or not all(map(_is_bias, value.items())):
-        raise PydanticCustomError(
-            "logit_bias",
-            "must be a map of at most {count} token ids, as texts, to numbers from -{bound} to {bound}",
-            {"count": MAX_BIASES, "bound": MAX_BIAS},
-        )
-    return tuple((int(token), float(bias)) for token, bias in value.items())
-
-
-def _is_bias(item: tuple[Any, Any]) -> bool:
-    token, bias = item
-    return _TOKEN_ID.fullmatch(token) is not None and type(bias) in (int, float) and -MAX_BIAS <= bias <= MAX_BIAS
-
-
-def _prompt(value: Any) -> Any:
-    """A text, a list of one text, or a list of token ids."""
-    if isinstance(value, str):
-        return value
-    match value:
-        case [str(text)]:
-            return text
-        case [int(), *_] if all(type(token) is int and 0 <= token <= MAX_INT32 for token in value):
-            return value
-        case _:
-            raise PydanticCustomError("prompt", "must be a string, a list of one string, or a list of token ids")
 
 
 def _endpoint(value: Any) -> Any:
@@ -132,6 +81,7 @@ class Strict(BaseModel):
         """One unknown name is enough to refuse: an error for each of 100,000 would hold the loop for seconds."""
         if not isinstance(value, dict):
             return value
+        value = tolerated(value, cls.model_fields)
         unknown = next((name for name in value if name not in cls.model_fields), None)
         known = {name: value[name] for name in cls.model_fields if name in value}
         return known if unknown is None else known | {unknown: None}
@@ -140,33 +90,61 @@ class Strict(BaseModel):
         """Rules across parameters. Raises ParameterError."""
 
 
-class StreamOptions(Strict):
+class StreamOptions(BaseModel):
     """What a stream holds beside its text."""
 
+    model_config = ConfigDict(strict=True, extra="ignore")
+
     include_usage: bool = Field(False, description="a last chunk with the tokens used")
+    continuous_usage_stats: bool = Field(False, description="every chunk has the tokens used so far")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
 class Common(Strict):
-    """What chats and completions share."""
+    """What chats and completions share. `prompt_name`: of the parameter that holds the prompt."""
+
+    prompt_name: ClassVar[str]
 
     model: str = Field(
         min_length=1, max_length=512, description="an adapter or a base model, as GET /v1/models lists it"
     )
     stream: bool = Field(False, description="server-sent events, a chunk per step")
     stream_options: StreamOptions | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = Field(
-        (), description="up to 4 texts that end the answer; they are not part of it"
-    )
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="the same seed gives the same answer")
-    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
+    stop: Stops = Field((), description=f"up to {MAX_STOPS} texts that end the answer; they are not part of it")
+    include_stop_str_in_output: bool = Field(False, description="they are part of it")
+    stop_token_ids: StopTokens = Field((), description="tokens that end the answer; at most 128")
+    seed: Whole | None = Field(None, ge=-(2**63), le=2**64 - 1, description="the same seed gives the same answer")
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
-    n: int = Field(1, ge=1, le=MAX_N, description="answers to this one prompt, each drawn by itself")
+    top_k: Whole = Field(0, ge=-1, le=MAX_INT32, description="the likeliest tokens that are sampled from; 0, -1: all")
+    min_p: float = Field(0.0, ge=0, le=1, description="of the likeliest token's probability, what a token needs")
+    max_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32)
+    min_tokens: Whole = Field(0, ge=0, le=MAX_INT32, description="before them neither the end of sequence nor a stop")
+    ignore_eos: bool = Field(False, description="go on after the model's end of sequence")
+    n: Whole = Field(1, ge=1, le=MAX_N, description="answers to each prompt, each drawn by itself")
     frequency_penalty: float = Field(0.0, ge=-2, le=2, description="times how often a token stands in the answer")
     presence_penalty: float = Field(0.0, ge=-2, le=2, description="for each token that stands in the answer")
-    logit_bias: Annotated[
-        tuple[tuple[int, float], ...], PlainValidator(_biases, json_schema_input_type=dict[str, float])
-    ] = Field((), description="token id -> what is added to its logit, -100 to 100; at most 300")
+    repetition_penalty: float = Field(
+        1.0, gt=0, le=100, description="divides a positive logit of a token of prompt or answer, multiplies a negative"
+    )
+    logit_bias: Biases = Field((), description="token id -> what is added to its logit, -100 to 100; at most 300")
+    bad_words: BadWords = Field((), description="texts that the answer cannot hold; at most 64")
+    allowed_token_ids: AllowedTokens = Field((), description="only these tokens can be sampled; at most 4096")
+    prompt_logprobs: Whole | None = Field(
+        None, ge=0, le=MAX_ALTERNATIVES, description="log probabilities of the prompt's tokens, and so many likeliest"
+    )
+    truncate_prompt_tokens: Whole | None = Field(
+        None, ge=-1, le=MAX_INT32, description="the prompt's last tokens that are kept; -1: as many as fit"
+    )
+    return_token_ids: bool = Field(False, description="prompt_token_ids and token_ids beside the text")
+    priority: Whole = Field(0, ge=0, le=MAX_INT32, description="above 0: may wait for interactive requests, as batches")
+    cache_salt: str = Field("", max_length=256, description="prompts are reused inside one salt (and namespace) only")
+    user: str = Field("", max_length=MAX_CALLER_ID, description="whom the caller asks for; logged hashed")
+    safety_identifier: str = Field("", max_length=MAX_CALLER_ID, description="the newer name of user")
 
     @property
     def limit(self) -> int | None:
@@ -179,68 +157,188 @@ class Common(Strict):
         raise NotImplementedError
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        """How many tokens are reported beside each of the prompt; None: no log probabilities of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def prompts(self) -> int:
+        """How many are answered."""
+        return 1
+
+    @property
+    def drawn(self) -> int:
+        """Answers that are generated to a prompt; the best `n` are returned."""
+        return self.n
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_in_chunks(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check_together(self) -> None:
         if self.stream_options and not self.stream:
             raise ParameterError("stream_options is only taken with stream: true.", param="stream_options")
+        if self.limit is not None and self.min_tokens > self.limit:
+            text = f"min_tokens {self.min_tokens} is more than the {self.limit} tokens of max_tokens."
+            raise ParameterError(text, param="min_tokens")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ParameterError("prompt_logprobs is only taken without stream.", param="prompt_logprobs")
+        if self.limit == 0 and self.prompt_alternatives is None:
+            text = "max_tokens 0 is only taken where something of the prompt is asked for, as by echo and logprobs."
+            raise ParameterError(text, param="max_tokens")
 
 
-class ChatMessage(Strict):
-    """One message of a chat."""
+class ChatMessage(BaseModel):
+    """One message of a chat; fields that are not named here have no effect."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    ALL: ClassVar = ("name", "tool_call_id", "tool_calls", "reasoning_content")
 
     role: Annotated[str, BeforeValidator(_role)]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Content
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, Bounded] = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        """Names beyond the known ones are left out before they cost anything; `reasoning` is vLLM's newer name."""
+        if not isinstance(value, dict):
+            return value
+        known = {name: value[name] for name in cls.model_fields if name in value}
+        if "reasoning" in value:
+            known.setdefault("reasoning_content", value["reasoning"])
+        return {"content": None, **known} if value.get("role") == "assistant" else known
+
+    def of_template(self) -> dict[str, Any]:
+        """As chat templates have messages (Hugging Face): arguments of calls are objects."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        message |= {name: found for name in self.ALL if (found := getattr(self, name))}
+        if self.tool_calls:
+            message["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
+        return message
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """JSON text as what it says; a text that is no JSON stays a text."""
+    match call:
+        case {"function": {"arguments": str(arguments), **function}, **others}:
+            with contextlib.suppress(orjson.JSONDecodeError):
+                return {**others, "function": {**function, "arguments": orjson.loads(arguments or "{}")}}
+        case _:
+            pass
+    return call
 
 
 class ChatRequest(Common):
     """`POST /v1/chat/completions`."""
 
+    prompt_name: ClassVar[str] = "messages"
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    max_completion_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32, description="goes before max_tokens")
     logprobs: bool = Field(False, description="report the log probability of each token")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each"
+    top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
+    add_generation_prompt: bool = Field(True, description="the prompt ends where an answer of the assistant begins")
+    continue_final_message: bool = Field(False, description="the answer goes on with the last message")
+    chat_template_kwargs: Annotated[dict[str, Any], Bounded] = Field(
+        default_factory=dict[str, Any], description="variables of the model's chat template"
+    )
+    documents: Annotated[list[dict[str, Any]], Bounded] = Field(
+        default_factory=list[dict[str, Any]], description="for chat templates that place them"
     )
 
     @property
     def limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+        return self.top_logprobs if self.logprobs else None
 
     def check_together(self) -> None:
         super().check_together()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")
-        if self.max_tokens and self.max_completion_tokens:
-            raise ParameterError("Give max_tokens or max_completion_tokens, not both.", param="max_completion_tokens")
+        prompts = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and prompts:
+            text = "Where continue_final_message is true, add_generation_prompt is not: the prompt ends in one way."
+            raise ParameterError(text, param="continue_final_message")
 
 
 class CompletionRequest(Common):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[str | list[int], PlainValidator(_prompt, json_schema_input_type=str | list[int])]
-    logprobs: int | None = Field(
+    prompt_name: ClassVar[str] = "prompt"
+
+    prompt: Prompts = Field(description="a text, token ids, or a list of either: each is answered by itself")
+    echo: bool = Field(False, description="the prompt stands before the answer, with log probabilities if asked for")
+    logprobs: Whole | None = Field(
         None,
         ge=0,
         le=MAX_ALTERNATIVES,
         description="report log probabilities, and so many likeliest tokens beside each",
     )
-    best_of: int | None = Field(None, description="only when it equals n")
+    best_of: Whole | None = Field(
+        None, ge=1, le=MAX_N, description="so many answers are generated, the likeliest n a token are returned"
+    )
+    add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text, as its first token")
 
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
+    def prompts(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def drawn(self) -> int:
+        return self.best_of or self.n
+
     def check_together(self) -> None:
         super().check_together()
-        if self.best_of not in (None, self.n):
-            text = f"best_of is only taken when it equals n, here {self.n}: every answer is returned, none is selected."
-            raise ParameterError(text, param="best_of", code="unsupported_value")
+        if self.drawn < self.n:
+            text = f"best_of {self.best_of} is less than n, {self.n}: the best n of best_of answers are returned."
+            raise ParameterError(text, param="best_of")
+        if self.stream and self.drawn > self.n:
+            raise ParameterError("best_of above n is only taken without stream.", param="best_of")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise ParameterError("echo with logprobs is only taken without stream.", param="echo")
+
+
+class TokenizeRequest(Strict):
+    """`POST /tokenize`, as in vLLM: a text or a chat."""
+
+    model: str = Field(min_length=1, max_length=512)
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text; of a text alone")
+    return_token_strs: bool = Field(False, description="each token's text, too")
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Annotated[dict[str, Any], Bounded] = Field(default_factory=dict[str, Any])
+
+    def check_together(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ParameterError("Give prompt or messages: one of them is tokenised.", param="prompt")
+
+
+class DetokenizeRequest(Strict):
+    """`POST /detokenize`, as in vLLM."""
+
+    model: str = Field(min_length=1, max_length=512)
+    tokens: TokenIds
 
 
 class BatchRequest(Strict):
@@ -263,18 +361,11 @@ def parse(kind: type[T], body: bytes) -> T:
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
     try:
-        request = kind.model_validate(_without_nulls(value))
+        request = kind.model_validate(value)
     except ValidationError as error:
         raise _explained(kind, error.errors(include_url=False, include_context=False)[0]) from error
     request.check_together()
     return request
-
-
-def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
-    present = {name: item for name, item in value.items() if item is not None}
-    if isinstance(options := present.get("stream_options"), dict):
-        present["stream_options"] = {name: item for name, item in options.items() if item is not None}
-    return present
 
 
 def _explained(kind: type[Strict], error: ErrorDetails) -> ParameterError:

@@ -65,7 +65,7 @@ class StreamingCompletion(Response):
         if not chunk and (error := self._answer.error):
             return await _send_error(send, error)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-        chunk = self._encoder.role_chunk() + chunk
+        chunk = self._encoder.first_chunk() + chunk
         while not self._group.over:
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})

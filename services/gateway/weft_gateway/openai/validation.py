@@ -4,8 +4,9 @@ Requests of clients and lines of batches take this one way.
 """
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,19 +25,18 @@ from weft_gateway.errors import (
     ServiceUnavailable,
     TooLarge,
 )
-from weft_gateway.openai.answer import Answer
-from weft_gateway.openai.response_format import ResponseEncoder
+from weft_gateway.openai.answer import Answer, Encoding
+from weft_gateway.openai.response_format import PromptPart, ResponseEncoder
 from weft_gateway.openai.schema import Common, parse
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.request_ids import Ids
+from weft_gateway.shell.request_ids import Ids, id_of_prompt
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
-MAX_ASKED_CHARS = 128  # of a model that there may not be, in the log
+MAX_ASKED_CHARS = 256  # of a model that a refused request names
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
 MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
 T = TypeVar("T", bound=Common)
-Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
 
 
 @dataclass(slots=True)
@@ -49,6 +49,7 @@ class Call:
     priority: Priority = Priority.INTERACTIVE
     model: str | None = None  # once it is found
     asked: str | None = None  # the model that a refused request names, for the log
+    is_line: bool = False  # of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,25 @@ class ParsedRequest(Generic[T]):
     tokenizer: ModelTokenizer
 
 
+Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a call. `text`: for the predictor; `echo`: what answers begin with."""
+
+    text: str
+    encode: Encode
+    echo: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint(Generic[T]):
-    """One way to ask a model. `prompt_of` gives the prompt's text, for the predictor, and what tokenises it."""
+    """One way to ask a model."""
 
     path: str
     kind: type[T]
-    prompt_of: Callable[[ParsedRequest[T]], tuple[str, Encode]]
+    prompts_of: Callable[[ParsedRequest[T]], Sequence[Prompt]]
     encoder: type[ResponseEncoder]
 
 
@@ -78,9 +91,16 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     except ApiError:
         call.asked = _asked(body)
         raise
-    text, encode = endpoint.prompt_of(parsed)
-    group = state.manager.submit(await _prepare(state, call, parsed, encode, text))
-    return Answer(state.manager, parsed.params, parsed.tokenizer, group, endpoint.encoder)
+    prompts = endpoint.prompts_of(parsed)
+    async with _others_counted(state, call, parsed):
+        prepared = await _prepare(state, call, parsed, prompts)
+        group = state.manager.submit(prepared)
+    wants_tokens = parsed.params.return_token_ids
+    parts = [
+        PromptPart(len(request.prompt), prompt.echo, request.prompt if wants_tokens else ())
+        for request, prompt in zip(prepared, prompts, strict=True)
+    ]
+    return Answer(state.manager, group, Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts))
 
 
 def _asked(body: bytes) -> str | None:
@@ -94,7 +114,7 @@ def _asked(body: bytes) -> str | None:
 
 
 async def _parse(state: AppState, kind: type[T], call: Call, body: bytes) -> ParsedRequest[T]:
-    """Raises ApiError: everything but the prompt is checked."""
+    """Raises ApiError: everything but the prompts is checked."""
     if len(body) > state.settings.max_body_bytes:
         raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
     params = await asyncio.to_thread(parse, kind, body) if len(body) > THREAD_BYTES else parse(kind, body)
@@ -104,7 +124,9 @@ async def _parse(state: AppState, kind: type[T], call: Call, body: bytes) -> Par
     call.model = params.model
     _check_way(state, call, params)
     route, pool = found
-    await state.manager.step(ModelResolved(call.ids.request_id, pool.pool, params.n))
+    if params.priority:
+        call.priority = Priority.BATCH
+    await state.manager.step(ModelResolved(call.ids.request_id, pool.pool, params.drawn, call.priority))
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.pool} is not available: the pool has changed."
@@ -115,84 +137,140 @@ async def _parse(state: AppState, kind: type[T], call: Call, body: bytes) -> Par
 def _check_way(state: AppState, call: Call, params: Common) -> None:
     """Whether so many answers, and streamed ones, can go this call's way. Raises ParameterError."""
     limit = state.settings.max_in_flight
-    if params.n > limit:
-        raise ParameterError(f"n: this gateway takes {limit} requests at once, and each choice is one.", param="n")
-    if params.stream and call.priority is Priority.BATCH:
+    if params.prompts * params.drawn > limit:
+        name = params.prompt_name if params.prompts > 1 else "n"
+        text = f"{name}: this gateway takes {limit} requests at once, and each choice of each prompt is one."
+        raise ParameterError(text, param=name)
+    if params.stream and call.is_line:
         raise ParameterError("stream: the answer to a line of a batch is written whole; leave it out.", param="stream")
 
 
-async def _prepare(state: AppState, call: Call, parsed: ParsedRequest[T], encode: Encode, text: str) -> PreparedRequest:
+@contextlib.asynccontextmanager
+async def _others_counted(state: AppState, call: Call, parsed: ParsedRequest[T]) -> AsyncGenerator[None]:
+    """Each prompt counts as a request, from here until its submission; the first one does already."""
+    async with contextlib.AsyncExitStack() as others:
+        for index in range(1, parsed.params.prompts):
+            request_id = id_of_prompt(call.ids.request_id, index)
+            await others.enter_async_context(state.manager.arriving(request_id, call.priority))
+            await state.manager.step(ModelResolved(request_id, parsed.pool.pool, parsed.params.drawn, call.priority))
+        yield
+
+
+async def _prepare(
+    state: AppState, call: Call, parsed: ParsedRequest[T], prompts: Sequence[Prompt]
+) -> list[PreparedRequest]:
     """Tokenise and check the lengths."""
-    params, pool = parsed.params, parsed.pool
-    tokens = await _encoded(parsed.tokenizer, encode, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
-    sampling = _sampling(params, parsed.tokenizer)
-    limit = _max_tokens(params.limit, len(tokens), pool.max_context_tokens, state.settings.default_max_tokens)
-    _check_logprobs(params, limit)
-    return PreparedRequest(
-        request_id=call.ids.request_id,
-        client_request_id=call.ids.client_request_id,
-        namespace=call.principal.namespace or "",
-        route=parsed.route,
-        prompt=tuple(tokens),
-        prompt_text=text[-MAX_PROMPT_CHARS:],  # the end holds the question
-        max_tokens=limit,
-        sampling=sampling,
-        bytes_of=parsed.tokenizer.bytes_of,
-        arrived_unix_ms=call.arrived_unix_ms,
-        stops=params.stop,
-        n=params.n,
-    )
+    params, pool, tokenizer = parsed.params, parsed.pool, parsed.tokenizer
+    encoded = await _encoded(params, tokenizer, prompts, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
+    sampling = _sampling(params, tokenizer)
+    prepared: list[PreparedRequest] = []
+    for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
+        kept = _truncated(tokens, params.truncate_prompt_tokens, pool.max_context_tokens, params.limit)
+        limit = _max_tokens(params, len(kept), pool.max_context_tokens, state.settings.default_max_tokens)
+        request = PreparedRequest(
+            request_id=id_of_prompt(call.ids.request_id, index),
+            client_request_id=call.ids.client_request_id,
+            namespace=call.principal.namespace or "",
+            route=parsed.route,
+            prompt=tuple(kept),
+            prompt_text=prompt.text[-MAX_PROMPT_CHARS:],  # the end holds the question
+            max_tokens=limit,
+            sampling=sampling,
+            bytes_of=tokenizer.bytes_of,
+            arrived_unix_ms=call.arrived_unix_ms,
+            stops=params.stop,
+            n=params.drawn,
+            include_stop=params.include_stop_str_in_output,
+            returns_tokens=params.return_token_ids,
+            cache_salt=params.cache_salt,
+        )
+        prepared.append(request)
+    _check_logprobs(prepared)
+    return prepared
 
 
-async def _encoded(tokenizer: ModelTokenizer, encode: Encode, context_tokens: int) -> list[int]:
-    """In a thread: the tokenizer releases the interpreter and the template is foreign code."""
+async def _encoded(
+    params: Common, tokenizer: ModelTokenizer, prompts: Sequence[Prompt], context_tokens: int
+) -> list[list[int]]:
+    """In a thread: the tokenizer releases the interpreter and the template is foreign code. Raises ApiError."""
+
+    def encode() -> list[list[int]]:
+        return [prompt.encode(tokenizer, context_tokens) for prompt in prompts]
+
     try:
-        tokens = await asyncio.to_thread(encode, tokenizer, context_tokens)
+        encoded = await asyncio.to_thread(encode)
     except TooLong as error:
-        raise ParameterError(f"The prompt is too long: {error}.", code="context_length_exceeded") from error
+        raise ParameterError(f"{error}.", param=params.prompt_name, code="context_length_exceeded") from error
     except TokenizerPanic as error:
         raise Internal(f"{error}. Other requests are not affected; a shorter or plainer prompt may pass.") from error
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
-    if not tokens:
+    if not all(encoded):
         raise BadRequest("The prompt is empty: it has no token.")
-    return tokens
+    return encoded
 
 
-def _max_tokens(asked: int | None, prompt_tokens: int, context_tokens: int, default: int) -> int:
+def _truncated(tokens: list[int], keep: int | None, context_tokens: int, limit: int | None) -> list[int]:
+    """The last tokens of a prompt; -1: as many as leave room for the answer."""
+    if keep == -1:
+        keep = max(1, context_tokens - (limit or 1)) if context_tokens else None
+    return tokens if keep is None or keep >= len(tokens) else tokens[-keep:]
+
+
+def _max_tokens(params: Common, prompt_tokens: int, context_tokens: int, default: int) -> int:
     """The answer's bound. A context of 0 is not known yet: no runner has reported it; the scheduler decides then."""
+    asked = params.limit
     left = context_tokens - prompt_tokens if context_tokens else asked or default
     limit = min(default, left) if asked is None else asked
-    if limit < 1 or limit > left:
-        wanted = f"{prompt_tokens} tokens of prompt" + (f" and max_tokens {asked}" if asked else "")
+    if limit > left or (limit < 1 and asked is None):
+        wanted = f"you requested {prompt_tokens + max(0, asked or 0)} tokens ({prompt_tokens} in the prompt"
+        wanted += f", {asked} in the completion)" if asked else ")"
         raise ParameterError(
-            f"This model's context is {context_tokens} tokens; the request has {wanted}.",
-            param="max_tokens" if asked and left > 0 else None,
+            f"This model's maximum context length is {context_tokens} tokens. However, {wanted}. "
+            "Please reduce the length of the prompt or the completion.",
+            param="max_tokens" if asked and left > 0 else params.prompt_name,
             code="context_length_exceeded",
         )
     return limit
 
 
-def _check_logprobs(params: Common, max_tokens: int) -> None:
+def _check_logprobs(prepared: Sequence[PreparedRequest]) -> None:
     """An answer is held until it is sent: its log probabilities are bounded. Raises ParameterError."""
-    count = 0 if params.alternatives is None else params.n * max_tokens * (1 + params.alternatives)
+    answers, prompts = prepared[0].sampling.top_logprobs, prepared[0].sampling.prompt_logprobs
+    count = 0 if answers is None else sum(one.n * one.max_tokens for one in prepared) * (1 + answers)
+    count += 0 if prompts is None else sum(len(one.prompt) for one in prepared) * (1 + prompts)
     if count > MAX_LOGPROBS:
         text = f"This answer could have {count:,} log probabilities; at most {MAX_LOGPROBS:,} are sent in one answer."
         raise ParameterError(f"{text} Ask for fewer choices, tokens or alternatives.", param="logprobs")
 
 
 def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
-    """Raises ParameterError for a bias of a token that the model does not have."""
-    beyond = [token for token, _ in params.logit_bias if token >= tokenizer.vocab_size]
-    if beyond:
-        text = f"logit_bias: token {beyond[0]} is outside the model's vocabulary of {tokenizer.vocab_size}."
-        raise ParameterError(text, param="logit_bias")
+    """Raises ParameterError for a token that the model does not have."""
+    named = {
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "allowed_token_ids": params.allowed_token_ids,
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for name, tokens in named.items():
+        if (beyond := next((token for token in tokens if token >= tokenizer.vocab_size), None)) is not None:
+            text = f"{name}: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
+            raise ParameterError(text, param=name)
+    alternatives, chooses = params.alternatives, params.drawn > params.n
     return Sampling(
         seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
         temperature=params.temperature,
         top_p=params.top_p,
+        top_k=max(0, params.top_k),
+        min_p=params.min_p,
+        ignore_eos=params.ignore_eos,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
         logit_bias=params.logit_bias,
-        top_logprobs=params.alternatives,
+        bad_words=tokenizer.sequences_of(params.bad_words),
+        allowed_token_ids=params.allowed_token_ids,
+        top_logprobs=0 if alternatives is None and chooses else alternatives,
+        prompt_logprobs=params.prompt_alternatives,
     )

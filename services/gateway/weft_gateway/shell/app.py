@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,8 +23,10 @@ from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
+from weft_gateway.openai.http_requests import json_response
 from weft_gateway.openai.models import list_models, one_model
-from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest
+from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from weft_gateway.openai.tokenize import detokenize, tokenize, tokenizer_info
 from weft_gateway.openai.validation import Call
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.metrics import exposition
@@ -31,6 +35,7 @@ from weft_gateway.shell.status import status_of, visible_labels
 
 Endpoint = Callable[[AppState, Request], Awaitable[Response]]
 log = logging.getLogger(__name__)
+EXPOSED = ["x-request-id", "retry-after", "retry-after-ms", "x-should-retry"]  # to pages of other origins
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -49,6 +54,9 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/completions", completions, post, CompletionRequest)
     _route(app, state, "/v1/models", list_models, get)
     _route(app, state, "/v1/models/{model:path}", one_model, get)
+    _route(app, state, "/tokenize", tokenize, post, TokenizeRequest)
+    _route(app, state, "/detokenize", detokenize, post, DetokenizeRequest)
+    _route(app, state, "/tokenizer_info", tokenizer_info, get)
     _route(app, state, "/v1/files", upload_file, post)
     _route(app, state, "/v1/files", list_files, get)
     _route(app, state, "/v1/files/{file_id}", one_file, get)
@@ -60,11 +68,19 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/batches/{batch_id}/cancel", cancel_batch, post)
     _route(app, state, "/status", _status, get)
     _route(app, state, "/", _page, get)
+    _route(app, state, "/health", _healthz, get)
+    _route(app, state, "/ping", _healthz, ["GET", "POST"])
+    _route(app, state, "/version", _version, get)
+    _route(app, state, "/load", _load, get)
     _route(app, state, "/healthz", _healthz, get)
     _route(app, state, "/readyz", _readyz, get)
     _route(app, state, "/metrics", _metrics, get)
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
         app.add_exception_handler(kind, partial(handler, state))
+    if origins := state.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED
+        )
     app.add_middleware(ResponseHeaders, draining=lambda: state.machine.admission.draining)
     return app
 
@@ -163,6 +179,16 @@ def _call_of(request: Request) -> Call | None:
 async def _healthz(_state: AppState, _request: Request) -> Response:
     """Alive: the loop that answers is the one that serves."""
     return Response("ok\n", media_type="text/plain")
+
+
+async def _version(_state: AppState, _request: Request) -> Response:
+    """Of this software."""
+    return json_response({"version": version("weft")})
+
+
+async def _load(state: AppState, _request: Request) -> Response:
+    """Requests that this gateway has now."""
+    return json_response({"server_load": state.machine.admission.in_flight})
 
 
 async def _readyz(state: AppState, _request: Request) -> Response:

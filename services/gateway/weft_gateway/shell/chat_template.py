@@ -7,6 +7,7 @@ loops, calls, products and output are bounded, so that a hostile one costs a sec
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from jinja2 import nodes, pass_context
@@ -16,7 +17,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_STEPS = 500_000  # turns of loops and calls of one rendering: over 100 for each message of the longest chat
 MAX_PRODUCT = 1 << 24  # of a multiplication: a value, or the length of a repeated text or list
 _STEPS, _COUNTED = "weft steps", "weft counted"  # with a space: no template can spell them
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Message = Mapping[str, Any]  # {"role": ..., "content": ..., "tool_calls": ...}
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a template renders; `variables`: the caller's own, beside them."""
+
+    messages: Sequence[Message]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the prompt ends with the last message's content
+    tools: Sequence[Mapping[str, Any]] = ()
+    documents: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class TemplateRefused(ValueError):
@@ -70,11 +83,20 @@ class ChatTemplate:
         environment.filters.update(filters)
         known: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": strftime}
         self._template = environment.from_string(source, globals=known)
+        self._has_developer = "developer" in source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message], max_chars: int) -> str:
-        """The prompt's text up to where the assistant's answer begins. Raises TemplateRefused, RenderedTooLong."""
-        values = {"messages": messages, "add_generation_prompt": True, **self._special_tokens, _STEPS: _Steps()}
+    def render(self, chat: Chat, max_chars: int) -> str:
+        """The prompt's text up to where the answer begins. Raises TemplateRefused, RenderedTooLong."""
+        values = {
+            **chat.variables,
+            "messages": [self._known_role(message) for message in chat.messages],
+            "tools": chat.tools or None,
+            "documents": chat.documents or None,
+            "add_generation_prompt": chat.add_generation_prompt,
+            **self._special_tokens,
+            _STEPS: _Steps(),
+        }
         parts: list[str] = []
         try:
             for part in self._template.generate(values):
@@ -87,6 +109,10 @@ class ChatTemplate:
             raise
         except Exception as error:  # it is foreign code: it may raise anything
             raise TemplateRefused(f"the model's chat template failed: {error}") from error
+
+    def _known_role(self, message: Message) -> Message:
+        """OpenAI's newer name of a system message, for templates that do not have it."""
+        return message if message["role"] != "developer" or self._has_developer else {**message, "role": "system"}
 
 
 def template_source(template_file: str | None, config: Mapping[str, Any]) -> str | None:

@@ -9,9 +9,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_ID_CHARS = 128  # of a request id anywhere: what the store keeps
 _UNIQUE_BYTES = 8
-MAX_N = 16  # answers of one request
-_INDEX_CHARS = len(f"/{MAX_N - 1}")
-MAX_CLIENT_ID_CHARS = MAX_ID_CHARS - 1 - 2 * _UNIQUE_BYTES - _INDEX_CHARS  # the random part and the index follow
+MAX_N = 128  # answers to one prompt
+MAX_PROMPTS = 2048  # of one request
+_INDEX_CHARS = len(f".{MAX_PROMPTS - 1}/{MAX_N - 1}")
+MAX_CLIENT_ID_CHARS = MAX_ID_CHARS - 1 - 2 * _UNIQUE_BYTES - _INDEX_CHARS  # the random part and the indices follow
 _FIT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/-]{0,%d}" % (MAX_CLIENT_ID_CHARS - 1))
 
 
@@ -46,6 +47,11 @@ class ResponseHeaders:
             await send(message)
 
         return await self._app(scope, receive, send_with_headers)
+
+
+def id_of_prompt(request_id: str, index: int) -> str:
+    """Each prompt of a request is a request of its own in the system."""
+    return f"{request_id}.{index}" if index else request_id
 
 
 def ids_of(scope: Scope) -> Ids:

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -114,12 +114,14 @@ class RequestManager:
         finally:
             del self._steps[event.request_id]
 
-    def submit(self, request: PreparedRequest) -> ResponseGroup:
-        """From here on each answer has exactly one outcome."""
-        group = ResponseGroup(request)
-        for index, answer in enumerate(group.answers):
-            self._answers[request.id_of(index)] = group, answer
-        self.feed(events.RequestReady(request))
+    def submit(self, requests: Sequence[PreparedRequest]) -> ResponseGroup:
+        """The prompts of a call; from here on each answer has exactly one outcome."""
+        group = ResponseGroup(requests)
+        answers = iter(group.answers)
+        for request in requests:
+            self._answers.update((request.id_of(index), (group, next(answers))) for index in range(request.n))
+        for request in requests:
+            self.feed(events.RequestReady(request))
         return group
 
     def client_gone(self, request_id: str) -> None:
@@ -283,7 +285,7 @@ class RequestManager:
     def _log_fields(self, request_id: str, **fields: object) -> dict[str, dict[str, object]]:
         """Key-values of a log event about an answer."""
         entry = self._answers.get(request_id)
-        model = {"model": entry[0].request.route.model_name} if entry else {}
+        model = {"model": entry[0].requests[0].route.model_name} if entry else {}
         return kv(request_id=request_id, **model, **fields)
 
 

@@ -1,6 +1,7 @@
-"""What the answers of one request have for their client. They end together as soon as one of them fails."""
+"""What the answers to a client's call have for it. They end together as soon as one of them fails."""
 
 import asyncio
+from collections.abc import Sequence
 
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, Failure, Finish, PreparedRequest
@@ -22,15 +23,20 @@ class PendingAnswer:
         if len(pending) <= 1:
             return pending[0] if pending else None
         logprobs = tuple(logprob for one in pending for logprob in one.logprobs)
-        return Emit(pending[0].request_id, "".join([one.text for one in pending]), logprobs)
+        tokens = tuple(token for one in pending for token in one.tokens)
+        text = "".join([one.text for one in pending])
+        return Emit(pending[0].request_id, text, logprobs, pending[-1].answer_tokens, tokens)
 
 
 class ResponseGroup:
-    """The answers of one request, in their order, and the consumer that waits for them."""
+    """The answers to a call, in their order, and the consumer that waits for them.
 
-    def __init__(self, request: PreparedRequest) -> None:
-        self.request = request
-        self.answers = tuple(PendingAnswer() for _ in range(request.n))
+    `requests`: one for each prompt of the call; the answers of the first prompt come first.
+    """
+
+    def __init__(self, requests: Sequence[PreparedRequest]) -> None:
+        self.requests = requests
+        self.answers = tuple(PendingAnswer() for request in requests for _ in range(request.n))
         self._event = asyncio.Event()
 
     def wake(self) -> None:
@@ -69,6 +75,10 @@ class ResponseGroup:
         """The client went away before the end."""
         ends = [one.finish for one in self.answers if one.finish]
         return self.failure is None and any(end.reason is FinishReason.CANCELLED for end in ends)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(request.prompt) for request in self.requests)
 
     @property
     def completion_tokens(self) -> int:

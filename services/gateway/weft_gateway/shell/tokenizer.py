@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,8 +18,8 @@ import tokenizers
 
 from weft_gateway.core.detokenise import decoding_of, token_bytes
 from weft_gateway.shell.chat_template import (
+    Chat,
     ChatTemplate,
-    Message,
     RenderedTooLong,
     TemplateRefused,
     special_tokens_of,
@@ -29,8 +30,9 @@ UNKNOWN_CONTEXT_TOKENS = 1 << 20  # while no runner has reported a pool's contex
 MIN_PIECE_CHARS = 16  # a vocabulary of short pieces may still fold or drop runs of spaces
 BATCH_TEXTS = 1024  # of one call: each costs memory until its ids are taken
 # Private-use characters of plane 16 are the marks; those in the text are hidden like control tokens.
-_FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFD
-_MARK = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}])")
+_FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFC
+_END = chr(0x10FFFD)  # of a message that is continued
+_MARK = re.compile(f"([{chr(_FIRST_MARK)}-{_END}])")
 _CONTROL_SPELLING = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 
 
@@ -39,7 +41,11 @@ class NotEncodable(ValueError):
 
 
 class TooLong(NotEncodable):
-    """This text does not fit the context."""
+    """This text does not fit the context; the message begins as OpenAI's, which clients look for."""
+
+    @classmethod
+    def of(cls, context_tokens: int, however: str) -> "TooLong":
+        return cls(f"This model's maximum context length is {context_tokens} tokens. However, {however}")
 
 
 class TokenizerPanic(ValueError):
@@ -65,31 +71,63 @@ class ModelTokenizer:
         self._special = {id_: token.content for id_, token in added.items() if token.special}
         self._control = SpecialTokenEscaper(t.content for t in added.values() if _is_control(t))
         self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
-        self._template = _template(files)
+        self.config: dict[str, Any] = _json(files, "tokenizer_config.json")
+        self._template = _template(files, self.config)
 
-    def encode(self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
+    def encode(
+        self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS, *, add_special_tokens: bool = True
+    ) -> list[int]:
         """A raw prompt, with what the tokenizer adds (a beginning-of-sequence token). Raises NotEncodable, TooLong."""
         self._check_chars(len(text), context_tokens)
-        return _encode(self._tokenizer, [text], add_special_tokens=True)[0]
+        return _encode(self._tokenizer, [text], add_special_tokens=add_special_tokens)[0]
+
+    def sequences_of(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word where it begins a text, and where it stands behind a space. Raises NotEncodable."""
+        spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+        encoded = _encode(self._tokenizer, spellings, add_special_tokens=False) if words else []
+        return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, for the predictor: special and unknown ones left out."""
         return b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
 
-    def encode_chat(self, messages: Sequence[Message], context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
-        """A chat through the template; contents cannot become control tokens. Raises NotEncodable, TooLong."""
+    def encode_chat(self, chat: Chat, context_tokens: int = UNKNOWN_CONTEXT_TOKENS) -> list[int]:
+        """A chat through the template; the caller's texts cannot become control tokens. Raises NotEncodable, TooLong.
+
+        A message that is continued ends with a mark: what the template puts behind it is left out.
+        """
         if self._template is None:
             raise NotEncodable("this model has no chat template; use /v1/completions")
-        self._check_chars(sum(len(message["content"]) for message in messages), context_tokens)
+        given = [chat.messages, chat.tools, chat.documents, chat.variables]
+        self._check_chars(sum(map(_chars, given)), context_tokens)
         hidden: dict[str, str] = {}
         try:
-            safe = [{**message, "content": self._control.hide(message["content"], hidden)} for message in messages]
+            messages, tools, documents, variables = (self._hidden(value, hidden) for value in given)
+            if chat.continue_final_message:
+                messages[-1] = {**messages[-1], "content": messages[-1]["content"] + _END}
+            safe = replace(chat, messages=messages, tools=tools, documents=documents, variables=variables)
             rendered = self._template.render(safe, self.max_chars(context_tokens))
         except RenderedTooLong as error:
-            raise TooLong(f"{error}, for a context of {context_tokens} tokens") from error
+            raise TooLong.of(context_tokens, f"{error}. Please reduce the length of the messages") from error
         except (TemplateRefused, TooManySpecialTokens) as error:
             raise NotEncodable(str(error)) from error
+        if chat.continue_final_message:
+            rendered, end, _ = rendered.partition(_END)
+            if not end:
+                raise NotEncodable("the model's chat template leaves out the message that is to be continued")
         return self._encode_rendered(rendered, {mark: text for text, mark in hidden.items()})
+
+    def _hidden(self, value: Any, hidden: dict[str, str]) -> Any:
+        """JSON whose texts and names hold marks in place of control tokens."""
+        match value:
+            case str():
+                return self._control.hide(value, hidden)
+            case dict():
+                return {str(self._hidden(name, hidden)): self._hidden(item, hidden) for name, item in value.items()}
+            case list() | tuple():
+                return [self._hidden(item, hidden) for item in value]
+            case _:
+                return value
 
     def max_chars(self, context_tokens: int) -> int:
         """Longer texts are refused before they are encoded: even tokens of the longest piece would not fit.
@@ -101,7 +139,8 @@ class ModelTokenizer:
 
     def _check_chars(self, chars: int, context_tokens: int) -> None:
         if chars > self.max_chars(context_tokens):
-            raise TooLong(f"this model's context is {context_tokens} tokens; the prompt has {chars} characters")
+            text = f"your prompt of {chars} characters is longer. Please reduce its length"
+            raise TooLong.of(context_tokens, text)
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; b"" for a special or unknown one. Cached: the vocabulary bounds it."""
@@ -179,6 +218,19 @@ class SpecialTokenEscaper:
         return found
 
 
+def _chars(value: Any) -> int:
+    """Of all texts of a JSON value."""
+    match value:
+        case str():
+            return len(value)
+        case dict():
+            return sum(len(name) + _chars(item) for name, item in value.items())
+        case list() | tuple():
+            return sum(map(_chars, value))
+        case _:
+            return 8
+
+
 def _mark_of(spelling: str, hidden: dict[str, str]) -> str:
     if spelling not in hidden and len(hidden) > _LAST_MARK - _FIRST_MARK:
         raise TooManySpecialTokens("too many different control characters")
@@ -223,12 +275,13 @@ def _is_control(token: tokenizers.AddedToken) -> bool:
     return token.special or _CONTROL_SPELLING.fullmatch(token.content) is not None
 
 
-def _template(files: Mapping[str, bytes]) -> ChatTemplate | None:
-    config, special = (_json(files, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
-    file = files.get("chat_template.jinja")
+def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> ChatTemplate | None:
+    """The configuration gets the template that counts."""
+    special, file = _json(files, "special_tokens_map.json"), files.get("chat_template.jinja")
     source = template_source(file.decode() if file is not None else None, config)
     if source is None:
         return None
+    config["chat_template"] = source
     return ChatTemplate(source, special_tokens_of(config, special), lambda form: datetime.now(UTC).strftime(form))
 
 

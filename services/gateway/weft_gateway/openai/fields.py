@@ -1,0 +1,143 @@
+"""The values of parameters: what a client's JSON may hold, as typed values. Each raises PydanticCustomError."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
+from weft_gateway.shell.request_ids import MAX_PROMPTS
+
+MAX_INT32 = 2**31 - 1
+MAX_BIASES, MAX_BIAS = 300, 100
+MAX_STOP_TOKENS = 128
+MAX_ALLOWED_TOKENS = 4096
+MAX_TOKENS = 1 << 20  # of a text
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 64, 256
+MAX_DEPTH = 32  # of values inside values that a chat template gets
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    fits = isinstance(stops, list) and len(stops) <= MAX_STOPS
+    if not fits or not all(_is_text(stop, MAX_STOP_CHARS) for stop in stops):
+        raise PydanticCustomError(
+            "stop",
+            "must be a string or a list of at most {count} strings of 1 to {chars} characters",
+            {"count": MAX_STOPS, "chars": MAX_STOP_CHARS},
+        )
+    return tuple(stops)
+
+
+def _is_text(value: Any, most: int) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= most
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    fits = isinstance(value, list) and len(value) <= MAX_BAD_WORDS
+    if not fits or not all(_is_text(word, MAX_BAD_WORD_CHARS) for word in value):
+        raise PydanticCustomError(
+            "bad_words",
+            "must be a list of at most {count} strings of 1 to {chars} characters",
+            {"count": MAX_BAD_WORDS, "chars": MAX_BAD_WORD_CHARS},
+        )
+    return tuple(value)
+
+
+def _token_ids(most: int) -> BeforeValidator:
+    def check(value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list) or len(value) > most or not _are_tokens(value):
+            raise PydanticCustomError("token_ids", "must be a list of at most {count} token ids", {"count": most})
+        return tuple(value)
+
+    return BeforeValidator(check)
+
+
+def _are_tokens(values: Sequence[Any]) -> bool:
+    return all(type(token) is int and 0 <= token <= MAX_INT32 for token in values)
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """A map from token ids, as JSON's keys are texts, to biases."""
+    if not isinstance(value, dict) or len(value) > MAX_BIASES or not all(map(_is_bias, value.items())):
+        raise PydanticCustomError(
+            "logit_bias",
+            "must be a map of at most {count} token ids, as texts, to numbers from -{bound} to {bound}",
+            {"count": MAX_BIASES, "bound": MAX_BIAS},
+        )
+    return tuple((int(token), float(bias)) for token, bias in value.items())
+
+
+def _is_bias(item: tuple[Any, Any]) -> bool:
+    token, bias = item
+    return _TOKEN_ID.fullmatch(token) is not None and type(bias) in (int, float) and -MAX_BIAS <= bias <= MAX_BIAS
+
+
+def _prompts(value: Any) -> tuple[str | list[int], ...]:
+    """A text or a list of token ids, or a list of either."""
+    several = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
+    if len(several) > MAX_PROMPTS or not all(map(_is_prompt, several)):
+        raise PydanticCustomError(
+            "prompt",
+            "must be a string or a list of token ids, or a list of at most {count} of either",
+            {"count": MAX_PROMPTS},
+        )
+    return tuple(several)
+
+
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and bool(value) and _are_tokens(value))
+
+
+def _content(value: Any) -> str:
+    """A text, or a list of text parts, which are joined."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "".join(map(_part, value))
+    if not isinstance(value, str):
+        raise PydanticCustomError("content", "must be a string or a list of text parts")
+    return value
+
+
+def _part(part: Any) -> str:
+    match part:
+        case str(text) | {"type": "text" | "input_text" | "output_text" | "thinking", "text": str(text)}:
+            return text
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case _:
+            raise PydanticCustomError("content", 'takes text parts only: {"type": "text", "text": "..."}')
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is 5, as JSON has one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """JSON that is no deeper than a template, or a schema, may be."""
+    if depth == 0:
+        raise PydanticCustomError("depth", "holds values more than {depth} deep", {"depth": MAX_DEPTH})
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _bounded(item, depth - 1)
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Stops = Annotated[tuple[str, ...], BeforeValidator(_stops)]
+BadWords = Annotated[tuple[str, ...], BeforeValidator(_bad_words)]
+StopTokens = Annotated[tuple[int, ...], _token_ids(MAX_STOP_TOKENS)]
+TokenIds = Annotated[tuple[int, ...], _token_ids(MAX_TOKENS)]
+AllowedTokens = Annotated[tuple[int, ...], _token_ids(MAX_ALLOWED_TOKENS)]
+Biases = Annotated[tuple[tuple[int, float], ...], PlainValidator(_biases, json_schema_input_type=dict[str, float])]
+Prompts = Annotated[
+    tuple[str | list[int], ...],
+    PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+Content = Annotated[str, BeforeValidator(_content)]
+Bounded = BeforeValidator(_bounded)

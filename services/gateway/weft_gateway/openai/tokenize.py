@@ -1,0 +1,99 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`: a model's tokenizer for its clients, as vLLM serves them."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.domain.routes import PoolRoute
+from weft_gateway.core.routes import Principal
+from weft_gateway.errors import BadRequest, ModelNotFound, ParameterError, ServiceUnavailable
+from weft_gateway.openai.http_requests import json_body, json_response, principal_of, wait_for_routes
+from weft_gateway.openai.schema import DetokenizeRequest, T, TokenizeRequest, parse
+from weft_gateway.openai.validation import THREAD_BYTES
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.chat_template import Chat
+from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable
+
+MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens of what fits no context
+
+
+async def tokenize(state: AppState, request: Request) -> Response:
+    """The tokens of a text or of a chat."""
+    caller = await _caller(state, request)
+    asked = await _asked(state, request, TokenizeRequest)
+    pool, tokenizer = _model(state, caller, asked.model)
+    try:
+        tokens = await asyncio.to_thread(_tokens, asked, tokenizer)
+    except NotEncodable as error:
+        raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
+    found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if asked.return_token_strs else None
+    return json_response(found)
+
+
+def _tokens(asked: TokenizeRequest, tokenizer: ModelTokenizer) -> list[int]:
+    """Raises NotEncodable."""
+    if asked.prompt is not None:
+        return tokenizer.encode(asked.prompt, MAX_TEXT_TOKENS, add_special_tokens=asked.add_special_tokens)
+    chat = Chat(
+        [message.of_template() for message in asked.messages or ()],
+        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
+        continue_final_message=asked.continue_final_message,
+        variables=asked.chat_template_kwargs,
+    )
+    return tokenizer.encode_chat(chat, MAX_TEXT_TOKENS)
+
+
+def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
+    return tokenizer.name_of(token) or tokenizer.bytes_of(token).decode("utf-8", "backslashreplace")
+
+
+async def detokenize(state: AppState, request: Request) -> Response:
+    """The text of tokens; special ones have none."""
+    caller = await _caller(state, request)
+    asked = await _asked(state, request, DetokenizeRequest)
+    _, tokenizer = _model(state, caller, asked.model)
+    if (beyond := max(asked.tokens, default=0)) >= tokenizer.vocab_size:
+        text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
+        raise ParameterError(text, param="tokens")
+    return json_response({"prompt": tokenizer.decode(asked.tokens)})
+
+
+async def tokenizer_info(state: AppState, request: Request) -> Response:
+    """What the model's tokenizer_config.json says. `?model=`: which; without it the only base of this caller."""
+    caller = await _caller(state, request)
+    name = request.query_params.get("model")
+    if name is None:
+        bases = [route.model_name for route, _ in state.machine.routes.visible(caller) if not route.adapter]
+        if len(bases) != 1:
+            raise ParameterError(f"This key may use {len(bases)} bases: add ?model=NAME.", param="model")
+        name = bases[0]
+    _, tokenizer = _model(state, caller, name)
+    return json_response(tokenizer.config)
+
+
+async def _caller(state: AppState, request: Request) -> Principal:
+    """Raises Unauthorized, ServiceUnavailable, Overloaded."""
+    await wait_for_routes(state, request)
+    return principal_of(state, request)
+
+
+async def _asked(state: AppState, request: Request, kind: type[T]) -> T:
+    """Raises ApiError."""
+    body = await json_body(request, state.settings.max_body_bytes)
+    return await asyncio.to_thread(parse, kind, body) if len(body) > THREAD_BYTES else parse(kind, body)
+
+
+def _model(state: AppState, caller: Principal, name: str) -> tuple[PoolRoute, ModelTokenizer]:
+    """Raises ModelNotFound, ServiceUnavailable."""
+    found = state.machine.routes.find(name, caller)
+    if found is None:
+        raise ModelNotFound(name)
+    _, pool = found
+    tokenizer = state.tokenizers.get(pool.base_digest)
+    if tokenizer is None:
+        text = f"The tokenizer of pool {pool.pool} is not available yet."
+        raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
+    return pool, tokenizer

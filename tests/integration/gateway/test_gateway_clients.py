@@ -1,0 +1,183 @@
+"""What common clients send beyond OpenAI's core: prompt batches, evaluation parameters, tokenisation, probes."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from weft.domain.request import Priority
+
+from .conftest import World, serving
+from .test_gateway_refusals import JSON, refused
+
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def echoing(world: World) -> World:
+    """Each prompt's answer is the prompt, with the choice behind it."""
+
+    def answer(start: Any) -> list[int]:
+        return [*start.prompt_tokens, *world.tokens(str(start.sampling.choice))]
+
+    world.runner.answer = answer
+    return world
+
+
+async def test_each_prompt_of_a_batch_is_answered_in_its_place_and_all_are_counted(echoing: World) -> None:
+    prompts = ["hello", "dear", "reader"]
+    answer = await echoing.client().completions.create(model="tiny", prompt=prompts, n=2)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == [f"{prompt}{i}" for prompt in prompts for i in range(2)]
+    tokens = [len(echoing.tokens(prompt)) + 1 for prompt in prompts]  # with the beginning of sequence
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(tokens)
+    assert answer.usage.completion_tokens == sum(2 * (n + 1) for n in tokens)
+    assert echoing.gateway.machine.admission.in_flight == 0
+    stream = await echoing.client().completions.create(model="tiny", prompt=prompts, stream=True)
+    texts = ["", "", ""]
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [f"{prompt}0" for prompt in prompts]
+
+
+async def test_batches_of_token_ids_are_answered_and_more_prompts_than_the_gateway_takes_are_refused(
+    parts: World, tmp_path: Path
+) -> None:
+    async with serving(parts, parts.settings(tmp_path, max_in_flight=4)) as world, world.http() as http:
+        world.runner.answer = lambda start: list(start.prompt_tokens)
+        many = TEXT | {"prompt": [[270], [271]], "return_token_ids": True}
+        choices = (await http.post("/v1/completions", json=many)).json()["choices"]
+        assert [choice["token_ids"] for choice in choices] == [[270], [271]]
+        assert [choice["prompt_token_ids"] for choice in choices] == [[270], [271]]
+        refused(
+            await http.post("/v1/completions", json=TEXT | {"prompt": ["a"] * 5}), 400, "invalid_parameter", "prompt"
+        )
+        wrong = TEXT | {"prompt": ["a", "b" * 9000]}
+        refused(await http.post("/v1/completions", json=wrong), 400, "context_length_exceeded", "prompt")
+        assert world.gateway.machine.admission.in_flight == 0
+
+
+async def test_every_sampling_parameter_reaches_the_runner(world: World) -> None:
+    asked: dict[str, Any] = {
+        "top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True,
+        "stop_token_ids": [7, 8], "allowed_token_ids": [5, 6], "bad_words": ["dear"], "max_tokens": 5,
+    }  # fmt: skip
+    async with world.http() as http:
+        assert (await http.post("/v1/completions", json=TEXT | asked | {"cache_salt": "mine"})).status_code == 200
+        assert (await http.post("/v1/completions", json=TEXT | {"top_k": -1, "priority": 3})).status_code == 200
+    start = await world.runner.next("start")
+    sampling = start.sampling
+    assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (3, 0.25, 1.5)
+    assert (sampling.min_tokens, sampling.ignore_eos, list(sampling.stop_token_ids)) == (2, True, [7, 8])
+    assert list(sampling.allowed_token_ids) == [5, 6]
+    assert [list(word.tokens) for word in sampling.bad_words] == [world.tokens("dear"), world.tokens(" dear")]
+    assert start.cache_salt.endswith("mine")
+    plain = await world.runner.next("start")
+    assert (plain.sampling.top_k, plain.priority, plain.cache_salt) == (0, Priority.BATCH, "")
+
+
+async def test_a_token_beyond_the_vocabulary_is_refused_by_the_parameter_that_names_it(world: World) -> None:
+    async with world.http() as http:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            refused(await http.post("/v1/completions", json=TEXT | {name: [5, 400]}), 400, "invalid_parameter", name)
+
+
+async def test_the_likeliest_of_several_answers_is_returned_and_all_of_them_are_billed(world: World) -> None:
+    texts = ["reader dear world", "hello", "hello dear reader"]  # a token is less likely the later it comes
+    world.runner.answer = lambda start: world.tokens(texts[start.sampling.choice])
+    answer = await world.client().completions.create(**TEXT, best_of=3)
+    assert [choice.text for choice in answer.choices] == ["hello"]
+    assert answer.choices[0].logprobs is None
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == sum(len(world.tokens(text)) for text in texts)
+
+
+async def test_a_prompt_is_echoed_truncated_or_tokenised_alone_as_the_client_asks(echoing: World) -> None:
+    async with echoing.http() as http:
+        echo = (await http.post("/v1/completions", json=TEXT | {"echo": True})).json()
+        assert echo["choices"][0]["text"] == "hellohello0"
+        last = (
+            await http.post("/v1/completions", json=TEXT | {"prompt": "hello dear", "truncate_prompt_tokens": 1})
+        ).json()
+        assert last["usage"]["prompt_tokens"] == 1
+        long = TEXT | {"prompt": "dear " * 5000, "truncate_prompt_tokens": -1, "max_tokens": 12}
+        assert (await http.post("/v1/completions", json=long)).json()["usage"]["prompt_tokens"] == 500
+        plain = TEXT | {"add_special_tokens": False}
+        assert (await http.post("/v1/completions", json=plain)).json()["usage"]["prompt_tokens"] == len(
+            echoing.tokens("hello")
+        )
+
+
+async def test_a_chat_goes_on_with_its_last_message(world: World) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "dear"}]
+    async with world.http() as http:
+        body = {"model": "tiny", "messages": messages, "continue_final_message": True}
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+        both = body | {"add_generation_prompt": True}
+        refused(await http.post("/v1/chat/completions", json=both), 400, "invalid_parameter", "continue_final_message")
+    prompt = (await world.runner.next("start")).prompt_tokens
+    assert world.tokenizer.decode(list(prompt), skip_special_tokens=False) == "<s><|user|>hello</s><|assistant|>dear"
+
+
+async def test_texts_and_chats_are_tokenised_and_back(world: World) -> None:
+    async with world.http() as http:
+        text = (await http.post("/tokenize", json=TEXT | {"return_token_strs": True})).json()
+        assert text["tokens"] == world.tokenizer.encode("hello").ids
+        assert (text["count"], text["max_model_len"]) == (len(text["tokens"]), 512)
+        assert text["token_strs"][0] == "<s>"
+        bare = (await http.post("/tokenize", json=TEXT | {"add_special_tokens": False})).json()
+        assert bare["tokens"] == world.tokens("hello")
+        chat = (await http.post("/tokenize", json={"model": "tiny", "messages": HELLO})).json()
+        spelled = world.tokenizer.decode(chat["tokens"], skip_special_tokens=False)
+        assert spelled == "<s><|user|>hello</s><|assistant|>"
+        back = await http.post("/detokenize", json={"model": "acme/upper", "tokens": text["tokens"]})
+        assert back.json() == {"prompt": "hello"}
+        refused(
+            await http.post("/detokenize", json={"model": "tiny", "tokens": [400]}), 400, "invalid_parameter", "tokens"
+        )
+        refused(await http.post("/tokenize", json={"model": "tiny"}), 400, "invalid_parameter", "prompt")
+        refused(await http.post("/tokenize", json=TEXT | {"model": "acme/absent"}), 404, "model_not_found", "model")
+        info = (await http.get("/tokenizer_info")).json()
+        assert "messages" in info["chat_template"]
+
+
+async def test_probes_and_versions_of_other_servers_are_answered(world: World) -> None:
+    async with world.http() as http:
+        assert [(await http.get(path)).status_code for path in ("/health", "/ping")] == [200, 200]
+        assert (await http.post("/ping")).status_code == 200
+        assert (await http.get("/load")).json() == {"server_load": 0}
+        assert (await http.get("/version")).json()["version"]
+
+
+async def test_a_gzip_body_is_unpacked_within_the_bound(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, max_body_bytes=2048)) as world, world.http() as http:
+        coded = JSON | {"content-encoding": "gzip"}
+        packed = gzip.compress(orjson.dumps(TEXT))
+        assert (await http.post("/v1/completions", content=packed, headers=coded)).status_code == 200
+        bomb = gzip.compress(b" " * 1_000_000)
+        assert len(bomb) < 2048
+        refused(await http.post("/v1/completions", content=bomb, headers=coded), 413, "request_too_large")
+        refused(await http.post("/v1/completions", content=packed[:-1], headers=coded), 400, "invalid_body")
+        refused(await http.post("/v1/completions", content=packed + b"x", headers=coded), 400, "invalid_body")
+        refused(await http.post("/v1/completions", content=b"{}", headers=coded), 400, "invalid_body")
+        other = JSON | {"content-encoding": "br"}
+        refused(await http.post("/v1/completions", content=b"{}", headers=other), 415, "unsupported_media_type")
+
+
+async def test_pages_of_the_origins_that_are_set_may_call_the_api_and_no_others(parts: World, tmp_path: Path) -> None:
+    asking = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    path, app = "/v1/chat/completions", {"origin": "https://app.example.com"}
+    async with serving(parts, parts.settings(tmp_path, cors_origins=[app["origin"]])) as world, world.http() as http:
+        allowed = await http.options(path, headers=asking | app)
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, app["origin"])
+        answer = await http.post(path, json={"model": "tiny", "messages": HELLO}, headers=app)
+        assert answer.headers["access-control-allow-origin"] == app["origin"]
+        other = await http.options(path, headers=asking | {"origin": "https://other.example.com"})
+        assert "access-control-allow-origin" not in other.headers
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        assert (await http.options(path, headers=asking | app)).status_code == 405
