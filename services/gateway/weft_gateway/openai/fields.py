@@ -15,7 +15,7 @@ MAX_BIASES, MAX_BIAS = 300, 100
 MAX_STOP_TOKENS = 128
 MAX_ALLOWED_TOKENS = 4096
 MAX_TOKENS = 1 << 20  # of a text
-MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 64, 256
+MAX_BAD_WORDS, MAX_BAD_TEXT_CHARS = 64, 256
 MAX_DEPTH = 32  # of values inside values that a chat template gets
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
@@ -38,11 +38,11 @@ def _is_text(value: Any, most: int) -> bool:
 
 def _bad_words(value: Any) -> tuple[str, ...]:
     fits = isinstance(value, list) and len(value) <= MAX_BAD_WORDS
-    if not fits or not all(_is_text(word, MAX_BAD_WORD_CHARS) for word in value):
+    if not fits or not all(_is_text(text, MAX_BAD_TEXT_CHARS) for text in value):
         raise PydanticCustomError(
             "bad_words",
             "must be a list of at most {count} strings of 1 to {chars} characters",
-            {"count": MAX_BAD_WORDS, "chars": MAX_BAD_WORD_CHARS},
+            {"count": MAX_BAD_WORDS, "chars": MAX_BAD_TEXT_CHARS},
         )
     return tuple(value)
 

@@ -255,7 +255,7 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         if (beyond := next((token for token in tokens if token >= tokenizer.vocab_size), None)) is not None:
             text = f"{name}: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
             raise ParameterError(text, param=name)
-    alternatives, chooses = params.alternatives, params.drawn > params.n
+    alternatives, selects = params.alternatives, params.drawn > params.n
     return Sampling(
         seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
         temperature=params.temperature,
@@ -271,6 +271,6 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         logit_bias=params.logit_bias,
         bad_words=tokenizer.sequences_of(params.bad_words),
         allowed_token_ids=params.allowed_token_ids,
-        top_logprobs=0 if alternatives is None and chooses else alternatives,
+        top_logprobs=0 if alternatives is None and selects else alternatives,
         prompt_logprobs=params.prompt_alternatives,
     )

@@ -81,10 +81,10 @@ class ModelTokenizer:
         self._check_chars(len(text), context_tokens)
         return _encode(self._tokenizer, [text], add_special_tokens=add_special_tokens)[0]
 
-    def sequences_of(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word where it begins a text, and where it stands behind a space. Raises NotEncodable."""
-        spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
-        encoded = _encode(self._tokenizer, spellings, add_special_tokens=False) if words else []
+    def sequences_of(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each text where it begins a text, and where it stands behind a space. Raises NotEncodable."""
+        spellings = [spelling for text in texts for spelling in (text, f" {text.lstrip()}")]
+        encoded = _encode(self._tokenizer, spellings, add_special_tokens=False) if texts else []
         return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
     def decode(self, tokens: Sequence[int]) -> str:
