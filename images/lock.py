@@ -5,15 +5,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CONTROL = ("kubernetes", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "cli")
+CONTROL = ("kubernetes", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "cli", "tracing")
+RUNNER = ("runner", "offload", "tracing")
 NO_CUDA = ("--excludes", "images/no-cuda.txt", "--no-emit-package", "torch")
 
 
 def main() -> int:
     lock("build", "images/build.in")
     lock("control", *extras(*CONTROL))
-    lock("runner", *extras("runner", "offload"))
-    lock("runner-cpu", *extras("runner", "offload"), *NO_CUDA)
+    lock("runner", *extras(*RUNNER))
+    lock("runner-cpu", *extras(*RUNNER), *NO_CUDA)
     return 0
 
 

@@ -17,6 +17,7 @@ class PredictItem:
     prompt_tokens: int
     max_tokens: int
     namespace: str = ""  # of the caller; "" when keys are off
+    traceparent: str = ""  # W3C trace context of a request that is sampled
 
 
 @dataclass(frozen=True, slots=True)

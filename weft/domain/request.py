@@ -163,6 +163,7 @@ class Start:
     kv_from: RunnerId | None = None
     priority: Priority = Priority.INTERACTIVE
     model_name: str = ""  # that the client asked for: the runner's metrics name adapters by it
+    traceparent: str = ""  # W3C trace context of a request that is sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,7 @@ class Submit:
     numerics_class: str = ""
     token_runner: RunnerId | None = None  # of its Assign, until it has taken over from `runner`
     priority: Priority = Priority.INTERACTIVE
+    traceparent: str = ""  # W3C trace context of a request that is sampled
 
 
 @dataclass(frozen=True, slots=True)

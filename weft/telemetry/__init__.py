@@ -1,4 +1,5 @@
-"""Logs, metrics and probes, the same in every process. Standard library and prometheus-client only.
+"""Logs, metrics, probes and spans, the same in every process. Standard library and prometheus-client only;
+`tracing.py` uses OpenTelemetry where it is asked for.
 
 A process that imports this exports no `_created` series: one for each counter and histogram, which nothing reads.
 """

@@ -13,6 +13,7 @@ import uvloop
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
+from weft.telemetry.tracing import tracer
 from weft.wire.quiet_server import QuietServer
 from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(settings: GatewaySettings, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal, then drain."""
     stop = stop_on_signals()
-    state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"))
+    spans = tracer("gateway")
+    state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"), tracer=spans)
     lines = LineRunner(state) if settings.batch else None
     server = _Server(_config(state))
     gc.collect()
@@ -62,6 +64,8 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
         await http
         for task in failed:
             log.error("the gateway's streams ended", exc_info=task.exception())
+        if spans:
+            await asyncio.to_thread(spans.close)
         return 1 if failed else 0
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir, uncollected_imports
 from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
+from weft.telemetry.tracing import tracer
 from weft.wire.tls import Tls, load_tls
 from weft_runner.errors import RunnerError, StoppedAtStart
 from weft_runner.settings import RunnerSettings, parse_settings
@@ -76,6 +77,7 @@ def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     listen(settings.listen, "--listen").close()  # an address in use fails at once, before any weight is loaded
     if settings.kv_listen:
         listen(settings.kv_listen, "--kv-listen").close()
+    spans = tracer("runner")
     not_ready: list[Callable[[], str | None]] = [lambda: "starting"]
     probes = Probes(settings.probes, lambda: not_ready[-1]())
     probes.start()
@@ -83,6 +85,8 @@ def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
         with uncollected_imports():
             from weft_runner.shell.process import serve_runner  # torch, after everything that fails fast
 
-        return asyncio.run(serve_runner(settings, probes, not_ready.append, tls, wrap))
+        return asyncio.run(serve_runner(settings, probes, not_ready.append, tls, wrap, spans))
     finally:
         probes.close()
+        if spans:
+            spans.close()

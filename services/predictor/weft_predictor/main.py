@@ -11,6 +11,7 @@ from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
+from weft.telemetry.tracing import tracer
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft.wire.v1.predictor_pb2_grpc import add_PredictorServicer_to_server
@@ -73,7 +74,8 @@ async def _run(settings: PredictorSettings) -> None:
     if candidate:
         offer(model, candidate)
     retraining = Retraining(model, settings.retrain_cpu_share) if settings.retrain_cpu_share else None
-    server = PredictorServer(model, retraining)
+    spans = tracer("predictor")
+    server = PredictorServer(model, retraining, spans)
     path = settings.data_dir / SAVED
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=model.version))
@@ -102,3 +104,5 @@ async def _run(settings: PredictorSettings) -> None:
         await saving
         server.close()
         probes.close()
+        if spans:
+            spans.close()

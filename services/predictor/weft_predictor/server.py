@@ -5,6 +5,7 @@ event loop goes on.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +16,7 @@ import grpc.aio
 
 from weft.domain.prediction import PredictItem
 from weft.domain.request import Outcome
+from weft.telemetry.tracing import Tracer
 from weft.wire.codec.prediction import observed, predict_items, predict_response
 from weft.wire.errors import peer_errors
 from weft.wire.streams import SendQueue, serve_stream
@@ -31,8 +33,8 @@ MAX_CALLS = 256  # Predict calls that wait or run; a gateway has one at a time
 class PredictorServer(PredictorServicer):
     """Answers from one model and teaches it. One event loop, and the inference thread."""
 
-    def __init__(self, model: LengthModel, retraining: Retraining | None = None) -> None:
-        self.model, self._retraining = model, retraining
+    def __init__(self, model: LengthModel, retraining: Retraining | None = None, tracer: Tracer | None = None) -> None:
+        self.model, self._retraining, self._tracer = model, retraining, tracer
         self._streams: set[SendQueue[pb.ObserveAck]] = set()
         self._inference = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._calls = 0
@@ -50,10 +52,21 @@ class PredictorServer(PredictorServicer):
         async with peer_errors("gateway", context):
             items = predict_items(request)
         self._calls += 1
+        began = time.monotonic()
         try:
             return await self.in_turn(partial(self._predict, items))
         finally:
             self._calls -= 1
+            if self._tracer is not None:
+                self._record(self._tracer, items, began)
+
+    def _record(self, tracer: Tracer, items: list[PredictItem], began: float) -> None:
+        """Of those that are sampled: a call's items are predicted together."""
+        ended = time.monotonic()
+        for item in items:
+            if item.traceparent:
+                about = {"weft.request_id": item.request_id, "weft.predictor_version": self.model.version}
+                tracer.record("predict", item.traceparent, began, ended, about)
 
     async def Observe(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[pb.ObserveRequest], context: "grpc.aio.ServicerContext[Any, Any]"

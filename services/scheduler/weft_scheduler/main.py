@@ -9,6 +9,7 @@ from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
+from weft.telemetry.tracing import tracer
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft_scheduler.errors import TermNotDurable
@@ -33,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run(settings: SchedulerSettings) -> int:
     """Serve until a signal. Raises CannotStart."""
-    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "scheduler")
+    stop, tls, spans = stop_on_signals(), load_tls(settings.tls_dir, "scheduler"), tracer("scheduler")
     try:
-        server = Server(settings.config(), TermFile(settings.data_dir), stop)
+        server = Server(settings.config(), TermFile(settings.data_dir), stop, tracer=spans)
     except TermNotDurable as error:
         log.error("term not durable: no order may be given", extra=kv(reason=error))
         return 1
@@ -51,4 +52,6 @@ async def run(settings: SchedulerSettings) -> int:
             drain=server.drain,
             tls=tls,
         )
+    if spans:
+        spans.close()
     return 0 if server.failure is None else 1

@@ -18,6 +18,7 @@ from weft.domain.machine import TICK, Close, Kind, PersistTerm, Received, Send
 from weft.domain.request import Reject, Submit
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
+from weft.telemetry.tracing import Tracer
 from weft.wire.errors import peer_errors
 from weft.wire.streams import serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
@@ -43,6 +44,7 @@ from weft_scheduler.core.effects import (
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.errors import SupersededRegistry
 from weft_scheduler.metrics import SchedulerMetrics
+from weft_scheduler.queue_spans import QueueSpans
 from weft_scheduler.sessions import Session, Sessions
 from weft_scheduler.term_file import TermFile
 
@@ -63,12 +65,14 @@ class Server(rpc.SchedulerServicer):
         *,
         metrics: SchedulerMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
         """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on."""
         self._terms, self._stop, self._clock = terms, stop, clock
         self._metrics = metrics or SchedulerMetrics()
         term = terms.next()
         self.core = Scheduler(config, term)
+        self._spans = QueueSpans(tracer, clock) if tracer else None
         self.failure: Exception | None = None
         self._sessions = Sessions()
         self._registries = 0
@@ -129,6 +133,8 @@ class Server(rpc.SchedulerServicer):
         if self.failure is not None:
             raise self.failure
         self._idle.active()
+        if self._spans is not None and isinstance(event, Received):
+            self._spans.received(event.message)
         submit = isinstance(event, Received) and isinstance(event.message, Submit)
         try:
             with self._metrics.placement.time() if submit else contextlib.nullcontext():
@@ -175,6 +181,8 @@ class Server(rpc.SchedulerServicer):
         match effect:
             case Send():
                 self._sessions.send(effect.peer, effect.message)
+                if self._spans is not None:
+                    self._spans.sent(effect.message)
                 if isinstance(effect.message, Reject):
                     reject = effect.message
                     about = kv(request_id=reject.request_id, reason=reject.reason.value, detail=reject.message)

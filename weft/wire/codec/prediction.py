@@ -27,6 +27,7 @@ def predict_request(items: Sequence[PredictItem]) -> pb.PredictRequest:
             prompt_tokens=item.prompt_tokens,
             max_tokens=item.max_tokens,
             namespace=item.namespace,
+            traceparent=item.traceparent,
         )
     return request
 
@@ -61,6 +62,7 @@ def predict_items(request: pb.PredictRequest) -> list[PredictItem]:
             item.prompt_tokens,
             item.max_tokens,
             text(item.namespace, "a namespace"),
+            text(item.traceparent, "a trace context"),
         )
         for item in request.items
     ]

@@ -94,7 +94,7 @@ def _fill_submit(submit: Submit, m: pb.Submit) -> None:
     m.p90_tokens, m.p99_tokens = submit.p90_tokens, submit.p99_tokens
     m.bucket_tokens = submit.bucket_tokens
     m.waited_ms = round(1000 * submit.waited_s)
-    m.priority = PRIORITY[submit.priority]
+    m.priority, m.traceparent = PRIORITY[submit.priority], submit.traceparent
     m.migrations, m.preemptions, m.numerics_class = submit.migrations, submit.preemptions, submit.numerics_class
     if submit.runner is not None:
         fill_epoch(submit.epoch, m.epoch)
@@ -129,6 +129,7 @@ def _submit(m: pb.Submit) -> Submit:
         numerics_class=text(m.numerics_class, "a numerics class", MAX_DETAIL),
         token_runner=runner_id(m.token_runner) if m.HasField("token_runner") else None,
         priority=priority(m.priority),
+        traceparent=text(m.traceparent, "a trace context"),
     )
 
 

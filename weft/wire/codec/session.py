@@ -100,6 +100,7 @@ def _fill_start(start: Start, m: runner_pb2.Start) -> None:
     m.waited_ms, m.delay_ms = round(1000 * start.waited_s), round(1000 * start.delay_s)
     m.by_page, m.leaves, m.stays = start.by_page, start.leaves, start.stays
     m.priority, m.model_name = PRIORITY[start.priority], start.model_name
+    m.traceparent = start.traceparent
     _fill_sampling(start.sampling, m.sampling)
     if start.kv_to is not None:
         _fill_kv_target(start.kv_to, m.kv_to)
@@ -131,6 +132,7 @@ def _start(m: runner_pb2.Start) -> Start:
         kv_from=runner_id(m.kv_from) if m.HasField("kv_from") else None,
         priority=priority(m.priority),
         model_name=text(m.model_name, "a model's name", MAX_MODEL),
+        traceparent=text(m.traceparent, "a trace context"),
     )
 
 

@@ -14,7 +14,7 @@ class PredictRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[PredictItem, _Mapping]]] = ...) -> None: ...
 
 class PredictItem(_message.Message):
-    __slots__ = ("request_id", "prompt_text", "pool", "adapter", "prompt_tokens", "max_tokens", "namespace")
+    __slots__ = ("request_id", "prompt_text", "pool", "adapter", "prompt_tokens", "max_tokens", "namespace", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class PredictItem(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_text: str
     pool: str
@@ -29,7 +30,8 @@ class PredictItem(_message.Message):
     prompt_tokens: int
     max_tokens: int
     namespace: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_text: _Optional[str] = ..., pool: _Optional[str] = ..., adapter: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., namespace: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_text: _Optional[str] = ..., pool: _Optional[str] = ..., adapter: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., namespace: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PredictResponse(_message.Message):
     __slots__ = ("items", "model_version")

@@ -163,6 +163,7 @@ class Admission:
             prompt_tokens=len(request.prompt),
             max_tokens=request.max_tokens,
             namespace=request.namespace,
+            traceparent=request.traceparent,
         )
         return [Send(PREDICTOR, item)]
 

@@ -58,6 +58,7 @@ class PreparedRequest:
     include_stop: bool = False  # what ends the answer is part of its text
     returns_tokens: bool = False  # the client gets the answer's token ids, too
     cache_salt: str = ""  # of the client's own: prompts are reused inside it alone
+    traceparent: str = ""  # W3C trace context of a request that is sampled
 
     @property
     def salt(self) -> str:

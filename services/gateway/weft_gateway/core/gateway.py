@@ -471,6 +471,7 @@ def _submit_of(active: ActiveRequest, now: float) -> Submit:
         numerics_class=stream.numerics_class,
         token_runner=token_runner,
         priority=stream.priority,
+        traceparent=request.traceparent,
     )
 
 

@@ -345,6 +345,7 @@ class RequestStream:
             kv_from=kv_from,
             priority=self.priority,
             model_name=request.route.model_name,
+            traceparent=request.traceparent,
         )
         runner = assign.runner if prompt_only or self.receiver is None else self.receiver
         return Send(runner_peer(runner), start)

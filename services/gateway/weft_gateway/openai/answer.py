@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
-from weft_gateway.core.events import Emit
+from weft_gateway.core.events import Emit, Finish
 from weft_gateway.errors import ApiError, Internal, from_failure
 from weft_gateway.openai.logprobs import TokenNames
 from weft_gateway.openai.response_format import EndedChoice, PromptPart, ResponseEncoder, usage_of
 from weft_gateway.openai.schema import Common
+from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.response_group import ResponseGroup
 
@@ -33,9 +34,11 @@ class Encoding:
 class Answer:
     """Owns the answers to a call from its submission: whoever has it calls `leave` at its end."""
 
-    def __init__(self, manager: RequestManager, group: ResponseGroup, encoding: Encoding) -> None:
+    def __init__(
+        self, manager: RequestManager, group: ResponseGroup, encoding: Encoding, trace: RequestTrace | None = None
+    ) -> None:
         first = group.requests[0]
-        self._manager, self.params, self.group = manager, encoding.params, group
+        self._manager, self.params, self.group, self._trace = manager, encoding.params, group, trace
         self.request_id = first.request_id
         created_unix_s = first.arrived_unix_ms // 1000
         self.encoder = encoding.kind(
@@ -87,11 +90,14 @@ class Answer:
         error = self.error or (None if self.group.over else Internal(""))
         status = 499 if self.group.client_gone else error.status if error else 200
         self._manager.metrics.count_request(self.group.requests[0].route.model_name, status)
-        log.info("finished", extra=kv(**self._access(status, error)))
+        ends = [one.finish for one in self.group.answers if one.finish]
+        if self._trace:
+            self._trace.answered(self.group.requests, ends, status, error)
+        log.info("finished", extra=kv(**self._access(ends, status, error)))
 
-    def _access(self, status: int, error: ApiError | None) -> dict[str, object]:
+    def _access(self, ends: list[Finish], status: int, error: ApiError | None) -> dict[str, object]:
         """The access log's fields: who asked which model, what came of it. Nothing of prompt or answer."""
-        requests, ends = self.group.requests, [one.finish for one in self.group.answers if one.finish]
+        requests = self.group.requests
         first = min((end.outcome.ttft_ms for end in ends if end.ttft_s is not None), default=None)
         user = self.params.safety_identifier or self.params.user
         fields = {
@@ -108,6 +114,7 @@ class Answer:
             "completion_tokens": self.group.completion_tokens,
             "n": requests[0].n if requests[0].n > 1 else None,
             "prompts": len(requests) if len(requests) > 1 else None,
+            "trace_id": self._trace and self._trace.trace_id,
         }
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -47,7 +47,7 @@ def _encode(
     return prompt
 
 
-COMPLETIONS = ModelEndpoint("/v1/completions", CompletionRequest, _prompts, CompletionEncoder)
+COMPLETIONS = ModelEndpoint("/v1/completions", CompletionRequest, _prompts, CompletionEncoder, "text_completion")
 
 
 async def completions(state: AppState, request: Request) -> Response:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import BadRequest, BodyTimeout, TooLarge, UnsupportedMediaType, from_failure
+from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.openai.streaming_completion import StreamingCompletion
 from weft_gateway.openai.validation import Call, ModelEndpoint, T, submit
 from weft_gateway.shell.app_state import AppState
@@ -27,9 +28,16 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
     async with state.manager.arriving(ids.request_id):
         call = Call(ids, principal_of(state, request), time.time_ns() // 1_000_000)
         request.state.call = call
-        if failure := state.machine.admission.refusal(state.manager.clock()):
-            raise from_failure(failure)
-        answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
+        if state.tracer and (span := state.tracer.begin(request.headers, call.arrived_unix_ms)):
+            call.trace = RequestTrace(span, endpoint.operation)
+        try:
+            if failure := state.machine.admission.refusal(state.manager.clock()):
+                raise from_failure(failure)
+            answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
+        except BaseException as error:
+            if call.trace:
+                call.trace.refused(call.model or call.asked, error)
+            raise
         return StreamingCompletion(answer, state.settings.ping_seconds)
 
 

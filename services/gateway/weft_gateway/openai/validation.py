@@ -28,6 +28,7 @@ from weft_gateway.errors import (
 from weft_gateway.openai.answer import Answer, Encoding
 from weft_gateway.openai.response_format import PromptPart, ResponseEncoder
 from weft_gateway.openai.schema import Common, parse
+from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, id_of_prompt
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
@@ -50,6 +51,7 @@ class Call:
     model: str | None = None  # once it is found
     asked: str | None = None  # the model that a refused request names, for the log
     is_line: bool = False  # of a batch
+    trace: RequestTrace | None = None  # of a request that is sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class ModelEndpoint(Generic[T]):
     kind: type[T]
     prompts_of: Callable[[ParsedRequest[T]], Sequence[Prompt]]
     encoder: type[ResponseEncoder]
+    operation: str = "chat"  # `gen_ai.operation.name` of its spans
 
 
 async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> Answer:
@@ -100,7 +103,8 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         PromptPart(len(request.prompt), prompt.echo, request.prompt if wants_tokens else ())
         for request, prompt in zip(prepared, prompts, strict=True)
     ]
-    return Answer(state.manager, group, Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts))
+    encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts)
+    return Answer(state.manager, group, encoding, call.trace)
 
 
 def _asked(body: bytes) -> str | None:
@@ -183,6 +187,7 @@ async def _prepare(
             include_stop=params.include_stop_str_in_output,
             returns_tokens=params.return_token_ids,
             cache_salt=params.cache_salt,
+            traceparent=call.trace.traceparent if call.trace else "",
         )
         prepared.append(request)
     _check_logprobs(prepared)

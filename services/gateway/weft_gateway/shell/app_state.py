@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from weft.telemetry.tracing import Tracer
 from weft.wire.tls import Tls
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.batch_client import BatchClient
@@ -17,9 +18,14 @@ class AppState:
     """What every handler uses. Create it inside the event loop that runs it."""
 
     def __init__(
-        self, settings: GatewaySettings, *, registry: CollectorRegistry = REGISTRY, tls: Tls | None = None
+        self,
+        settings: GatewaySettings,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        tls: Tls | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        self.settings, self.registry = settings, registry
+        self.settings, self.registry, self.tracer = settings, registry, tracer
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine
         self.batch = BatchClient(settings.batch, tls)

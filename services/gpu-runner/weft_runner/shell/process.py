@@ -13,6 +13,7 @@ from weft.domain.runner import RunnerRole, RunnerSpec
 from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
+from weft.telemetry.tracing import Tracer
 from weft.wire.serving import heartbeat, serve, stop_on_signals
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
@@ -49,6 +50,7 @@ async def serve_runner(
     set_not_ready: Callable[[Callable[[], str | None]], None],
     tls: Tls | None = None,
     wrap: WrapExecutor | None = None,
+    tracer: Tracer | None = None,
 ) -> int:
     """Serve until SIGTERM, here or at another rank, or a bug in the engine.
 
@@ -79,7 +81,7 @@ async def serve_runner(
     finally:
         beat.cancel()
     try:
-        app = RunnerApp(settings, runner, built, metrics, stop, tls)
+        app = RunnerApp(settings, runner, built, metrics, stop, tls, tracer)
         set_not_ready(app.server.not_ready)
         await app.serve(probes)
     finally:
@@ -126,6 +128,7 @@ class RunnerApp:
         metrics: RunnerMetrics,
         stop: asyncio.Event,
         tls: Tls | None,
+        tracer: Tracer | None,
     ) -> None:
         self._settings, self._runner, self._stop, self._tls = settings, runner, stop, tls
         self._loop = asyncio.get_running_loop()
@@ -140,7 +143,7 @@ class RunnerApp:
         elif isinstance(executor, OffloadedPipeline):
             metrics.offloaded(lambda: executor.stage_figures)
         self._kv_address = self._exchange_kv(built, metrics)
-        self.server = RunnerServer(built.engine, runner, metrics)
+        self.server = RunnerServer(built.engine, runner, metrics, tracer)
         self._thread = EngineThread(built.engine, built.torch_threads, self._on_engine_failure)
         self._channel = channel(settings.supervisor, tls, "supervisor")
         stub = supervisor_pb2_grpc.SupervisorStub(self._channel)

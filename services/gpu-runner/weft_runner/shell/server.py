@@ -18,15 +18,17 @@ from weft.domain.machine import Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Ended, NoCapacity, SessionHello, SessionReady, Start
 from weft.domain.runner import RunnerOrder
 from weft.telemetry.logs import kv
+from weft.telemetry.tracing import Tracer
 from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError, peer_errors
 from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import runner_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner, RunnerToGateway
-from weft_runner.core.events import Drain, RunnerStatus
+from weft_runner.core.events import Drain, RunnerStatus, SequenceEnded
 from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.shell.engine import Engine, Output
 from weft_runner.shell.metrics import RunnerMetrics
+from weft_runner.shell.spans import record_spans
 from weft_runner.shell.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
@@ -55,8 +57,8 @@ class GatewaySession:
 class RunnerServer(runner_pb2_grpc.RunnerServicer):
     """Hands messages to the engine and its output to the peers. One event loop."""
 
-    def __init__(self, engine: Engine, runner: RunnerId, metrics: RunnerMetrics) -> None:
-        self._engine, self._runner, self._metrics = engine, runner, metrics
+    def __init__(self, engine: Engine, runner: RunnerId, metrics: RunnerMetrics, tracer: Tracer | None = None) -> None:
+        self._engine, self._runner, self._metrics, self._tracer = engine, runner, metrics, tracer
         self._numbers = itertools.count(1)
         self._sessions: dict[Peer, GatewaySession] = {}
         self._first_status, self._drained = asyncio.Event(), asyncio.Event()
@@ -117,6 +119,10 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
     def deliver(self, output: Output) -> None:
         """What leaves the engine, on the loop."""
         self._metrics.observe(output)
+        if self._tracer is not None:
+            for fact in output.facts:
+                if isinstance(fact, SequenceEnded):
+                    record_spans(self._tracer, fact, self._runner.uuid)
         message: Any
         for peer, message in output.sends:
             if peer.kind is Kind.SUPERVISOR:

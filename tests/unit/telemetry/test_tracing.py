@@ -1,0 +1,75 @@
+"""Spans: whose trace they belong to, when they began, and what turns them on."""
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+from weft.telemetry.tracing import ENDPOINTS, PROTOCOLS, Tracer, TracingNotPossible, tracer
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, NOT_SAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+
+
+def in_memory(ratio: float = 0.0) -> tuple[Tracer, InMemorySpanExporter]:
+    """A tracer that samples this share of the traces that begin here; its clock stands at 100 s."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(ratio)))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracer(provider, lambda: 100.0), exporter
+
+
+def test_a_trace_goes_on_from_its_client_to_what_lies_under_the_request() -> None:
+    made, exporter = in_memory()
+    request = made.begin({"traceparent": SAMPLED}, 5_000)
+    assert request is not None
+    inner = made.record("sequence", request.traceparent, 97.0, 99.0, {"weft.adapter": None, "n": 3})
+    made.record("prefill", inner, 97.5, 98.0)
+    request.end("chat tiny", {"gen_ai.request.model": "tiny"})
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {TRACE}
+    parents = {name: span.parent.span_id for name, span in spans.items() if span.parent}
+    assert parents == {
+        "chat tiny": int(PARENT, 16),
+        "sequence": spans["chat tiny"].context.span_id,
+        "prefill": spans["sequence"].context.span_id,
+    }
+    sequence = spans["sequence"]
+    assert sequence.end_time is not None
+    assert sequence.start_time is not None
+    assert (sequence.end_time - sequence.start_time) / 1e9 == pytest.approx(2.0)
+    assert dict(sequence.attributes or {}) == {"n": 3}
+    assert spans["chat tiny"].start_time == 5_000_000_000
+    assert request.trace_id == TRACE
+
+
+@pytest.mark.parametrize("headers", [{}, {"traceparent": NOT_SAMPLED}, {"traceparent": "nonsense"}])
+def test_what_is_not_sampled_has_no_span(headers: dict[str, str]) -> None:
+    made, exporter = in_memory()
+    assert made.begin(headers, 0) is None
+    assert not exporter.get_finished_spans()
+
+
+def test_a_trace_begins_at_the_gateway_where_the_client_has_none() -> None:
+    made, exporter = in_memory(ratio=1.0)
+    request = made.begin({}, 0)
+    assert request is not None
+    request.end("chat tiny", {}, "queue_full")
+    (span,) = exporter.get_finished_spans()
+    assert span.parent is None
+    assert dict(span.attributes or {}) == {"error.type": "queue_full"}
+    assert not span.status.is_ok
+
+
+def test_without_a_collector_there_is_no_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    assert tracer("gateway") is None
+
+
+def test_a_protocol_that_is_not_spoken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINTS[0], "http://127.0.0.1:4317")
+    monkeypatch.setenv(PROTOCOLS[1], "http/json")
+    with pytest.raises(TracingNotPossible, match="http/json"):
+        tracer("gateway")
