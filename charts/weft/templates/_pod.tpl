@@ -81,7 +81,7 @@ spec:
         {{- end }}
       env:
         - {name: HOME, value: /tmp}
-        {{- range concat (default (list) .env) $common.extraEnv $values.extraEnv }}
+        {{- range concat (default (list) .env) (include "weft.tracingEnv" .root | fromYamlArray) $common.extraEnv $values.extraEnv }}
         - {{ toJson . }}
         {{- end }}
       ports:

@@ -8,7 +8,7 @@
   "imagePullSecrets" (list)
   "supervisor" (include "weft.address" (dict "root" $ "component" "supervisor"))
   "depot" (include "weft.depotUrl" $)
-  "env" (concat $common.extraEnv $runner.extraEnv | default list)
+  "env" (concat (include "weft.tracingEnv" $ | fromYamlArray) $common.extraEnv $runner.extraEnv | default list)
   "volumes" (concat $common.extraVolumes $runner.extraVolumes | default list)
   "volumeMounts" (concat $common.extraVolumeMounts $runner.extraVolumeMounts | default list)
   "resources" $runner.resources

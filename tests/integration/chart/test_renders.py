@@ -248,3 +248,27 @@ def _named(node: Any) -> Iterator[Any]:
     elif isinstance(node, list):
         for value in cast("list[Any]", node):
             yield from _named(value)
+
+
+def test_spans_reach_a_collector_from_every_process_that_makes_some() -> None:
+    endpoint = "tracing.endpoint=http://collector.observability:4317,tracing.ratio=0.5"
+    text = render("default", *QUICK, "--set", endpoint, "--set-json", 'networkPolicy.tracingTo=[{"podSelector":{}}]')
+    found, expected = objects(text), {"ports": [{"port": 4317}], "to": [{"podSelector": {}}]}
+    for component in ("gateway", "scheduler", "predictor", "runner"):
+        egress = one(found, "NetworkPolicy", f"weft-{component}")["spec"]["egress"]
+        assert expected in egress, component
+        assert any({"port": 53, "protocol": "UDP"} in rule["ports"] for rule in egress), f"{component} asks DNS"
+    for component in ("supervisor", "depot"):
+        assert expected not in one(found, "NetworkPolicy", f"weft-{component}")["spec"]["egress"], component
+    told = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.observability:4317",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.5",
+    }
+    for pod, template in pod_templates(found):
+        (container,) = template["spec"]["containers"]
+        if pod == "weft-test":
+            continue
+        assert told.items() <= {entry["name"]: entry.get("value") for entry in container["env"]}.items(), pod
+    assert all(f"name: {name}" in text for name in told), "the operator's runners have them by its site file"
