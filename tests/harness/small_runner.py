@@ -35,6 +35,7 @@ from weft_runner.core.batch import Batch, BatchLimits
 from weft_runner.core.runner import Runner
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.model.adapter_store import AdapterFiles
+from weft_runner.model.grammar import Grammars
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
@@ -256,6 +257,7 @@ class Driver:
             lambda post: AdapterPool(executor.adapters, 64, source or world, post),
             self.outputs.append,
             clock=lambda: time.monotonic() + self.skipped_s,
+            grammars=Grammars(files.get("tokenizer.json"), spec.vocab_size, spec.eos),
         )
         self.pool = self.engine.runner.pool
         self._counter = 0
@@ -288,7 +290,7 @@ class Driver:
         """Beat until nothing is left. A beat with nothing to run waits for the loader, so this needs no sleep."""
         for _ in range(limit):
             self.engine.beat()
-            if not self.pool.sequences:
+            if not self.pool.sequences and not len(self.engine.runner.grammars):
                 return
         raise AssertionError(f"{len(self.pool.sequences)} sequences are left")
 

@@ -416,6 +416,10 @@ def shift() -> None:
         sampling.shift(_logits(64, VOCAB), _logits(64, VOCAB), _table(n), _table(n), values)
 
 
+def mask() -> None:
+    sampling.mask(_logits(64, VOCAB), _table(3), meta(3, -(-VOCAB // 32), dtype=torch.int32))
+
+
 def draw() -> None:
     _draw(64, VOCAB)
 
@@ -488,6 +492,7 @@ CASES = (
     Case(silu_mul_small, {"_silu_mul": TILED}, usual=LONG),
     Case(argmax, {"_likeliest_of_shares": shows(WIDE), "_likeliest": shows()}),
     Case(shift, {"_shift": shows(EXACT)}, once=True),
+    Case(mask, {"_mask": shows()}, once=True),
     Case(draw, {**DRAWN, "_likeliest_of_shares": shows(WIDE), "_weigh": shows(WIDE, EXACT)}),
     Case(draw_small, DRAWN, usual=LONG),
 )

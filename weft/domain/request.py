@@ -50,6 +50,7 @@ class EndReason(Enum):
     INTERNAL = "internal"
     UNKNOWN_ADAPTER = "unknown_adapter"  # the depot does not have the digest
     KV_LOST = "kv_lost"  # it did not get from one runner to the other
+    GRAMMAR = "grammar"  # it does not compile here, or no token of this model can follow: elsewhere neither
 
 
 class RejectReason(Enum):

@@ -15,7 +15,7 @@ MAX_TOP = 20
 SAMPLING_ARGS = np.dtype(
     [(name, np.uint64) for name in ("seed", "choice", "position")]
     + [(name, np.float64) for name in ("temperature", "top_p", "min_p")]
-    + [(name, np.uintp) for name in ("shifted", "shift", "bias", "scale")]
+    + [(name, np.uintp) for name in ("shifted", "shift", "bias", "scale", "mask")]
     + [(name, np.int32) for name in ("n_shifted", "n_top", "top_k", "reserved")],
     align=True,
 )

@@ -84,6 +84,18 @@ def shift(
     )  # fmt: skip
 
 
+def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+    """logits[rows[i], token] = -inf for each token whose bit of words[i] is not set, in place.
+
+    rows int32 [n], words int32 [n, ceil(V / 32)]: bit token % 32 of word token / 32.
+    """
+    _, vocab = _sizes(logits)
+    assert words.shape == (len(rows), triton.cdiv(vocab, 32)), words.shape
+    _mask[(triton.cdiv(vocab, SHARE), len(rows))](
+        logits, logits.stride(0), rows, words, words.stride(0), V=vocab, SHARE=SHARE, num_warps=4
+    )
+
+
 def truncate(
     logits: torch.Tensor, temperature: torch.Tensor, least: torch.Tensor | None, top_k: torch.Tensor | None, most: int
 ) -> torch.Tensor:
@@ -229,6 +241,16 @@ def _shift(
         scale = tl.load(scales + i, mask=inside, other=1.0)
         y = tl.where(y > 0.0, y / scale, y * scale)
     tl.store(shifted + row.to(tl.int64) * to_stride + token, (y + value).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _mask(logits, stride, rows, words, words_stride, V: tl.constexpr, SHARE: tl.constexpr):
+    i = tl.program_id(1)
+    row = tl.load(rows + i)
+    token = tl.program_id(0) * SHARE + tl.arange(0, SHARE)
+    bits = tl.load(words + i * words_stride + token // 32, mask=token < V, other=0)
+    masked = (token < V) & (((bits >> (token % 32)) & 1) == 0)
+    tl.store(logits + row.to(tl.int64) * stride + token, tl.full(token.shape, _IMPOSSIBLE, tl.float32), mask=masked)
 
 
 # ---- masses

@@ -161,6 +161,7 @@ _STATUS: Mapping[str, type[ApiError]] = {
     "too_large": BadRequest,
     "model_not_found": BadRequest,
     "adapter_failed": Internal,
+    "grammar_failed": BadRequest,
     "internal_error": Internal,
 }
 _STATUS_CODE = {"model_not_found": 404}

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
 from weft_kernels.cpu.sources import LEVELS, SOURCES
 from weft_runner.core.sampling import MAX_TOP_LOGPROBS, SampledToken, logit_adjustments
+from weft_runner.core.token_mask import token_mask
 from weft_runner.model.sampling import NativeSampler, SamplingArgs, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
@@ -52,8 +54,11 @@ def assert_same(choosers: dict[str, NativeSampler], logits: torch.Tensor, draws:
         assert told(chooser.sample(logits, draws)) == expected, level
 
 
-def draw_of(sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> SamplingArgs:
-    return SamplingArgs(sampling, position, logit_adjustments(sampling, answer, (3, 1, 4, 1, 5), eos=(2,)))
+def draw_of(
+    sampling: Sampling, position: int = 0, answer: tuple[int, ...] = (), allowed: Iterable[int] = (), vocab: int = 0
+) -> SamplingArgs:
+    shifts = logit_adjustments(sampling, answer, (3, 1, 4, 1, 5), eos=(2,))
+    return SamplingArgs(sampling, position, shifts, token_mask(allowed, None, vocab))
 
 
 # ---- the same as numpy, whatever the row
@@ -115,6 +120,41 @@ def test_any_bits_in_the_logits_give_what_numpy_gives(choosers, bits, sampling, 
     """NaNs of both signs and with any payload, infinities, denormals: a choice or none, and the same one."""
     logits = torch.from_numpy(np.array(bits, np.uint32).view(np.float32)).clone()[None]
     assert_same(choosers, logits, [draw_of(sampling, position, (0, 0, len(bits) - 1))])
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@given(
+    data=st.lists(st.tuples(samplings, st.floats(0, 1), st.booleans()), min_size=1),
+    vocab=st.integers(1, 300) | st.sampled_from([31, 32, 33, 128, 5000]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=EXAMPLES // 5)
+def test_masked_rows_choose_among_their_tokens_as_numpy_does_and_the_others_as_before(
+    choosers, kind, data, vocab, seed
+):
+    random = np.random.default_rng(seed)
+    rows = torch.tensor(ROWS[kind](random.normal(size=(len(data), vocab)) * 3).astype(np.float32))
+    share = [set(np.flatnonzero(random.random(vocab) < part).tolist()) if masked else () for _, part, masked in data]
+    draws = [draw_of(d[0], 0, (), tokens, vocab) for d, tokens in zip(data, share, strict=True)]
+    assert_same(choosers, rows, draws)
+    for row, (draw, tokens, chosen) in enumerate(zip(draws, share, sample(rows, draws), strict=True)):
+        if tokens and chosen is not None:
+            assert chosen.token in tokens
+        if not tokens:
+            assert told([chosen]) == told(sample(rows[row : row + 1], [draw]))
+
+
+def test_a_row_whose_mask_is_empty_or_leaves_what_is_impossible_has_no_token(choosers):
+    logits = torch.tensor([[1.0, 2.0, -math.inf]])
+    for allowed, token in (((2,), None), ((0, 2), 0), ((0, 1, 2), 1)):
+        draw = draw_of(Sampling(), allowed=allowed, vocab=3)
+        assert_same(choosers, logits, [draw])
+        (chosen,) = sample(logits, [draw])
+        assert (chosen and chosen.token) == token
+    nothing = token_mask((0,), None, 3)
+    nothing.allowed[0] = 0
+    assert_same(choosers, logits, [SamplingArgs(Sampling(), 0, None, nothing)])
+    assert sample(logits, [SamplingArgs(Sampling(), 0, None, nothing)]) == [None]
 
 
 @pytest.mark.parametrize(("vocab", "spread"), [(32_000, 4.0), (49_152, 0.0), (151_936, 1.0), (200_000, 4.0)])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from weft.domain.request import Sampling
 from weft_kernels.triton.sampling import LISTED, SHARE, DeviceSampler, argmax, shift
 from weft_runner.core.sampling import logit_adjustments
+from weft_runner.core.token_mask import token_mask
 from weft_runner.model.cuda.gpu_sampler import GpuSampler
 from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
@@ -251,6 +252,28 @@ def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> Non
             put([0.7] * len(draws), device, torch.float64),
         )
         assert chosen.tolist() == [choice and choice.token for choice in sample(logits, draws)]
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 33, 300, SHARE + 33])
+def test_masked_rows_draw_what_numpy_draws_beside_rows_without_a_mask(vocab: int, device: torch.device) -> None:
+    random = np.random.default_rng(vocab)
+    biased = Sampling(seed=5, temperature=1.0, logit_bias=((0, 1.5),))
+    draws = [
+        SamplingArgs(s, 3, logit_adjustments(s, ()), token_mask(allowed, None, vocab))
+        for s, allowed in (
+            (Sampling(), ()),
+            (Sampling(), [vocab - 1]),
+            (Sampling(seed=1, temperature=1.0, top_p=0.9), np.flatnonzero(random.random(vocab) < 0.2).tolist()),
+            (Sampling(seed=2, temperature=0.7), ()),
+            (biased, np.flatnonzero(random.random(vocab) < 0.6).tolist()),
+            (Sampling(), [0]),
+        )
+    ]
+    logits = logits_of("normal", len(draws), vocab, 1)
+    logits[5, 0] = -INF
+    found = GpuSampler(len(draws), vocab, device).tokens(logits.to(device), draws).tolist()
+    assert found == [-1 if choice is None else choice.token for choice in sample(logits, draws)]
+    assert found[5] == -1
 
 
 def test_padding_and_tokens_outside_the_vocabulary_are_passed_over(device: torch.device) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from weft_gateway.core.detokenise import Decoding, Detokeniser, UnsupportedDecoder, decoding_of, token_bytes
+from weft.domain.model.token_bytes import Decoding, UnsupportedDecoder, decoding_of, token_bytes
+from weft_gateway.core.detokenise import Detokeniser
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 

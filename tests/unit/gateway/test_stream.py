@@ -53,8 +53,9 @@ from weft_gateway.core.stream import (
 )
 
 GONE = Failure("no_runner_available", "none")
+MOVED = [reason for reason in EndReason if reason is not EndReason.GRAMMAR]  # the request goes on elsewhere
 FAULTS = [
-    *(lambda epoch, reason=reason: Ended("r", epoch, reason) for reason in EndReason),
+    *(lambda epoch, reason=reason: Ended("r", epoch, reason) for reason in MOVED),
     lambda epoch: NoCapacity("r", epoch, 3, "pages"),
 ]
 RUNNERS = [RunnerId("a", "1"), RunnerId("b", "1"), RunnerId("b", "2")]
@@ -336,7 +337,7 @@ def test_a_request_that_ran_may_be_held_for_the_full_time_again() -> None:
 
 
 QUEUED = [NoCapacity("r", Epoch(1, 1), 3, "pages"), Preempt("r", Epoch(1, 1))]
-BROKEN = [SessionLost(RUNNERS[0]), *(Ended("r", Epoch(1, 1), reason) for reason in EndReason)]
+BROKEN = [SessionLost(RUNNERS[0]), *(Ended("r", Epoch(1, 1), reason) for reason in MOVED)]
 
 
 @pytest.mark.parametrize("event", QUEUED)
@@ -362,6 +363,14 @@ def test_the_hold_of_a_stream_that_lost_its_runner_runs_though_its_pool_is_avail
     assert one.hold_deadline == 30.0
 
 
+def test_a_grammar_that_fails_ends_the_request_by_name_at_once() -> None:
+    one = stream()
+    effects = run(one, assign(1), step(1, 0, "a"), Ended("r", Epoch(1, 1), EndReason.GRAMMAR, "it cannot go on", 1))
+    assert one.end is not None
+    assert one.end.failure == Failure("grammar_failed", "it cannot go on")
+    assert Send(SCHEDULER, Cancel("r", 1)) in effects
+
+
 def test_a_new_request_may_queue_as_long_as_its_pool_is_served() -> None:
     one = stream(max_tokens=9, available=True)
     assert one.hold_deadline is None
@@ -383,9 +392,9 @@ def test_only_what_the_system_did_not_do_itself_is_a_counted_migration() -> None
     one = stream()
     for counter, ends in enumerate(FAULTS, 1):
         run(one, assign(counter), ends(Epoch(1, counter)))
-    assert (one.migrations, one.counted_migrations) == (len(FAULTS) - 1, len(EndReason))
+    assert (one.migrations, one.counted_migrations) == (len(FAULTS) - 1, len(MOVED))
     run(one, assign(50), assign(51))
-    assert one.counted_migrations == len(EndReason) + 1, "migrated without a Failed: the Assign had expired"
+    assert one.counted_migrations == len(MOVED) + 1, "migrated without a Failed: the Assign had expired"
 
 
 def test_an_epoch_that_the_system_ended_is_a_preemption_unless_the_runner_never_began_it() -> None:

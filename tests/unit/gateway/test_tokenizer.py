@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from weft_gateway.core.detokenise import UnsupportedDecoder
+from weft.domain.model.token_bytes import UnsupportedDecoder
 from weft_gateway.shell.chat_template import Chat
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 

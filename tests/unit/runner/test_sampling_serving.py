@@ -50,7 +50,7 @@ NOT_FINITE = float("nan"), float("inf"), -float("inf")
         (Sampling(stop_token_ids=(3, 61)), "stop_token_ids token 61 is outside the vocabulary of 61"),
         (Sampling(bad_words=((1, 2), (5, 77))), "bad_words token 77 is outside the vocabulary of 61"),
         (Sampling(bad_words=((1, 2), ())), "a sequence of bad_words has no tokens"),
-        (Sampling(grammar="x"), "grammar is not implemented"),
+        (Sampling(allowed_token_ids=(5, 61)), "allowed_token_ids token 61 is outside the vocabulary of 61"),
         (Sampling(prompt_logprobs=0), "prompt_logprobs is not implemented"),
     ],
 )

@@ -76,6 +76,7 @@ _ENDED = {
     EndReason.INTERNAL: runner_pb2.Ended.INTERNAL,
     EndReason.UNKNOWN_ADAPTER: runner_pb2.Ended.UNKNOWN_ADAPTER,
     EndReason.KV_LOST: runner_pb2.Ended.KV_LOST,
+    EndReason.GRAMMAR: runner_pb2.Ended.GRAMMAR,
 }
 _END_REASONS = inverted(_ENDED)
 

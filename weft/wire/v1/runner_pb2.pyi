@@ -248,12 +248,14 @@ class Ended(_message.Message):
         INTERNAL: _ClassVar[Ended.Reason]
         UNKNOWN_ADAPTER: _ClassVar[Ended.Reason]
         KV_LOST: _ClassVar[Ended.Reason]
+        GRAMMAR: _ClassVar[Ended.Reason]
     REASON_UNSPECIFIED: Ended.Reason
     DRAINED: Ended.Reason
     LOAD_FAILED: Ended.Reason
     INTERNAL: Ended.Reason
     UNKNOWN_ADAPTER: Ended.Reason
     KV_LOST: Ended.Reason
+    GRAMMAR: Ended.Reason
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]

@@ -55,7 +55,7 @@ inline double double_of(uint64_t bits) {
   return x;
 }
 
-// ---- the two passes over a row, compiled once for each width of vectors
+// ---- the passes over a row, compiled once for each width of vectors
 
 #define WEFT_INLINE static inline __attribute__((always_inline))
 
@@ -110,18 +110,31 @@ WEFT_INLINE int64_t weigh_row(const float* x, int32_t vocab, double peak, double
   return static_cast<int64_t>(total);
 }
 
+// Tokens whose bit is not set become impossible.
+WEFT_INLINE void mask_row(float* x, int32_t vocab, const uint32_t* mask) {
+  constexpr float kImpossible = -std::numeric_limits<float>::infinity();
+  for (int32_t start = 0; start < vocab; start += 32) {
+    const uint32_t word = mask[start / 32];
+    if (word == 0xffffffffu) continue;
+    const int32_t end = vocab - start < 32 ? vocab - start : 32;
+    for (int32_t i = 0; i < end; ++i) x[start + i] = word >> i & 1u ? x[start + i] : kImpossible;
+  }
+}
+
 struct Passes {
+  void (*mask)(float*, int32_t, const uint32_t*);
   Peak (*scan)(const float*, int32_t, int32_t*);
   int64_t (*weigh)(const float*, int32_t, double, double, int32_t, int64_t*);
 };
 
 #define WEFT_PASSES(name, target)                                                                        \
+  target void mask_##name(float* x, int32_t vocab, const uint32_t* mask) { mask_row(x, vocab, mask); }   \
   target Peak scan_##name(const float* x, int32_t vocab, int32_t* block) { return scan_row(x, vocab, block); } \
   target int64_t weigh_##name(const float* x, int32_t vocab, double peak, double inverse, int32_t bits,  \
                               int64_t* mass) {                                                           \
     return weigh_row(x, vocab, peak, inverse, bits, mass);                                               \
   }                                                                                                      \
-  constexpr Passes name{scan_##name, weigh_##name};
+  constexpr Passes name{mask_##name, scan_##name, weigh_##name};
 
 WEFT_PASSES(portable, )
 #if defined(__x86_64__) && !defined(WEFT_WITHOUT_AVX2)
@@ -372,7 +385,8 @@ int32_t drawn(const Row& row, const weft_draw& draw, const Passes& passes, const
   return selection.find(part_of(random_bits(draw), kept)).token;
 }
 
-const float* shift(const float* x, int32_t vocab, const weft_draw& draw, float* shifted) {
+// The row that tokens are chosen from: shifted, then masked.
+const float* shift(const float* x, int32_t vocab, const weft_draw& draw, const Passes& passes, float* shifted) {
   std::memcpy(shifted, x, static_cast<size_t>(vocab) * sizeof *x);
   for (int32_t i = 0; i < draw.n_shifted; ++i) {
     const int32_t token = draw.shifted[i];
@@ -384,6 +398,7 @@ const float* shift(const float* x, int32_t vocab, const weft_draw& draw, float* 
     }
     shifted[token] = static_cast<float>(y + draw.shift[i]);
   }
+  if (draw.mask != nullptr) passes.mask(shifted, vocab, draw.mask);
   return shifted;
 }
 
@@ -432,8 +447,8 @@ void sample_row(const float* x, int32_t vocab, const weft_draw* draw, const Pass
   if (!usable(peak)) return;
   const Row raw{x, space.block, vocab, peak.key};
   Row row = raw;
-  if (draw != nullptr && draw->n_shifted > 0) {
-    row.x = shift(x, vocab, *draw, space.shifted);
+  if (draw != nullptr && (draw->n_shifted > 0 || draw->mask != nullptr)) {
+    row.x = shift(x, vocab, *draw, passes, space.shifted);
     row.block = space.block_of_shifted;
     const Peak of_shifted = passes.scan(row.x, vocab, space.block_of_shifted);
     if (!usable(of_shifted)) return;

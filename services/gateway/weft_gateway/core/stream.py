@@ -65,6 +65,7 @@ _ENDED = {
     EndReason.INTERNAL: FailReason.RUNNER_ERROR,
     EndReason.UNKNOWN_ADAPTER: FailReason.LOAD_FAILED,
     EndReason.KV_LOST: FailReason.KV_LOST,
+    EndReason.GRAMMAR: FailReason.RUNNER_ERROR,  # of an epoch that is over
 }
 _REJECTED = {
     RejectReason.QUEUE_FULL: ("queue_full", "The queue of this model's pool is full."),
@@ -246,6 +247,8 @@ class RequestStream:
             case NoCapacity():
                 reason, pages = FailReason.NO_CAPACITY, event.free_pages
                 effects = self._fail_epoch(event.epoch, reason, event.reason, pages, runner=runner)
+            case Ended() if event.reason is EndReason.GRAMMAR and self.running and event.epoch == self.running.epoch:
+                effects = self._cancel(End(FinishReason.FAILED, Failure("grammar_failed", event.detail)))
             case Ended():
                 effects = self._fail_epoch(event.epoch, _ENDED[event.reason], event.detail, runner=runner)
             case SessionLost(lost, detail):

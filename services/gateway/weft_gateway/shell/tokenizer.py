@@ -16,7 +16,7 @@ from typing import Any
 
 import tokenizers
 
-from weft_gateway.core.detokenise import decoding_of, token_bytes
+from weft.domain.model.token_bytes import decoding_of, token_bytes
 from weft_gateway.shell.chat_template import (
     Chat,
     ChatTemplate,

@@ -17,6 +17,7 @@ from weft.domain.runner import RunnerFigures
 from weft_runner.core.batch import Batch
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence
+from weft_runner.core.token_mask import GrammarState
 from weft_runner.core.token_times import GapCounts
 
 # ---------------------------------------------------------------- events
@@ -124,8 +125,31 @@ class SwapFailed:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarCompiled:
+    """The state of an epoch's grammar behind its emitted tokens, or why there is none (`fault`)."""
+
+    peer: Peer
+    request_id: str
+    epoch: Epoch
+    state: GrammarState | None
+    fault: str = ""
+
+
 AdapterEvent = Fetched | FetchFailed | Loaded | LoadFailed | FoundOnDisk
-Event = Connected | Received | Closed | Tick | AdapterEvent | Drain | StepSlot | StepDone | SwapDone | SwapFailed
+Event = (
+    Connected
+    | Received
+    | Closed
+    | Tick
+    | AdapterEvent
+    | Drain
+    | StepSlot
+    | StepDone
+    | SwapDone
+    | SwapFailed
+    | GrammarCompiled
+)
 
 # ---------------------------------------------------------------- effects
 
@@ -263,6 +287,17 @@ class DropKv:
     epoch: Epoch
 
 
+@dataclass(frozen=True, slots=True)
+class CompileGrammar:
+    """Make the state of that grammar behind these tokens, beside the steps; GrammarCompiled follows."""
+
+    peer: Peer
+    request_id: str
+    epoch: Epoch
+    grammar: str
+    emitted: tuple[int, ...]
+
+
 class PromptComputed(NamedTuple):
     """An answer has its first token, that no runner computed before; `ttft_s`: since the request arrived."""
 
@@ -369,4 +404,4 @@ Action = Load | Unload | DropHost | Retain | Fetch
 SwapAction = SwapOut | SwapIn | DropSwap
 KvAction = OpenKvStream | SendKv | ReceiveKv | DropKv | Close
 Fact = PromptComputed | SequenceEnded | AdapterBrought | AdaptersChanged  # for metrics and traces alone
-Effect = Send | Action | SwapAction | KvAction | AdapterPages | RunStep | RunnerStatus | Fact
+Effect = Send | Action | SwapAction | KvAction | AdapterPages | CompileGrammar | RunStep | RunnerStatus | Fact

@@ -54,6 +54,7 @@ from weft_runner.core.role_change import RoleChanges
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import BETWEEN_RUNNERS, RUNNING, SWAPPING, Sequence, SequencePhase, check_sequence
 from weft_runner.core.step_time_model import GUESS, StepModel
+from weft_runner.core.token_mask import GrammarState, token_mask
 from weft_runner.core.token_times import TokenTimes
 
 DRAIN_IDLE_S = 1.0  # without a sequence that leaves: what is left on a runner that drains has nowhere to go
@@ -108,8 +109,13 @@ class RequestPool:
 
     # ---- messages
 
-    def start(self, start: Start, owner: Peer, gateway: str, now: float) -> None:
-        """Admit a sequence, or say why not. An epoch that is not above the highest seen is ignored."""
+    def start(
+        self, start: Start, owner: Peer, gateway: str, now: float, grammar: GrammarState | None = None
+    ) -> None:  # fmt: skip
+        """Admit a sequence, or say why not. An epoch that is not above the highest seen is ignored.
+
+        `grammar`: of its Start, behind the tokens that were emitted before.
+        """
         if self.epochs.is_stale(start.request_id, start.epoch):
             return
         held = self.sequences.get(start.request_id)
@@ -120,7 +126,7 @@ class RequestPool:
         self.epochs.see(start.request_id, start.epoch)
         if held is not None:
             self.remove(held)  # one owner a request: the highest epoch
-        match self._start(start, owner, gateway, now):
+        match self._start(start, owner, gateway, now, grammar):
             case SequenceTokens() as answer:
                 self.produce(owner, answer)
             case None:
@@ -285,7 +291,8 @@ class RequestPool:
             sequence = sequences[key]
             sequence.in_flight = False
             if key in failures:
-                self.end(sequence, EndReason.INTERNAL, failures[key], forget=True)
+                reason = EndReason.GRAMMAR if sequence.mask is not None and sequence.mask.fault else EndReason.INTERNAL
+                self.end(sequence, reason, failures[key], forget=True)
                 continue
             sequence.fed(n_tokens)
             self.tokens += n_tokens
@@ -339,7 +346,9 @@ class RequestPool:
 
     # ---- how
 
-    def _start(self, start: Start, owner: Peer, gateway: str, now: float) -> Ended | NoCapacity | SequenceTokens | None:
+    def _start(
+        self, start: Start, owner: Peer, gateway: str, now: float, grammar: GrammarState | None
+    ) -> Ended | NoCapacity | SequenceTokens | None:
         """Admit it, or why not."""
         if self.draining:
             return ended(start, EndReason.DRAINED, "the runner is draining")
@@ -361,6 +370,7 @@ class RequestPool:
         sequence = Sequence(
             start, owner, gateway, admitted=self._admissions, now=now, max_context_tokens=context, chain=chain,
             eos=limits.eos,
+            mask=token_mask(start.sampling.allowed_token_ids, grammar, limits.vocab_size),
         )  # fmt: skip
         self._admit(sequence, n_pages, shared)
         return None

@@ -7,9 +7,10 @@ nothing to run, and takes the results as `StepDone`. Every effect of an event is
 from math import inf
 
 from weft.domain.machine import Closed, Connected, Kind, Peer, Received, Send, Tick
-from weft.domain.request import Draining, Freeze, Priority, SessionHello, Start, Stop
+from weft.domain.request import Draining, EndReason, Freeze, Priority, SessionHello, Start, Stop
 from weft.domain.runner import Registered, Resync, RunnerOrder
-from weft_runner.core.admission import PoolLimits
+from weft_runner.core.admission import PoolLimits, ended, no_capacity
+from weft_runner.core.awaited_grammars import WAIT_S, AwaitedGrammars
 from weft_runner.core.batch import Batch
 from weft_runner.core.events import (
     AdapterPages,
@@ -19,6 +20,7 @@ from weft_runner.core.events import (
     Fetched,
     FetchFailed,
     FoundOnDisk,
+    GrammarCompiled,
     Loaded,
     LoadFailed,
     RunStep,
@@ -40,6 +42,7 @@ class Runner:
     def __init__(self, limits: PoolLimits, model: StepModel = GUESS) -> None:
         self.pool = RequestPool(limits, model)
         self.reporter = Reporter(self.pool)
+        self.grammars = AwaitedGrammars(limits.max_sequences)
         self._gateways: dict[Peer, str] = {}  # sessions, and the gateway that each one's hello names
         self._ordered_drain = False
         self._retry_at = 0.0
@@ -72,11 +75,16 @@ class Runner:
                 self.pool.on_adapter_event(event)
             case SwapDone() | SwapFailed():
                 self.pool.on_swap_event(event)
+            case GrammarCompiled():
+                self._compiled(event, now)
         self.reporter.changed = self.reporter.changed or event.__class__ is not Tick
         self._take_effects(effects)
         kv = self.pool.kv
         if (kv.outgoing or kv.offers) and kv.next_deadline() <= now:
             self.pool.hand_over.expire(now)
+            self._take_effects(effects)
+        if self.grammars.next_deadline() <= now:
+            self._expire_grammars(now)
             self._take_effects(effects)
         if self.pool.drain_at <= now:
             self.pool.end_drained()
@@ -94,7 +102,7 @@ class Runner:
         kv, deadline = self.pool.kv, self.reporter.deadline()
         if kv.outgoing or kv.offers:
             deadline = min(deadline, kv.next_deadline())
-        deadline = min(deadline, self.pool.drain_at)
+        deadline = min(deadline, self.pool.drain_at, self.grammars.next_deadline())
         if self.pool.adapters.not_ready_reason():
             deadline = min(deadline, self._retry_at)
         return None if deadline == inf else deadline
@@ -153,10 +161,12 @@ class Runner:
         match message:
             case Start():
                 if (gateway := self._gateways.get(peer)) is not None:
-                    self.pool.start(message, peer, gateway, now)
+                    self._start(message, peer, gateway, now, effects)
             case Stop(request_id, epoch, finish, preempted):
+                self.grammars.drop(peer, request_id)
                 self.pool.stop(request_id, epoch, peer, finish, preempted=preempted)
             case Freeze():
+                self.grammars.drop(peer, message.request_id)
                 self.pool.hand_over.freeze(message, peer)
             case Registered():
                 self.reporter.register(message)
@@ -177,6 +187,30 @@ class Runner:
             case _:
                 pass  # of a newer version
 
+    def _start(self, start: Start, peer: Peer, gateway: str, now: float, effects: list[Effect]) -> None:
+        """Admit it, or have its grammar compiled before."""
+        if not start.sampling.grammar:
+            self.pool.start(start, peer, gateway, now)
+        elif (compile_ := self.grammars.wait(start, peer, gateway, now)) is not None:
+            effects.append(compile_)
+        else:
+            answer = no_capacity(start, self.pool.adapters.free_pages(), "sequences")
+            self.pool.messages.append(Send(peer, answer))
+
+    def _compiled(self, event: GrammarCompiled, now: float) -> None:
+        if (awaited := self.grammars.take(event)) is None:
+            return
+        if event.fault:
+            answer = ended(awaited.start, EndReason.GRAMMAR, event.fault)
+            self.pool.messages.append(Send(awaited.peer, answer))
+        else:
+            self.pool.start(awaited.start, awaited.peer, awaited.gateway, now, event.state)
+
+    def _expire_grammars(self, now: float) -> None:
+        for awaited in self.grammars.take_expired(now):
+            answer = ended(awaited.start, EndReason.GRAMMAR, f"the grammar was not compiled within {WAIT_S:g} s")
+            self.pool.messages.append(Send(awaited.peer, answer))
+
     def _connect(self, peer: Peer, hello: object, effects: list[Effect]) -> None:
         if peer.kind is Kind.SUPERVISOR:
             self.reporter.connect(peer)
@@ -194,6 +228,7 @@ class Runner:
             self.reporter.connect(None)
         else:
             self._gateways.pop(peer, None)
+            self.grammars.closed(peer)
             self.pool.session_closed(peer)
 
     def _drain(self, on: bool, effects: list[Effect], migrate_s: float = 0.0) -> None:

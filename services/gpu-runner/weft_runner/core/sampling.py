@@ -15,7 +15,7 @@ from weft_runner.core.bad_words import BadWords
 
 MAX_TOP_LOGPROBS = 20
 _MISSING = (  # fields of Sampling that this runner does not act on
-    "allowed_token_ids", "grammar", "prompt_logprobs",
+    "prompt_logprobs",
 )  # fmt: skip
 _DEFAULT = Sampling()
 
@@ -146,6 +146,7 @@ def _outside(sampling: Sampling, vocab_size: int) -> str | None:
     named = {
         "logit_bias": [token for token, _ in sampling.logit_bias],
         "stop_token_ids": sampling.stop_token_ids,
+        "allowed_token_ids": sampling.allowed_token_ids,
         "bad_words": chain.from_iterable(sampling.bad_words),
     }
     for name, tokens in named.items():

@@ -20,6 +20,7 @@ from weft.domain.machine import Peer
 from weft.domain.request import Start
 from weft_runner.core.prefix_cache import PageHashChain
 from weft_runner.core.sampling import logit_adjustments
+from weft_runner.core.token_mask import TokenMask
 
 
 class SequencePhase(Enum):
@@ -45,13 +46,13 @@ class Sequence:
 
     __slots__ = (
         "adjustments", "admitted", "admitted_at", "arrived", "chain", "doublings", "first_token_at", "gateway",
-        "in_flight", "in_kv", "joined_at", "key", "max_len", "named_pages", "owner", "phase", "reservation_tokens",
-        "scheduled_at", "start", "stop_tokens", "swaps", "token_at", "tokens", "turn",
+        "in_flight", "in_kv", "joined_at", "key", "mask", "max_len", "named_pages", "owner", "phase",
+        "reservation_tokens", "scheduled_at", "start", "stop_tokens", "swaps", "token_at", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
         self, start: Start, owner: Peer, gateway: str, *, admitted: int, now: float, max_context_tokens: int,
-        chain: PageHashChain | None = None, eos: frozenset[int] = frozenset(),
+        chain: PageHashChain | None = None, eos: frozenset[int] = frozenset(), mask: TokenMask | None = None,
     ) -> None:  # fmt: skip
         self.start, self.owner, self.gateway = start, owner, gateway
         self.key = start.request_id
@@ -66,6 +67,7 @@ class Sequence:
         self.tokens: list[int] = [*start.prompt, *start.emitted]
         self.adjustments = logit_adjustments(start.sampling, start.emitted, start.prompt, eos)
         self.stop_tokens = frozenset(start.sampling.stop_token_ids)
+        self.mask = mask
         self.in_kv = 0
         self.reservation_tokens = start.reservation_tokens
         self.doublings = self.swaps = 0
@@ -131,12 +133,15 @@ class Sequence:
         assert self.phase is SequencePhase.DECODE, self.phase
         assert self.in_kv == len(tokens) < self.max_len, (self.in_kv, len(tokens), self.max_len)
         tokens.append(token)
-        if self.adjustments is not None:
-            self._adjust(token)
+        if self.adjustments is not None or self.mask is not None:
+            self._advance(token)
 
-    def _adjust(self, token: int) -> None:
+    def _advance(self, token: int) -> None:
+        """What it may sample next depends on its answer."""
         if self.adjustments is not None and not self.adjustments.add(token):
             self.adjustments = None
+        if self.mask is not None:
+            self.mask.add(token)
 
     def pause(self) -> None:
         assert self.phase is SequencePhase.DECODE, self.phase
@@ -180,9 +185,8 @@ class Sequence:
         """Its KV is here, with tokens that the other runner has sampled."""
         assert self.phase is SequencePhase.RECEIVE, self.phase
         self.tokens.extend(tokens)
-        if self.adjustments is not None:
-            for token in self.tokens[self.base_len :]:
-                self._adjust(token)
+        for token in self.tokens[self.base_len :]:
+            self._advance(token)
         assert self.in_kv <= in_kv < len(self.tokens), (self.in_kv, in_kv, len(self.tokens))
         self.in_kv = in_kv
 

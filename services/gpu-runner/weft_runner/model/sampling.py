@@ -2,14 +2,14 @@
 
 **The rule**, in vLLM's order. The row's logits are shifted (`core.sampling`: `logit_bias` is added, tokens that bad
 words or `min_tokens` forbid become -inf, then the repetition penalty scales, frequency and presence penalties are taken
-off, and the result is rounded to float). At temperature 0 the largest wins, the lowest id among equals. Otherwise
-tokens are put in order of their shifted logits, largest first, the lower id first among equals, and their probabilities
-are softmax(shifted / temperature). `min_p` keeps those that are at least so likely, measured by the likeliest; `top_k`
-the first k of them; `top_p` the smallest number of these that reaches it as a share of their sum; one draw from (seed,
-choice, absolute position) picks among what is left. The draw is a counter-based hash (three rounds of SplitMix64's
-finalizer, Steele et al. 2014): no generator state has to move with a sequence. Log probabilities are log softmax of the
-raw logits: before shifts and temperature. A row's token depends on that row alone; a row that holds a NaN, or whose
-largest logit is not finite, has none.
+off, and the result is rounded to float) and masked (`core.token_mask`: what may not come becomes -inf). At temperature
+0 the largest wins, the lowest id among equals. Otherwise tokens are put in order of their shifted logits, largest
+first, the lower id first among equals, and their probabilities are softmax(shifted / temperature). `min_p` keeps those
+that are at least so likely, measured by the likeliest; `top_k` the first k of them; `top_p` the smallest number of
+these that reaches it as a share of their sum; one draw from (seed, choice, absolute position) picks among what is left.
+The draw is a counter-based hash (three rounds of SplitMix64's finalizer, Steele et al. 2014): no generator state has to
+move with a sequence. Log probabilities are log softmax of the raw logits: before shifts, masks and temperature. A row's
+token depends on that row alone; a row that holds a NaN, or whose largest logit is not finite, has none.
 
 **How, exactly.** Probabilities are whole numbers: round(2^b * exp((logit - largest) / temperature)), where b is as
 large as keeps the sum over a vocabulary below 2^63 (47 for 49,152 tokens), with an exp made of IEEE multiplications and
@@ -19,7 +19,7 @@ width, and native code needs no sort. The rounding moves less than vocabulary * 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ import torch
 from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.cpu.sampling import SAMPLING_ARGS, Sampler
 from weft_runner.core.sampling import LogitAdjustments, SampledToken
+from weft_runner.core.token_mask import TokenMask, words_of
 
 _MASK, _MOST_INT32 = (1 << 64) - 1, (1 << 31) - 1
 _LOG2E = float.fromhex("0x1.71547652b82fep+0")
@@ -39,19 +40,23 @@ _SHARPEST = 1e300  # largest 1 / temperature: finite
 
 Floats = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
+_FULL = np.uint32(0xFFFFFFFF)
 
 
 class SamplingArgs(NamedTuple):
-    """How one row's token is sampled. `position`: the absolute one of that token; `shifts`: the sequence's."""
+    """How one row's token is sampled. `position`: the absolute one of that token; `shifts`, `mask`: the sequence's."""
 
     sampling: Sampling
     position: int
     shifts: LogitAdjustments | None = None
+    mask: TokenMask | None = None
 
     @property
     def is_plain(self) -> bool:
         """The likeliest token, and nothing else is asked."""
-        return self.sampling.temperature == 0.0 and self.shifts is None and self.sampling.top_logprobs is None
+        raw = self.shifts is None and self.mask is None
+        return raw and self.sampling.temperature == 0.0 and self.sampling.top_logprobs is None
 
     @property
     def cuts(self) -> bool:
@@ -63,12 +68,13 @@ def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledT
     """A token for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
     best = logits.max(dim=-1)
     peaks, tokens = best.values.tolist(), best.indices.tolist()
+    masks = masks_of(draws, logits.shape[1])
     return [
         None
         if not math.isfinite(peak)
         else SampledToken(token)
         if draw.is_plain
-        else _sample_row(logits[i].float().numpy(), draw)
+        else _sample_row(logits[i].float().numpy(), draw, masks.get(i))
         for i, (peak, token, draw) in enumerate(zip(peaks, tokens, draws, strict=True))
     ]
 
@@ -85,7 +91,8 @@ class NativeSampler:
         assert logits.stride(1) == 1, logits.stride()
         if not draws:
             return []
-        rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws)
+        masks = masks_of(draws, logits.shape[1])
+        rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws, masks)
         sampled = self._sampler.sample(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
         asked = any(draw.sampling.top_logprobs is not None for draw in draws)
         logprobs = _logprobs_of(sampled) if asked else [None] * len(draws)
@@ -100,11 +107,32 @@ def random_bits(seed: int, choice: int, position: int) -> int:
     return _mix(_mix(_mix(seed & _MASK) ^ (choice & _MASK)) ^ (position & _MASK)) >> 11
 
 
+def masks_of(draws: Sequence[SamplingArgs], vocab: int) -> dict[int, Words]:
+    """By row of those that have one: uint32 [ceil(vocab / 32)], rows of one array. Grammars are asked together.
+
+    It is called once the step's model has been launched: a device computes meanwhile.
+    """
+    rows = [(row, draw.mask) for row, draw in enumerate(draws) if draw.mask is not None]
+    if not rows:
+        return {}
+    words = np.full((len(rows), words_of(vocab)), _FULL, np.uint32)
+    states = [(mask.grammar, i) for i, (_, mask) in enumerate(rows) if mask.grammar is not None]
+    if states:
+        states[0][0].fill(states, words.ctypes.data, words.strides[0], len(words))
+    for i, (_, mask) in enumerate(rows):
+        if mask.allowed is not None:
+            words[i] &= np.frombuffer(mask.allowed, np.uint32)
+    return {row: words[i] for i, (row, _) in enumerate(rows)}
+
+
 # ---- one row in numpy
 
 
-def _sample_row(row: Floats, draw: SamplingArgs) -> SampledToken | None:
+def _sample_row(row: Floats, draw: SamplingArgs, mask: Words | None) -> SampledToken | None:
     shifted = row if draw.shifts is None else _shift(row, draw.shifts)
+    if mask is not None:
+        possible = np.unpackbits(mask.view(np.uint8), count=len(row), bitorder="little").astype(bool)
+        shifted = np.where(possible, shifted, np.float32(-math.inf))
     if not math.isfinite(shifted.max()):
         return None
     sampling = draw.sampling
@@ -193,17 +221,19 @@ def _largest(row: Floats) -> float:
 # ---- to and from the native library
 
 
-def _draws_of(draws: Sequence[SamplingArgs]) -> npt.NDArray[np.void]:
-    return np.array([_draw_of(*draw) for draw in draws], SAMPLING_ARGS)
+def _draws_of(draws: Sequence[SamplingArgs], masks: Mapping[int, Words]) -> npt.NDArray[np.void]:
+    return np.array([_draw_of(draw, masks.get(row)) for row, draw in enumerate(draws)], SAMPLING_ARGS)
 
 
-def _draw_of(sampling: Sampling, position: int, shifts: LogitAdjustments | None) -> tuple[int | float, ...]:
-    """The fields of SAMPLING_ARGS, in its order. The addresses are those of the sequence's own arrays."""
-    shifted = (0, 0, 0, 0, 0) if shifts is None else _addresses(shifts)
+def _draw_of(draw: SamplingArgs, mask: Words | None) -> tuple[int | float, ...]:
+    """The fields of SAMPLING_ARGS, in its order. The addresses are those of the sequence's own arrays and of `mask`."""
+    sampling, position, shifts, _ = draw
+    *shifted, n_shifted = (0, 0, 0, 0, 0) if shifts is None else _addresses(shifts)
     n_top = -1 if sampling.top_logprobs is None else sampling.top_logprobs
     whence = sampling.seed & _MASK, sampling.choice & _MASK, position
     kept = sampling.temperature, sampling.top_p, sampling.min_p
-    return (*whence, *kept, *shifted, n_top, min(sampling.top_k, _MOST_INT32), 0)
+    bits = 0 if mask is None else mask.ctypes.data
+    return (*whence, *kept, *shifted, bits, n_shifted, n_top, min(sampling.top_k, _MOST_INT32), 0)
 
 
 def _addresses(shifts: LogitAdjustments) -> tuple[int, int, int, int, int]:

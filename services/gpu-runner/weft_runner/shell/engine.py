@@ -21,6 +21,7 @@ from weft_runner.core.events import (
     AdapterBrought,
     AdapterPages,
     AdaptersChanged,
+    CompileGrammar,
     DropKv,
     DropSwap,
     Effect,
@@ -42,8 +43,10 @@ from weft_runner.core.events import (
 from weft_runner.core.runner import Runner
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Offloads, Pipelined
+from weft_runner.model.grammar import Grammars
 from weft_runner.model.layer_progress import CalledLayerCounter, CountsLayers, LayerProgress
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
+from weft_runner.shell.grammar_pool import GrammarPool
 from weft_runner.shell.kv_swapper import KvSwapper
 from weft_runner.shell.step_gaps import COPIES_SHARE, StepGaps
 from weft_runner.step.asynchronous import AsyncSteps
@@ -112,7 +115,9 @@ class Engine:
         make_adapters: Callable[[Callable[[Posted], None]], AdapterPool],
         on_output: Callable[[Output], None],
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars`: of its model; None: requests with one are refused."""
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
         self._offloads = executor if isinstance(executor, Offloads) else None
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
@@ -130,6 +135,7 @@ class Engine:
         self._output = Output()
         self._busy_s, self._check_at, self._step_s = 0.0, 0.0, 0.0
         self._swaps: KvSwapper | None = None
+        self._grammars = GrammarPool(grammars or Grammars(None, executor.spec.vocab_size, frozenset()), self.post)
         self._stopping = False
         self.busy_since: float | None = None  # monotonic, while the model runs: a forward that never ends shows
 
@@ -247,6 +253,8 @@ class Engine:
                 case OpenKvStream() | SendKv() | ReceiveKv() | DropKv() | Close():
                     assert self._kv is not None, "this runner exchanges no KV"
                     self._kv.execute(effect, self.executor.spec.layers if self.steps.in_flight else 0)
+                case CompileGrammar():
+                    self._grammars.execute(effect)
                 case action:
                     self.adapters.execute((action,))
         return step
@@ -265,6 +273,7 @@ class Engine:
             self._kv.close()
         if self._swaps is not None:
             self._swaps.close()
+        self._grammars.close()
         self.copies.close()
         self.gaps.close()
         self.adapters.close()

@@ -25,6 +25,7 @@ from weft_runner.model.adapter_store import Source
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.executor import Executor, WrapExecutor
+from weft_runner.model.grammar import Grammars
 from weft_runner.model.tiers.budget import Offloading
 from weft_runner.model.weights import Files
 from weft_runner.offload.machine import MachineRates
@@ -104,7 +105,9 @@ def build_engine(
     profile = _profile(executor, limits) if settings.profile else None
     if profile is not None:
         limits = replace(limits, layer_by_layer_tokens=profile.layer_by_layer_tokens)
-    engine = Engine(Runner(limits, profile.model if profile else GUESS), executor, make_adapters, on_output)
+    grammars = Grammars(files.get("tokenizer.json"), spec.vocab_size, spec.eos)
+    machine = Runner(limits, profile.model if profile else GUESS)
+    engine = Engine(machine, executor, make_adapters, on_output, grammars=grammars)
     own = adapters.own if isinstance(adapters, ShardedAdapterStore) else adapters
     if isinstance(own, CpuAdapterStore):
         own.complete = engine.gaps.complete

@@ -12,6 +12,7 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, StepRow
 
 NOT_FINITE = "the model's output is not finite"
+NOT_ALLOWED = "the model's output is not finite, or impossible for every token that the request allows"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +26,7 @@ class BuiltStep:
 
     def draws(self) -> list[SamplingArgs]:
         """How the rows that get a token sample it."""
-        return [SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments) for s in self.sampled]
+        return [SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments, s.mask) for s in self.sampled]
 
     def by_key(self, found: Sequence[SampledToken | None]) -> tuple[dict[str, SampledToken], dict[str, str]]:
         """What rows sampled, and why those that have no token failed."""
@@ -33,7 +34,12 @@ class BuiltStep:
         tokens = {key: token for key, token in sampled.items() if token is not None}
         if len(tokens) == len(sampled):
             return tokens, {}
-        return tokens, {key: NOT_FINITE for key in sampled if key not in tokens}
+        return tokens, {s.key: _why(s) for s in self.sampled if s.key not in tokens}
+
+
+def _why(sequence: PoolSequence) -> str:
+    """A sequence has no token."""
+    return NOT_FINITE if sequence.mask is None else sequence.mask.fault or NOT_ALLOWED
 
 
 class StepBuilder:

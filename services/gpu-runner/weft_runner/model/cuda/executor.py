@@ -17,6 +17,7 @@ from weft.domain.model.config import ModelSpec
 from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.triton import attention, fused, int4
 from weft_runner.core.sampling import SampledToken, logit_adjustments
+from weft_runner.core.token_mask import token_mask
 from weft_runner.model.cuda.adapters import PagedAdapterStore
 from weft_runner.model.cuda.attention import Attention, TritonAttention
 from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_steps
@@ -159,11 +160,14 @@ class CudaExecutor:
         return self._sample(self.run(step), draws)
 
     def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
-        """A captured step whose tokens need no penalties and no log probabilities."""
+        """A captured step whose tokens need no penalties, no masks and no log probabilities."""
         return (
             self._graphs is not None
             and self._graphs.size_of(step) is not None
-            and not any(draw.shifts is not None or draw.sampling.top_logprobs is not None for draw in draws)
+            and not any(
+                draw.shifts is not None or draw.mask is not None or draw.sampling.top_logprobs is not None
+                for draw in draws
+            )
         )
 
     @on_device
@@ -224,7 +228,8 @@ class CudaExecutor:
                     logits = self._logits(x[here.sampled])
         if self._samples:
             biased = Sampling(temperature=1.0, top_p=0.5, logit_bias=((0, 0.0),))
-            self._sample(logits, [SamplingArgs(biased, 0, logit_adjustments(biased, ()))]).result()
+            masked = token_mask((0,), None, self.spec.vocab_size)
+            self._sample(logits, [SamplingArgs(biased, 0, logit_adjustments(biased, ()), masked)]).result()
 
     def _eager(
         self, step: StepInput, first: int, last: int, hidden: torch.Tensor | None, layer_done: LayerDone | None

@@ -12,7 +12,7 @@ from weft.domain.request import TokenLogprob
 from weft_kernels.triton import sampling as device
 from weft_runner.core.sampling import LogitAdjustments, SampledToken
 from weft_runner.model.cuda.device import device_errors
-from weft_runner.model.sampling import SamplingArgs, random_bits
+from weft_runner.model.sampling import SamplingArgs, masks_of, random_bits
 
 
 class GpuSampler:
@@ -55,10 +55,18 @@ class GpuSampler:
         return tokens
 
     def _shifted(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> torch.Tensor:
-        """Logits with biases and penalties, in a copy: log probabilities are of the raw ones."""
+        """Logits with biases, penalties and masks, in a copy: log probabilities are of the raw ones."""
         shifts = [(row, s) for row, draw in enumerate(draws) if (s := draw.shifts) is not None and len(s.tokens)]
-        if not shifts:
+        masks = masks_of(draws, logits.shape[1])
+        if not shifts and not masks:
             return logits
+        shifted = self._shift(logits, shifts) if shifts else logits.clone()
+        if masks:
+            words = np.stack(list(masks.values())).view(np.int32)
+            device.mask(shifted, self._upload(list(masks), np.int32), self._upload(words, np.int32))
+        return shifted
+
+    def _shift(self, logits: torch.Tensor, shifts: Sequence[tuple[int, LogitAdjustments]]) -> torch.Tensor:
         rows = np.concatenate([np.full(len(s.tokens), row, np.int32) for row, s in shifts])
         tokens = np.concatenate([np.frombuffer(s.tokens, np.int32) for _, s in shifts])
         values = np.concatenate([np.frombuffer(s.values, np.float64) for _, s in shifts])

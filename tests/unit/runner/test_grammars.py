@@ -1,0 +1,323 @@
+"""Grammars and allowed tokens from the Start to the Step: machine, compiling threads, masks and engine."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from harness.quickstart import QUICKSTART, tokenizer
+from harness.runner_machine import start_of
+from harness.small_runner import World
+from weft.domain.ids import Epoch
+from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
+from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, SessionHello, Stop
+from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.library import load
+from weft_runner.core.awaited_grammars import WAIT_S
+from weft_runner.core.events import CompileGrammar, GrammarCompiled
+from weft_runner.core.runner import Runner
+from weft_runner.core.sequence import Sequence
+from weft_runner.core.token_mask import token_mask
+from weft_runner.model.checkpoint import open_checkpoint
+from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.grammar import GrammarRefused, Grammars
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,6}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+JSON = LLMatcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False})
+PHONE = LLMatcher.grammar_from_regex(r"\+[0-9]{2} [0-9]{3,5}")
+EOS = 1
+
+
+# ---- the machine: a Start waits for its grammar, and nothing else does
+
+G = Peer(Kind.GATEWAY, "g/1")
+
+
+class Recorded:
+    """A grammar's state that only remembers its tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.fault = ""
+
+    def add(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def fill(self, states: Any, address: int, row_bytes: int, rows: int) -> None:
+        raise AssertionError("nothing runs")
+
+
+@pytest.fixture
+def machine(drive) -> Runner:
+    runner = Runner(replace(drive().limits, max_sequences=2))
+    runner.handle(Connected(G, SessionHello("g", "")), 0.0)
+    return runner
+
+
+def constrained(key: str, epoch: int = 1, **fields: Any) -> Any:
+    return start_of(key, epoch, [3, 4], 4, sampling=Sampling(grammar="start: /a/"), **fields)
+
+
+def said(effects: list[Any]) -> list[Any]:
+    return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == G]
+
+
+def test_a_request_is_admitted_once_its_grammar_is_compiled_and_others_do_not_wait(machine):
+    effects = machine.handle(Received(G, constrained("r", emitted=(5,))), 0.0)
+    assert CompileGrammar(G, "r", Epoch(1, 1), "start: /a/", (5,)) in effects
+    machine.handle(Received(G, start_of("free", 1, [3], 4)), 0.0)
+    assert list(machine.pool.sequences) == ["free"]
+    state = Recorded()
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), state), 0.1)
+    mask = machine.pool.sequences["r"].mask
+    assert mask is not None
+    assert mask.grammar is state
+    machine.check()
+
+
+def test_a_grammar_that_does_not_compile_ends_its_request_by_name(machine):
+    machine.handle(Received(G, constrained("r")), 0.0)
+    effects = machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), None, "it is wrong"), 0.1)
+    assert said(effects) == [Ended("r", Epoch(1, 1), EndReason.GRAMMAR, "it is wrong")]
+
+
+@pytest.mark.parametrize("end", [Received(G, Stop("r", Epoch(1, 1))), Closed(G)])
+def test_a_request_that_is_stopped_while_its_grammar_compiles_never_starts(machine, end):
+    machine.handle(Received(G, constrained("r")), 0.0)
+    machine.handle(end, 0.0)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), Recorded()), 0.1)
+    assert not machine.pool.sequences
+    assert not len(machine.grammars)
+
+
+def test_the_state_of_an_earlier_epoch_is_not_taken_for_a_later_one(machine):
+    machine.handle(Received(G, constrained("r", 1)), 0.0)
+    machine.handle(Received(G, constrained("r", 2, emitted=(7,))), 0.0)
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 1), Recorded()), 0.1)
+    assert not machine.pool.sequences
+    machine.handle(GrammarCompiled(G, "r", Epoch(1, 2), Recorded()), 0.2)
+    assert machine.pool.sequences["r"].start.epoch == Epoch(1, 2)
+
+
+def test_who_waits_is_bounded_in_number_and_in_time(machine):
+    for key in "ab":
+        machine.handle(Received(G, constrained(key)), 0.0)
+    (refused,) = said(machine.handle(Received(G, constrained("c")), 0.0))
+    assert isinstance(refused, NoCapacity)
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    assert deadline <= WAIT_S
+    ended = [one for one in said(machine.handle(TICK, WAIT_S)) if isinstance(one, Ended)]
+    assert [(one.request_id, one.reason) for one in ended] == [("a", EndReason.GRAMMAR), ("b", EndReason.GRAMMAR)]
+
+
+def test_tokens_that_came_with_kv_of_another_runner_advance_the_grammar():
+    state = Recorded()
+    start = constrained("r")
+    sequence = Sequence(start, G, "g", admitted=1, now=0.0, max_context_tokens=50, mask=token_mask((), state, 50))
+    sequence.await_kv()
+    sequence.take_kv(2, [9])
+    assert state.tokens == [9]
+
+
+# ---- compiling: named errors, masks as they should be
+
+
+def grammars(vocab: int = 106, path: Path | None = QUICKSTART / "model" / "tokenizer.json") -> Grammars:
+    return Grammars(path, vocab, frozenset({EOS}))
+
+
+def allowed(state: Any, vocab: int = 106) -> set[int]:
+    words = np.zeros(-(-vocab // 32), np.uint32)
+    state.fill([(state, 0)], words.ctypes.data, words.nbytes, 1)
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def test_the_end_is_allowed_exactly_where_the_grammar_accepts_and_special_tokens_never_are():
+    begun = grammars().begin(LLMatcher.grammar_from_regex("ab?"), ())
+    assert allowed(begun) == set(ids("a"))
+    begun.add(*ids("a"))
+    assert allowed(begun) == {EOS, *ids("b")}
+    begun.add(*ids("b"))
+    assert allowed(begun) == {EOS}
+
+
+def test_tokens_beyond_the_tokenizer_are_masked_out():
+    anything = grammars(200).begin(LLMatcher.grammar_from_regex("(?s:.*)"), ())
+    assert max(allowed(anything, 200)) < 106
+
+
+def test_a_state_made_behind_emitted_tokens_is_the_one_that_took_them_one_by_one():
+    text = ids('{"name":"bob","age":1')
+    one_by_one, compiled = grammars().begin(JSON, ()), grammars()
+    for cut, token in enumerate(text):
+        assert allowed(compiled.begin(JSON, text[:cut])) == allowed(one_by_one)
+        one_by_one.add(token)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        ("start: nothing", "does not compile"),
+        (LLMatcher.grammar_from_json_schema({"not": {}}), "Unimplemented keys"),
+        (LLMatcher.grammar_from_regex("a(?=b)"), "look-ahead"),
+    ],
+)
+def test_what_does_not_compile_is_refused_by_name(grammar: str, why: str):
+    with pytest.raises(GrammarRefused, match=why):
+        grammars().begin(grammar, ())
+
+
+def test_an_answer_that_is_not_of_its_grammar_is_refused():
+    with pytest.raises(GrammarRefused, match="the answer so far"):
+        grammars().begin(PHONE, ids("x"))
+
+
+@pytest.mark.parametrize(
+    ("path", "eos", "why"),
+    [
+        (None, {EOS}, "no tokenizer.json"),
+        (QUICKSTART / "model" / "tokenizer.json", set(), "no end of sequence"),
+        (QUICKSTART / "model" / "config.json", {EOS}, "cannot be used"),
+    ],
+)
+def test_a_model_that_grammars_cannot_mask_refuses_them_by_name(path: Path | None, eos: set[int], why: str):
+    with pytest.raises(GrammarRefused, match=why):
+        Grammars(path, 106, frozenset(eos)).begin(PHONE, ())
+
+
+# ---- the engine
+
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def quick(request, tmp_path, make_driver):
+    """Drivers over the quickstart's model, on an executor."""
+    (tmp_path / "world").mkdir()
+    (tmp_path / "world" / "base").symlink_to(QUICKSTART / "model")
+    world = World(tmp_path / "world", json.loads((QUICKSTART / "model" / "config.json").read_text()))
+    make = None
+    if request.param == "cpu":
+        make = native
+        try:
+            load()
+        except NativeUnavailable as error:
+            pytest.skip(f"no native library: {error.reason}")
+    return lambda **limits: make_driver(world, make_executor=make, page_tokens=16, total_pages=256, **limits)
+
+
+def native(files: dict[str, Path], spec: Any, limits: Any) -> Any:
+    return CpuExecutor(
+        load(), open_checkpoint(files, spec), dtype="fp32", threads=1, pages=limits.total_pages,
+        page_tokens=limits.page_tokens, slots=limits.max_adapters,
+    )  # fmt: skip
+
+
+def prompt() -> list[int]:
+    return [0, *ids(PROMPT), 2]
+
+
+def text_of(driver: Any, key: str) -> str:
+    return "".join(tokenizer().id_to_token(token) for token in driver.answer(key))
+
+
+def run(driver: Any, **requests: Sampling) -> dict[str, str]:
+    driver.post(*(driver.request(key, prompt(), 120, sampling=sampling) for key, sampling in requests.items()))
+    driver.finish()
+    return {key: text_of(driver, key) for key in requests}
+
+
+def assert_of_schema(text: str) -> None:
+    value = json.loads(text)
+    assert sorted(value) == ["age", "name", "tags"]
+    assert re.fullmatch("[a-z]{1,6}", value["name"])
+    assert 0 <= value["age"] <= 120
+    assert set(value["tags"]) <= {"a", "b"}
+    assert len(value["tags"]) <= 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_of_their_grammars_and_rows_without_one_say_what_they_say_alone(quick, temperature):
+    free = {f"free{i}": Sampling(seed=i, temperature=temperature) for i in range(3)}
+    texts = run(
+        quick(), **free,
+        **{f"json{i}": Sampling(seed=i, temperature=temperature, grammar=JSON) for i in range(3)},
+        **{f"phone{i}": Sampling(seed=i, temperature=temperature, grammar=PHONE) for i in range(3)},
+        digits=Sampling(temperature=temperature, allowed_token_ids=tuple(ids("0123456789")), ignore_eos=True),
+    )  # fmt: skip
+    alone = run(quick(), **free)
+    for key, text in texts.items():
+        if key.startswith("json"):
+            assert_of_schema(text)
+        elif key.startswith("phone"):
+            assert re.fullmatch(r"\+[0-9]{2} [0-9]{3,5}", text)
+        elif key == "digits":
+            assert re.fullmatch(r"[0-9]{120}", text)
+        else:
+            assert text == alone[key]
+
+
+def test_allowed_tokens_and_a_grammar_hold_together(quick):
+    few = (*ids("+123 "), EOS)
+    (text,) = run(quick(), r=Sampling(seed=1, temperature=1.0, grammar=PHONE, allowed_token_ids=few)).values()
+    assert re.fullmatch(r"\+[123]{2} [123]{3,5}", text)
+
+
+@pytest.mark.parametrize("cut", [1, 9, 20])
+def test_an_answer_that_moves_goes_on_as_if_it_had_not(quick, cut):
+    sampling = Sampling(seed=7, temperature=1.0, grammar=JSON)
+    (alone,) = run(quick(), r=sampling).values()
+    source, target = quick(), quick()
+    source.post(source.request("r", prompt(), 120, sampling=sampling))
+    while len(source.answer("r")) < cut:
+        source.beat()
+    emitted = tuple(source.answer("r"))
+    target.post(target.request("r", prompt(), 120, sampling=sampling, emitted=emitted, epoch=Epoch(2, 1)))
+    target.finish()
+    assert "".join(map(tokenizer().id_to_token, [*emitted, *target.answer("r")])) == alone
+    assert_of_schema(alone)
+
+
+def test_a_grammar_that_no_token_continues_ends_its_request_alone_by_name(quick):
+    driver = quick()
+    dead = LLMatcher.grammar_from_regex("a(é|ü)")  # this model has no token for either
+    texts = run(driver, dead=Sampling(grammar=dead), free=Sampling())
+    ending = driver.ending("dead")
+    assert isinstance(ending, Ended)
+    assert ending.reason is EndReason.GRAMMAR
+    assert "cannot go on" in ending.detail
+    assert texts["free"] == run(quick(), free=Sampling())["free"]
+    assert isinstance(driver.ending("free"), SequenceTokens)
+
+
+def test_a_model_without_a_tokenizer_refuses_grammars_and_serves_the_rest(drive):
+    driver = drive()
+    driver.post(
+        driver.request("r", [3], sampling=Sampling(grammar=PHONE)),
+        driver.request("free", [3], 5, sampling=Sampling(ignore_eos=True)),
+    )
+    driver.finish()
+    ending = driver.ending("r")
+    assert (ending.reason, ending.detail) == (
+        EndReason.GRAMMAR, "the model has no tokenizer.json, which grammars need",
+    )  # fmt: skip
+    assert driver.ending("free").finish is FinishReason.LENGTH
