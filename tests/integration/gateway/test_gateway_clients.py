@@ -140,7 +140,7 @@ async def test_texts_and_chats_are_tokenised_and_back(world: World) -> None:
         refused(
             await http.post("/detokenize", json={"model": "tiny", "tokens": [400]}), 400, "invalid_parameter", "tokens"
         )
-        refused(await http.post("/tokenize", json={"model": "tiny"}), 400, "invalid_parameter", "prompt")
+        refused(await http.post("/tokenize", json={"model": "tiny"}), 400, "missing_parameter", "prompt")
         refused(await http.post("/tokenize", json=TEXT | {"model": "acme/absent"}), 404, "model_not_found", "model")
         info = (await http.get("/tokenizer_info")).json()
         assert "messages" in info["chat_template"]

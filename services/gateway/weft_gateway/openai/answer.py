@@ -10,6 +10,7 @@ from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
 from weft_gateway.core.events import Emit, Finish
 from weft_gateway.errors import ApiError, Internal, from_failure
+from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.logprobs import TokenNames
 from weft_gateway.openai.response_format import EndedChoice, PromptPart, ResponseEncoder, usage_of
 from weft_gateway.openai.schema import Common
@@ -23,12 +24,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What an answer's bytes are made with. `prompts`: what the answer repeats of each prompt."""
+    """What an answer's bytes are made with. `prompts`: what the answer repeats of each prompt; `form`: its parts."""
 
     kind: type[ResponseEncoder]
     params: Common
     names: TokenNames
     prompts: Sequence[PromptPart]
+    form: AnswerForm
 
 
 class Answer:
@@ -42,7 +44,7 @@ class Answer:
         self.request_id = first.request_id
         created_unix_s = first.arrived_unix_ms // 1000
         self.encoder = encoding.kind(
-            encoding.params, encoding.names, first.request_id, created_unix_s, prompts=encoding.prompts
+            encoding.params, encoding.names, first.request_id, created_unix_s, encoding.prompts, encoding.form
         )
 
     @property

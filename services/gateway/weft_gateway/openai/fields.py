@@ -16,8 +16,10 @@ MAX_STOP_TOKENS = 128
 MAX_ALLOWED_TOKENS = 4096
 MAX_TOKENS = 1 << 20  # of a text
 MAX_BAD_WORDS, MAX_BAD_TEXT_CHARS = 64, 256
+MAX_TOOLS = 128
 MAX_DEPTH = 32  # of values inside values that a chat template gets
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -113,6 +115,42 @@ def _part(part: Any) -> str:
             raise PydanticCustomError("content", 'takes text parts only: {"type": "text", "text": "..."}')
 
 
+def _tools(value: Any) -> list[dict[str, Any]]:
+    """OpenAI's functions, as they are: a chat template gets them. No two have a name."""
+    fits = isinstance(value, list) and len(value) <= MAX_TOOLS and all(map(_is_function, value))
+    if not fits or len({tool["function"]["name"] for tool in value}) < len(value):
+        raise PydanticCustomError(
+            "tools",
+            'must be a list of at most {count} functions of different names: {{"type": "function", "function": '
+            '{{"name": "up to 64 letters, digits, _ . and -", "description": "...", "parameters": {{...}}}}}}',
+            {"count": MAX_TOOLS},
+        )
+    return _bounded(value)
+
+
+def _is_function(tool: Any) -> bool:
+    match tool:
+        case {"type": "function", "function": {"name": str(name), **others}}:
+            parameters, described = others.get("parameters") or {}, others.get("description") or ""
+            return bool(_TOOL_NAME.fullmatch(name)) and isinstance(parameters, dict) and isinstance(described, str)
+        case _:
+            return False
+
+
+def _tool_choice(value: Any) -> str | dict[str, str]:
+    """A word, or the name of a function."""
+    match value:
+        case "none" | "auto" | "required":
+            return value
+        case {"type": "function", "function": {"name": str(name)}}:
+            return {"name": name}
+        case _:
+            raise PydanticCustomError(
+                "tool_choice",
+                'must be "none", "auto", "required", or {{"type": "function", "function": {{"name": "..."}}}}',
+            )
+
+
 def _whole(value: Any) -> Any:
     """5.0 is 5, as JSON has one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -140,4 +178,6 @@ Prompts = Annotated[
     PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
 ]
 Content = Annotated[str, BeforeValidator(_content)]
+Tools = Annotated[list[dict[str, Any]], BeforeValidator(_tools)]
+ToolChoice = Annotated[str | dict[str, str], PlainValidator(_tool_choice, json_schema_input_type=str | dict[str, Any])]
 Bounded = BeforeValidator(_bounded)

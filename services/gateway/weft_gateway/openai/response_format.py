@@ -12,6 +12,7 @@ import orjson
 
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, TokenLogprobOut
+from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
 from weft_gateway.openai.logprobs import TokenNames, chat_logprobs, completion_logprobs
 from weft_gateway.openai.schema import Common
 
@@ -21,6 +22,7 @@ _REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LE
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
 EndedChoice = tuple[Emit, FinishReason]
+PLAIN = AnswerForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,18 @@ class ResponseEncoder:
     encode_logprobs: ClassVar[LogprobsEncoder]
 
     def __init__(
-        self, params: Common, names: TokenNames, request_id: str, created_unix_s: int, prompts: Sequence[PromptPart]
+        self,
+        params: Common,
+        names: TokenNames,
+        request_id: str,
+        created_unix_s: int,
+        prompts: Sequence[PromptPart],
+        form: AnswerForm = PLAIN,
     ) -> None:
         self._params, self._names, self._prompts = params, names, prompts
         self._choices = params.n * len(prompts)
+        ids = [f"{request_id}/{index}" for index in range(self._choices)]
+        self._readers = [] if form.is_plain else [AnswerReader(form, answer_id) for answer_id in ids]
         self._head, self._chunk_head = (
             {"id": f"{self.id_prefix}-{request_id}", "object": kind, "created": created_unix_s, "model": params.model}
             for kind in (self.kind, self.chunk_kind)
@@ -152,6 +162,46 @@ class ChatEncoder(ResponseEncoder):
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
     encode_logprobs = staticmethod(chat_logprobs)
+
+    def chunk(self, index: int, emit: Emit) -> bytes:
+        """Of an answer with more than text: a chunk for each part; the first one has what comes beside the text."""
+        if not self._readers:
+            return super().chunk(index, emit)
+        self._answer_tokens[index] = emit.answer_tokens
+        deltas = self._readers[index].push(emit.text)
+        logprobs, tokens = self._logprobs(emit), list(emit.tokens) if self._params.return_token_ids else None
+        if not deltas and (logprobs is not None or tokens):
+            deltas = [{}]
+        return b"".join(
+            self._part(index, delta, logprobs if first else None, tokens if first else None)
+            for first, delta in zip([True] + [False] * len(deltas), deltas, strict=False)
+        )
+
+    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
+        if not self._readers:
+            return super().finish_chunk(index, reason)
+        left = b"".join(self._part(index, delta) for delta in self._readers[index].flush())
+        choice = self._delta(index, "", None, self._reason(index, reason))
+        return left + self._event([choice], self._usage_so_far())
+
+    def _part(self, index: int, delta: dict[str, Any], logprobs: Any = None, tokens: list[int] | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        if tokens is not None:
+            choice["token_ids"] = tokens
+        return self._event([choice], self._usage_so_far())
+
+    def _reason(self, index: int, reason: FinishReason) -> str:
+        """An answer with calls ends for them to be made, unless it was cut or the request itself named the call."""
+        calls = self._readers and self._readers[index].ends_with_calls and reason is not FinishReason.LENGTH
+        return "tool_calls" if calls else _REASONS[reason]
+
+    def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
+        choice = super()._whole_choice(index, emit, reason)
+        if self._readers:
+            reader = self._readers[index]
+            choice["message"] = message_of([*reader.push(emit.text), *reader.flush()])
+            choice["finish_reason"] = self._reason(index, reason)
+        return choice
 
     def first_chunk(self) -> bytes:
         role = {"role": "assistant", "content": ""}

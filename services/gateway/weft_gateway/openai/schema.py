@@ -25,6 +25,8 @@ from weft_gateway.openai.fields import (
     Stops,
     StopTokens,
     TokenIds,
+    ToolChoice,
+    Tools,
     Whole,
 )
 from weft_gateway.openai.tolerance import advice, tolerated
@@ -236,15 +238,10 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return call
 
 
-class ChatRequest(Common):
-    """`POST /v1/chat/completions`."""
-
-    prompt_name: ClassVar[str] = "messages"
+class ChatPrompt(Strict):
+    """What a chat template gets."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32, description="goes before max_tokens")
-    logprobs: bool = Field(False, description="report the log probability of each token")
-    top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
     add_generation_prompt: bool = Field(True, description="the prompt ends where an answer of the assistant begins")
     continue_final_message: bool = Field(False, description="the answer goes on with the last message")
     chat_template_kwargs: Annotated[dict[str, Any], Bounded] = Field(
@@ -253,6 +250,41 @@ class ChatRequest(Common):
     documents: Annotated[list[dict[str, Any]], Bounded] = Field(
         default_factory=list[dict[str, Any]], description="for chat templates that place them"
     )
+    tools: Tools = Field(default_factory=list[dict[str, Any]], description="functions that the model may call")
+    tool_choice: ToolChoice = Field("auto", description="none, auto, required, or the function that is called")
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def required_tools(self) -> list[dict[str, Any]]:
+        """The tools one of which the answer has to call; empty: it need not."""
+        if isinstance(self.tool_choice, dict):
+            return [tool for tool in self.tools if tool["function"]["name"] == self.tool_choice["name"]]
+        return self.tools if self.tool_choice == "required" else []
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.tool_choice not in ("none", "auto") and not self.required_tools:
+            text = f"tool_choice asks for a call, and tools has {'no such function' if self.tools else 'none'}."
+            raise ParameterError(text, param="tool_choice")
+        prompts = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and prompts:
+            text = "Where continue_final_message is true, add_generation_prompt is not: the prompt ends in one way."
+            raise ParameterError(text, param="continue_final_message")
+
+
+class ChatRequest(ChatPrompt, Common):
+    """`POST /v1/chat/completions`."""
+
+    prompt_name: ClassVar[str] = "messages"
+
+    max_completion_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32, description="goes before max_tokens")
+    logprobs: bool = Field(False, description="report the log probability of each token")
+    top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
+    parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
 
     @property
     def limit(self) -> int | None:
@@ -266,10 +298,6 @@ class ChatRequest(Common):
         super().check_together()
         if self.top_logprobs and not self.logprobs:
             raise ParameterError("top_logprobs is only taken with logprobs: true.", param="top_logprobs")
-        prompts = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
-        if self.continue_final_message and prompts:
-            text = "Where continue_final_message is true, add_generation_prompt is not: the prompt ends in one way."
-            raise ParameterError(text, param="continue_final_message")
 
 
 class CompletionRequest(Common):
@@ -318,20 +346,19 @@ class CompletionRequest(Common):
 
 
 class TokenizeRequest(Strict):
-    """`POST /tokenize`, as in vLLM: a text or a chat."""
+    """`POST /tokenize` of a text, as in vLLM."""
 
     model: str = Field(min_length=1, max_length=512)
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
-    add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text; of a text alone")
+    prompt: str
+    add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text")
     return_token_strs: bool = Field(False, description="each token's text, too")
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: Annotated[dict[str, Any], Bounded] = Field(default_factory=dict[str, Any])
 
-    def check_together(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise ParameterError("Give prompt or messages: one of them is tokenised.", param="prompt")
+
+class TokenizeChatRequest(ChatPrompt):
+    """`POST /tokenize` of a chat, as in vLLM: its prompt as the model's chat template renders it."""
+
+    model: str = Field(min_length=1, max_length=512)
+    return_token_strs: bool = Field(False, description="each token's text, too")
 
 
 class DetokenizeRequest(Strict):
@@ -354,12 +381,22 @@ class BatchRequest(Strict):
 
 def parse(kind: type[T], body: bytes) -> T:
     """A request body as a typed request. Raises BadRequest or ParameterError naming what is wrong and what is right."""
+    return checked(kind, object_of(body))
+
+
+def object_of(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises BadRequest."""
     try:
         value: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def checked(kind: type[T], value: dict[str, Any]) -> T:
+    """An object as a typed request. Raises ParameterError."""
     try:
         request = kind.model_validate(value)
     except ValidationError as error:

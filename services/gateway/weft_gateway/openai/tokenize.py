@@ -1,6 +1,8 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`: a model's tokenizer for its clients, as vLLM serves them."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -9,11 +11,19 @@ from starlette.responses import Response
 from weft.domain.routes import PoolRoute
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import BadRequest, ModelNotFound, ParameterError, ServiceUnavailable
+from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.http_requests import json_body, json_response, principal_of, wait_for_routes
-from weft_gateway.openai.schema import DetokenizeRequest, T, TokenizeRequest, parse
+from weft_gateway.openai.schema import (
+    DetokenizeRequest,
+    T,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    checked,
+    object_of,
+    parse,
+)
 from weft_gateway.openai.validation import THREAD_BYTES
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.chat_template import Chat
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable
 
 MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens of what fits no context
@@ -22,7 +32,7 @@ MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens 
 async def tokenize(state: AppState, request: Request) -> Response:
     """The tokens of a text or of a chat."""
     caller = await _caller(state, request)
-    asked = await _asked(state, request, TokenizeRequest)
+    asked = await _in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
     pool, tokenizer = _model(state, caller, asked.model)
     try:
         tokens = await asyncio.to_thread(_tokens, asked, tokenizer)
@@ -33,17 +43,17 @@ async def tokenize(state: AppState, request: Request) -> Response:
     return json_response(found)
 
 
-def _tokens(asked: TokenizeRequest, tokenizer: ModelTokenizer) -> list[int]:
+def _tokenize_request(body: bytes) -> TokenizeRequest | TokenizeChatRequest:
+    """Raises BadRequest, ParameterError."""
+    value = object_of(body)
+    return checked(TokenizeChatRequest if "messages" in value else TokenizeRequest, value)
+
+
+def _tokens(asked: TokenizeRequest | TokenizeChatRequest, tokenizer: ModelTokenizer) -> list[int]:
     """Raises NotEncodable."""
-    if asked.prompt is not None:
+    if isinstance(asked, TokenizeRequest):
         return tokenizer.encode(asked.prompt, MAX_TEXT_TOKENS, add_special_tokens=asked.add_special_tokens)
-    chat = Chat(
-        [message.of_template() for message in asked.messages or ()],
-        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
-        continue_final_message=asked.continue_final_message,
-        variables=asked.chat_template_kwargs,
-    )
-    return tokenizer.encode_chat(chat, MAX_TEXT_TOKENS)
+    return tokenizer.encode_chat(chat_of(asked, tokenizer.template), MAX_TEXT_TOKENS)
 
 
 def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
@@ -53,7 +63,8 @@ def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
 async def detokenize(state: AppState, request: Request) -> Response:
     """The text of tokens; special ones have none."""
     caller = await _caller(state, request)
-    asked = await _asked(state, request, DetokenizeRequest)
+    body = await json_body(request, state.settings.max_body_bytes)
+    asked = await _in_thread(partial(parse, DetokenizeRequest), body)
     _, tokenizer = _model(state, caller, asked.model)
     if (beyond := max(asked.tokens, default=0)) >= tokenizer.vocab_size:
         text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
@@ -80,10 +91,9 @@ async def _caller(state: AppState, request: Request) -> Principal:
     return principal_of(state, request)
 
 
-async def _asked(state: AppState, request: Request, kind: type[T]) -> T:
-    """Raises ApiError."""
-    body = await json_body(request, state.settings.max_body_bytes)
-    return await asyncio.to_thread(parse, kind, body) if len(body) > THREAD_BYTES else parse(kind, body)
+async def _in_thread(check: Callable[[bytes], T], body: bytes) -> T:
+    """A long body is no work for the loop. Raises ApiError."""
+    return await asyncio.to_thread(check, body) if len(body) > THREAD_BYTES else check(body)
 
 
 def _model(state: AppState, caller: Principal, name: str) -> tuple[PoolRoute, ModelTokenizer]:

@@ -26,7 +26,8 @@ from weft_gateway.errors import (
     TooLarge,
 )
 from weft_gateway.openai.answer import Answer, Encoding
-from weft_gateway.openai.response_format import PromptPart, ResponseEncoder
+from weft_gateway.openai.answer_parts import AnswerForm
+from weft_gateway.openai.response_format import PLAIN, PromptPart, ResponseEncoder
 from weft_gateway.openai.schema import Common, parse
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
@@ -34,6 +35,7 @@ from weft_gateway.shell.request_ids import Ids, id_of_prompt
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
 THREAD_BYTES = 20_000  # a body this long is parsed in a thread: the loop goes on streaming
+PROMPT_END_TOKENS = 16  # that show how an answer begins
 MAX_ASKED_CHARS = 256  # of a model that a refused request names
 MAX_PROMPT_CHARS = 4096  # of a prompt that the predictor gets
 MAX_LOGPROBS = 1 << 19  # of one answer: some 60 MB while it is held
@@ -78,13 +80,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint(Generic[T]):
-    """One way to ask a model."""
+    """One way to ask a model. `form_of`: of answers, by the call and what the prompt ends with."""
 
     path: str
     kind: type[T]
     prompts_of: Callable[[ParsedRequest[T]], Sequence[Prompt]]
     encoder: type[ResponseEncoder]
     operation: str = "chat"  # `gen_ai.operation.name` of its spans
+    form_of: Callable[[ParsedRequest[T], str], AnswerForm] = lambda _parsed, _end: PLAIN
 
 
 async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> Answer:
@@ -103,7 +106,8 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         PromptPart(len(request.prompt), prompt.echo, request.prompt if wants_tokens else ())
         for request, prompt in zip(prepared, prompts, strict=True)
     ]
-    encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts)
+    form = endpoint.form_of(parsed, parsed.tokenizer.decode(prepared[0].prompt[-PROMPT_END_TOKENS:]))
+    encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts, form)
     return Answer(state.manager, group, encoding, call.trace)
 
 

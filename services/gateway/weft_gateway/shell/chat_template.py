@@ -83,7 +83,7 @@ class ChatTemplate:
         environment.filters.update(filters)
         known: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": strftime}
         self._template = environment.from_string(source, globals=known)
-        self._has_developer = "developer" in source
+        self.source, self._has_developer = source, "developer" in source
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: Chat, max_chars: int) -> str:

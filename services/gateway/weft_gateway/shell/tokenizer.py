@@ -74,6 +74,11 @@ class ModelTokenizer:
         self.config: dict[str, Any] = _json(files, "tokenizer_config.json")
         self._template = _template(files, self.config)
 
+    @property
+    def template(self) -> str:
+        """The source of the chat template; "" where there is none."""
+        return self._template.source if self._template else ""
+
     def encode(
         self, text: str, context_tokens: int = UNKNOWN_CONTEXT_TOKENS, *, add_special_tokens: bool = True
     ) -> list[int]:

@@ -1,0 +1,95 @@
+"""A chat's answer taken apart: reasoning, content and calls of tools, as OpenAI's messages have them. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft_gateway.openai.reasoning import ReasoningParser
+from weft_gateway.openai.tool_calls import ArgumentsPart, CallBegun, Content, Part, ToolCallParser, ToolFormat, call_id
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What an answer may hold beside content.
+
+    `tools`: the form of calls; None: there are none. `reasons`: it may begin with reasoning; `in_reasoning`: it does.
+    `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise (OpenAI).
+    """
+
+    tools: ToolFormat | None = None
+    reasons: bool = False
+    in_reasoning: bool = False
+    calls_are_asked: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Text alone."""
+        return self.tools is None and not self.reasons
+
+
+class AnswerReader:
+    """Reads the text of one answer; `answer_id` makes the ids of its calls."""
+
+    def __init__(self, form: AnswerForm, answer_id: str) -> None:
+        self._form, self._answer_id = form, answer_id
+        self._reasoning = ReasoningParser(begun=form.in_reasoning) if form.reasons else None
+        self._calls = ToolCallParser(form.tools) if form.tools else None
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether the answer ends for the caller to make calls."""
+        return self._calls is not None and self._calls.calls > 0 and not self._form.calls_are_asked
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """The deltas that are certain by now."""
+        split = self._reasoning.push(text) if self._reasoning else None
+        reasoning, content = (split.reasoning, split.content) if split else ("", text)
+        return [*_reasoned(reasoning), *self._deltas(self._parts(content))]
+
+    def flush(self) -> list[dict[str, Any]]:
+        """The deltas that are left at the end of the answer."""
+        split = self._reasoning.flush() if self._reasoning else None
+        reasoning, content = (split.reasoning, split.content) if split else ("", "")
+        parts = self._parts(content)
+        parts += self._calls.flush() if self._calls else []
+        return [*_reasoned(reasoning), *self._deltas(parts)]
+
+    def _parts(self, content: str) -> list[Part]:
+        if self._calls:
+            return self._calls.push(content)
+        return [Content(content)] if content else []
+
+    def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        return [self._delta(part) for part in parts]
+
+    def _delta(self, part: Part) -> dict[str, Any]:
+        match part:
+            case Content(text):
+                return {"content": text}
+            case CallBegun(number, name):
+                assert self._form.tools
+                own = {"id": call_id(self._form.tools, self._answer_id, number), "type": "function"}
+                return {"tool_calls": [{"index": number, **own, "function": {"name": name, "arguments": ""}}]}
+            case ArgumentsPart(number, text):
+                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+
+def _reasoned(text: str) -> list[dict[str, Any]]:
+    return [{"reasoning_content": text}] if text else []
+
+
+def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The message that an answer's deltas make: without content where it has calls alone."""
+    content = "".join(delta.get("content", "") for delta in deltas)
+    reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        for part in delta.get("tool_calls", ()):
+            if "id" in part:
+                named = {"name": part["function"]["name"], "arguments": ""}
+                calls.append({"id": part["id"], "type": part["type"], "function": named})
+            else:
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+    message |= {"refusal": None} | ({"reasoning_content": reasoning} if reasoning else {})
+    return message | ({"tool_calls": calls} if calls else {})

@@ -1,0 +1,130 @@
+"""Calls of tools as the official client and agents see them; the model is played."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from .conftest import World, serving
+from .test_gateway_bounds import wide_context
+from .test_gateway_refusals import refused
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TEMPLATE = (
+    "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.arguments.city }}{% endfor %}{% endfor %}<|assistant|>{{ '<think>' if thinks }}</think>"
+)
+
+
+async def test_calls_come_whole_and_streamed_and_can_be_answered(parts: World, tmp_path: Path) -> None:
+    wide_context(parts)
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        world.runner.answer = lambda _: world.tokens("Let me see. " + CALL + "\n" + CALL)
+        whole = await world.client().chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
+        (choice,) = whole.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see. ")
+        calls: Any = choice.message.tool_calls
+        assert [json.loads(call.function.arguments) for call in calls] == [{"city": "Paris"}] * 2
+        assert len({call.id for call in calls}) == 2
+        async with world.client().chat.completions.stream(model="tiny", messages=HELLO, tools=[WEATHER]) as stream:
+            final = (await stream.get_final_completion()).choices[0]
+        assert (final.finish_reason, final.message.content) == ("tool_calls", "Let me see. ")
+        streamed: Any = final.message.tool_calls
+        assert [call.function.arguments for call in streamed] == [call.function.arguments for call in calls]
+        world.runner.answer = lambda _: world.tokens("dear")
+        messages: Any = [*HELLO, choice.message]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
+        after = await world.client().chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
+        assert (after.choices[0].finish_reason, after.choices[0].message.content) == ("stop", "dear")
+        assert after.choices[0].message.tool_calls is None
+
+
+async def test_a_template_without_tools_gets_them_in_a_system_message(world: World) -> None:
+    await world.client().chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
+    called: Any = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]
+    messages: Any = [{"role": "system", "content": "Be brief."}, *HELLO, {"role": "assistant", "tool_calls": called}]
+    await world.client().chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
+    await world.client().chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], tool_choice="none")
+    texts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(3)]
+    assert texts[0].startswith("You may call functions")
+    assert json.dumps(WEATHER) in texts[0]
+    assert texts[1].startswith("Be brief.\n\nYou may call functions")
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in texts[1]
+    assert texts[2] == "hello"
+
+
+async def test_a_template_with_tools_gets_them_and_the_arguments_of_calls_as_objects(
+    parts: World, tmp_path: Path
+) -> None:
+    parts.base_digest = parts.depot.add_model(
+        {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": TEMPLATE.encode()}
+    )
+    parts.scheduler.routes = parts.routes()
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        world.runner.answer = lambda _: world.tokens("why</think>hello")
+        called: Any = [
+            {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+        ]
+        messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": called}]
+        await world.client().chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
+        text = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+        assert text == f"<tool_call>{json.dumps(WEATHER)}helloRome</think>"
+
+
+async def test_reasoning_stands_beside_the_content_where_the_template_has_it(parts: World, tmp_path: Path) -> None:
+    thinking = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think></think>' if quick else '<think>\n' }}"
+    parts.base_digest = parts.depot.add_model(
+        {"tokenizer.json": parts.tokenizer.to_str().encode(), "chat_template.jinja": thinking.encode()}
+    )
+    parts.scheduler.routes = parts.routes()
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        body = {"model": "tiny", "messages": HELLO}
+        world.runner.answer = lambda _: world.tokens("dear </think>\n\nreader")
+        message = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("dear", "reader")
+        world.runner.answer = lambda _: world.tokens("reader")
+        quick = body | {"chat_template_kwargs": {"quick": True}}
+        message = (await http.post("/v1/chat/completions", json=quick)).json()["choices"][0]["message"]
+        assert ("reasoning_content" in message, message["content"]) == (False, "reader")
+
+
+async def test_log_probabilities_and_token_ids_stand_beside_the_parts_of_an_answer(world: World) -> None:
+    tokens = world.tokens(CALL)
+    world.runner.answer = lambda _: tokens
+    body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "stream": True, "logprobs": True}
+    async with world.http() as http:
+        response = await http.post("/v1/chat/completions", json=body | {"return_token_ids": True})
+    events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [orjson.loads(event)["choices"][0] for event in events]
+    assert [token for choice in choices for token in choice.get("token_ids") or ()] == tokens
+    assert sum(len(choice["logprobs"]["content"]) for choice in choices if choice["logprobs"]) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [WEATHER] * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
+    ],
+)
+async def test_tools_that_are_none_are_refused_by_name(world: World, changes: dict[str, Any], param: str) -> None:
+    async with world.http() as http:
+        body = {"model": "tiny", "messages": HELLO} | changes
+        refused(await http.post("/v1/chat/completions", json=body), 400, "invalid_parameter", param)

@@ -1,0 +1,62 @@
+"""An answer's reasoning, content and calls, the same however the text is cut."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
+from weft_gateway.openai.reasoning import ReasoningParser
+from weft_gateway.openai.tool_calls import HERMES
+
+from .test_tool_calls import cut
+
+CUTS = st.lists(st.integers(0, 10_000), max_size=8)
+plain = st.text("ab <>/think\n", max_size=20)
+
+
+def split(chunks: list[str], *, begun: bool) -> tuple[str, str]:
+    parser = ReasoningParser(begun=begun)
+    parts = [*map(parser.push, chunks), parser.flush()]
+    return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
+
+
+@given(plain.filter(lambda t: "</think>" not in t), plain, CUTS, st.booleans())
+def test_reasoning_and_content_come_apart_without_the_white_space_between(
+    reasoning: str, content: str, at: list[int], begun: bool
+) -> None:
+    text = ("" if begun else "<think>") + reasoning + "</think>" + content
+    assert split(cut(text, at), begun=begun) == (reasoning.strip(), content.lstrip())
+
+
+@given(plain.filter(lambda t: not t.lstrip().startswith("<think>")), CUTS)
+def test_an_answer_without_reasoning_is_content_as_it_stands(text: str, at: list[int]) -> None:
+    assert split(cut(text, at), begun=False) == ("", text)
+
+
+@given(CUTS)
+def test_an_answer_that_is_cut_inside_its_reasoning_has_no_content(at: list[int]) -> None:
+    assert split(cut("<think>\nfirst, </thi", at), begun=False) == ("first, </thi", "")
+
+
+def answer(form: AnswerForm, chunks: list[str]) -> tuple[dict[str, Any], bool]:
+    reader = AnswerReader(form, "a/0")
+    deltas = [delta for chunk in chunks for delta in reader.push(chunk)]
+    return message_of([*deltas, *reader.flush()]), reader.ends_with_calls
+
+
+@given(CUTS)
+def test_a_message_has_all_three_parts(at: list[int]) -> None:
+    text = '<think>why</think>\nSo:\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    message, ends = answer(AnswerForm(tools=HERMES, reasons=True), cut(text, at))
+    (call,) = message.pop("tool_calls")
+    assert message == {"role": "assistant", "content": "So:\n", "refusal": None, "reasoning_content": "why"}
+    assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
+    assert ends
+
+
+def test_a_message_of_calls_alone_has_no_content_and_the_end_of_a_named_call_is_no_surprise() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    message, ends = answer(AnswerForm(tools=HERMES, calls_are_asked=True), [text])
+    assert (message["content"], len(message["tool_calls"]), ends) == (None, 1, False)
+    assert answer(AnswerForm(tools=HERMES), [""])[0]["content"] == ""

@@ -1,0 +1,137 @@
+"""Calls in the text of an answer: the same parts however the text is cut, nothing lost, nothing twice."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft_gateway.openai.tool_calls import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    ArgumentsPart,
+    CallBegun,
+    Content,
+    Part,
+    ToolCallParser,
+    ToolFormat,
+    call_id,
+    format_of,
+)
+
+FORMATS = [HERMES, LLAMA, MISTRAL]
+names = st.text("abc_", min_size=1, max_size=5)
+arguments = st.dictionaries(
+    st.text(max_size=3),
+    st.recursive(st.integers() | st.text('{}[]"\\a', max_size=4), lambda v: st.lists(v, max_size=2)),
+)
+calls = st.lists(st.tuples(names, arguments), min_size=1, max_size=3)
+
+
+def read(form: ToolFormat, chunks: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The content, and each call's name and arguments."""
+    parser, parts = ToolCallParser(form), list[Part]()
+    for chunk in chunks:
+        parts += parser.push(chunk)
+    parts += parser.flush()
+    content, found = "", list[list[str]]()
+    for part in parts:
+        match part:
+            case Content(text):
+                assert text
+                content += text
+            case CallBegun(index, name):
+                assert index == len(found)
+                found.append([name, ""])
+            case ArgumentsPart(index, text):
+                assert index == len(found) - 1
+                found[-1][1] += text
+    assert parser.calls == len(found)
+    return content, [(name, text) for name, text in found]
+
+
+def written(form: ToolFormat, made: list[tuple[str, Any]]) -> str:
+    objects = [json.dumps({"name": name, form.arguments: given}, ensure_ascii=False) for name, given in made]
+    return form.first + form.between.join(form.begin + one + form.end for one in objects) + form.last
+
+
+def cut(text: str, at: list[int]) -> list[str]:
+    places = [0, *sorted(place % (len(text) + 1) for place in at), len(text)]
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+@given(st.sampled_from(FORMATS), calls, st.lists(st.integers(0, 10_000), max_size=8), st.booleans())
+def test_calls_are_read_back_as_they_were_written_however_the_text_is_cut(
+    form: ToolFormat, made: list[tuple[str, Any]], at: list[int], spelled: bool
+) -> None:
+    text = (form.spelled if spelled else "") + written(form, made)
+    content, found = read(form, cut(text, at))
+    assert content == ""
+    assert [(name, json.loads(given)) for name, given in found] == made
+
+
+@given(
+    st.sampled_from(FORMATS),
+    st.text('<tool_call>{"name": [TOOL]/n}', max_size=40),
+    st.lists(st.integers(0, 99), max_size=5),
+)
+def test_text_without_a_call_is_content_as_it_stands(form: ToolFormat, text: str, at: list[int]) -> None:
+    content, found = read(form, cut(text, at))
+    if not found:
+        assert content == text
+
+
+@given(calls, st.text("ab <>\n", max_size=12), st.lists(st.integers(0, 10_000), max_size=8))
+def test_content_may_stand_before_the_calls_of_a_format_with_marks(made: list[Any], before: str, at: list[int]) -> None:
+    content, found = read(HERMES, cut(before + written(HERMES, made), at))
+    assert (content, len(found)) == (before, len(made))
+
+
+def test_arguments_go_out_as_they_come() -> None:
+    parser = ToolCallParser(HERMES)
+    assert parser.push('<tool_call>\n{"name": "get", "argu') == []
+    assert parser.push('ments": {"city": "Pa') == [CallBegun(0, "get"), ArgumentsPart(0, '{"city": "Pa')]
+    assert parser.push('ris"}}\n</tool_') == [ArgumentsPart(0, 'ris"}')]
+    assert parser.push("call>") == []
+    assert parser.flush() == []
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "found"),
+    [
+        (HERMES, '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", '{"x":1}')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "f"}</tool_call> bye', "bye", [("f", "{}")]),
+        (HERMES, '<tool_call>{"other": 1}</tool_call>', '<tool_call>{"other": 1}</tool_call>', []),
+        (HERMES, '<tool_call>{"name": "f", "argum', '<tool_call>{"name": "f", "argum', []),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
+        (HERMES, "<tool_call>\nno object", "<tool_call>\nno object", []),
+        (LLAMA, '{"name": "f", "parameters": {}}', "", [("f", "{}")]),
+        (LLAMA, '{"answer": 42}', '{"answer": 42}', []),
+        (LLAMA, 'The call {"name": "f"}', 'The call {"name": "f"}', []),
+        (MISTRAL, '[{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+        (MISTRAL, "[1, 2]", "[1, 2]", []),
+    ],
+)
+def test_other_forms_are_read_too_and_what_is_no_call_is_content(
+    form: ToolFormat, text: str, content: str, found: list[tuple[str, str]]
+) -> None:
+    assert read(form, [text]) == (content, found)
+    assert read(form, list(text)) == (content, found)
+
+
+def test_the_form_shows_in_the_template() -> None:
+    assert format_of("{{ '<tool_call>' }}") is HERMES
+    assert format_of("{{ '<|python_tag|>' }}{{ tools }}") is LLAMA
+    assert format_of("{{ '[TOOL_CALLS]' }}") is MISTRAL
+    assert format_of("{{ messages }}") is HERMES
+
+
+def test_ids_are_as_long_as_templates_want_and_differ() -> None:
+    found = {call_id(form, answer, index) for form in FORMATS for answer in "ab" for index in range(3)}
+    assert len(call_id(MISTRAL, "a", 0)) == 9
+    assert call_id(HERMES, "a", 0).startswith("call_")
+    assert len(found) == 12, "two formats share ids"
