@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.domain.request import TokenLogprob
 from weft_bench.errors import WrongAdapter
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.batch import Batch
@@ -108,10 +109,16 @@ class Witness:
         self._batch = self._choose(*arguments, **options)
         return self._batch
 
-    def _noting_account(self, batch: Batch, tokens: Mapping[str, SampledToken], failures: Mapping[str, str]) -> None:
+    def _noting_account(
+        self,
+        batch: Batch,
+        tokens: Mapping[str, SampledToken],
+        failures: Mapping[str, str],
+        prompts: Mapping[str, list[TokenLogprob]] | None = None,
+    ) -> None:
         if self._waiting:  # else it was launched before `begin`
             self._waiting.popleft().accounted = True
-        self._account(batch, tokens, failures)
+        self._account(batch, tokens, failures, prompts)
 
     def _watch(self, executor: Executor, name: str) -> None:
         """Note the steps that this method of the executor is handed, but not those that it hands to another one."""

@@ -1,7 +1,7 @@
 """A request, and the messages about it. Times are seconds unless a name says otherwise.
 
 gateway --Submit, Failed, Cancel, Started, OutcomeReport--> scheduler --Assign, Preempt, Reject, OutcomeAck--> gateway
-gateway --Start, Stop, Freeze--> runner --Step, NoCapacity, Ended, Frozen--> gateway
+gateway --Start, Stop, Freeze--> runner --Step, PromptLogprobs, NoCapacity, Ended, Frozen--> gateway
 scheduler --OutcomeReport--> supervisor --OutcomeAck--> scheduler
 """
 
@@ -212,6 +212,19 @@ class SequenceTokens(NamedTuple):
     finish: FinishReason | None = None
     doublings: int = 0
     logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the tokens of a prompt from its position `first` on, as far as they are computed; before the answer's first.
+
+    The first token of a prompt has none. A runner sends each as often as it computes it.
+    """
+
+    request_id: str
+    epoch: Epoch
+    first: int
+    logprobs: Sequence[TokenLogprob]
 
 
 class Step(NamedTuple):

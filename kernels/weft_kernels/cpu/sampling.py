@@ -16,7 +16,7 @@ SAMPLING_ARGS = np.dtype(
     [(name, np.uint64) for name in ("seed", "choice", "position")]
     + [(name, np.float64) for name in ("temperature", "top_p", "min_p")]
     + [(name, np.uintp) for name in ("shifted", "shift", "bias", "scale", "mask")]
-    + [(name, np.int32) for name in ("n_shifted", "n_top", "top_k", "reserved")],
+    + [(name, np.int32) for name in ("n_shifted", "n_top", "top_k", "given")],
     align=True,
 )
 SAMPLED = np.dtype(
@@ -26,7 +26,7 @@ SAMPLED = np.dtype(
     ],
     align=True,
 )  # fmt: skip
-_CODES = {**CODES, -2: "a size, a temperature, top_k or a number of log probabilities is out of bounds"}
+_CODES = {**CODES, -2: "a size, a temperature, a token, top_k or a number of log probabilities is out of bounds"}
 _ALIGNMENT = 64
 
 

@@ -181,6 +181,26 @@ def test_whole_vocabularies_give_what_numpy_gives(choosers, vocab, spread):
     assert_same(choosers, logits, draws)
 
 
+@pytest.mark.parametrize("kind", ROWS)
+@given(
+    given=st.lists(st.integers(0, 299), min_size=1, max_size=5),
+    n_top=st.integers(0, MAX_TOP),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=EXAMPLES // 10)
+def test_given_tokens_have_the_log_probabilities_that_numpy_gives(choosers, kind, given, n_top, seed):
+    """Among them a row that is drawn, and one without a finite maximum, which has none."""
+    rows = ROWS[kind](np.random.default_rng(seed).normal(size=(len(given) + 2, 300)) * 3).astype(np.float32)
+    rows[-1, 7] = np.nan
+    sampling = Sampling(seed=seed, temperature=1.0, prompt_logprobs=n_top)
+    draws = [SamplingArgs(sampling, at, given=token) for at, token in enumerate(given)]
+    draws += [SamplingArgs(sampling, 9), SamplingArgs(sampling, 9, given=3)]
+    assert_same(choosers, torch.tensor(rows), draws)
+    found = choosers["portable"].sample(torch.tensor(rows), draws)
+    assert [one and one.token for one in found[: len(given)]] == given
+    assert found[-1] is None
+
+
 def test_draws_reach_every_part_of_a_flat_distribution(choosers):
     """Past the few likeliest tokens: 3,000 equal ones, cut by top_p, each draw among the lowest ids that it keeps."""
     logits = torch.zeros(2000, 3000)
@@ -256,7 +276,14 @@ def test_inputs_stay_as_they_are(choosers):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n_top", MAX_TOP + 1), ("n_shifted", -1), ("top_k", -1), ("temperature", -1.0), ("temperature", math.nan)],
+    [
+        ("n_top", MAX_TOP + 1),
+        ("n_shifted", -1),
+        ("top_k", -1),
+        ("given", 11),
+        ("temperature", -1.0),
+        ("temperature", math.nan),
+    ],
 )
 def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, field, value):
     sampler = Sampler(library.native, library.level_number)

@@ -20,6 +20,7 @@ from weft.domain.request import (
     FinishReason,
     NoCapacity,
     Preempt,
+    PromptLogprobs,
     Reject,
     RejectReason,
     Sampling,
@@ -73,16 +74,19 @@ def request(
     logprobs: bool = False,
     shown: bool = False,
     min_tokens: int = 0,
+    scored: int | None = None,
 ) -> PreparedRequest:
     return PreparedRequest(
         request_id="r",
         client_request_id="r",
         namespace="acme",
         route=Route("acme/x", "acme", "team/base", "sha256:a"),
-        prompt=(1, 2),
+        prompt=(1, 2) if scored is None else tuple(range(1, scored + 1)),
         prompt_text="",
         max_tokens=max_tokens,
-        sampling=Sampling(top_logprobs=0 if logprobs else None, min_tokens=min_tokens),
+        sampling=Sampling(
+            top_logprobs=0 if logprobs else None, min_tokens=min_tokens, prompt_logprobs=None if scored is None else 2
+        ),
         bytes_of=letter,
         arrived_unix_ms=0,
         stops=tuple(stops),
@@ -264,6 +268,63 @@ def test_a_stop_token_has_its_log_probability_and_what_it_cuts_short_is_shown() 
     effects = run(one, assign(1), step(1, 0, "a")._replace(logprobs=likely(range(1))), last)
     assert text_of(effects) == "a\N{REPLACEMENT CHARACTER}"
     assert [out.token for out in logprobs_of(effects)] == [*b"a\xc3."]
+
+
+def scores(counter: int, first: int, n: int) -> PromptLogprobs:
+    """Log probabilities that name their position in the prompt."""
+    return PromptLogprobs("r", Epoch(1, counter), first, likely(range(first, first + n)))
+
+
+def asked(effects: Sequence[StreamEffect]) -> list[int | None]:
+    return [start.sampling.prompt_logprobs for start in sent(effects, Start) if isinstance(start, Start)]
+
+
+def reported(effects: Sequence[StreamEffect]) -> list[object]:
+    return [effect.prompt_logprobs for effect in effects if isinstance(effect, Emit) and effect.prompt_logprobs]
+
+
+def test_log_probabilities_of_a_prompt_are_reported_once_before_its_text() -> None:
+    one = stream(scored=5)
+    effects = run(one, assign(1), scores(1, 1, 2), scores(1, 3, 2), step(1, 0, "ab"), step(1, 2, "c"))
+    assert asked(effects) == [2]
+    assert reported(effects) == [[None, *likely(range(1, 5))]]
+    first, *texts = [effect for effect in effects if isinstance(effect, Emit)]
+    assert (first.text, [emit.text for emit in texts]) == ("", ["ab", "c"])
+
+
+def test_a_moved_prompt_is_scored_again_as_long_as_a_part_is_missing_and_then_no_more() -> None:
+    one = stream(scored=5)
+    effects = run(
+        one, assign(1), scores(1, 1, 2), Preempt("r", Epoch(1, 1)), scores(1, 3, 2), assign(2), scores(2, 1, 4),
+        Preempt("r", Epoch(1, 2)), assign(3), step(3, 0, "a"), Preempt("r", Epoch(1, 3)), assign(4), step(4, 1, "b"),
+    )  # fmt: skip
+    assert asked(effects) == [2, 2, None, None]
+    assert reported(effects) == [[None, *likely(range(1, 5))]]
+    assert text_of(effects) == "ab"
+
+
+def test_a_runner_that_leaves_out_a_part_of_a_prompt_has_failed() -> None:
+    for broken in ([scores(1, 1, 1), scores(1, 3, 2)], [scores(1, 1, 3), step(1, 0, "a")]):
+        one = stream(scored=5)
+        effects = run(one, assign(1), *broken)
+        (failed,) = sent(effects, Failed)
+        assert isinstance(failed, Failed)
+        assert (failed.reason, one.tokens) == (FailReason.RUNNER_ERROR, [])
+        assert "of the prompt" in failed.detail
+        check_stream(one)
+
+
+@pytest.mark.parametrize("prompt", [1, 3])
+def test_a_request_for_its_prompt_alone_ends_without_a_token(prompt: int) -> None:
+    one = stream(scored=prompt, max_tokens=0)
+    effects = run(one, assign(1), *([scores(1, 1, 2)] if prompt > 1 else []), step(1, 0, "", FinishReason.LENGTH))
+    assert reported(effects) == [[None, *likely(range(1, prompt))]]
+    assert (one.tokens, one.end, text_of(effects)) == ([], End(FinishReason.LENGTH), "")
+
+
+def test_a_prompt_is_scored_for_the_first_of_several_answers_alone() -> None:
+    both = replace(request(scored=3), n=2)
+    assert [both.sampling_of(index).prompt_logprobs for index in range(2)] == [2, None]
 
 
 def test_a_stop_string_is_shown_on_request() -> None:

@@ -12,7 +12,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from harness import interpreter
 from weft.domain.model.config import ModelSpec
-from weft.domain.request import FinishReason, Sampling, Stop
+from weft.domain.request import FinishReason, PromptLogprobs, Sampling, Stop
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.request_pool import check_pool
@@ -173,6 +173,29 @@ def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_reference
     ours, theirs = ([one.logprob for one in each] for each in told)
     assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
     assert cuda.engine.executor.followed == 0
+
+
+def test_log_probabilities_of_a_prompt_are_the_references_beside_rows_that_decode(pair_of):
+    cuda, reference = pair = pair_of()
+    both(pair, ("beside", [7, 7], 12, "c", GREEDY))
+    for driver in pair:
+        driver.beat(2)
+    scored = Sampling(prompt_logprobs=3, top_logprobs=1, ignore_eos=True)
+    both(pair, ("scored", [(5 * i) % 60 for i in range(50)], 3, "a", scored), ("alone", [4, 5, 9], 0, "", scored))
+    for driver in pair:
+        driver.finish()
+        check_pool(driver.pool)
+    for key in ("beside", "scored", "alone"):
+        assert cuda.answer(key) == reference.answer(key), key
+    parts = [[e for e in d.events if isinstance(e, PromptLogprobs)] for d in pair]
+    ours, theirs = ([(e.request_id, e.first, one) for e in each for one in e.logprobs] for each in parts)
+    assert len(ours) == len(theirs) == 49 + 2
+    for (key, first, one), (its_key, its_first, other) in zip(ours, theirs, strict=True):
+        assert (key, first, [t for t, _ in one.top]) == (its_key, its_first, [t for t, _ in other.top])
+        assert [one.logprob, *(v for _, v in one.top)] == pytest.approx(
+            [other.logprob, *(v for _, v in other.top)], abs=1e-4
+        )
+    assert cuda.engine.executor.followed, "steps without a prompt are launched ahead again"
 
 
 def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(pair_of):

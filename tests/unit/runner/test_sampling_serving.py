@@ -51,7 +51,7 @@ NOT_FINITE = float("nan"), float("inf"), -float("inf")
         (Sampling(bad_words=((1, 2), (5, 77))), "bad_words token 77 is outside the vocabulary of 61"),
         (Sampling(bad_words=((1, 2), ())), "a sequence of bad_words has no tokens"),
         (Sampling(allowed_token_ids=(5, 61)), "allowed_token_ids token 61 is outside the vocabulary of 61"),
-        (Sampling(prompt_logprobs=0), "prompt_logprobs is not implemented"),
+        (Sampling(prompt_logprobs=21), "prompt_logprobs 21 is more than 20"),
     ],
 )
 def test_sampling_that_cannot_be_ends_its_request_with_the_reason_and_nobody_else_notices(drive, sampling, why):

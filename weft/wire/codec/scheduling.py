@@ -112,7 +112,7 @@ def _submit(m: pb.Submit) -> Submit:
         model_name=text(m.model_name, "a model's name", MAX_MODEL),
         adapter=text(m.adapter_digest, "an adapter's digest"),
         prompt_tokens=number(m.prompt_tokens, "prompt_tokens", MAX_TOKENS),
-        max_tokens=number(m.max_tokens, "max_tokens", MAX_TOKENS, least=1),
+        max_tokens=number(m.max_tokens, "max_tokens", MAX_TOKENS),
         emitted_tokens=number(m.emitted_tokens, "emitted_tokens", MAX_TOKENS),
         p10_tokens=number(m.p10_tokens, "p10_tokens", MAX_TOKENS),
         p50_tokens=number(m.p50_tokens, "p50_tokens", MAX_TOKENS),

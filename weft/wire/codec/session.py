@@ -15,6 +15,7 @@ from weft.domain.request import (
     Frozen,
     KvTarget,
     NoCapacity,
+    PromptLogprobs,
     Sampling,
     SequenceTokens,
     SessionHello,
@@ -318,6 +319,17 @@ def read_logprobs(m: runner_pb2.SequenceLogprobs) -> Sequence[TokenLogprob]:
     return [TokenLogprob(logprob, tuple(top)) for logprob, top in pairs]
 
 
+def _fill_prompt_logprobs(part: PromptLogprobs, m: runner_pb2.PromptLogprobs) -> None:
+    m.request_id, m.first = part.request_id, part.first
+    fill_epoch(part.epoch, m.epoch)
+    fill_logprobs(part.logprobs, m.logprobs)
+
+
+def _prompt_logprobs(m: runner_pb2.PromptLogprobs) -> PromptLogprobs:
+    first = number(m.first, "a position of a prompt", MAX_TOKENS, least=1)
+    return PromptLogprobs(named(m.request_id, "a request id"), epoch(m.epoch), first, read_logprobs(m.logprobs))
+
+
 def _fill_no_capacity(refusal: NoCapacity, m: runner_pb2.NoCapacity) -> None:
     m.request_id = refusal.request_id
     fill_epoch(refusal.epoch, m.epoch)
@@ -358,12 +370,13 @@ GATEWAY_TO_RUNNER: Direction[runner_pb2.GatewayToRunner, SessionHello | Start | 
     Entry("stop", Stop, _fill_stop, _stop),
     Entry("freeze", Freeze, _fill_freeze, _freeze),
 )
-RunnerMessage = SessionReady | Step | NoCapacity | Ended | Draining | Frozen
+RunnerMessage = SessionReady | Step | PromptLogprobs | NoCapacity | Ended | Draining | Frozen
 RUNNER_TO_GATEWAY: Direction[runner_pb2.RunnerToGateway, RunnerMessage] = Direction(
     runner_pb2.RunnerToGateway,
     "runner",
     Entry("ready", SessionReady, _fill_ready, _ready),
     Entry("step", Step, _fill_step, _step),
+    Entry("prompt_logprobs", PromptLogprobs, _fill_prompt_logprobs, _prompt_logprobs),
     Entry("no_capacity", NoCapacity, _fill_no_capacity, _no_capacity),
     Entry("ended", Ended, _fill_ended, _ended),
     Entry("draining", Draining),

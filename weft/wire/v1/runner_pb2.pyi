@@ -165,20 +165,22 @@ class Stop(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., finish: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class RunnerToGateway(_message.Message):
-    __slots__ = ("ready", "step", "no_capacity", "ended", "draining", "frozen")
+    __slots__ = ("ready", "step", "no_capacity", "ended", "draining", "frozen", "prompt_logprobs")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NO_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ready: SessionReady
     step: Step
     no_capacity: NoCapacity
     ended: Ended
     draining: Draining
     frozen: Frozen
-    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class SessionReady(_message.Message):
     __slots__ = ("runner",)
@@ -225,6 +227,18 @@ class TokenLogprob(_message.Message):
     top_tokens: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("request_id", "epoch", "first", "logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    first: int
+    logprobs: SequenceLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., first: _Optional[int] = ..., logprobs: _Optional[_Union[SequenceLogprobs, _Mapping]] = ...) -> None: ...
 
 class NoCapacity(_message.Message):
     __slots__ = ("request_id", "epoch", "free_pages", "reason")

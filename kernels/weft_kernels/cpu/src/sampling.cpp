@@ -446,6 +446,11 @@ void sample_row(const float* x, int32_t vocab, const weft_draw* draw, const Pass
   const Peak peak = passes.scan(x, vocab, space.block);
   if (!usable(peak)) return;
   const Row raw{x, space.block, vocab, peak.key};
+  if (draw != nullptr && draw->given > 0) {
+    out->token = draw->given - 1;
+    if (draw->n_top >= 0) write_logprobs(raw, draw->n_top, passes, space, out);
+    return;
+  }
   Row row = raw;
   if (draw != nullptr && (draw->n_shifted > 0 || draw->mask != nullptr)) {
     row.x = shift(x, vocab, *draw, passes, space.shifted);
@@ -475,7 +480,8 @@ __attribute__((visibility("default"))) int32_t weft_sample(int32_t level, const 
   if (passes == nullptr) return WEFT_E_LEVEL;
   if (vocab < 1 || n_rows < 0 || row_stride < vocab) return WEFT_E_SIZE;
   for (int32_t i = 0; rows != nullptr && i < n_rows; ++i)
-    if (rows[i].n_top > WEFT_MAX_TOP || rows[i].n_shifted < 0 || rows[i].top_k < 0 || !(rows[i].temperature >= 0.0))
+    if (rows[i].n_top > WEFT_MAX_TOP || rows[i].n_shifted < 0 || rows[i].top_k < 0 || rows[i].given < 0 ||
+        rows[i].given > vocab || !(rows[i].temperature >= 0.0))
       return WEFT_E_SIZE;
   if (workspace_bytes < weft_sample_workspace_bytes(vocab)) return WEFT_E_WORKSPACE;
   Space space;

@@ -24,7 +24,7 @@ typedef struct {            // how one row's token is chosen
   int32_t n_shifted;
   int32_t n_top;            // -1: no log probabilities; else that of the token and of the n_top <= WEFT_MAX_TOP likeliest
   int32_t top_k;            // only so many of the likeliest that min_p keeps are drawn, and top_p is of their mass; 0: all
-  int32_t reserved;
+  int32_t given;            // > 0: nothing is chosen, the token is given - 1, and its log probability alone is asked for
 } weft_draw;
 
 typedef struct {

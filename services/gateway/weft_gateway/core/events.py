@@ -69,8 +69,8 @@ class PreparedRequest:
         return self.request_id if self.n == 1 else f"{self.request_id}/{index}"
 
     def sampling_of(self, index: int) -> Sampling:
-        """Each answer is sampled from (seed, index)."""
-        return replace(self.sampling, choice=index) if index else self.sampling
+        """Each answer is sampled from (seed, index). Log probabilities of the prompt are the first one's."""
+        return replace(self.sampling, choice=index, prompt_logprobs=None) if index else self.sampling
 
 
 # ---------------------------------------------------------------- events
@@ -174,6 +174,8 @@ class Emit(NamedTuple):
     """Text of an answer for its client, and the tokens that are reported with it; any of them may be empty.
 
     `answer_tokens`: of the answer so far. `tokens`: those that are new, where the request returns tokens.
+    `prompt_logprobs`: of every token of the prompt, None for the first one, once for an answer whose request asks for
+    them, before all of its text.
     """
 
     request_id: str
@@ -181,6 +183,7 @@ class Emit(NamedTuple):
     logprobs: Sequence[TokenLogprobOut] = ()
     answer_tokens: int = 0
     tokens: Sequence[int] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
 
 
 class FirstToken(NamedTuple):

@@ -31,6 +31,7 @@ from weft.domain.request import (
     OutcomeReport,
     Preempt,
     Priority,
+    PromptLogprobs,
     Reject,
     ResubmitComplete,
     RunnerGone,
@@ -262,7 +263,7 @@ class Gateway:
         match message:
             case Step(_, spoken):
                 pass
-            case NoCapacity() | Ended() | Frozen():
+            case NoCapacity() | Ended() | Frozen() | PromptLogprobs():
                 spoken = (message,)
             case _:
                 return []  # Draining: Ended follows for each sequence

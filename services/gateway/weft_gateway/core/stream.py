@@ -17,7 +17,7 @@ What always holds, whatever is lost, repeated or late (`check_stream`):
 A migration without KV is Stop here and Start there at once, with the tokens so far (Punica, section 5.3).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from weft.domain.ids import NEVER, Epoch, RunnerId
@@ -36,12 +36,15 @@ from weft.domain.request import (
     NoCapacity,
     Preempt,
     Priority,
+    PromptLogprobs,
     Reject,
     RejectReason,
+    Sampling,
     SequenceTokens,
     Start,
     Started,
     Stop,
+    TokenLogprob,
     TokenRunner,
 )
 from weft_gateway.core.detokenise import Detokeniser
@@ -105,7 +108,7 @@ class HoldExpired:
 
 StreamEvent = (
     SequenceTokens | Assign | Preempt | NoCapacity | Ended | Reject | SessionLost | PoolAvailability | HoldExpired
-    | ClientGone | RequestAborted | Frozen
+    | ClientGone | RequestAborted | Frozen | PromptLogprobs
 )  # fmt: skip
 StreamEffect = Send | Emit | FirstToken
 
@@ -169,6 +172,9 @@ class RequestStream:
         self._detokeniser = Detokeniser(request.bytes_of)
         self._stops = StopMatcher(request.stops, include=request.include_stop)
         self._held_logprobs = HeldLogprobs(request.bytes_of) if request.sampling.top_logprobs is not None else None
+        sampling = request.sampling_of(index)
+        # Of the prompt so far, none for its first token; None where there are none to report, any more.
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
         self._begun = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
         self._queues = True  # without a runner by the system's own doing
@@ -234,6 +240,8 @@ class RequestStream:
                     effects += self._hand_over()
                 if self.running is running:
                     return effects  # tokens alone move no hold time
+            case PromptLogprobs():
+                effects = self._take_prompt_logprobs(event, now)
             case Frozen():
                 effects = self._frozen(event, now)
             case Assign():
@@ -336,7 +344,7 @@ class RequestStream:
             adapter=request.route.adapter,
             rank=assign.rank,
             adapter_bytes=assign.adapter_bytes,
-            sampling=request.sampling_of(self.index),
+            sampling=self._sampling(),
             cache_salt=request.salt,
             client_request_id=request.client_request_id,
             waited_s=now - self.arrived,
@@ -352,6 +360,13 @@ class RequestStream:
         )
         runner = assign.runner if prompt_only or self.receiver is None else self.receiver
         return Send(runner_peer(runner), start)
+
+    def _sampling(self) -> Sampling:
+        """For a Start: log probabilities of the prompt that are all here are not asked for again."""
+        sampling, known = self.request.sampling_of(self.index), self._prompt_logprobs
+        if sampling.prompt_logprobs is None or (known is not None and len(known) < len(self.request.prompt)):
+            return sampling
+        return replace(sampling, prompt_logprobs=None)
 
     def _fail_epoch(
         self, epoch: Epoch, reason: FailReason, detail: str = "", free_pages: int = 0, *, stop: bool = False,
@@ -415,6 +430,8 @@ class RequestStream:
             return []
         if event.position > seen:
             return self._broken(f"tokens {seen}..{event.position} never came", now)
+        if (of_prompt := self._prompt_logprobs) is not None and len(of_prompt) < len(self.request.prompt):
+            return self._broken(f"log probabilities of the prompt never came from {len(of_prompt)} on", now)
         if self._held_logprobs and len(event.logprobs) != len(event.tokens):
             return self._broken(
                 f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities", now
@@ -427,6 +444,9 @@ class RequestStream:
             if self.first_token_at is None:
                 self.first_token_at = now
             effects += [FirstToken(self.request_id), Send(SCHEDULER, Started(self.request_id, event.epoch))]
+        if of_prompt is not None:
+            effects.append(Emit(self.request_id, "", prompt_logprobs=of_prompt))
+            self._prompt_logprobs = None
         reason = event.finish
         if self._stops.matched:
             reason = FinishReason.STOP
@@ -448,6 +468,17 @@ class RequestStream:
         if reason is not None:
             self._finish(End(reason))
         return effects
+
+    def _take_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[StreamEffect]:
+        """Those that are new: a runner that computes a prompt again sends all of them."""
+        running, known = self.freezing or self.running, self._prompt_logprobs
+        if known is None or running is None or event.epoch != running.epoch:
+            return []
+        if event.first > len(known):
+            return self._broken(f"log probabilities of the prompt {len(known)}..{event.first} never came", now)
+        new = event.logprobs[len(known) - event.first :]
+        known.extend(new[: len(self.request.prompt) - len(known)])
+        return []
 
     def _broken(self, detail: str, now: float) -> list[StreamEffect]:
         """What a runner sends is of no use."""

@@ -3,19 +3,27 @@
 import asyncio
 from collections.abc import Sequence
 
-from weft.domain.request import FinishReason
+from weft.domain.request import FinishReason, TokenLogprob
 from weft_gateway.core.events import Emit, Failure, Finish, PreparedRequest
 
 
 class PendingAnswer:
-    """One answer's side towards the client: what has gathered since the last chunk, and the end."""
+    """One answer's side towards the client: what has gathered since the last chunk, and the end.
+
+    `prompt_logprobs`: of every token of the prompt, None for the first one; empty where they are not asked for, not
+    here yet, or another answer's (`PreparedRequest.sampling_of`).
+    """
 
     def __init__(self) -> None:
         self.finish: Finish | None = None
+        self.prompt_logprobs: Sequence[TokenLogprob | None] = ()
         self._pending: list[Emit] = []
 
     def add(self, emit: Emit) -> None:
-        self._pending.append(emit)
+        if emit.prompt_logprobs:
+            self.prompt_logprobs = emit.prompt_logprobs
+        else:
+            self._pending.append(emit)
 
     def take(self) -> Emit | None:
         """Everything that has gathered since the last time, as one; None: nothing has."""

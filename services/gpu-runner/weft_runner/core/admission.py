@@ -64,7 +64,8 @@ def refusal(
         return ended(start, EndReason.INTERNAL, fault)
     if len(start.prompt) >= context:
         return no_capacity(start, free_pages, "context")
-    if emitted >= start.max_tokens or len(start.prompt) + emitted >= context:
+    scores = start.max_tokens == 0 and start.sampling.prompt_logprobs is not None
+    if (emitted >= start.max_tokens and not scores) or len(start.prompt) + emitted >= context:
         return SequenceTokens(start.request_id, start.epoch, emitted, (), FinishReason.LENGTH)
     return None
 

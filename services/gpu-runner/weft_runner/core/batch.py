@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from weft.domain.request import Priority
 
+MOST_LOGITS = 32  # rows of an iteration for log probabilities of prompts: 16 MiB with a vocabulary of 128 Ki
+
 
 class Batching(Enum):
     """The batching mechanisms that Splitwise compares (section 2.5). Only the first one is for serving."""
@@ -60,13 +62,17 @@ class Row(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A sequence that may run: `pending` tokens are to be fed before its next token can be chosen, to `keys` in KV."""
+    """A sequence that may run: `pending` tokens are to be fed before its next token can be chosen, to `keys` in KV.
+
+    `scores`: each of them has a row of logits, for log probabilities of its prompt.
+    """
 
     key: str
     adapter: str
     pending: int
     keys: int = 0
     priority: Priority = Priority.INTERACTIVE
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +117,15 @@ def form_batch(
 
 
 def _prefill_rows(prefilling: Iterable[Candidate], max_prefills: int, budget_tokens: int) -> list[Row]:
+    logits = MOST_LOGITS
     rows: list[Row] = []
     for candidate in prefilling:
-        n_tokens = min(candidate.pending, budget_tokens)
+        n_tokens = min(candidate.pending, budget_tokens, logits if candidate.scores else budget_tokens)
         if len(rows) == max_prefills or n_tokens <= 0:
             break
         rows.append(Row(candidate.key, candidate.adapter, n_tokens, samples=n_tokens == candidate.pending))
         budget_tokens -= n_tokens
+        logits -= n_tokens if candidate.scores else 0
     return rows
 
 

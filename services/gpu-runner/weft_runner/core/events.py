@@ -6,13 +6,14 @@ drain. Effects: actions for the adapter pool, a step to run, and the status that
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from weft.domain.adapter import Tier
 from weft.domain.ids import Epoch
 from weft.domain.kv_transfer import KvHello
 from weft.domain.machine import Close, Closed, Connected, Peer, Received, Send, Tick
-from weft.domain.request import EndReason, FinishReason, Start
+from weft.domain.request import EndReason, FinishReason, Start, TokenLogprob
 from weft.domain.runner import RunnerFigures
 from weft_runner.core.batch import Batch
 from weft_runner.core.sampling import SampledToken
@@ -93,16 +94,31 @@ class StepSlot:
     free: int = 1
 
 
-class StepDone(NamedTuple):
-    """A step is complete: a token for each row that samples, or why that row failed; `ms` since the step was scheduled.
+_NONE: Mapping[str, list[TokenLogprob]] = MappingProxyType({})
 
-    A row may be in neither where its sequence has left meanwhile.
+
+class StepResults(NamedTuple):
+    """By request: a token for each row that samples, or why a row failed; log probabilities of prompts.
+
+    `prompts`: of the tokens behind those that a row has fed, as far as they are the prompt's and it asks for them.
+    """
+
+    tokens: dict[str, SampledToken]
+    failures: dict[str, str]
+    prompts: Mapping[str, list[TokenLogprob]] = _NONE
+
+
+class StepDone(NamedTuple):
+    """A step is complete; `ms` since it was scheduled. The rest: see `StepResults`.
+
+    A row may be nowhere where its sequence has left meanwhile.
     """
 
     step: "RunStep"
     tokens: Mapping[str, SampledToken]
     failures: Mapping[str, str]
     ms: float
+    prompts: Mapping[str, list[TokenLogprob]] = _NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,9 @@ class HandOver:
         if tokens:
             pool.produce(sequence.owner, SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs))
         pool.urgent = True
-        if len(sequence.tokens) == sequence.max_len:  # the context beside its adapter is smaller than at its sender
+        if (
+            tokens and len(sequence.tokens) == sequence.max_len
+        ):  # the context beside its adapter is smaller than at its sender
             pool.produce(sequence.owner, SequenceTokens(key, epoch, sequence.n_emitted, (), FinishReason.LENGTH))
             pool.remove(sequence, finish=FinishReason.LENGTH)
             return
@@ -182,7 +184,7 @@ class HandOver:
     def _fault_of(self, sequence: Sequence, complete: KvComplete) -> str:
         start, n_tokens = sequence.start, len(sequence.tokens) + len(complete.tokens)
         most = min(n_tokens - 1, sequence.base_len)
-        too_many = n_tokens > sequence.max_len or n_tokens >= len(start.prompt) + start.max_tokens
+        too_many = n_tokens > sequence.max_len or n_tokens >= len(start.prompt) + max(1, start.max_tokens)
         if too_many or not max(sequence.in_kv, 1) <= complete.in_kv <= most:
             return f"request {sequence.key!r} of {n_tokens} tokens came with {complete.in_kv} in KV"
         if any(not 0 <= token < self._limits.vocab_size for token in complete.tokens):

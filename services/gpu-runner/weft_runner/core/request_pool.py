@@ -20,9 +20,11 @@ from weft.domain.request import (
     FinishReason,
     NoCapacity,
     Priority,
+    PromptLogprobs,
     SequenceTokens,
     Start,
     Step,
+    TokenLogprob,
 )
 from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
@@ -280,12 +282,16 @@ class RequestPool:
         for row in batch.rows:
             self.sequences[row.key].launch(self._launches)
 
-    def account(self, batch: Batch, tokens: Mapping[str, SampledToken], failures: Mapping[str, str]) -> None:
-        """Take an iteration's results: a token for each row that samples, or why that sequence failed."""
+    def account(
+        self, batch: Batch, tokens: Mapping[str, SampledToken], failures: Mapping[str, str],
+        prompts: Mapping[str, list[TokenLogprob]] | None = None,
+    ) -> None:  # fmt: skip
+        """Take an iteration's results, see `StepResults`."""
         self.iterations += 1
         self.scheduler.ran(batch)
         self.role_changes.ran(batch, self.iterations)
-        self._had_first_tokens(self.token_times.ran(batch, self.sequences, self.now))
+        if first := self.token_times.ran(batch, self.sequences, self.now):
+            self._had_first_tokens(first)
         sequences, pages, page_tokens = self.sequences, self.pages, self.limits.page_tokens
         for key, _, n_tokens, samples in batch.rows:
             sequence = sequences[key]
@@ -294,6 +300,9 @@ class RequestPool:
                 reason = EndReason.GRAMMAR if sequence.mask is not None and sequence.mask.fault else EndReason.INTERNAL
                 self.end(sequence, reason, failures[key], forget=True)
                 continue
+            if prompts and key in prompts:
+                part = PromptLogprobs(key, sequence.start.epoch, sequence.in_kv + 1, prompts[key])
+                self.messages.append(Send(sequence.owner, part))
             sequence.fed(n_tokens)
             self.tokens += n_tokens
             pages.fill(key, sequence.in_kv)
@@ -361,7 +370,7 @@ class RequestPool:
             return answer
         if len(self.sequences) >= limits.max_sequences:
             return no_capacity(start, free_pages, "sequences")
-        chain = self.reuse.chain(start)
+        chain = self.reuse.chain(start) if start.sampling.prompt_logprobs is None else None
         shared = self.reuse.find(chain, [*start.prompt, *start.emitted])
         n_pages = first_pages(start, limits, limits.context_beside(adapters.pages_beside(digest, announced=True)))
         if n_pages - len(shared) > free_pages - (self.pages.free_pages - self.pages.free_beside(shared)):
@@ -653,7 +662,9 @@ class RequestPool:
         position = len(sequence.tokens) - len(start.prompt)
         finish: FinishReason | None = None
         tokens: tuple[int, ...] = (token,)
-        if token in self.limits.eos and not start.sampling.ignore_eos:
+        if len(sequence.tokens) == sequence.max_len:  # log probabilities of the prompt are all that it wants
+            finish, tokens = FinishReason.LENGTH, ()
+        elif token in self.limits.eos and not start.sampling.ignore_eos:
             finish, tokens = FinishReason.EOS, ()
         else:
             sequence.append(token)
@@ -694,7 +705,9 @@ def _ended_fact(sequence: Sequence, finish: FinishReason | None, now: float) -> 
 
 
 def _candidate(sequence: Sequence) -> Candidate:
-    return Candidate(sequence.key, sequence.start.adapter, sequence.pending, sequence.in_kv, sequence.start.priority)
+    scores = sequence.scored(sequence.pending) > 0
+    start = sequence.start
+    return Candidate(sequence.key, start.adapter, sequence.pending, sequence.in_kv, start.priority, scores)
 
 
 def _priority(sequence: Sequence) -> Priority:

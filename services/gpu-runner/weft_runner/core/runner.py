@@ -149,7 +149,7 @@ class Runner:
             rows = zip(batch.rows, step.sequences, strict=True)
             here = tuple(row for row, sequence in rows if pool.sequences.get(row.key) is sequence and sequence.runs)
             batch = batch if len(here) == len(batch.rows) else Batch(here, 0)
-        pool.account(batch, done.tokens, done.failures)
+        pool.account(batch, done.tokens, done.failures, done.prompts)
         if pool.hand_over.freezing:
             pool.hand_over.freeze_again()
         if done.ms > 0.0:

@@ -14,10 +14,6 @@ from weft.domain.request import Sampling, TokenLogprob
 from weft_runner.core.bad_words import BadWords
 
 MAX_TOP_LOGPROBS = 20
-_MISSING = (  # fields of Sampling that this runner does not act on
-    "prompt_logprobs",
-)  # fmt: skip
-_DEFAULT = Sampling()
 
 
 class SampledToken(NamedTuple):
@@ -121,8 +117,6 @@ def _penalises(sampling: Sampling) -> bool:
 
 def sampling_fault(sampling: Sampling, vocab_size: int) -> str | None:
     """What makes it impossible to sample like this, found before it can disturb another sequence."""
-    if (missing := next((n for n in _MISSING if getattr(sampling, n) != getattr(_DEFAULT, n)), None)) is not None:
-        return f"{missing} is not implemented by this runner"
     if not 0.0 <= sampling.temperature < float("inf"):
         return f"temperature {sampling.temperature} is not a finite number >= 0"
     if not 0.0 < sampling.top_p <= 1.0:
@@ -137,6 +131,8 @@ def sampling_fault(sampling: Sampling, vocab_size: int) -> str | None:
         return f"{endless} {numbers[endless]} is not a finite number"
     if (sampling.top_logprobs or 0) > MAX_TOP_LOGPROBS:
         return f"top_logprobs {sampling.top_logprobs} is more than {MAX_TOP_LOGPROBS}"
+    if (sampling.prompt_logprobs or 0) > MAX_TOP_LOGPROBS:
+        return f"prompt_logprobs {sampling.prompt_logprobs} is more than {MAX_TOP_LOGPROBS}"
     if not all(sampling.bad_words):
         return "a sequence of bad_words has no tokens"
     return _outside(sampling, vocab_size)

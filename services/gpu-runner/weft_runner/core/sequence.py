@@ -100,6 +100,12 @@ class Sequence:
         """Tokens to feed before the next one can be chosen (1 in decode)."""
         return len(self.tokens) - self.in_kv
 
+    def scored(self, n_tokens: int) -> int:
+        """Of the next n tokens to feed: how many have a token of the prompt behind them whose probability is asked."""
+        if self.start.sampling.prompt_logprobs is None:
+            return 0
+        return max(0, min(n_tokens, len(self.start.prompt) - 1 - self.in_kv))
+
     def reuse(self, n_tokens: int) -> None:
         """The next n tokens are in KV already: others have computed them."""
         assert self.phase in (SequencePhase.WAITING, SequencePhase.PREFILL), self.phase

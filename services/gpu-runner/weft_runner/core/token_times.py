@@ -58,8 +58,9 @@ class TokenTimes:
         """That batch is complete. Returns the sequences that had their first token here."""
         last = self._last
         if last is not None and last.batch is batch:
-            self._count(now - last.at, last.n_tokens)
-            last.at = now
+            gap_s, last.at = now - last.at, now
+            self._counts[bisect_left(GAP_BUCKETS, gap_s)] += last.n_tokens  # at every iteration: no call of `_count`
+            self._sum_s += gap_s * last.n_tokens
             return []
         if last is not None:
             self._settle(last, sequences)

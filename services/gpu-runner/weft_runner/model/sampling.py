@@ -45,18 +45,27 @@ _FULL = np.uint32(0xFFFFFFFF)
 
 
 class SamplingArgs(NamedTuple):
-    """How one row's token is sampled. `position`: the absolute one of that token; `shifts`, `mask`: the sequence's."""
+    """How one row's token is sampled. `position`: the absolute one of that token; `shifts`, `mask`: the sequence's.
+
+    `given`: the token is one of the prompt, and its log probability alone is asked for, with `prompt_logprobs` others.
+    """
 
     sampling: Sampling
     position: int
     shifts: LogitAdjustments | None = None
     mask: TokenMask | None = None
+    given: int | None = None
+
+    @property
+    def n_top(self) -> int | None:
+        """Alternatives beside the token's log probability; None: none of them."""
+        return self.sampling.top_logprobs if self.given is None else self.sampling.prompt_logprobs
 
     @property
     def is_plain(self) -> bool:
         """The likeliest token, and nothing else is asked."""
         raw = self.shifts is None and self.mask is None
-        return raw and self.sampling.temperature == 0.0 and self.sampling.top_logprobs is None
+        return raw and self.sampling.temperature == 0.0 and self.n_top is None
 
     @property
     def cuts(self) -> bool:
@@ -94,10 +103,10 @@ class NativeSampler:
         masks = masks_of(draws, logits.shape[1])
         rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws, masks)
         sampled = self._sampler.sample(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
-        asked = any(draw.sampling.top_logprobs is not None for draw in draws)
+        asked = any(draw.n_top is not None for draw in draws)
         logprobs = _logprobs_of(sampled) if asked else [None] * len(draws)
         return [
-            None if token < 0 else SampledToken(token, logprob if draw.sampling.top_logprobs is not None else None)
+            None if token < 0 else SampledToken(token, logprob if draw.n_top is not None else None)
             for token, logprob, draw in zip(sampled["token"].tolist(), logprobs, draws, strict=True)
         ]
 
@@ -129,6 +138,8 @@ def masks_of(draws: Sequence[SamplingArgs], vocab: int) -> dict[int, Words]:
 
 
 def _sample_row(row: Floats, draw: SamplingArgs, mask: Words | None) -> SampledToken | None:
+    if draw.given is not None:
+        return SampledToken(draw.given, logprob(row, draw.given, draw.n_top or 0))
     shifted = row if draw.shifts is None else _shift(row, draw.shifts)
     if mask is not None:
         possible = np.unpackbits(mask.view(np.uint8), count=len(row), bitorder="little").astype(bool)
@@ -227,13 +238,13 @@ def _draws_of(draws: Sequence[SamplingArgs], masks: Mapping[int, Words]) -> npt.
 
 def _draw_of(draw: SamplingArgs, mask: Words | None) -> tuple[int | float, ...]:
     """The fields of SAMPLING_ARGS, in its order. The addresses are those of the sequence's own arrays and of `mask`."""
-    sampling, position, shifts, _ = draw
-    *shifted, n_shifted = (0, 0, 0, 0, 0) if shifts is None else _addresses(shifts)
-    n_top = -1 if sampling.top_logprobs is None else sampling.top_logprobs
-    whence = sampling.seed & _MASK, sampling.choice & _MASK, position
+    sampling, n_top = draw.sampling, draw.n_top
+    *shifted, n_shifted = (0, 0, 0, 0, 0) if draw.shifts is None else _addresses(draw.shifts)
+    whence = sampling.seed & _MASK, sampling.choice & _MASK, draw.position
     kept = sampling.temperature, sampling.top_p, sampling.min_p
     bits = 0 if mask is None else mask.ctypes.data
-    return (*whence, *kept, *shifted, bits, n_shifted, n_top, min(sampling.top_k, _MOST_INT32), 0)
+    last = -1 if n_top is None else n_top, min(sampling.top_k, _MOST_INT32), 0 if draw.given is None else draw.given + 1
+    return (*whence, *kept, *shifted, bits, n_shifted, *last)
 
 
 def _addresses(shifts: LogitAdjustments) -> tuple[int, int, int, int, int]:

@@ -21,7 +21,8 @@ class StepRow:
     """Tokens [start, end) of the step belong to one sequence, at positions [position, position + end - start).
 
     `pages` hold the sequence's keys and values in token order, the new ones included; `samples`: logits of the last
-    token are wanted. Only `position` ever changes.
+    token are wanted. `scored`: so are those of its first so many, without the last one where it samples. Only
+    `position` ever changes.
     """
 
     start: int
@@ -29,6 +30,13 @@ class StepRow:
     position: int
     pages: tuple[int, ...]
     samples: bool
+    scored: int = 0
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """Tokens of the step whose logits are wanted."""
+        last = (self.end - 1,) if self.samples else ()
+        return (*range(self.start, self.start + self.scored), *last) if self.scored else last
 
     @property
     def context(self) -> int:
@@ -44,7 +52,9 @@ class StepArrays:
     rows: Ints  # [R, 4]: start, end, position, where its pages begin in `pages`
     pages: Ints  # [sum of the rows' pages]
     segments: Ints  # [S, 3]: start, end, slot
-    sampled: Ints  # [rows that sample]: the token whose logits are wanted
+    sampled: (
+        Ints  # [S]: tokens whose logits are wanted, of each row the scored ones and the one behind which it samples
+    )
 
 
 @dataclass(slots=True)
@@ -100,5 +110,5 @@ def _arrays_of(step: StepInput) -> StepArrays:
         rows=np.array(rows, np.int32).reshape(-1, 4),
         pages=np.array([page for row in step.rows for page in row.pages], np.int32),
         segments=np.array(segments, np.int32).reshape(-1, 3),
-        sampled=np.array([row.end - 1 for row in step.rows if row.samples], np.int32),
+        sampled=np.array([token for row in step.rows for token in row.wanted], np.int32),
     )

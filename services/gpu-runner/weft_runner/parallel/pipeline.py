@@ -90,7 +90,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         self._workers.broadcast("run", step, Layers(0, self.spec.layers, hidden=False))
         try:
             self._channel.send_next(self._own.run(step))
-            rows = sum(row.samples for row in step.rows)
+            rows = sum(len(row.wanted) for row in step.rows)
             return self._channel.logits(rows) if rows else None
         except Exception as error:
             raise ExecutorLost(f"a step of {self._channel.stages} stages failed on stage 0: {error}") from error

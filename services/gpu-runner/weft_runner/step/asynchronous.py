@@ -56,7 +56,7 @@ class AsyncSteps(SyncSteps):
             launched = launched or self._launch(step)
             if not self._events_wait():
                 self._next = self._follow(launched)
-            tokens, failures = launched.built.by_key(launched.handle.result())
+            results = launched.built.by_key(launched.handle.result())
             if self._reports.counter is not None:
                 self._reports.counter.raise_by(self._executor.spec.layers)
         except ExecutorLost:
@@ -64,8 +64,9 @@ class AsyncSteps(SyncSteps):
         except Exception:
             log.exception("the forward of a batch failed; its rows run alone")
             self._next = None
-            tokens, failures = self._run_alone(step)
-        return StepDone(step, tokens, failures, (time.monotonic() - began) * 1e3)
+            results = self._run_alone(step)
+        ms = (time.monotonic() - began) * 1e3
+        return StepDone(step, results.tokens, results.failures, ms, results.prompts)
 
     def _launch(self, step: RunStep) -> LaunchedStep:
         built = self._builder.build(

@@ -1,10 +1,14 @@
 """Batches -> steps. The step of a batch that runs on unchanged is kept, and only its tokens and positions advance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
+from weft.domain.request import TokenLogprob
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core.batch import Row, adapter_segments
+from weft_runner.core.events import StepResults
 from weft_runner.core.request_pool import RequestPool
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence as PoolSequence
@@ -15,6 +19,9 @@ NOT_FINITE = "the model's output is not finite"
 NOT_ALLOWED = "the model's output is not finite, or impossible for every token that the request allows"
 
 
+_all_well = partial(tuple.__new__, StepResults)  # at every iteration: its own constructor is a Python function
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltStep:
     """Rows of a batch, their sequences, and the step that runs them; `sampled`: those that get a token, in order."""
@@ -23,18 +30,43 @@ class BuiltStep:
     sequences: tuple[PoolSequence, ...]
     step: StepInput
     sampled: tuple[PoolSequence, ...]
+    scores: bool  # some rows have log probabilities of their prompt
 
     def draws(self) -> list[SamplingArgs]:
-        """How the rows that get a token sample it."""
-        return [SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments, s.mask) for s in self.sampled]
+        """What is sampled from each row of the step's logits."""
+        if not self.scores:
+            return [SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments, s.mask) for s in self.sampled]
+        draws: list[SamplingArgs] = []
+        for row, sequence in zip(self.step.rows, self.sequences, strict=True):
+            s, here = sequence, range(row.position + 1, row.position + 1 + row.scored)
+            draws += [SamplingArgs(s.start.sampling, at, given=s.tokens[at]) for at in here]
+            if row.samples:
+                draws.append(SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments, s.mask))
+        return draws
 
-    def by_key(self, found: Sequence[SampledToken | None]) -> tuple[dict[str, SampledToken], dict[str, str]]:
+    def by_key(self, found: Sequence[SampledToken | None]) -> StepResults:
         """What rows sampled, and why those that have no token failed."""
-        sampled = dict(zip((s.key for s in self.sampled), found, strict=True))
-        tokens = {key: token for key, token in sampled.items() if token is not None}
-        if len(tokens) == len(sampled):
-            return tokens, {}
-        return tokens, {s.key: _why(s) for s in self.sampled if s.key not in tokens}
+        if self.scores:
+            return self._scored(iter(found))
+        tokens = {s.key: token for s, token in zip(self.sampled, found, strict=True) if token is not None}
+        if len(tokens) == len(self.sampled):
+            return _all_well((tokens, {}, {}))
+        return StepResults(tokens, {s.key: _why(s) for s in self.sampled if s.key not in tokens})
+
+    def _scored(self, found: Iterator[SampledToken | None]) -> StepResults:
+        tokens: dict[str, SampledToken] = {}
+        failures: dict[str, str] = {}
+        prompts: dict[str, list[TokenLogprob]] = {}
+        for row, sequence in zip(self.step.rows, self.sequences, strict=True):
+            given, sampled = [*islice(found, row.scored)], [*islice(found, int(row.samples))]
+            logprobs = [one.logprob for one in given if one is not None and one.logprob is not None]
+            if len(logprobs) < row.scored or None in sampled:
+                failures[sequence.key] = NOT_FINITE if len(logprobs) < row.scored else _why(sequence)
+                continue
+            if logprobs:
+                prompts[sequence.key] = logprobs
+            tokens.update((sequence.key, token) for token in sampled if token is not None)
+        return StepResults(tokens, failures, prompts)
 
 
 def _why(sequence: PoolSequence) -> str:
@@ -73,10 +105,11 @@ class StepBuilder:
             start = len(tokens)
             tokens.extend(sequence.tokens[sequence.in_kv : sequence.in_kv + row.n_tokens])
             pages = tuple(self._pool.pages.pages_of(row.key))
-            step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples))
+            scored = sequence.scored(row.n_tokens)
+            step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples, scored))
         step = StepInput(tokens, tuple(step_rows), self._plan(rows, len(tokens)))
         sampled = tuple(s for row, s in zip(rows, sequences, strict=True) if row.samples)
-        return BuiltStep(rows, sequences, step, sampled)
+        return BuiltStep(rows, sequences, step, sampled, any(row.scored for row in step_rows))
 
     def _plan(self, rows: tuple[Row, ...], n_tokens: int) -> SegmentPlan:
         adapters, ranks = self._pool.adapters, self._ranks

@@ -43,7 +43,8 @@ class PipelinedSteps:
         self._launched.popleft()
         # About what a row waits for its token in a full pipeline; nothing waits for a step that samples nothing.
         ms = (time.monotonic() - began) * 1e3 if found else 0.0
-        return StepDone(oldest.step, *oldest.built.by_key(found), ms)
+        results = oldest.built.by_key(found)
+        return StepDone(oldest.step, results.tokens, results.failures, ms, results.prompts)
 
     def _next_depth(self) -> int:
         """More are in flight only once none is: of one alone the pool does not know that it is (`Runner`)."""

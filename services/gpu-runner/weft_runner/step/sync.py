@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from weft.domain.request import TokenLogprob
 from weft_runner.core.batch import Row
-from weft_runner.core.events import RunStep, StepDone, StepSlot
+from weft_runner.core.events import RunStep, StepDone, StepResults, StepSlot
 from weft_runner.core.runner import Runner
 from weft_runner.core.sampling import SampledToken
 from weft_runner.core.sequence import Sequence
@@ -19,7 +20,6 @@ from weft_runner.step.builder import StepBuilder
 log = logging.getLogger(__name__)
 ONE = StepSlot()
 Schedule = Callable[[StepSlot], RunStep | None]  # offers the machine a step, performs what follows
-Found = tuple[Mapping[str, SampledToken], Mapping[str, str]]  # tokens and failures, by request id
 
 
 class StepStrategy(Protocol):
@@ -58,17 +58,18 @@ class SyncSteps:
         if (step := schedule(ONE)) is None:
             return None
         try:
-            tokens, failures = self._forward(
+            results = self._forward(
                 step.batch.rows, step.sequences, keep=step.batch is self._runner.pool.scheduler.standing
             )
         except ExecutorLost:
             raise
         except Exception:
             log.exception("the forward of a batch failed; its rows run alone")
-            tokens, failures = self._run_alone(step)
-        return StepDone(step, tokens, failures, (time.monotonic() - began) * 1e3)
+            results = self._run_alone(step)
+        ms = (time.monotonic() - began) * 1e3
+        return StepDone(step, results.tokens, results.failures, ms, results.prompts)
 
-    def _forward(self, rows: tuple[Row, ...], sequences: tuple[Sequence, ...], *, keep: bool = False) -> Found:
+    def _forward(self, rows: tuple[Row, ...], sequences: tuple[Sequence, ...], *, keep: bool = False) -> StepResults:
         built = self._builder.build(rows, sequences, keep=keep)
         if (counter := self._reports.counter) is None:
             logits = self._executor.run(built.step)
@@ -77,20 +78,22 @@ class SyncSteps:
         self._runner.pool.forwards += 1
         return built.by_key(self._executor.sample(logits, built.draws()))
 
-    def _run_alone(self, step: RunStep) -> Found:
+    def _run_alone(self, step: RunStep) -> StepResults:
         """Each row whose sequence is still there runs alone; those that fail again end."""
         self._reports.again()
         tokens: dict[str, SampledToken] = {}
         failures: dict[str, str] = {}
+        prompts: dict[str, list[TokenLogprob]] = {}
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
             if self._runner.pool.sequences.get(row.key) is not sequence:
                 continue
             try:
-                found, failed = self._forward((row,), (sequence,))
+                found = self._forward((row,), (sequence,))
             except ExecutorLost:
                 raise
             except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
-                found, failed = {}, {row.key: f"{type(error).__name__}: {error}"}
-            tokens.update(found)
-            failures.update(failed)
-        return tokens, failures
+                found = StepResults({}, {row.key: f"{type(error).__name__}: {error}"})
+            tokens.update(found.tokens)
+            failures.update(found.failures)
+            prompts.update(found.prompts)
+        return StepResults(tokens, failures, prompts)

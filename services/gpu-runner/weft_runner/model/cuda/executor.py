@@ -23,7 +23,7 @@ from weft_runner.model.cuda.attention import Attention, TritonAttention
 from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_steps
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
-from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, copy_to_host
+from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, PromptScores, copy_to_host
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import LayerSource, run_layers
@@ -180,9 +180,27 @@ class CudaExecutor:
         return self._sample(self._outputs.logits[: len(step.rows)], draws)
 
     def _sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+        if any(draw.given is not None for draw in draws):
+            return self._score(logits, draws)
         likeliest = None if self._outputs is None else self._outputs.tokens
         self._tokens = self._token_sampler.tokens(logits, draws, likeliest)
         return copy_to_host(self._tokens, draws, partial(_logprob_of, logits))
+
+    def _score(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+        """A step of which some rows have the log probability of a given token: of an eager one, and none follows it."""
+        drawn = [row for row, draw in enumerate(draws) if draw.given is None]
+        given = [row for row, draw in enumerate(draws) if draw.given is not None]
+        scores = PromptScores(logits, draws, given)
+        tokens = scores.tokens
+        if drawn:
+            sampled = self._token_sampler.tokens(logits[drawn], [draws[row] for row in drawn])
+            tokens[torch.tensor(drawn, device=self.at)] = sampled
+        of_sampled = partial(_logprob_of, logits)
+
+        def logprob_of(row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
+            return of_sampled(row, token, draw) if draw.given is None else scores.logprob(row)
+
+        return copy_to_host(tokens, draws, logprob_of)
 
     def clear_pages(self, pages: list[int]) -> None:
         """Nothing is read of a page but what its present owner wrote: the kernels load no key beyond a context."""

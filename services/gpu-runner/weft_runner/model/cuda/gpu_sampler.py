@@ -114,6 +114,41 @@ LogprobOf = Callable[
 ]  # row, token, draw -> its log probability, where one is wanted
 
 
+class PromptScores:
+    """Log probabilities of given tokens, by the device: log softmax of raw logits in double precision.
+
+    Where more tokens are equally likely than are reported, any of them are. `tokens`: int32 [B], the given ones, -1 for
+    those without a finite largest logit and for the other rows.
+    """
+
+    def __init__(self, logits: torch.Tensor, draws: Sequence[SamplingArgs], given: Sequence[int]) -> None:
+        rows = torch.tensor(given, device=logits.device)
+        wanted = torch.tensor([draws[row].given or 0 for row in given], device=logits.device)
+        self._tops = {row: draws[row].n_top or 0 for row in given}
+        logprobs = torch.log_softmax(logits[rows].double(), -1)
+        own = logprobs.gather(1, wanted[:, None])[:, 0]
+        self._own, (self._values, self._ids) = own, logprobs.topk(min(max(self._tops.values()), logits.shape[1]))
+        self.tokens = torch.full((len(draws),), -1, dtype=torch.int32, device=logits.device)
+        usable = logits[rows].max(-1).values.isfinite()
+        self.tokens[rows] = torch.where(usable, wanted, -1).int()
+        self._found: dict[int, TokenLogprob] | None = None
+
+    def logprob(self, row: int) -> TokenLogprob:
+        """Of a given token; waits for the device the first time."""
+        if self._found is None:
+            columns = zip(
+                self._tops.items(), self._own.tolist(), self._ids.tolist(), self._values.tolist(), strict=True
+            )
+            self._found = {row: TokenLogprob(own, _top(ids[:n], values[:n])) for (row, n), own, ids, values in columns}
+        return self._found[row]
+
+
+def _top(tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """The likeliest first, the lower id first among equals; those of probability zero are left out."""
+    possible = [one for one in zip(tokens, logprobs, strict=True) if one[1] > -math.inf]
+    return tuple(sorted(possible, key=lambda one: (-one[1], one[0])))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuStepHandle:
     """`tokens`: int32 [rows] in pinned memory, valid after `landed` (None: at once); -1: the row has no token."""

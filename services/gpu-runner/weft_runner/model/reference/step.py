@@ -41,7 +41,7 @@ class PreparedStep:
     written: torch.Tensor  # token index [T, 2 N], where each token's keys and values go
     prefills: tuple[PrefillRow, ...]
     decodes: DecodeRows | None
-    sampled: torch.Tensor  # [rows that sample]
+    sampled: torch.Tensor  # [S], as `StepArrays.sampled`
     plan: SegmentPlan
 
 
@@ -68,7 +68,7 @@ class StepMaker:
             written=self._kv.token_index(torch.tensor(pages), position % size),
             prefills=tuple(self._prefill_row(row) for row in step.rows if row.end - row.start > 1),
             decodes=self._decode_rows(step),
-            sampled=torch.tensor([row.end - 1 for row in step.rows if row.samples], dtype=torch.int64),
+            sampled=torch.tensor([token for row in step.rows for token in row.wanted], dtype=torch.int64),
             plan=step.plan,
         )
 

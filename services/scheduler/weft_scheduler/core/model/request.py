@@ -119,7 +119,7 @@ class Request:
             tenant=submit.namespace,
             adapter=submit.adapter,
             prompt_tokens=submit.prompt_tokens,
-            max_tokens=submit.max_tokens,
+            max_tokens=max(1, submit.max_tokens),  # 0: log probabilities of the prompt alone, which end in one forward
             emitted_tokens=submit.emitted_tokens,
             quantiles=quantiles if submit.p90_tokens and len(quantiles) > 1 else (),
             arrived_s=now - submit.waited_s,
