@@ -1,8 +1,10 @@
 """Adapters: where one is, where it has to be, and what the registry declares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
+
+MOST_NAMES = 4  # that metrics list of one adapter
 
 
 class Tier(IntEnum):
@@ -39,13 +41,17 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """An adapter that a Ready runner holds: pinned ones in a device slot, others at their tier or nearer."""
+    """An adapter that a Ready runner holds: pinned ones in a device slot, others at their tier or nearer.
+
+    `model_names`: the first few that requests name it by, for metrics; other names alone make no other adapter.
+    """
 
     digest: str
     rank: int
     bytes: int
     pinned: bool
     tier: Tier = Tier.UNSPECIFIED
+    model_names: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

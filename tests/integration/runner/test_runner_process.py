@@ -279,7 +279,11 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
                 metrics = (await runner.get("/metrics"))[1]
                 assert "weft_runner_tokens_total 18.0" in metrics
                 assert f"weft_runner_best_batch_sequences {float(hello.best_batch)}" in metrics
-                assert 'vllm:num_requests_running{engine="0",model_name="small-base"} 0.0' in metrics
+                base = 'engine="0",model_name="small-base"'
+                assert f"vllm:num_requests_running{{{base}}} 0.0" in metrics
+                assert f"vllm:generation_tokens_total{{{base}}} 18.0" in metrics
+                assert f"vllm:max_gpu_lora_adapters{{{base}}} {float(hello.max_adapters)}" in metrics
+                assert f'vllm:cache_config_info{{block_size="{hello.page_tokens}",engine="0",' in metrics
 
                 gateway.start("long", [3] * 20, 9, max_tokens=ENDLESS, reservation_tokens=ENDLESS)
                 await gateway.next("step")

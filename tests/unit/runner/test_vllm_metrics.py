@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.runner_machine import session, start_of
-from weft.domain.adapter import Tier
+from weft.domain.adapter import DesiredAdapter, Tier
 from weft.domain.machine import Connected, Received
 from weft.domain.request import FinishReason, SessionHello, Stop
 from weft_runner.core.admission import PoolLimits
@@ -146,6 +146,17 @@ def test_an_adapter_without_requests_stays_listed_as_loaded_and_only_so():
     (info,) = scraped.labels("vllm:lora_requests_info")
     assert info["running_lora_adapters"] == info["waiting_lora_adapters"] == ""
     assert [labels["adapter_name"] for labels in scraped.labels("vllm:lora_adapter_loaded")] == ["acme/upper"]
+
+
+def test_a_pinned_adapter_has_its_names_before_any_request() -> None:
+    scraped = Scraped()
+    scraped.metrics.adapters.hold([DesiredAdapter("sha256:a", 8, 1, pinned=True, model_names=("acme/a", "rival/a"))])
+    scraped.metrics.observe(AdaptersChanged((AdapterUse("sha256:a", Tier.DEVICE, 8, True, 0, 0),)))
+    listed = scraped.labels("vllm:lora_adapter_loaded")
+    assert [(labels["adapter_name"], labels["pinned"]) for labels in listed] == [
+        ("acme/a", "true"),
+        ("rival/a", "true"),
+    ]
 
 
 def test_a_scrape_lists_no_more_adapters_than_its_bound():

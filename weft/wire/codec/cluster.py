@@ -6,7 +6,7 @@ Bounds that need the runner's specification are in `weft.domain.runner.RunnerBoo
 
 from typing import cast
 
-from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
+from weft.domain.adapter import MOST_NAMES, AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import OutcomeAck, OutcomeReport
 from weft.domain.routes import Keys
 from weft.domain.runner import (
@@ -40,6 +40,7 @@ from weft.wire.codec.scheduling import (
 )
 from weft.wire.codec.values import (
     MAX_DETAIL,
+    MAX_MODEL,
     MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
@@ -311,6 +312,7 @@ def fill_order(order: RunnerOrder, m: spb.RunnerOrder) -> None:
             bytes=adapter.bytes,
             pinned=adapter.pinned,
             tier=TIER[adapter.tier],
+            model_names=adapter.model_names,
         )
 
 
@@ -328,6 +330,7 @@ def read_order(m: spb.RunnerOrder) -> RunnerOrder:
                 a.bytes,
                 a.pinned,
                 TIERS.get(a.tier, Tier.UNSPECIFIED),
+                tuple([text(name, "a model's name", MAX_MODEL) for name in a.model_names[:MOST_NAMES]]),
             )
             for a in m.change.adapters
         ]

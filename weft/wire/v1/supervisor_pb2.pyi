@@ -274,18 +274,20 @@ class DesiredChange(_message.Message):
     def __init__(self, version: _Optional[int] = ..., full: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[DesiredAdapter, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DesiredAdapter(_message.Message):
-    __slots__ = ("digest", "rank", "bytes", "pinned", "tier")
+    __slots__ = ("digest", "rank", "bytes", "pinned", "tier", "model_names")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     digest: str
     rank: int
     bytes: int
     pinned: bool
     tier: AdapterState.Tier
-    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ...) -> None: ...
+    model_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ..., model_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateKeyRequest(_message.Message):
     __slots__ = ("namespace", "note")

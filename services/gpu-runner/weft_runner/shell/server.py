@@ -147,6 +147,8 @@ class RunnerServer(runner_pb2_grpc.RunnerServicer):
 
     def on_order(self, order: RunnerOrder) -> None:
         self._draining = order.drain
+        if order.desired is not None:
+            self._metrics.vllm.adapters.hold(order.desired.adapters)
 
     async def drain_and_close(self) -> None:
         """On SIGTERM: sequences move to other runners or are given back, sessions receive Draining and end."""

@@ -5,8 +5,8 @@ device and their labels are those of the metric protocol of llm-d's router, whic
 A runner is one engine, "0". Times begin when the request arrived at its gateway. What a request did on another runner
 (a migration, a hand-over) is that runner's; it counts as finished where it finished.
 
-Adapters are labelled with the model names that requests named them by, and an adapter that no request has named yet
-with its digest. At most `MOST_NAMED` adapters are listed; a scrape costs no more than these.
+Adapters are labelled with the model names that requests name them by, as a Start or the list of adapters to hold says;
+one that neither names has its digest. At most `MOST_NAMED` adapters are listed; a scrape costs no more than these.
 """
 
 import time
@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFam
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from weft.domain.adapter import Tier
+from weft.domain.adapter import MOST_NAMES, DesiredAdapter, Tier
 from weft.domain.lru import LruDict
 from weft.domain.request import FinishReason
 from weft_runner.core.batch import Batch
@@ -34,7 +34,6 @@ from weft_runner.core.events import (
 from weft_runner.core.token_times import GAP_BUCKETS, GapCounts
 
 MOST_NAMED = 512  # adapters with a series of their own
-MOST_NAMES = 4  # of one adapter
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 FINISHED = {  # vLLM's `finished_reason`
@@ -213,10 +212,17 @@ class AdapterSeries(Collector):
         self._changed_at = time.time()
 
     def name(self, digest: str, model_name: str) -> None:
-        """A request has named this adapter so."""
+        """Requests name this adapter so."""
         names = self._names.touch(digest, tuple)
         if model_name and model_name not in names:
             self._names[digest] = (*names, model_name)[-MOST_NAMES:]
+
+    def hold(self, adapters: Iterable[DesiredAdapter]) -> None:
+        """These are to be on the device or in host memory before a request names them."""
+        for adapter in adapters:
+            if adapter.pinned or adapter.tier is Tier.HOST:
+                for name in adapter.model_names:
+                    self.name(adapter.digest, name)
 
     def take(self, adapters: Iterable[AdapterUse]) -> None:
         for adapter in adapters:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from weft.domain.adapter import AdapterSpec, DesiredAdapter, DesiredChange, Tier
+from weft.domain.adapter import MOST_NAMES, AdapterSpec, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import BASE
 
 HELD_TIERS = (Tier.DISK, Tier.HOST)
@@ -166,4 +166,5 @@ def _merged(specs: dict[str, AdapterSpec]) -> DesiredAdapter | None:
         return None
     first = next(iter(specs.values()))
     pinned, tier = any(s.pinned for s in specs.values()), max(s.tier for s in specs.values())
-    return DesiredAdapter(first.digest, first.rank, first.bytes, pinned, tier)
+    names = tuple(sorted(spec.model_name for spec in specs.values())[:MOST_NAMES])
+    return DesiredAdapter(first.digest, first.rank, first.bytes, pinned, tier, names)
