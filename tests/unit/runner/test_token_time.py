@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ class Instant:
     numerics_class, adapters = "instant", None
 
     def __init__(self, vocab: int) -> None:
+        self.spec = SimpleNamespace(vocab_size=vocab)
         self._logits = torch.zeros(64, vocab)
         self._choice = SampledToken(5)
 

@@ -56,8 +56,8 @@ class AwaitedGrammars:
         return self._waiting.pop(key) if one is not None and one.start.epoch == event.epoch else None
 
     def next_deadline(self) -> float:
-        """inf: nobody waits."""
-        return min((one.deadline for one in self._waiting.values()), default=inf)
+        """inf: nobody waits. Asked at every event."""
+        return min([one.deadline for one in self._waiting.values()]) if self._waiting else inf
 
     def take_expired(self, now: float) -> list[AwaitedGrammar]:
         """Those that have waited too long."""

@@ -320,7 +320,8 @@ class RequestPool:
         """Messages to gateways; what an iteration produced leaves as one Step for each of them."""
         messages, self.messages = self.messages, []
         if self.produced:
-            messages.extend([Send(peer, Step(self.iterations, tokens)) for peer, tokens in self.produced.values()])
+            for peer, tokens in self.produced.values():
+                messages.append(Send(peer, Step(self.iterations, tokens)))
             self.produced = {}
         if self.frozen:
             messages.extend(self.frozen)
