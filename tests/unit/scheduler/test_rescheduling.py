@@ -415,3 +415,10 @@ def test_a_pool_is_unknown_only_where_the_registry_has_spoken(driver: Any, picke
     assert [r.reason for r in rejects] == ([RejectReason.UNKNOWN_POOL] if known else [])
     if not known:
         assert [r.reason for r in picked(driver.registry(), Reject)] == [RejectReason.UNKNOWN_POOL]
+
+
+@pytest.mark.parametrize("reservation", ["calibrated", "pooled", "paged", "maximum", "s3"])
+def test_a_request_for_its_prompt_alone_is_placed_like_one_of_a_token(driver: Any, reservation: str) -> None:
+    driver.start(reservation=reservation)
+    driver.runner("a")
+    assert driver.place("r", max_tokens=0, p90_tokens=0).reservation_tokens == 1
