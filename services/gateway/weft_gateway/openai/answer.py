@@ -12,7 +12,7 @@ from weft_gateway.core.events import Emit, Finish
 from weft_gateway.errors import ApiError, Internal, from_failure
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.logprobs import TokenNames
-from weft_gateway.openai.response_format import EndedChoice, PromptPart, ResponseEncoder, usage_of
+from weft_gateway.openai.response_format import EncoderOf, EndedChoice, PromptPart, usage_of
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.request_manager import RequestManager
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Encoding:
     """What an answer's bytes are made with. `prompts`: what the answer repeats of each prompt; `form`: its parts."""
 
-    kind: type[ResponseEncoder]
+    kind: EncoderOf
     params: Common
     names: TokenNames
     prompts: Sequence[PromptPart]

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.reasoning import BEGIN, END
 from weft_gateway.openai.response_format import ChatEncoder
-from weft_gateway.openai.schema import ChatPrompt, ChatRequest
+from weft_gateway.openai.schema import ChatPrompt, ChatRequest, parse
 from weft_gateway.openai.tool_calls import HERMES, format_of, instructions, renders_tools, written_calls
 from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
@@ -49,13 +50,14 @@ def _with_instructions(messages: list[dict[str, Any]], tools: list[dict[str, Any
     return [{"role": "system", "content": text}, first, *others]
 
 
-def _prompts(parsed: ParsedRequest[ChatRequest]) -> list[Prompt]:
+def prompts_of(parsed: ParsedRequest[ChatRequest]) -> list[Prompt]:
+    """The chat as the model's template renders it."""
     chat = chat_of(parsed.params, parsed.tokenizer.template)
     text = "\n".join(message.content for message in parsed.params.messages)
     return [Prompt(text, lambda tokenizer, context_tokens: tokenizer.encode_chat(chat, context_tokens))]
 
 
-def _form(parsed: ParsedRequest[ChatRequest], prompt_end: str) -> AnswerForm:
+def form_of(parsed: ParsedRequest[ChatRequest], prompt_end: str) -> AnswerForm:
     """By the call and by what the template says of calls and of reasoning."""
     template, params = parsed.tokenizer.template, parsed.params
     return AnswerForm(
@@ -66,7 +68,7 @@ def _form(parsed: ParsedRequest[ChatRequest], prompt_end: str) -> AnswerForm:
     )
 
 
-CHAT = ModelEndpoint("/v1/chat/completions", ChatRequest, _prompts, ChatEncoder, form_of=_form)
+CHAT = ModelEndpoint("/v1/chat/completions", partial(parse, ChatRequest), prompts_of, ChatEncoder, form_of=form_of)
 
 
 async def chat_completions(state: AppState, request: Request) -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from weft_gateway.errors import ParameterError
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import CompletionEncoder
-from weft_gateway.openai.schema import CompletionRequest
+from weft_gateway.openai.schema import CompletionRequest, parse
 from weft_gateway.openai.validation import MAX_PROMPT_CHARS, ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
@@ -47,7 +47,9 @@ def _encode(
     return prompt
 
 
-COMPLETIONS = ModelEndpoint("/v1/completions", CompletionRequest, _prompts, CompletionEncoder, "text_completion")
+COMPLETIONS = ModelEndpoint(
+    "/v1/completions", partial(parse, CompletionRequest), _prompts, CompletionEncoder, "text_completion"
+)
 
 
 async def completions(state: AppState, request: Request) -> Response:

@@ -6,7 +6,7 @@ token ids or the tokens used so far is made whole.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import orjson
 
@@ -38,6 +38,20 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Tokens of a request: its prompts once, all its answers. What comes after a stop string does not count."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+
+
+class AnswerEncoder(Protocol):
+    """An answer as an API has it: whole, or in chunks, the first one before any token."""
+
+    def first_chunk(self) -> bytes: ...
+    def chunk(self, index: int, emit: Emit) -> bytes: ...
+    def finish_chunk(self, index: int, reason: FinishReason) -> bytes: ...
+    def last_chunk(self, usage: dict[str, int]) -> bytes: ...
+    def error_chunk(self, body: bytes) -> bytes: ...
+    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
+
+
+EncoderOf = Callable[[Any, TokenNames, str, int, Sequence[PromptPart], AnswerForm], AnswerEncoder]
 
 
 class ResponseEncoder:
@@ -91,8 +105,13 @@ class ResponseEncoder:
     def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
         return self._event([self._delta(index, "", None, _REASONS[reason])], self._usage_so_far())
 
-    def usage(self, usage: dict[str, int]) -> bytes:
-        return self._event([], usage)
+    def last_chunk(self, usage: dict[str, int]) -> bytes:
+        """What closes a stream: usage, if the client asked for it, and [DONE]."""
+        return (self._event([], usage) if self._params.include_usage else b"") + DONE
+
+    def error_chunk(self, body: bytes) -> bytes:
+        """An error after the first byte; the stream closes after it, without [DONE]."""
+        return b"data: " + body + b"\n\n"
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
         whole = [self._whole_choice(index, emit, reason) for index, (emit, reason) in enumerate(choices)]
@@ -221,8 +240,3 @@ class ChatEncoder(ResponseEncoder):
     def _delta(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         delta = {"content": text} if reason is None else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-
-
-def error_event(body: bytes) -> bytes:
-    """An error after the first byte; the stream closes after it, without [DONE]."""
-    return b"data: " + body + b"\n\n"

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from weft.domain.request import FinishReason
 from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer import Answer, encoded
-from weft_gateway.openai.response_format import DONE, PING, error_event
+from weft_gateway.openai.response_format import PING
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -59,13 +59,14 @@ class StreamingCompletion(Response):
 
     async def _send_stream(self, send: Send) -> None:
         await self._group.wait()
+        first = self._encoder.first_chunk()
         chunk = await self._next_chunk()
         if self._group.client_gone:
             return None
         if not chunk and (error := self._answer.error):
             return await _send_error(send, error)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-        chunk = self._encoder.first_chunk() + chunk
+        chunk = first + chunk
         while not self._group.over:
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -90,11 +91,9 @@ class StreamingCompletion(Response):
         return chunk
 
     def _rest(self) -> bytes:
-        """What follows the choices: usage and [DONE], or an error and nothing."""
-        if error := self._answer.error:
-            return error_event(error.body())
-        usage = self._encoder.usage(self._answer.usage) if self._answer.params.include_usage else b""
-        return usage + DONE
+        """What follows the choices: the end, or an error and nothing."""
+        error = self._answer.error
+        return self._encoder.error_chunk(error.body()) if error else self._encoder.last_chunk(self._answer.usage)
 
 
 async def _send_error(send: Send, error: ApiError) -> None:

@@ -27,8 +27,8 @@ from weft_gateway.errors import (
 )
 from weft_gateway.openai.answer import Answer, Encoding
 from weft_gateway.openai.answer_parts import AnswerForm
-from weft_gateway.openai.response_format import PLAIN, PromptPart, ResponseEncoder
-from weft_gateway.openai.schema import Common, parse
+from weft_gateway.openai.response_format import PLAIN, EncoderOf, PromptPart
+from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, id_of_prompt
@@ -83,9 +83,9 @@ class ModelEndpoint(Generic[T]):
     """One way to ask a model. `form_of`: of answers, by the call and what the prompt ends with."""
 
     path: str
-    kind: type[T]
+    parse: Callable[[bytes], T]  # raises BadRequest, ParameterError
     prompts_of: Callable[[ParsedRequest[T]], Sequence[Prompt]]
-    encoder: type[ResponseEncoder]
+    encoder: EncoderOf
     operation: str = "chat"  # `gen_ai.operation.name` of its spans
     form_of: Callable[[ParsedRequest[T], str], AnswerForm] = lambda _parsed, _end: PLAIN
 
@@ -93,7 +93,7 @@ class ModelEndpoint(Generic[T]):
 async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> Answer:
     """Check a request that counts already, whole, and hand it to the scheduler. Raises ApiError."""
     try:
-        parsed = await _parse(state, endpoint.kind, call, body)
+        parsed = await _parse(state, endpoint.parse, call, body)
     except ApiError:
         call.asked = _asked(body)
         raise
@@ -121,11 +121,11 @@ def _asked(body: bytes) -> str | None:
     return model[:MAX_ASKED_CHARS] if isinstance(model, str) else None
 
 
-async def _parse(state: AppState, kind: type[T], call: Call, body: bytes) -> ParsedRequest[T]:
+async def _parse(state: AppState, parse: Callable[[bytes], T], call: Call, body: bytes) -> ParsedRequest[T]:
     """Raises ApiError: everything but the prompts is checked."""
     if len(body) > state.settings.max_body_bytes:
         raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
-    params = await asyncio.to_thread(parse, kind, body) if len(body) > THREAD_BYTES else parse(kind, body)
+    params = await asyncio.to_thread(parse, body) if len(body) > THREAD_BYTES else parse(body)
     found = state.machine.routes.find(params.model, call.principal)
     if found is None:
         raise ModelNotFound(params.model)

@@ -1,0 +1,155 @@
+"""`POST /v1/responses`: OpenAI's newer form of a chat. Stateless: each request brings its whole conversation.
+
+A request becomes one of chats (`ResponsesChat`), so everything behind it is the same: templates, tools, sampling.
+"""
+
+from typing import Any, ClassVar
+
+from pydantic import Field, PrivateAttr
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft_gateway.errors import ParameterError
+from weft_gateway.openai.chat import form_of, prompts_of
+from weft_gateway.openai.fields import MAX_INT32, Whole
+from weft_gateway.openai.http_requests import completion
+from weft_gateway.openai.responses_format import ResponsesEncoder
+from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, object_of
+from weft_gateway.openai.validation import ModelEndpoint
+from weft_gateway.shell.app_state import AppState
+
+PASSED_ON = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier")
+
+
+class ResponsesRequest(Strict):
+    """`POST /v1/responses`."""
+
+    model: str = Field(min_length=1, max_length=512)
+    input: str | list[Any] = Field(max_length=1 << 24, description="a text, or the items of a conversation")
+    instructions: str = Field("", description="a system message before the input")
+    max_output_tokens: Whole | None = Field(None, ge=1, le=MAX_INT32)
+    stream: bool = Field(False, description="server-sent events by name, a delta per step")
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0, le=1)
+    tools: list[Any] = Field(default_factory=list[Any], description="functions that the model may call")
+    tool_choice: Any = Field("auto", description="none, auto, required, or the function that is called")
+    parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
+    text: dict[str, Any] = Field(default_factory=dict[str, Any], description="text.format: the form of the answer")
+    reasoning: dict[str, Any] = Field(default_factory=dict[str, Any], description="accepted while effort is not set")
+    truncation: str = Field("disabled", description="disabled: a conversation beyond the context is refused")
+    store: bool = Field(False, description="accepted; nothing is kept")
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], description="returned as it is")
+    user: str = Field("", max_length=MAX_CALLER_ID, description="whom the caller asks for; logged hashed")
+    safety_identifier: str = Field("", max_length=MAX_CALLER_ID, description="the newer name of user")
+
+    def check_together(self) -> None:
+        if isinstance(self.input, list) and not 0 < len(self.input) <= MAX_MESSAGES:
+            raise ParameterError(f"input: must have 1 to {MAX_MESSAGES} items.", param="input")
+        if self.truncation != "disabled":
+            text = "truncation: a conversation is never cut by the gateway; leave out its oldest items."
+            raise ParameterError(text, param="truncation", code="unsupported_value")
+        if self.reasoning.get("effort") not in (None, "none"):
+            text = "reasoning.effort is not supported: ask for it in a message."
+            raise ParameterError(text, param="reasoning", code="unsupported_value")
+
+
+class ResponsesChat(ChatRequest):
+    """The chat that a request of `POST /v1/responses` asks for, and what its answer repeats of the request."""
+
+    prompt_name: ClassVar[str] = "input"
+    _repeated: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+
+    @property
+    def repeated(self) -> dict[str, Any]:
+        return self._repeated
+
+    @classmethod
+    def of(cls, asked: ResponsesRequest) -> "ResponsesChat":
+        """Raises ParameterError; a parameter of chats is named as the one that it was made of."""
+        chat = {name: getattr(asked, name) for name in PASSED_ON}
+        chat["messages"] = _messages(asked)
+        chat["max_completion_tokens"] = asked.max_output_tokens
+        chat["tools"] = [_tool(tool) for tool in asked.tools]
+        chat["tool_choice"] = _tool_choice(asked.tool_choice)
+        chat["response_format"] = _response_format(asked.text.get("format"))
+        try:
+            request = checked(cls, chat)
+        except ParameterError as error:
+            param = error.param and error.param.replace("messages", "input").replace("response_format", "text.format")
+            raise ParameterError(error.message.replace("messages[", "input["), param=param, code=error.code) from error
+        request._repeated = {
+            "instructions": asked.instructions or None,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata,
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "temperature": asked.temperature,
+            "text": asked.text or {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice,
+            "tools": asked.tools,
+            "top_p": asked.top_p,
+            "user": asked.user or None,
+        }
+        return request
+
+
+def _messages(asked: ResponsesRequest) -> list[Any]:
+    """Calls that follow each other are those of one assistant's message. Raises ParameterError."""
+    messages: list[Any] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    if isinstance(asked.input, str):
+        return [*messages, {"role": "user", "content": asked.input}]
+    for index, item in enumerate(asked.input):
+        match item:
+            case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
+                call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                messages[-1].setdefault("tool_calls", []).append(call)
+            case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+            case {"type": "reasoning"}:
+                pass  # models do not get their earlier reasoning
+            case {"role": role, **others} if others.get("type", "message") == "message":
+                messages.append({"role": role, "content": others.get("content")})
+            case _:
+                text = f"input[{index}]: must be a message, a function_call, a function_call_output or reasoning."
+                raise ParameterError(text, param=f"input[{index}]")
+    return messages
+
+
+def _tool(tool: Any) -> Any:
+    """OpenAI's flat form; what is no function is refused as chats do."""
+    match tool:
+        case {"type": "function", "name": _, **others}:
+            function = {name: value for name, value in others.items() if name != "type" and value is not None}
+            return {"type": "function", "function": {"name": tool["name"], **function}}
+        case _:
+            return tool
+
+
+def _tool_choice(choice: Any) -> Any:
+    match choice:
+        case {"type": "function", "name": name}:
+            return {"type": "function", "function": {"name": name}}
+        case _:
+            return choice
+
+
+def _response_format(form: Any) -> Any:
+    match form:
+        case {"type": "json_schema", **schema}:
+            return {"type": "json_schema", "json_schema": schema}
+        case _:
+            return form
+
+
+def parse_responses(body: bytes) -> ResponsesChat:
+    """Raises BadRequest, ParameterError."""
+    return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
+
+
+RESPONSES = ModelEndpoint("/v1/responses", parse_responses, prompts_of, ResponsesEncoder, form_of=form_of)
+
+
+async def create_response(state: AppState, request: Request) -> Response:
+    """A chat in OpenAI's newer form."""
+    return await completion(RESPONSES, state, request)

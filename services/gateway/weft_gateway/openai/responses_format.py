@@ -1,0 +1,168 @@
+"""The shape of `POST /v1/responses`: an answer as items, whole or as events by name with numbers."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from weft.domain.request import FinishReason
+from weft_gateway.core.events import Emit
+from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader
+from weft_gateway.openai.logprobs import TokenNames
+from weft_gateway.openai.response_format import EndedChoice, PromptPart
+
+
+class RepeatedRequest(Protocol):
+    """What an answer repeats of its request."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def repeated(self) -> dict[str, Any]: ...
+
+
+class ResponsesEncoder:
+    """Of one answer: its deltas become items (reasoning, a message, calls), one open at a time."""
+
+    def __init__(
+        self,
+        params: RepeatedRequest,
+        names: TokenNames,  # noqa: ARG002 (every encoder gets it)
+        request_id: str,
+        created_unix_s: int,
+        prompts: Sequence[PromptPart],  # noqa: ARG002
+        form: AnswerForm,
+    ) -> None:
+        self._id, self._created_unix_s, self._params = f"resp_{request_id}", created_unix_s, params
+        self._reader = AnswerReader(form, f"{request_id}/0")
+        self._items: list[dict[str, Any]] = []
+        self._is_open = False  # the last item
+        self._events = 0
+        self._reason: FinishReason | None = None
+
+    def first_chunk(self) -> bytes:
+        response = self._response("in_progress", None)
+        return self._event("created", response=response) + self._event("in_progress", response=response)
+
+    def chunk(self, index: int, emit: Emit) -> bytes:  # noqa: ARG002 (there is one answer)
+        return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
+
+    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:  # noqa: ARG002
+        self._reason = reason
+        return b"".join(self._take(delta) for delta in self._reader.flush()) + self._close()
+
+    def last_chunk(self, usage: dict[str, int]) -> bytes:
+        status = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
+        return self._event(status, response=self._response(status, usage))
+
+    def error_chunk(self, body: bytes) -> bytes:
+        error = orjson.loads(body)["error"]
+        failed = self._response("failed", None) | {"error": {"code": error["code"], "message": error["message"]}}
+        return self._event("failed", response=failed)
+
+    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
+        ((emit, reason),) = choices
+        self.chunk(0, emit)
+        self.finish_chunk(0, reason)
+        status = "incomplete" if reason is FinishReason.LENGTH else "completed"
+        return orjson.dumps(self._response(status, usage))
+
+    # ---------------------------------------------------------------- items
+
+    def _take(self, delta: dict[str, Any]) -> bytes:
+        """What a delta of a chat adds."""
+        match delta:
+            case {"reasoning_content": str(text)}:
+                return self._add_text("reasoning", text)
+            case {"content": str(text)}:
+                return self._add_text("message", text)
+            case {"tool_calls": [{"id": call_id, "function": {"name": name}}]}:
+                item = {"id": f"fc_{call_id}", "type": "function_call", "status": "in_progress"}
+                return self._open({**item, "call_id": call_id, "name": name, "arguments": ""})
+            case {"tool_calls": [{"function": {"arguments": str(text)}}]}:
+                self._items[-1]["arguments"] += text
+                return self._event("function_call_arguments.delta", **self._place(), delta=text)
+            case _:
+                raise AssertionError(delta)
+
+    def _add_text(self, kind: str, text: str) -> bytes:
+        events = b"" if self._is_open and self._items[-1]["type"] == kind else self._open_text(kind)
+        self._items[-1]["content"][0]["text"] += text
+        name, more = ("output_text", {"logprobs": []}) if kind == "message" else ("reasoning_text", {})
+        return events + self._event(f"{name}.delta", **self._place(), content_index=0, delta=text, **more)
+
+    def _open_text(self, kind: str) -> bytes:
+        item: dict[str, Any] = {"id": f"{kind[:3]}_{self._id}_{len(self._items)}", "type": kind, "content": []}
+        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        if kind == "message":
+            item |= {"status": "in_progress", "role": "assistant"}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item["summary"] = []
+        events = self._open(item)
+        events += self._event("content_part.added", **self._place(), content_index=0, part=part)
+        item["content"] = [part]
+        return events
+
+    def _open(self, item: dict[str, Any]) -> bytes:
+        closed = self._close()
+        self._items.append(item)
+        self._is_open = True
+        return closed + self._event("output_item.added", output_index=len(self._items) - 1, item=item)
+
+    def _close(self) -> bytes:
+        """The end of the open item."""
+        if not self._is_open:
+            return b""
+        self._is_open, item, events = False, self._items[-1], b""
+        if item["type"] == "function_call":
+            whole = {"name": item["name"], "arguments": item["arguments"]}
+            events = self._event("function_call_arguments.done", **self._place(), **whole)
+        else:
+            (part,) = item["content"]
+            name, more = ("output_text", {"logprobs": []}) if item["type"] == "message" else ("reasoning_text", {})
+            events = self._event(f"{name}.done", **self._place(), content_index=0, text=part["text"], **more)
+            events += self._event("content_part.done", **self._place(), content_index=0, part=part)
+        if "status" in item:
+            item["status"] = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
+        return events + self._event("output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    # ---------------------------------------------------------------- the whole
+
+    def _response(self, status: str, usage: dict[str, int] | None) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created_unix_s,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self._params.model,
+            "output": self._items,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "truncation": "disabled",
+            "usage": usage and _usage(usage),
+            **self._params.repeated,
+        }
+
+    def _event(self, event: str, /, **fields: Any) -> bytes:
+        kind = f"response.{event}"
+        data = orjson.dumps({"type": kind, "sequence_number": self._events, **fields})
+        self._events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _usage(usage: dict[str, int]) -> dict[str, Any]:
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,103 @@
+"""OpenAI's Responses API by the official client: whole, streamed, tools; the model is played."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from .conftest import World, serving, soon, until
+from .test_gateway_bounds import wide_context
+from .test_gateway_refusals import refused
+from .test_gateway_tools import CALL, WEATHER
+
+TOOL: Any = {"type": "function", "strict": False, **WEATHER["function"]}
+
+
+async def test_a_text_is_answered_whole_and_streamed_alike(world: World) -> None:
+    client = world.client()
+    world.runner.answer = lambda _: world.tokens("dear reader")
+    whole = await client.responses.create(model="tiny", input="hello", instructions="Be brief.", metadata={"a": "b"})
+    assert (whole.output_text, whole.status, whole.metadata) == ("dear reader", "completed", {"a": "b"})
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == len(world.tokens("dear reader"))
+    start = await world.runner.next("start")
+    assert len(start.prompt_tokens) == whole.usage.input_tokens
+    assert world.tokenizer.decode(start.prompt_tokens).startswith("Be brief.")
+    async with client.responses.stream(model="tiny", input="hello") as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert final.output_text == "dear reader"
+    assert [event.sequence_number for event in events if hasattr(event, "sequence_number")][:2] == [0, 1]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "dear reader"
+    cut = await client.responses.create(model="tiny", input="hello", max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details and cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_calls_are_items_and_their_outputs_go_back(parts: World, tmp_path: Path) -> None:
+    wide_context(parts)
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        client = world.client()
+        world.runner.answer = lambda _: world.tokens("Well. " + CALL)
+        whole = await client.responses.create(model="tiny", input="hello", tools=[TOOL])
+        async with client.responses.stream(model="tiny", input="hello", tools=[TOOL]) as stream:
+            streamed = await stream.get_final_response()
+        for answer in (whole, streamed):
+            message, call = answer.output
+            assert (message.type, call.type, answer.output_text) == ("message", "function_call", "Well. ")
+            assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
+        world.runner.answer = lambda _: world.tokens("sunny")
+        (_, call) = whole.output
+        assert call.type == "function_call"
+        back: Any = [{"role": "user", "content": "hello"}, *whole.output]
+        back.append({"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"})
+        after = await client.responses.create(model="tiny", input=back, tools=[TOOL])
+        assert after.output_text == "sunny"
+        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(3)]
+        assert '{"name": "weather", "arguments": {"city": "Paris"}}' in prompts[2]
+        assert prompts[2].endswith("21 degrees")
+
+
+async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path: Path) -> None:
+    parts.runner.autopilot = parts.scheduler.autopilot = False
+    async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world:
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
+        asked = world.client().responses.create(model="tiny", input="hello", stream=True)
+        posted = asyncio.create_task(asked)
+        world.scheduler.assign((await world.scheduler.next("submit")).request_id)
+        world.runner.step(await world.runner.next("start"), 0, world.tokens("a"))
+        stream = await soon(posted)
+        world.runner.break_sessions()
+        events = [event async for event in stream]
+        assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+        assert events[-1].type == "response.failed"
+        assert events[-1].response.error is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "image"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"truncation": "auto"}, "truncation"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(world: World, changes: dict[str, Any], param: str) -> None:
+    async with world.http() as http:
+        response = await http.post("/v1/responses", json={"model": "tiny", "input": "hello"} | changes)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+
+
+async def test_a_conversation_beyond_the_context_is_refused_as_one_of_chats(world: World) -> None:
+    async with world.http() as http:
+        response = await http.post("/v1/responses", json={"model": "tiny", "input": "hello " * 600})
+    refused(response, 400, "context_length_exceeded", "input")
+    with pytest.raises(openai.NotFoundError):
+        await world.client().responses.create(model="acme/absent", input="hello")
