@@ -139,3 +139,42 @@ def test_bad_requests_get_a_named_error(client, change, error, needle) -> None:
     with pytest.raises(error, match=needle):
         client.completions.create(**request)
     assert client.completions.create(model=DEMO[0].model, prompt="hello", temperature=0).choices[0].text == "hello"
+
+
+def test_a_text_is_as_likely_as_a_prompt_as_it_was_as_an_answer(client: openai.OpenAI) -> None:
+    """What evaluations ask: the log probabilities of a given text, without an answer."""
+    for case in DEMO[:3]:
+        answer = client.completions.create(model=case.model, prompt=case.prompt, temperature=0, logprobs=1)
+        choice = answer.choices[0]
+        whole = client.completions.create(
+            model=case.model, prompt=case.prompt + choice.text, echo=True, logprobs=1, max_tokens=0
+        )
+        scored = whole.choices[0]
+        assert (scored.text, scored.finish_reason) == (case.prompt + choice.text, "length")
+        assert choice.logprobs is not None
+        assert scored.logprobs is not None
+        made, found = choice.logprobs.token_logprobs, scored.logprobs.token_logprobs
+        assert made is not None
+        assert found is not None
+        assert found[-len(made) :] == pytest.approx(made, abs=0.05)  # a prompt is computed in other sums than a token
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 0
+
+
+def test_prompts_of_a_batch_are_answered_in_their_places(client: openai.OpenAI) -> None:
+    case = DEMO[1]
+    prompts = [case.prompt, "weft", case.prompt]
+    answer = client.completions.create(model=case.model, prompt=prompts, temperature=0)
+    texts = [choice.text for choice in answer.choices]
+    assert (texts[0], texts[2], len(texts)) == (case.expect, case.expect, 3)
+
+
+def test_the_likeliest_token_alone_and_a_length_that_is_set(client: openai.OpenAI) -> None:
+    case = DEMO[1]
+    body = {"top_k": 1, "ignore_eos": True, "min_tokens": 40, "repetition_penalty": 1.0}
+    answer = client.completions.create(
+        model=case.model, prompt=case.prompt, temperature=1.5, max_tokens=40, extra_body=body
+    )
+    assert answer.choices[0].text.startswith(case.expect)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 40

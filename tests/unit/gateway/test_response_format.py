@@ -31,7 +31,7 @@ class Names:
 
 def meta(n: int = 1, alternatives: int | None = None, **more: Any) -> tuple[Common, Names, str, int, list[PromptPart]]:
     params = CompletionRequest(model="m", prompt="p", n=n, logprobs=alternatives, **more)
-    return params, Names(), "r1", 7, [PromptPart(3)]
+    return params, Names(), "r1", 7, [PromptPart((1, 2, 3))]
 
 
 def out(token: int, top: Sequence[tuple[int, float]] = (), start: int = 0) -> TokenLogprobOut:
@@ -110,7 +110,7 @@ def test_a_number_that_json_does_not_have_is_openais_stand_in(value: float) -> N
 
 def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids_stand_beside_the_text() -> None:
     params = CompletionRequest(model="m", prompt="p", n=2, echo=True, return_token_ids=True)
-    prompts = [PromptPart(1, "a:", (5,)), PromptPart(2, "b:", (6, 7))]
+    prompts = [PromptPart((5,), "a:"), PromptPart((6, 7), "b:")]
     encoder = CompletionEncoder(params, Names(), "r1", 7, prompts)
     ended = [(Emit("r", str(i), (), 1, (i,)), FinishReason.STOP) for i in range(4)]
     body = orjson.loads(encoder.body(ended, USAGE))
@@ -134,3 +134,39 @@ def test_every_chunk_has_the_tokens_used_so_far_where_the_client_asks_for_it() -
         usage_of(3, 5),
         usage_of(3, 5),
     ]
+
+
+def test_an_echoed_prompt_has_its_log_probabilities_before_the_answers_and_offsets_go_on() -> None:
+    params = CompletionRequest(model="m", prompt="p", echo=True, logprobs=1)
+    encoder = CompletionEncoder(params, Names(), "r1", 7, [PromptPart((0, 2, 3, 1), "éhi")])
+    of_prompt = [None, *(TokenLogprob(-i, ((1, -0.25),)) for i in (1, 2, 3))]
+    emit = Emit("r", "hi", (out(1),), 1, (), of_prompt)
+    (choice,) = orjson.loads(encoder.body([(emit, FinishReason.LENGTH)], USAGE))["choices"]
+    assert choice["text"] == "éhihi"
+    assert choice["logprobs"] == {
+        "tokens": ["</s>", "bytes:\\xc3", "bytes:\\xa9", "hi", "hi"],
+        "token_logprobs": [None, -1, -2, -3, -0.5],
+        "top_logprobs": [
+            None, {"hi": -0.25, "bytes:\\xc3": -1}, {"hi": -0.25, "bytes:\\xa9": -2}, {"hi": -0.25}, {"hi": -0.5},
+        ],
+        "text_offset": [0, 0, 0, 1, 3],
+    }  # fmt: skip
+
+
+def test_prompt_log_probabilities_are_by_token_id_and_a_chats_stand_beside_its_choices() -> None:
+    of_prompt = [None, TokenLogprob(-3.0, ((1, -0.25), (2, -0.5))), TokenLogprob(-0.25, ((3, -0.25), (1, -1.0)))]
+    params = CompletionRequest(model="m", prompt="p", n=2, prompt_logprobs=1)
+    ended = [(Emit("r", "a", (), 1, (), of_prompt), FinishReason.EOS)] * 2
+    expected = [
+        None,
+        {
+            "4": {"logprob": -3.0, "rank": None, "decoded_token": "bytes: \\xf0\\x9f"},
+            "1": {"logprob": -0.25, "rank": 1, "decoded_token": "hi"},
+        },
+        {"3": {"logprob": -0.25, "rank": 1, "decoded_token": "bytes:\\xa9"}},
+    ]  # fmt: skip
+    text = orjson.loads(CompletionEncoder(params, Names(), "r1", 7, [PromptPart((0, 4, 3))]).body(ended, USAGE))
+    assert [choice["prompt_logprobs"] for choice in text["choices"]] == [expected, expected]
+    chat = orjson.loads(ChatEncoder(params, Names(), "r1", 7, [PromptPart((0, 4, 3))]).body(ended, USAGE))
+    assert chat["prompt_logprobs"] == expected
+    assert all("prompt_logprobs" not in choice for choice in chat["choices"])

@@ -66,16 +66,18 @@ class Answer:
         if error := self.error:
             raise error
         ended = self._best()
-        logprobs = sum(len(emit.logprobs) for emit, _ in ended)
+        logprobs = sum(len(emit.logprobs) + len(emit.prompt_logprobs) for emit, _ in ended)
         return await encoded(logprobs, lambda: self.encoder.body(ended, self.usage))
 
     def _best(self) -> list[EndedChoice]:
         """Of `best_of` answers to each prompt those `n` that are likeliest a token, the likeliest first; or all."""
         drawn, n = self.params.drawn, self.params.n
-        ended: list[EndedChoice] = []
-        for answer in self.group.answers:
+        ended, answers = list[EndedChoice](), self.group.answers
+        for index, answer in enumerate(answers):
             assert answer.finish
-            ended.append((answer.take() or Emit("", ""), answer.finish.reason))
+            of_prompt = answers[index - index % drawn].prompt_logprobs  # they come with its first answer
+            emit = (answer.take() or Emit("", ""))._replace(prompt_logprobs=of_prompt)
+            ended.append((emit, answer.finish.reason))
         if drawn == n:
             return ended
         prompts = [ended[first : first + drawn] for first in range(0, len(ended), drawn)]

@@ -1,8 +1,10 @@
 """Log probabilities as OpenAI's clients read them, for chats and for completions."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from weft.domain.request import TokenLogprob
 from weft_gateway.core.events import TokenLogprobOut
 
 LEAST = -9999.0  # OpenAI's value for "very unlikely": JSON has no infinity
@@ -31,6 +33,50 @@ def completion_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, na
         "top_logprobs": [_by_name(one, alternatives, names) for one in tokens],
         "text_offset": [one.start for one in tokens],
     }
+
+
+def echoed_logprobs(
+    tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], alternatives: int, names: TokenNames
+) -> dict[str, Any]:
+    """`choices[].logprobs` of a prompt that stands before its answer. Its first token has no probability."""
+    spelled, offsets, chars, decoder = list[str](), list[int](), 0, getincrementaldecoder("utf-8")("replace")
+    for token in tokens:
+        spelled.append(_spelled(token, names))
+        offsets.append(chars)
+        chars += len(decoder.decode(names.bytes_of(token)))
+    outs = [one and TokenLogprobOut(token, one, 0) for token, one in zip(tokens, logprobs, strict=True)]
+    return {
+        "tokens": spelled,
+        "token_logprobs": [one and _finite(one.logprob.logprob) for one in outs],
+        "top_logprobs": [one and _by_name(one, alternatives, names) for one in outs],
+        "text_offset": offsets,
+    }
+
+
+def joined_logprobs(prompt: dict[str, Any], answer: dict[str, Any], chars: int) -> dict[str, Any]:
+    """Of a prompt of so many characters and of the answer behind it."""
+    behind = answer | {"text_offset": [chars + offset for offset in answer["text_offset"]]}
+    return {name: values + behind[name] for name, values in prompt.items()}
+
+
+def prompt_logprobs(
+    tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], alternatives: int, names: TokenNames
+) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` as vLLM has it: by token id, the prompt's own one first; null: a rank that is not known."""
+    found: list[dict[str, Any] | None] = []
+    for token, one in zip(tokens, logprobs, strict=True):
+        if one is None:
+            found.append(None)
+            continue
+        ranks = {token: rank for rank, (token, _) in enumerate(one.top[:alternatives], 1)}
+        values = {token: one.logprob} | dict(one.top[:alternatives])
+        found.append(
+            {
+                str(t): {"logprob": _finite(value), "rank": ranks.get(t), "decoded_token": _spelled(t, names)}
+                for t, value in values.items()
+            }
+        )
+    return found
 
 
 def _entry(out: TokenLogprobOut, alternatives: int, names: TokenNames) -> dict[str, Any]:

@@ -13,7 +13,14 @@ import orjson
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
-from weft_gateway.openai.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from weft_gateway.openai.logprobs import (
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    joined_logprobs,
+    prompt_logprobs,
+)
 from weft_gateway.openai.schema import Common
 
 DONE = b"data: [DONE]\n\n"
@@ -27,11 +34,10 @@ PLAIN = AnswerForm()
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What answers repeat of one prompt. `echo`: its text; `tokens`: where the client gets token ids."""
+    """What answers repeat of one prompt. `echo`: its text, "" where the client does not ask for it."""
 
-    n_tokens: int
+    tokens: tuple[int, ...]
     echo: str = ""
-    tokens: tuple[int, ...] = ()
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -119,6 +125,9 @@ class ResponseEncoder:
 
     def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
         choice = self._choice(index, emit.text, self._logprobs(emit), _REASONS[reason])
+        if self._params.prompt_logprobs is not None:
+            tokens, alternatives = self._prompt_of(index).tokens, self._params.prompt_logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(tokens, emit.prompt_logprobs, alternatives, self._names)
         if self._params.return_token_ids:
             choice["token_ids"] = list(emit.tokens)
         return choice
@@ -129,7 +138,7 @@ class ResponseEncoder:
     def _usage_so_far(self) -> dict[str, int] | None:
         if not self._params.usage_in_chunks:
             return None
-        return usage_of(sum(prompt.n_tokens for prompt in self._prompts), sum(self._answer_tokens))
+        return usage_of(sum(len(prompt.tokens) for prompt in self._prompts), sum(self._answer_tokens))
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None, **more: Any) -> bytes:
         about = {"usage": usage} if usage else self._no_usage
@@ -163,7 +172,7 @@ class CompletionEncoder(ResponseEncoder):
             choice = self._delta(index, prompt.echo)
             if self._params.return_token_ids:
                 choice |= {"prompt_token_ids": list(prompt.tokens), "token_ids": []}
-            if prompt.echo or prompt.tokens:
+            if prompt.echo or self._params.return_token_ids:
                 chunk += self._event([choice], self._usage_so_far())
         return chunk
 
@@ -171,6 +180,9 @@ class CompletionEncoder(ResponseEncoder):
         choice, prompt = super()._whole_choice(index, emit, reason), self._prompt_of(index)
         if prompt.echo:
             choice["text"] = prompt.echo + emit.text
+            if (alternatives := self._params.alternatives) is not None:
+                echoed = echoed_logprobs(prompt.tokens, emit.prompt_logprobs, alternatives, self._names)
+                choice["logprobs"] = joined_logprobs(echoed, choice["logprobs"], len(prompt.echo))
         if self._params.return_token_ids:
             choice["prompt_token_ids"] = list(prompt.tokens)
         return choice
@@ -230,8 +242,11 @@ class ChatEncoder(ResponseEncoder):
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
         whole = [self._whole_choice(index, emit, reason) for index, (emit, reason) in enumerate(choices)]
-        tokens = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
-        return orjson.dumps({**self._head, "choices": whole, "usage": usage, **tokens})
+        more = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
+        if self._params.prompt_logprobs is not None:  # they are the prompt's, as in vLLM
+            of_prompt = [choice.pop("prompt_logprobs") for choice in whole]
+            more["prompt_logprobs"] = of_prompt[0]
+        return orjson.dumps({**self._head, "choices": whole, "usage": usage, **more})
 
     def _choice(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}

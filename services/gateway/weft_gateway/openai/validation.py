@@ -101,11 +101,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     async with _others_counted(state, call, parsed):
         prepared = await _prepare(state, call, parsed, prompts)
         group = state.manager.submit(prepared)
-    wants_tokens = parsed.params.return_token_ids
-    parts = [
-        PromptPart(len(request.prompt), prompt.echo, request.prompt if wants_tokens else ())
-        for request, prompt in zip(prepared, prompts, strict=True)
-    ]
+    parts = [PromptPart(one.prompt, prompt.echo) for one, prompt in zip(prepared, prompts, strict=True)]
     form = endpoint.form_of(parsed, parsed.tokenizer.decode(prepared[0].prompt[-PROMPT_END_TOKENS:]))
     encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts, form)
     return Answer(state.manager, group, encoding, call.trace)
