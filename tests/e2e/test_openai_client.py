@@ -123,10 +123,10 @@ def test_token_ids_are_a_prompt_too(client: openai.OpenAI, tokenizer) -> None:
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
         ({"temperature": "warm"}, openai.BadRequestError, "temperature"),
         ({"frequency_penalty": 3.0}, openai.BadRequestError, "frequency_penalty"),
-        ({"n": 17}, openai.BadRequestError, "n"),
-        ({"best_of": 2}, openai.BadRequestError, "best_of"),
+        ({"n": 129}, openai.BadRequestError, "n"),
+        ({"n": 3, "best_of": 2}, openai.BadRequestError, "best_of"),
         ({"logit_bias": {"999999": 1}}, openai.BadRequestError, "logit_bias"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, openai.BadRequestError, "stop"),
+        ({"stop": ["a"] * 65}, openai.BadRequestError, "stop"),
         ({"prompt": [999_999]}, openai.BadRequestError, "prompt"),
         ({"prompt": ""}, None, ""),
     ],
@@ -143,20 +143,25 @@ def test_bad_requests_get_a_named_error(client, change, error, needle) -> None:
 
 def test_a_text_is_as_likely_as_a_prompt_as_it_was_as_an_answer(client: openai.OpenAI) -> None:
     """What evaluations ask: the log probabilities of a given text, without an answer."""
+    ids = {"return_token_ids": True}
     for case in DEMO[:3]:
-        answer = client.completions.create(model=case.model, prompt=case.prompt, temperature=0, logprobs=1)
-        choice = answer.choices[0]
-        whole = client.completions.create(
-            model=case.model, prompt=case.prompt + choice.text, echo=True, logprobs=1, max_tokens=0
+        answer = client.completions.create(
+            model=case.model, prompt=case.prompt, temperature=0, logprobs=1, extra_body=ids
         )
-        scored = whole.choices[0]
-        assert (scored.text, scored.finish_reason) == (case.prompt + choice.text, "length")
+        (choice,) = answer.choices
+        assert choice.model_extra is not None
+        tokens = choice.model_extra["prompt_token_ids"] + choice.model_extra["token_ids"]
+        whole = client.completions.create(model=case.model, prompt=tokens, echo=True, logprobs=1, max_tokens=0)
+        (scored,) = whole.choices
+        assert scored.finish_reason == "length"
+        assert scored.text.endswith(choice.text)
         assert choice.logprobs is not None
         assert scored.logprobs is not None
         made, found = choice.logprobs.token_logprobs, scored.logprobs.token_logprobs
         assert made is not None
         assert found is not None
         assert found[-len(made) :] == pytest.approx(made, abs=0.05)  # a prompt is computed in other sums than a token
+        assert (found[0], len(found)) == (None, len(tokens))
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 0
 
