@@ -1,6 +1,8 @@
 """The official `openai` client drives the whole stack: sync and async, streaming and not, every model."""
 
 import asyncio
+import json
+import re
 
 import openai
 import pytest
@@ -183,3 +185,60 @@ def test_the_likeliest_token_alone_and_a_length_that_is_set(client: openai.OpenA
     assert answer.choices[0].text.startswith(case.expect)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 40
+
+
+# ---- structured outputs
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,8}$"}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("model", [DEMO[0].model, DEMO[1].model])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_json_schema_holds_for_every_model_streamed_and_whole(client: openai.OpenAI, model, temperature) -> None:
+    asked = {
+        "model": model,
+        "messages": [{"role": "user", "content": "a person"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+        "temperature": temperature,
+        "seed": 7,
+        "max_tokens": 400,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    person = json.loads(whole.message.content)
+    assert re.fullmatch("[a-z]{1,8}", person["name"])
+    assert isinstance(person["age"], int)
+    assert person["age"] <= 99
+    chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True) if c.choices]
+    assert "".join(c.delta.content or "" for c in chunks) == whole.message.content
+    assert chunks[-1].finish_reason == "stop"
+
+
+def test_choices_and_regular_expressions_beside_a_free_answer(client: openai.OpenAI) -> None:
+    free = DEMO[0]
+    asked = {"model": free.model, "prompt": free.prompt, "temperature": 0}
+    chosen = client.completions.create(**asked, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    assert chosen.choices[0].text in ("yes", "no")
+    streamed = client.completions.create(
+        **asked, stream=True, extra_body={"structured_outputs": {"regex": "[0-9]{3}-[a-z]{2,4}"}}
+    )
+    assert re.fullmatch("[0-9]{3}-[a-z]{2,4}", "".join(chunk.choices[0].text for chunk in streamed))
+    assert client.completions.create(**asked).choices[0].text == free.expect
+
+
+def test_a_form_that_does_not_compile_is_refused_by_its_parameter(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="Unimplemented keys") as refused:
+        client.completions.create(
+            model=DEMO[0].model, prompt="x", extra_body={"structured_outputs": {"json": {"not": {}}}}
+        )
+    assert refused.value.param == "structured_outputs.json"
+    with pytest.raises(openai.BadRequestError, match="cannot go on") as impossible:
+        client.completions.create(  # this model has no such character
+            model=DEMO[0].model, prompt="x", extra_body={"structured_outputs": {"choice": ["é"]}}
+        )
+    assert impossible.value.code == "grammar_failed"

@@ -136,6 +136,18 @@ class Common(Strict):
     logit_bias: Biases = Field((), description="token id -> what is added to its logit, -100 to 100; at most 300")
     bad_words: BadWords = Field((), description="texts that the answer cannot hold; at most 64")
     allowed_token_ids: AllowedTokens = Field((), description="only these tokens can be sampled; at most 4096")
+    response_format: Annotated[Any, Bounded] = Field(
+        None, description='{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {...}}'
+    )
+    structured_outputs: Annotated[Any, Bounded] = Field(
+        None, description="one of json, regex, choice, grammar and json_object, as vLLM has them"
+    )
+    guided_json: Annotated[Any, Bounded] = Field(None, description="structured_outputs.json")
+    guided_regex: str | None = Field(None, description="structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
+    guided_json_object: bool | None = Field(None, description="structured_outputs.json_object")
+    guided_whitespace_pattern: str | None = Field(None, description="structured_outputs.whitespace_pattern")
     prompt_logprobs: Whole | None = Field(
         None, ge=0, le=MAX_ALTERNATIVES, description="log probabilities of the prompt's tokens, and so many likeliest"
     )

@@ -24,7 +24,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "structural_tag": ("",),
 }
 _PARAMETERS = {
-    "answers are plain text: ask for the form in a message": "response_format",
     "it is for reasoning models of OpenAI: ask for it in a message, or by chat_template_kwargs": (
         "reasoning_effort verbosity thinking_token_budget"
     ),

@@ -10,6 +10,7 @@ from weft.telemetry.tracing import Tracer
 from weft.wire.tls import Tls
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.batch_client import BatchClient
+from weft_gateway.shell.grammar_checker import GrammarChecker
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
 
@@ -29,6 +30,7 @@ class AppState:
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine
         self.batch = BatchClient(settings.batch, tls)
+        self.grammars = GrammarChecker()
         self.tokenizers = TokenizerCache(
             settings.depot,
             settings.data_dir / "blobs",
@@ -48,6 +50,7 @@ class AppState:
             await asyncio.wait([task])
             await self.tokenizers.close()
             await self.batch.close()
+            await self.grammars.close()
 
     def _on_routes(self, pools_changed: bool) -> None:
         if pools_changed:

@@ -1,0 +1,223 @@
+"""Forms of answers: from a client's parameters to a grammar, or to a refusal that names the parameter."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from weft_gateway.errors import ParameterError
+from weft_gateway.openai.structured_outputs import WHITESPACE, form_of, grammar_of, grammar_of_tools
+from weft_gateway.shell.grammar_checker import GrammarChecker
+
+
+class Bytes:
+    """A tokenizer whose tokens are the bytes, and the end of sequence."""
+
+    def __init__(self) -> None:
+        self.tokens = [*(bytes([i]) for i in range(256)), b"<end>"]
+        self.special_token_ids = [256]
+        self.eos_token_id, self.bos_token_id, self.is_tokenizer_wrapper = 256, None, True
+
+    def __call__(self, text: Any) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+TOKENIZER = LLTokenizer(Bytes())  # pyright: ignore[reportArgumentType]
+
+
+def accepts(grammar: str, text: str) -> bool:
+    matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def grammar(**params: Any) -> str:
+    form = form_of(params)
+    assert form is not None
+    return grammar_of(form)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"enum": ["x", "y"]}}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+ONE_LINE, PRETTY = (json.dumps({"a": 1, "b": ["x", "y"]}, indent=indent) for indent in (None, 2))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None, "disable_fallback": True}},
+        {"guided_json": SCHEMA},
+    ],
+)
+def test_a_json_schema_in_every_spelling(params: dict[str, Any]) -> None:
+    made = grammar(**params)
+    for text in (ONE_LINE, PRETTY, '{"a":1,"b":[]}'):
+        assert accepts(made, text)
+    for text in ('{"a": 1}', '{"a": "1", "b": []}', '{"a": 1, "b": ["z"]}', ONE_LINE + "x", '{"a": 1,\n\n"b": []}'):
+        assert not accepts(made, text)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+        {"guided_json_object": True},
+    ],
+)
+def test_any_json_object(params: dict[str, Any]) -> None:
+    made = grammar(**params)
+    assert accepts(made, PRETTY)
+    assert not accepts(made, "[1]")
+
+
+@pytest.mark.parametrize("regex", ["[0-9]{3}-[a-z]+", "^[0-9]{3}-[a-z]+$", r"\d{3}-[a-z]+$"])
+@pytest.mark.parametrize("wrap", [lambda r: {"structured_outputs": {"regex": r}}, lambda r: {"guided_regex": r}])
+def test_a_regular_expression_is_of_the_whole_answer(regex: str, wrap: Any) -> None:
+    made = grammar(**wrap(regex))
+    assert accepts(made, "123-abc")
+    assert not accepts(made, "123-abc ")
+    assert not accepts(made, "x123-abc")
+
+
+def test_an_escaped_dollar_at_the_end_is_a_dollar() -> None:
+    assert accepts(grammar(guided_regex=r"[0-9]+\$"), "5$")
+
+
+def test_choices_are_texts_of_any_characters() -> None:
+    texts = ["yes", 'a "quoted" one', "back\\slash", "two\nlines", "é 😀"]
+    made = grammar(structured_outputs={"choice": texts})
+    assert all(accepts(made, text) for text in texts)
+    assert not accepts(made, "no")
+    assert accepts(grammar(guided_choice=["a"]), "a")
+
+
+@pytest.mark.parametrize(
+    "text", ['start: "a" DIGITS\nDIGITS: /[0-9]+/', 'root ::= "a" digits\ndigits ::= [0-9]+'], ids=["Lark", "GBNF"]
+)
+def test_grammars_of_two_kinds(text: str) -> None:
+    for made in (grammar(structured_outputs={"grammar": text}), grammar(guided_grammar=text)):
+        assert accepts(made, "a12")
+        assert not accepts(made, "a")
+
+
+def test_whitespace_is_the_clients_where_it_says_so() -> None:
+    none = grammar(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
+    assert accepts(none, '{"a":1,"b":[]}')
+    assert not accepts(none, ONE_LINE)
+    assert accepts(grammar(guided_json=SCHEMA, guided_whitespace_pattern=" *"), '{"a":     1,"b":[]}')
+    assert re.fullmatch(WHITESPACE, "\n" + 20 * " ") is None, "an answer is no endless run of spaces"
+
+
+def test_texts_have_no_form() -> None:
+    assert form_of({}) is None
+    assert form_of({"response_format": {"type": "text"}, "structured_outputs": {"json_object": False}}) is None
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format.json_schema"),
+        ({"structured_outputs": ["a"]}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": {}}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice"),
+    ],
+)
+def test_what_is_no_form_is_refused_by_its_parameter(params: dict[str, Any], param: str) -> None:
+    with pytest.raises(ParameterError) as refused:
+        form_of(params)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({"guided_json": {"not": {"type": "string"}}}, "Unimplemented keys.*not"),
+        ({"guided_json": {"type": "nothing"}}, "Invalid type: nothing"),
+        ({"guided_json": "{"}, "."),
+        ({"guided_json": {"enum": []}}, "Unsatisfiable"),
+        ({"guided_regex": "a(?=b)"}, "look-ahead"),
+        ({"guided_regex": "("}, "unclosed group"),
+        ({"guided_grammar": "start: nothing"}, 'unknown name: "nothing"'),
+        ({"guided_grammar": "root ::= ["}, "."),
+        ({"guided_choice": ["x" * 70_000]}, "larger than 64 KiB"),
+    ],
+)
+def test_what_does_not_compile_is_refused_with_the_reason(params: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        grammar(**params)
+
+
+def test_keywords_that_are_not_implemented_are_passed_over_where_the_client_is_not_strict() -> None:
+    schema = {**SCHEMA, "if": {}}
+    lenient = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": False}}
+    assert accepts(grammar(response_format=lenient), ONE_LINE)
+
+
+# ---- tools
+
+TOOLS = [
+    ("add", {"properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}),
+    ("now", {"type": "object", "properties": {}, "additionalProperties": False}),
+]
+ADD, NOW = '<call>{"name": "add", "arguments": {"x": 1}}</call>', '<call>{"name": "now", "arguments": {}}</call>'
+
+
+def test_a_call_is_of_one_of_the_tools_with_its_arguments_between_its_marks() -> None:
+    one = grammar_of_tools(TOOLS, "<call>", "</call>", several=False)
+    assert accepts(one, ADD)
+    assert accepts(one, NOW)
+    for text in (ADD + NOW, ADD.replace("add", "now"), ADD.removeprefix("<call>"), "text " + ADD, ""):
+        assert not accepts(one, text)
+    several = grammar_of_tools(TOOLS, "<call>", "</call>", several=True)
+    for text in (ADD, ADD + NOW, f"{NOW}\n{ADD}\n{ADD}"):
+        assert accepts(several, text)
+
+
+# ---- the process that checks
+
+
+async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold() -> None:
+    checker = GrammarChecker()
+    both = [
+        {"anyOf": [{"type": "string", "pattern": f"a{i}"}, {"type": "number", "multipleOf": i + 1}]} for i in range(200)
+    ]
+    try:
+        good = form_of({"guided_choice": ["a", "b"]})
+        assert good is not None
+        assert accepts(await checker.grammar(good), "b")
+        hostile = form_of({"guided_json": {"allOf": both}})
+        assert hostile is not None
+        with pytest.raises(ParameterError, match=r"guided_json: it (took longer than 1 s|takes too much memory)"):
+            await checker.grammar(hostile)
+        wrong = form_of({"guided_regex": "a(?=b)"})
+        assert wrong is not None
+        with pytest.raises(ParameterError, match=r"guided_regex.*look-ahead") as refused:
+            await checker.grammar(wrong)
+        assert refused.value.param == "guided_regex"
+        assert checker._process is not None
+        checker._process.kill()
+        await checker._process.wait()
+        other = form_of({"guided_choice": ["c"]})
+        assert other is not None
+        assert accepts(await checker.grammar(other), "c"), "a process that has ended is started again"
+    finally:
+        await checker.close()
