@@ -181,3 +181,16 @@ async def test_pages_of_the_origins_that_are_set_may_call_the_api_and_no_others(
         assert "access-control-allow-origin" not in other.headers
     async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         assert (await http.options(path, headers=asking | app)).status_code == 405
+
+
+async def test_every_answer_names_the_weights_that_made_it(world: World) -> None:
+    adapter = "sha256:" + "a" * 64
+    async with world.http() as http:
+        for stream in (False, True):
+            for model, digest in (("tiny", world.base_digest), ("acme/upper", adapter)):
+                response = await http.post(
+                    "/v1/completions", json={"model": model, "prompt": "hello", "stream": stream}
+                )
+                assert response.headers["x-weft-model-digest"] == digest
+                body = response.text.split("\n\n")[0].removeprefix("data: ") if stream else response.text
+                assert orjson.loads(body)["system_fingerprint"] == digest[: len("sha256:") + 16]

@@ -12,7 +12,7 @@ from weft_gateway.core.events import Emit, Finish
 from weft_gateway.errors import ApiError, Internal, from_failure
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.logprobs import TokenNames
-from weft_gateway.openai.response_format import EncoderOf, EndedChoice, PromptPart, usage_of
+from weft_gateway.openai.response_format import AnswerHead, EncoderOf, EndedChoice, PromptPart, usage_of
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.request_manager import RequestManager
@@ -31,6 +31,7 @@ class Encoding:
     names: TokenNames
     prompts: Sequence[PromptPart]
     form: AnswerForm
+    base_digest: str
 
 
 class Answer:
@@ -42,10 +43,9 @@ class Answer:
         first = group.requests[0]
         self._manager, self.params, self.group, self._trace = manager, encoding.params, group, trace
         self.request_id = first.request_id
-        created_unix_s = first.arrived_unix_ms // 1000
-        self.encoder = encoding.kind(
-            encoding.params, encoding.names, first.request_id, created_unix_s, encoding.prompts, encoding.form
-        )
+        self.digest = first.route.adapter or encoding.base_digest
+        head = AnswerHead(first.request_id, first.arrived_unix_ms // 1000, self.digest)
+        self.encoder = encoding.kind(encoding.params, encoding.names, head, encoding.prompts, encoding.form)
 
     @property
     def error(self) -> ApiError | None:

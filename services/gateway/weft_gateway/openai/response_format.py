@@ -6,7 +6,7 @@ token ids or the tokens used so far is made whole.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
 
@@ -30,6 +30,7 @@ _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
 EndedChoice = tuple[Emit, FinishReason]
 PLAIN = AnswerForm()
+FINGERPRINT_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,20 @@ class PromptPart:
 
     tokens: tuple[int, ...]
     echo: str = ""
+
+
+class AnswerHead(NamedTuple):
+    """Which answer it is. `digest`: of the adapter, or of the base where there is none."""
+
+    request_id: str
+    created_unix_s: int
+    digest: str
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: the same for the same weights; the answer's header has the whole digest."""
+        algorithm, _, hexadecimal = self.digest.partition(":")
+        return f"{algorithm}:{hexadecimal[:FINGERPRINT_CHARS]}" if hexadecimal else self.digest
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -57,7 +72,7 @@ class AnswerEncoder(Protocol):
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
 
 
-EncoderOf = Callable[[Any, TokenNames, str, int, Sequence[PromptPart], AnswerForm], AnswerEncoder]
+EncoderOf = Callable[[Any, TokenNames, AnswerHead, Sequence[PromptPart], AnswerForm], AnswerEncoder]
 
 
 class ResponseEncoder:
@@ -75,17 +90,22 @@ class ResponseEncoder:
         self,
         params: Common,
         names: TokenNames,
-        request_id: str,
-        created_unix_s: int,
+        head: AnswerHead,
         prompts: Sequence[PromptPart],
         form: AnswerForm = PLAIN,
     ) -> None:
         self._params, self._names, self._prompts = params, names, prompts
         self._choices = params.n * len(prompts)
-        ids = [f"{request_id}/{index}" for index in range(self._choices)]
+        ids = [f"{head.request_id}/{index}" for index in range(self._choices)]
         self._readers = [] if form.is_plain else [AnswerReader(form, answer_id) for answer_id in ids]
         self._head, self._chunk_head = (
-            {"id": f"{self.id_prefix}-{request_id}", "object": kind, "created": created_unix_s, "model": params.model}
+            {
+                "id": f"{self.id_prefix}-{head.request_id}",
+                "object": kind,
+                "created": head.created_unix_s,
+                "model": params.model,
+                "system_fingerprint": head.fingerprint,
+            }
             for kind in (self.kind, self.chunk_kind)
         )
         self._no_usage: dict[str, Any] = {"usage": None} if params.include_usage else {}

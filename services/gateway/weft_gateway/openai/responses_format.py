@@ -9,7 +9,7 @@ from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader
 from weft_gateway.openai.logprobs import TokenNames
-from weft_gateway.openai.response_format import EndedChoice, PromptPart
+from weft_gateway.openai.response_format import AnswerHead, EndedChoice, PromptPart
 
 
 class RepeatedRequest(Protocol):
@@ -28,13 +28,12 @@ class ResponsesEncoder:
         self,
         params: RepeatedRequest,
         names: TokenNames,  # noqa: ARG002 (every encoder gets it)
-        request_id: str,
-        created_unix_s: int,
+        head: AnswerHead,
         prompts: Sequence[PromptPart],  # noqa: ARG002
         form: AnswerForm,
     ) -> None:
-        self._id, self._created_unix_s, self._params = f"resp_{request_id}", created_unix_s, params
-        self._reader = AnswerReader(form, f"{request_id}/0")
+        self._id, self._created_unix_s, self._params = f"resp_{head.request_id}", head.created_unix_s, params
+        self._reader = AnswerReader(form, f"{head.request_id}/0")
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # the last item
         self._events = 0

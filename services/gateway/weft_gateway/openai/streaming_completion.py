@@ -32,6 +32,7 @@ class StreamingCompletion(Response):
         super().__init__()
         self._answer, self._ping_s = answer, ping_s
         self._group, self._encoder = answer.group, answer.encoder
+        self._digest = (b"x-weft-model-digest", answer.digest.encode())
         self._open = dict(enumerate(answer.group.answers))  # those whose finish is not sent yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's form)
@@ -54,7 +55,7 @@ class StreamingCompletion(Response):
         except ApiError as error:
             return await _send_error(send, error)
         if body is not None:
-            await _send(send, 200, [(b"content-type", b"application/json")], body)
+            await _send(send, 200, [(b"content-type", b"application/json"), self._digest], body)
         return None
 
     async def _send_stream(self, send: Send) -> None:
@@ -65,7 +66,7 @@ class StreamingCompletion(Response):
             return None
         if not chunk and (error := self._answer.error):
             return await _send_error(send, error)
-        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, self._digest]})
         chunk = first + chunk
         while not self._group.over:
             if chunk:

@@ -104,7 +104,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         group = state.manager.submit(prepared)
     parts = [PromptPart(one.prompt, prompt.echo) for one, prompt in zip(prepared, prompts, strict=True)]
     form = endpoint.form_of(parsed, parsed.tokenizer.decode(prepared[0].prompt[-PROMPT_END_TOKENS:]))
-    encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts, form)
+    encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts, form, parsed.pool.base_digest)
     return Answer(state.manager, group, encoding, call.trace)
 
 

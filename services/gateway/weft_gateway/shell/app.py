@@ -36,7 +36,13 @@ from weft_gateway.shell.status import status_of, visible_labels
 
 Endpoint = Callable[[AppState, Request], Awaitable[Response]]
 log = logging.getLogger(__name__)
-EXPOSED = ["x-request-id", "retry-after", "retry-after-ms", "x-should-retry"]  # to pages of other origins
+EXPOSED = [
+    "x-request-id",
+    "x-weft-model-digest",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+]  # to pages of other origins
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
