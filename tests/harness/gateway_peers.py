@@ -255,13 +255,15 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
 
     async def UploadFile(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         header, data, whole = None, b"", False
-        async for message in request_iterator:
-            header = header or message.header
-            self.uploading.set()
-            data += message.chunk
-            whole = message.HasField("chunk") and not message.chunk
+        try:
+            async for message in request_iterator:
+                header = header or message.header
+                self.uploading.set()
+                data += message.chunk
+                whole = message.HasField("chunk") and not message.chunk
+        finally:  # a call that the gateway cancels ends here with or without CancelledError
+            self.broken_uploads += not whole
         if not whole:
-            self.broken_uploads += 1
             await context.abort(grpc.StatusCode.CANCELLED, "the upload broke off")
         await self._refusal(context)  # once everything has come: a status that meets a write is lost in gRPC
         file_id = f"file-{len(self.files)}"
