@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from typing import Any
 
 import openai
 import pytest
@@ -242,3 +243,43 @@ def test_a_form_that_does_not_compile_is_refused_by_its_parameter(client: openai
             model=DEMO[0].model, prompt="x", extra_body={"structured_outputs": {"choice": ["é"]}}
         )
     assert impossible.value.code == "grammar_failed"
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 9, "minimum": 1}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+def test_a_tool_is_called_where_the_request_asks_for_it(client: openai.OpenAI, choice: Any) -> None:
+    asked: Any = {"model": DEMO[1].model, "messages": [{"role": "user", "content": "hello"}], "temperature": 1.0}
+    asked |= {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False, "seed": 5, "max_tokens": 200}
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    for answer in (whole, streamed):
+        (call,) = answer.message.tool_calls or ()
+        arguments = json.loads(call.function.arguments)
+        assert (call.function.name, answer.message.content or "") == ("weather", "")
+        assert arguments["city"] in ("Rome", "Oslo")
+        assert 1 <= arguments["days"] <= 9
+        assert answer.finish_reason == ("tool_calls" if choice == "required" else "stop")
+    assert whole.message.tool_calls[0].function.arguments == streamed.message.tool_calls[0].function.arguments
+
+
+def test_the_responses_api_answers_with_calls_too(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "strict": True, **WEATHER["function"]}
+    answer = client.responses.create(
+        model=DEMO[1].model, input="hello", tools=[tool], tool_choice="required", max_output_tokens=200
+    )
+    assert answer.output[0].type == "function_call"
+    assert json.loads(answer.output[0].arguments)["city"] in ("Rome", "Oslo")

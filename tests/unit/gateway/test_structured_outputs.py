@@ -8,7 +8,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.structured_outputs import WHITESPACE, form_of, grammar_of, grammar_of_tools
+from weft_gateway.openai.structured_outputs import WHITESPACE, form_of, form_with_tools, grammar_of
+from weft_gateway.openai.tool_calls import HERMES, LLAMA, MISTRAL, ToolFormat, written_calls
 from weft_gateway.shell.grammar_checker import GrammarChecker
 
 
@@ -174,22 +175,47 @@ def test_keywords_that_are_not_implemented_are_passed_over_where_the_client_is_n
 
 # ---- tools
 
+NUMBER = {"$defs": {"n": {"type": "integer"}}, "properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"]}
 TOOLS = [
-    ("add", {"properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}),
-    ("now", {"type": "object", "properties": {}, "additionalProperties": False}),
+    {"type": "function", "function": {"name": "add", "parameters": {**NUMBER, "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "now"}},
 ]
-ADD, NOW = '<call>{"name": "add", "arguments": {"x": 1}}</call>', '<call>{"name": "now", "arguments": {}}</call>'
+ADD, NOW = ("add", {"x": 1}), ("now", {})
 
 
-def test_a_call_is_of_one_of_the_tools_with_its_arguments_between_its_marks() -> None:
-    one = grammar_of_tools(TOOLS, "<call>", "</call>", several=False)
-    assert accepts(one, ADD)
-    assert accepts(one, NOW)
-    for text in (ADD + NOW, ADD.replace("add", "now"), ADD.removeprefix("<call>"), "text " + ADD, ""):
-        assert not accepts(one, text)
-    several = grammar_of_tools(TOOLS, "<call>", "</call>", several=True)
-    for text in (ADD, ADD + NOW, f"{NOW}\n{ADD}\n{ADD}"):
-        assert accepts(several, text)
+def with_tools(written: ToolFormat, *, required: bool = True, several: bool = True, **params: Any) -> str:
+    form = form_with_tools(TOOLS, written, required=required, several=several, answer=form_of(params))
+    assert form is not None
+    return grammar_of(form)
+
+
+def calls(written: ToolFormat, *made: tuple[str, Any]) -> str:
+    functions = [{"function": {"name": name, "arguments": arguments}} for name, arguments in made]
+    return written_calls(written, functions)
+
+
+@pytest.mark.parametrize("written", [HERMES, LLAMA, MISTRAL])
+def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolFormat) -> None:
+    one, several = with_tools(written, several=False), with_tools(written)
+    for found in (one, several):
+        assert accepts(found, calls(written, ADD))
+        assert accepts(found, calls(written, NOW))
+        for made in [("now", {"x": 1}), ("add", {}), ("add", {"x": "1"}), ("other", {})]:
+            assert not accepts(found, calls(written, made))
+        assert not accepts(found, "text")
+        assert not accepts(found, "")
+    assert accepts(several, calls(written, NOW, ADD, ADD))
+    assert not accepts(one, calls(written, NOW, ADD))
+
+
+def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> None:
+    either = with_tools(HERMES, required=False, guided_json={"type": "boolean"})
+    assert accepts(either, "true")
+    assert accepts(either, calls(HERMES, ADD))
+    assert not accepts(either, "true" + calls(HERMES, ADD))
+    assert form_with_tools(TOOLS, HERMES, required=False, several=True, answer=None) is None
+    with pytest.raises(ParameterError, match="guided_regex cannot stand beside tools"):
+        with_tools(HERMES, required=False, guided_regex="a+")
 
 
 # ---- the process that checks

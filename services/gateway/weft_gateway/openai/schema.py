@@ -29,7 +29,9 @@ from weft_gateway.openai.fields import (
     Tools,
     Whole,
 )
+from weft_gateway.openai.structured_outputs import FORM_PARAMETERS, Form, form_of, form_with_tools
 from weft_gateway.openai.tolerance import advice, tolerated
+from weft_gateway.openai.tool_calls import format_of
 from weft_gateway.shell.request_ids import MAX_N
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -185,6 +187,10 @@ class Common(Strict):
         """Answers that are generated to a prompt; the best `n` are returned."""
         return self.n
 
+    def form(self, template: str) -> Form | None:  # noqa: ARG002 (chats look at it)
+        """What an answer's text is bound to; `template`: the model's chat template. Raises ParameterError."""
+        return form_of({name: getattr(self, name) for name in FORM_PARAMETERS})
+
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
@@ -305,6 +311,14 @@ class ChatRequest(ChatPrompt, Common):
     @property
     def alternatives(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
+
+    def form(self, template: str) -> Form | None:
+        answer, several = super().form(template), self.parallel_tool_calls
+        if not (tools := self.required_tools or self.callable_tools):
+            return answer
+        written, named = format_of(template), isinstance(self.tool_choice, dict)
+        required = bool(self.required_tools)
+        return form_with_tools(tools, written, required=required, several=several and not named, answer=answer)
 
     def check_together(self) -> None:
         super().check_together()

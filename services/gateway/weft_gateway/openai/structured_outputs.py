@@ -6,6 +6,7 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
@@ -13,9 +14,11 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from weft.grammars import MAX_BYTES, one_line, parser_limits
 from weft_gateway.errors import ParameterError
+from weft_gateway.openai.tool_calls import ToolFormat
 
 # Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
 WHITESPACE = r"\n?[ \t]{0,16}"
+CALL_WHITESPACE = " ?"  # of calls, which nobody reads: families write them in one line
 _OBJECT = '{"type": "object"}'
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 FORM_PARAMETERS = (
@@ -24,9 +27,10 @@ FORM_PARAMETERS = (
 
 
 class Form(NamedTuple):
-    """Of one request. `param`: where it stands; `kind`: one of json, regex, choice, grammar.
+    """Of one request. `param`: where it stands; `kind`: one of json, regex, choice, grammar, tools.
 
-    `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF). `whitespace`: a regular
+    `text`: a JSON schema, a regular expression, a JSON list of texts, a grammar (Lark or GBNF), what
+    `form_with_tools` makes. `whitespace`: a regular
     expression; `lenient`: keywords of the schema that are not implemented are passed over.
     """
 
@@ -60,26 +64,59 @@ def grammar_of(form: Form) -> str:
     return grammar
 
 
-def grammar_of_tools(tools: Sequence[tuple[str, Mapping[str, Any]]], begin: str, end: str, *, several: bool) -> str:
-    """Calls of any of these tools (name, JSON schema of its arguments), each {"name": ..., "arguments": ...}.
+def form_with_tools(
+    tools: Sequence[Mapping[str, Any]], written: ToolFormat, *, required: bool, several: bool, answer: Form | None
+) -> Form | None:
+    """Of an answer that may call these tools (OpenAI's functions), or has to; None: any text.
 
-    Each call stands between `begin` and `end`. `several`: one or more, on lines of their own; else exactly one. The
-    grammar is Lark text and may not compile; `parser_limits` hold for it as for any other.
+    Calls are written as the model's family writes them. `answer`: the form of an answer without a call; where the
+    request asks for one, the answer is either of both. Raises ParameterError where they cannot stand side by side.
     """
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": {"type": "object", **schema}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-            "x-guidance": {"whitespace_pattern": WHITESPACE},
-        }
-        for name, schema in tools
+    if not required and answer is None:
+        return None
+    if not required and answer is not None and answer.kind != "json":
+        text = f"{answer.param} cannot stand beside tools: of an answer that may call them the other form is JSON."
+        raise ParameterError(text, param=answer.param)
+    functions = [tool["function"] for tool in tools]
+    beside = None if required or answer is None else {"text": answer.text, **_options(answer)}
+    asked = {"functions": functions, "written": asdict(written), "several": several, "answer": beside}
+    return Form("tools", "tools", json.dumps(asked))
+
+
+def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
+    """Lark: calls in their family's form, or the other answer."""
+    written = ToolFormat(**asked["written"])
+    rules = [
+        f"call_{index}: {_literal(written.begin)} %json {json.dumps(_call(function, written))} {_literal(written.end)}"
+        for index, function in enumerate(asked["functions"])
     ]
-    rules = [f"call_{i}: {_literal(begin)} %json {json.dumps(call)} {_literal(end)}" for i, call in enumerate(calls)]
-    any_call = " | ".join(f"call_{i}" for i in range(len(calls)))
-    start = "start: call (/\\n?/ call)*" if several else "start: call"
-    return "\n".join([start, f"call: {any_call}", *rules])
+    any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
+    more = f" ({_literal(written.between)} call)*" if asked["several"] else ""
+    start = "start: calls"
+    if answer := asked["answer"]:
+        schema = json.loads(answer.pop("text"))
+        start += f" | answer\nanswer: %json {json.dumps({**schema, 'x-guidance': answer})}"
+    calls = f"calls: {_literal(written.first)} call{more} {_literal(written.last)}"
+    return "\n".join([start, calls, f"call: {any_call}", *rules])
+
+
+def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
+    """The JSON schema of a call: the definitions that the arguments' schema refers to stand at its root."""
+    arguments = dict(function.get("parameters") or {"properties": {}, "additionalProperties": False})
+    shared = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
+    return {
+        **shared,
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, written.arguments: {"type": "object", **arguments}},
+        "required": ["name", written.arguments],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")},
+    }
+
+
+def _options(form: Form) -> dict[str, Any]:
+    """llguidance's, of a JSON schema."""
+    return {"whitespace_pattern": form.whitespace, "lenient": form.lenient}
 
 
 # ---- the parameters
@@ -163,8 +200,10 @@ def _wrong(param: str, what: str) -> ParameterError:
 def _built(form: Form) -> str:
     match form.kind:
         case "json":
-            defaults: Any = {"whitespace_pattern": form.whitespace, "lenient": form.lenient}
+            defaults: Any = _options(form)
             return LLMatcher.grammar_from_json_schema(form.text, defaults=defaults)
+        case "tools":
+            return LLMatcher.grammar_from_lark(_grammar_of_tools(json.loads(form.text)))
         case "regex":
             return LLMatcher.grammar_from_regex(_unanchored(form.text))
         case "choice":

@@ -30,7 +30,6 @@ from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.response_format import PLAIN, EncoderOf, PromptPart
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
-from weft_gateway.openai.structured_outputs import FORM_PARAMETERS, form_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, id_of_prompt
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
@@ -168,7 +167,7 @@ async def _prepare(
     params, pool, tokenizer = parsed.params, parsed.pool, parsed.tokenizer
     encoded = await _encoded(params, tokenizer, prompts, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
     sampling = _sampling(params, tokenizer)
-    if (form := form_of({name: getattr(params, name) for name in FORM_PARAMETERS})) is not None:
+    if (form := params.form(tokenizer.template)) is not None:
         sampling = replace(sampling, grammar=await state.grammars.grammar(form))
     prepared: list[PreparedRequest] = []
     for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
