@@ -1,16 +1,19 @@
 """A process that builds and compiles grammars, so that a hostile one costs no more than this process.
 
 Lines of JSON: a `Form` as a list on standard input; [grammar, ""] or ["", what is wrong] on standard output.
-`shell/grammar_checker.py` ends it when an answer takes too long.
+A form that takes more than CPU_S of processor time ends it by SIGPROF, one that takes too much memory by an error: the
+time of a machine that is busy with others does not count. `shell/grammar_checker.py` starts it again.
 """
 
 import json
 import resource
+import signal
 import sys
 from pathlib import Path
 
 from weft_gateway.openai.structured_outputs import Form, grammar_of
 
+CPU_S = 1.0  # for one grammar; usual ones take a millisecond
 MEMORY_BYTES = 64 << 20  # for all that grammars take
 
 
@@ -20,10 +23,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             answer = grammar_of(Form(*json.loads(line))), ""
         except ValueError as error:
             answer = "", str(error)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

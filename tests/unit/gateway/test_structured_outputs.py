@@ -232,7 +232,7 @@ async def test_forms_are_checked_by_a_process_that_a_hostile_one_cannot_hold() -
         assert accepts(await checker.grammar(good), "b")
         hostile = form_of({"guided_json": {"allOf": both}})
         assert hostile is not None
-        with pytest.raises(ParameterError, match=r"guided_json: it (took longer than 1 s|takes too much memory)"):
+        with pytest.raises(ParameterError, match=r"guided_json: it takes (more than 1 s|too much memory)"):
             await checker.grammar(hostile)
         wrong = form_of({"guided_regex": "a(?=b)"})
         assert wrong is not None

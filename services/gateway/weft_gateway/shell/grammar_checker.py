@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import json
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 
 from weft.domain.lru import LruDict
 from weft_gateway.errors import Overloaded, ParameterError, ServiceUnavailable
+from weft_gateway.grammar_worker import CPU_S
 from weft_gateway.openai.structured_outputs import Form
 
-WAIT_S = 1.0  # for one grammar; usual ones take a millisecond
-START_S = 20.0  # for the process, on a machine that is busy
+WAIT_S = 20.0  # for one grammar, or for the process to start, on a machine that is busy
 MOST_WAITING = 64
 MOST_KNOWN = 256
 _LINE = 1 << 20
@@ -28,7 +29,7 @@ class GrammarChecker:
         self._known: LruDict[Form, tuple[str, str]] = LruDict(MOST_KNOWN)
 
     async def grammar(self, form: Form) -> str:
-        """Raises ParameterError where it does not compile, or takes too much; Overloaded."""
+        """Raises ParameterError where it does not compile, or takes too much; Overloaded, ServiceUnavailable."""
         grammar, fault = self._known.get(form) or await self._ask_in_turn(form)
         self._known[form] = grammar, fault
         if fault:
@@ -55,13 +56,14 @@ class GrammarChecker:
         try:
             answer = await asyncio.wait_for(_answer(process, form), WAIT_S)
         except TimeoutError as error:
-            text = f"{form.param}: it took longer than {WAIT_S:g} s to compile."
-            raise ParameterError(text, param=form.param) from error
+            raise ServiceUnavailable("The process that checks grammars is held up.", retry_after_ms=1000) from error
         finally:
             if answer is None:
                 await self._end()
         if answer is None:
-            raise ParameterError(f"{form.param}: it takes too much memory to compile.", param=form.param)
+            slow = process.returncode == -signal.SIGPROF
+            what = f"more than {CPU_S:g} s of processor time" if slow else "too much memory"
+            raise ParameterError(f"{form.param}: it takes {what} to compile.", param=form.param)
         return answer
 
     async def _running(self) -> Process:
@@ -72,7 +74,7 @@ class GrammarChecker:
         self._process = process = await asyncio.create_subprocess_exec(*arguments, stdin=PIPE, stdout=PIPE, limit=_LINE)
         answer = None
         try:
-            answer = await asyncio.wait_for(_answer(process, _PROBE), START_S)
+            answer = await asyncio.wait_for(_answer(process, _PROBE), WAIT_S)
         except TimeoutError as error:
             raise ServiceUnavailable("The process that checks grammars did not start in time.") from error
         finally:
