@@ -151,9 +151,9 @@ def prompt_runner_left_alone(patch: pytest.MonkeyPatch) -> None:
     """Where an epoch ends only the runner that receives KV is stopped, and one that sends never gives up."""
     stop_all = RequestStream._stop_all
 
-    def patched(self: RequestStream) -> Any:
+    def patched(self: RequestStream, *args: Any, **kwargs: Any) -> Any:
         before, self.runners = self.runners, self.runners[-1:]
-        stops = stop_all(self)
+        stops = stop_all(self, *args, **kwargs)
         self.runners = before
         return stops
 
