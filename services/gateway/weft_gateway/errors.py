@@ -26,6 +26,15 @@ from weft_gateway.core.events import Failure
 
 INVALID, RATE_LIMIT, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 
+_ANTHROPIC: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
 
 class ApiError(Exception):
     """An HTTP status with OpenAI's `{"error": {message, type, param, code}}`."""
@@ -49,6 +58,11 @@ class ApiError(Exception):
         """The JSON that clients parse, before or after the first byte."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
+
+    def anthropic_body(self) -> bytes:
+        """The same in Anthropic's form."""
+        kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": self.message}})
 
     def headers(self) -> dict[str, str]:
         """Content type and what the official client's retry logic reads."""

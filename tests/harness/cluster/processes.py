@@ -52,6 +52,15 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
+    def pause(self) -> None:
+        """SIGSTOP: when this returns every thread stands still, also one that was on another core."""
+        self.signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid}/task")
+        wait_until(
+            lambda: all("State:\tT" in (thread / "status").read_text() for thread in threads.iterdir()),
+            f"{self.name} stands still",
+        )
+
     def end(self) -> None:
         """SIGKILL: whatever it would still write is thrown away with the cluster. An ended one stays ended."""
         self.signal(signal.SIGKILL)

@@ -160,7 +160,7 @@ def test_listings_of_many_pages_are_read_and_bounded(server: S3Server, monkeypat
 def test_a_server_that_stands_still_is_given_up_in_time(server: S3Server) -> None:
     put(server, "private", {"still/w.safetensors": BIG})
     with patiently(lambda: source(server, read_s=0.5).open(at(server, "//private/still"), everything)) as snapshot:
-        server.process.signal(signal.SIGSTOP)
+        server.process.pause()
         try:
             with snapshot.open("w.safetensors") as file, pytest.raises(Unavailable, match="broke at 0"):
                 file.read()

@@ -50,8 +50,9 @@ async def wait_for_routes(state: AppState, request: Request) -> None:
 
 
 def principal_of(state: AppState, request: Request) -> Principal:
-    """Raises Unauthorized, ServiceUnavailable."""
-    return authenticate(request.headers.get("authorization"), state.machine.routes, auth=state.settings.auth)
+    """By `Authorization: Bearer KEY`, or Anthropic's `x-api-key`. Raises Unauthorized, ServiceUnavailable."""
+    given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
+    return authenticate(given or (key and f"Bearer {key}"), state.machine.routes, auth=state.settings.auth)
 
 
 async def tenant_of(state: AppState, request: Request) -> str:

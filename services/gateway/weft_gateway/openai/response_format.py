@@ -12,6 +12,7 @@ import orjson
 
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit, TokenLogprobOut
+from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
 from weft_gateway.openai.logprobs import (
     TokenNames,
@@ -68,7 +69,8 @@ class AnswerEncoder(Protocol):
     def chunk(self, index: int, emit: Emit) -> bytes: ...
     def finish_chunk(self, index: int, reason: FinishReason) -> bytes: ...
     def last_chunk(self, usage: dict[str, int]) -> bytes: ...
-    def error_chunk(self, body: bytes) -> bytes: ...
+    def error_body(self, error: ApiError) -> bytes: ...
+    def error_chunk(self, error: ApiError) -> bytes: ...
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
 
 
@@ -135,9 +137,13 @@ class ResponseEncoder:
         """What closes a stream: usage, if the client asked for it, and [DONE]."""
         return (self._event([], usage) if self._params.include_usage else b"") + DONE
 
-    def error_chunk(self, body: bytes) -> bytes:
+    def error_body(self, error: ApiError) -> bytes:
+        """An error before the first byte."""
+        return error.body()
+
+    def error_chunk(self, error: ApiError) -> bytes:
         """An error after the first byte; the stream closes after it, without [DONE]."""
-        return b"data: " + body + b"\n\n"
+        return b"data: " + error.body() + b"\n\n"
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
         whole = [self._whole_choice(index, emit, reason) for index, (emit, reason) in enumerate(choices)]

@@ -7,6 +7,7 @@ import orjson
 
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
+from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader
 from weft_gateway.openai.logprobs import TokenNames
 from weft_gateway.openai.response_format import AnswerHead, EndedChoice, PromptPart
@@ -54,9 +55,11 @@ class ResponsesEncoder:
         status = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
         return self._event(status, response=self._response(status, usage))
 
-    def error_chunk(self, body: bytes) -> bytes:
-        error = orjson.loads(body)["error"]
-        failed = self._response("failed", None) | {"error": {"code": error["code"], "message": error["message"]}}
+    def error_body(self, error: ApiError) -> bytes:
+        return error.body()
+
+    def error_chunk(self, error: ApiError) -> bytes:
+        failed = self._response("failed", None) | {"error": {"code": error.code, "message": error.message}}
         return self._event("failed", response=failed)
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:

@@ -53,10 +53,14 @@ class StreamingCompletion(Response):
         try:
             body = await self._answer.whole()
         except ApiError as error:
-            return await _send_error(send, error)
+            return await self._send_error(send, error)
         if body is not None:
             await _send(send, 200, [(b"content-type", b"application/json"), self._digest], body)
         return None
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
+        await _send(send, error.status, headers, self._encoder.error_body(error))
 
     async def _send_stream(self, send: Send) -> None:
         await self._group.wait()
@@ -65,7 +69,7 @@ class StreamingCompletion(Response):
         if self._group.client_gone:
             return None
         if not chunk and (error := self._answer.error):
-            return await _send_error(send, error)
+            return await self._send_error(send, error)
         await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, self._digest]})
         chunk = first + chunk
         while not self._group.over:
@@ -94,12 +98,7 @@ class StreamingCompletion(Response):
     def _rest(self) -> bytes:
         """What follows the choices: the end, or an error and nothing."""
         error = self._answer.error
-        return self._encoder.error_chunk(error.body()) if error else self._encoder.last_chunk(self._answer.usage)
-
-
-async def _send_error(send: Send, error: ApiError) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
-    await _send(send, error.status, headers, error.body())
+        return self._encoder.error_chunk(error) if error else self._encoder.last_chunk(self._answer.usage)
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

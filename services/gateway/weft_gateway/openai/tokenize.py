@@ -31,9 +31,9 @@ MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens 
 
 async def tokenize(state: AppState, request: Request) -> Response:
     """The tokens of a text or of a chat."""
-    caller = await _caller(state, request)
-    asked = await _in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
-    pool, tokenizer = _model(state, caller, asked.model)
+    caller = await caller_of(state, request)
+    asked = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
+    pool, tokenizer = tokenizer_of(state, caller, asked.model)
     try:
         tokens = await asyncio.to_thread(_tokens, asked, tokenizer)
     except NotEncodable as error:
@@ -62,10 +62,10 @@ def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
 
 async def detokenize(state: AppState, request: Request) -> Response:
     """The text of tokens; special ones have none."""
-    caller = await _caller(state, request)
+    caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
-    asked = await _in_thread(partial(parse, DetokenizeRequest), body)
-    _, tokenizer = _model(state, caller, asked.model)
+    asked = await in_thread(partial(parse, DetokenizeRequest), body)
+    _, tokenizer = tokenizer_of(state, caller, asked.model)
     if (beyond := max(asked.tokens, default=0)) >= tokenizer.vocab_size:
         text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="tokens")
@@ -74,30 +74,30 @@ async def detokenize(state: AppState, request: Request) -> Response:
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:
     """What the model's tokenizer_config.json says. `?model=`: which; without it the only base of this caller."""
-    caller = await _caller(state, request)
+    caller = await caller_of(state, request)
     name = request.query_params.get("model")
     if name is None:
         bases = [route.model_name for route, _ in state.machine.routes.visible(caller) if not route.adapter]
         if len(bases) != 1:
             raise ParameterError(f"This key may use {len(bases)} bases: add ?model=NAME.", param="model")
         name = bases[0]
-    _, tokenizer = _model(state, caller, name)
+    _, tokenizer = tokenizer_of(state, caller, name)
     return json_response(tokenizer.config)
 
 
-async def _caller(state: AppState, request: Request) -> Principal:
-    """Raises Unauthorized, ServiceUnavailable, Overloaded."""
+async def caller_of(state: AppState, request: Request) -> Principal:
+    """Who asks, once there is a route table. Raises Unauthorized, ServiceUnavailable, Overloaded."""
     await wait_for_routes(state, request)
     return principal_of(state, request)
 
 
-async def _in_thread(check: Callable[[bytes], T], body: bytes) -> T:
+async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:
     """A long body is no work for the loop. Raises ApiError."""
     return await asyncio.to_thread(check, body) if len(body) > THREAD_BYTES else check(body)
 
 
-def _model(state: AppState, caller: Principal, name: str) -> tuple[PoolRoute, ModelTokenizer]:
-    """Raises ModelNotFound, ServiceUnavailable."""
+def tokenizer_of(state: AppState, caller: Principal, name: str) -> tuple[PoolRoute, ModelTokenizer]:
+    """Of a model that this caller may use. Raises ModelNotFound, ServiceUnavailable."""
     found = state.machine.routes.find(name, caller)
     if found is None:
         raise ModelNotFound(name)

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal
+from weft_gateway.openai import messages
 from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
@@ -60,6 +61,8 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest)
     _route(app, state, "/v1/completions", completions, post, CompletionRequest)
     _route(app, state, "/v1/responses", create_response, post, ResponsesRequest)
+    _route(app, state, messages.PATH, messages.create_message, post, messages.MessagesRequest)
+    _route(app, state, f"{messages.PATH}/count_tokens", messages.count_tokens, post, messages.CountRequest)
     _route(app, state, "/v1/models", list_models, get)
     _route(app, state, "/v1/models/{model:path}", one_model, get)
     _route(app, state, "/tokenize", tokenize, post, TokenizeRequest)
@@ -143,7 +146,8 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
     known = {key: value for key, value in about.items() if value is not None}
     request_id = ids_of(request.scope).request_id
     log.info("refused", extra=kv(request_id=request_id, status=error.status, code=error.code, **known))
-    return Response(error.body(), error.status, error.headers())
+    body = error.anthropic_body() if request.url.path.startswith(messages.PATH) else error.body()
+    return Response(body, error.status, error.headers())
 
 
 async def _on_http_error(state: AppState, request: Request, error: Exception) -> Response:

@@ -1,0 +1,117 @@
+"""Anthropic's Messages API: texts, tools, events, errors in its form; the model is played."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from .conftest import World, serving
+from .test_gateway_bounds import wide_context
+from .test_gateway_tools import CALL, WEATHER
+
+TOOL = {
+    "name": "weather",
+    "description": "of a city",
+    "input_schema": WEATHER["function"]["parameters"],
+}
+ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "messages": [{"role": "user", "content": "hello"}]}
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    parts = [part.split("\n") for part in text.strip().split("\n\n")]
+    events = [orjson.loads(data.removeprefix("data: ")) for _, data in parts]
+    assert [event["type"] for event in events] == [name.removeprefix("event: ") for name, _ in parts]
+    return events
+
+
+def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What Anthropic's client makes of a stream."""
+    message, inputs = events[0]["message"], dict[int, str]()
+    for event in events[1:]:
+        match event:
+            case {"type": "content_block_start", "index": index, "content_block": block}:
+                assert index == len(message["content"])
+                message["content"].append(block)
+            case {"type": "content_block_delta", "index": index, "delta": {"partial_json": text}}:
+                inputs[index] = inputs.get(index, "") + text
+                message["content"][index]["input"] = inputs[index]
+            case {"type": "content_block_delta", "index": index, "delta": delta}:
+                kind = delta["type"].removesuffix("_delta")
+                message["content"][index][kind] += delta[kind]
+            case {"type": "message_delta", "delta": delta, "usage": usage}:
+                message |= delta | {"usage": usage}
+            case _:
+                assert event["type"] in ("content_block_stop", "message_stop")
+    for index, text in inputs.items():
+        message["content"][index]["input"] = orjson.loads(text)
+    return message
+
+
+async def test_a_text_is_answered_whole_and_streamed_alike_and_its_tokens_are_counted(world: World) -> None:
+    world.runner.answer = lambda _: world.tokens("dear reader")
+    body = ASKED | {"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]}
+    async with world.http() as http:
+        whole = (await http.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})).json()
+        streamed = message_of(events_of((await http.post("/v1/messages", json=body | {"stream": True})).text))
+        counted = (
+            await http.post("/v1/messages/count_tokens", json={k: body[k] for k in body if k != "max_tokens"})
+        ).json()
+        cut = (await http.post("/v1/messages", json=ASKED | {"max_tokens": 1})).json()
+    assert whole["content"] == [{"type": "text", "text": "dear reader"}]
+    assert (whole["stop_reason"], whole["role"], whole["type"]) == ("end_turn", "assistant", "message")
+    assert {k: v for k, v in streamed.items() if k != "id"} == {k: v for k, v in whole.items() if k != "id"}
+    start = await world.runner.next("start")
+    assert whole["usage"]["input_tokens"] == len(start.prompt_tokens) == counted["input_tokens"]
+    assert world.tokenizer.decode(start.prompt_tokens).startswith("Be brief.")
+    assert cut["stop_reason"] == "max_tokens"
+
+
+async def test_tools_are_used_and_their_results_go_back(parts: World, tmp_path: Path) -> None:
+    wide_context(parts)
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
+        world.runner.answer = lambda _: world.tokens("Well. " + CALL)
+        body = ASKED | {"tools": [TOOL]}
+        whole = (await http.post("/v1/messages", json=body)).json()
+        streamed = message_of(events_of((await http.post("/v1/messages", json=body | {"stream": True})).text))
+        for answer in (whole, streamed):
+            text, use = answer["content"]
+            assert (text["text"], answer["stop_reason"]) == ("Well. ", "tool_use")
+            assert (use["name"], use["input"]) == ("weather", {"city": "Paris"})
+        world.runner.answer = lambda _: world.tokens("sunny")
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": [{"type": "text", "text": "21 degrees"}]}
+        turns = [{"role": "assistant", "content": whole["content"]}, {"role": "user", "content": [result]}]
+        after = (await http.post("/v1/messages", json=body | {"messages": [*ASKED["messages"], *turns]})).json()
+        assert after["content"] == [{"type": "text", "text": "sunny"}]
+        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(3)]
+        assert '{"name": "weather", "arguments": {"city": "Paris"}}' in prompts[2]
+        assert prompts[2].endswith("21 degrees")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "kind"),
+    [
+        ({"model": "acme/absent"}, 404, "not_found_error"),
+        ({"messages": [{"role": "critic", "content": ""}]}, 400, "invalid_request_error"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error"),
+        ({"max_tokens": None}, 400, "invalid_request_error"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "invalid_request_error"),
+        ({"tool_choice": {"type": "tool", "name": "time"}}, 400, "invalid_request_error"),
+    ],
+)
+async def test_errors_have_anthropics_form(world: World, changes: dict[str, Any], status: int, kind: str) -> None:
+    async with world.http() as http:
+        response = await http.post("/v1/messages", json=ASKED | changes)
+    answer = response.json()
+    assert (response.status_code, answer["type"], answer["error"]["type"]) == (status, "error", kind)
+    assert answer["error"]["message"]
+
+
+async def test_a_key_may_come_as_anthropics_clients_send_it(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        unknown = await http.post("/v1/messages", json=ASKED, headers={"x-api-key": "nobody's"})
+        assert (unknown.status_code, unknown.json()["error"]["type"]) == (401, "authentication_error")
+        assert "not known" in unknown.json()["error"]["message"]
+        none = await http.post("/v1/messages", json=ASKED)
+        assert "is needed" in none.json()["error"]["message"]
