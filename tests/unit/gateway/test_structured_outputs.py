@@ -208,6 +208,21 @@ def test_a_call_is_of_one_of_the_tools_as_the_family_writes_it(written: ToolForm
     assert not accepts(one, calls(written, NOW, ADD))
 
 
+def test_arguments_have_the_properties_that_their_schema_names_unless_it_says_what_else() -> None:
+    inner = {"properties": {"a": {"type": "integer"}}}
+    open_ = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "integer"}}
+    schema = {"properties": {"x": inner, "y": open_, "z": {"items": inner}, "w": {"allOf": [inner]}}}
+    form = form_with_tools(
+        [{"function": {"name": "f", "parameters": schema}}], HERMES, required=True, several=False, answer=None
+    )
+    assert form is not None
+    grammar = grammar_of(form)
+    for good in ({}, {"x": {"a": 1}}, {"y": {"a": 1, "b": 2}}, {"z": [{"a": 1}]}, {"w": {"a": 1, "b": 2}}):
+        assert accepts(grammar, calls(HERMES, ("f", good))), good
+    for bad in ({"v": 1}, {"x": {"b": 1}}, {"z": [{"b": 1}]}):
+        assert not accepts(grammar, calls(HERMES, ("f", bad))), bad
+
+
 def test_an_answer_in_a_form_that_may_call_tools_instead_is_either_of_both() -> None:
     either = with_tools(HERMES, required=False, guided_json={"type": "boolean"})
     assert accepts(either, "true")

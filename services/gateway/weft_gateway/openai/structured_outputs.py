@@ -19,6 +19,7 @@ from weft_gateway.openai.tool_calls import ToolFormat
 # Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
 WHITESPACE = r"\n?[ \t]{0,16}"
 CALL_WHITESPACE = " ?"  # of calls, which nobody reads: families write them in one line
+_SAYS_MORE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
 _OBJECT = '{"type": "object"}'
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 FORM_PARAMETERS = (
@@ -102,7 +103,7 @@ def _grammar_of_tools(asked: Mapping[str, Any]) -> str:
 
 def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
     """The JSON schema of a call: the definitions that the arguments' schema refers to stand at its root."""
-    arguments = dict(function.get("parameters") or {"properties": {}, "additionalProperties": False})
+    arguments = _closed(function.get("parameters") or {"properties": {}})
     shared = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
     return {
         **shared,
@@ -112,6 +113,21 @@ def _call(function: Mapping[str, Any], written: ToolFormat) -> dict[str, Any]:
         "additionalProperties": False,
         "x-guidance": {"whitespace_pattern": CALL_WHITESPACE, "lenient": not function.get("strict")},
     }
+
+
+def _closed(schema: Any) -> Any:
+    """A schema of arguments, in which objects have the properties that they name: no function takes others.
+
+    An object that several schemas describe, or that says itself what else it may have, stays as it is.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    inside = {name: _closed(schema[name]) for name in ("items",) if name in schema}
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(name), dict):
+            inside[name] = {key: _closed(value) for key, value in schema[name].items()}
+    closed = {} if _SAYS_MORE & schema.keys() or "properties" not in schema else {"additionalProperties": False}
+    return {**schema, **inside, **closed}
 
 
 def _options(form: Form) -> dict[str, Any]:
