@@ -100,11 +100,10 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     prompts = endpoint.prompts_of(parsed)
     async with _others_counted(state, call, parsed):
         prepared = await _prepare(state, call, parsed, prompts)
-        group = state.manager.submit(prepared)
-    parts = [PromptPart(one.prompt, prompt.echo) for one, prompt in zip(prepared, prompts, strict=True)]
-    form = endpoint.form_of(parsed, parsed.tokenizer.decode(prepared[0].prompt[-PROMPT_END_TOKENS:]))
-    encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts, form, parsed.pool.base_digest)
-    return Answer(state.manager, group, encoding, call.trace)
+        parts = [PromptPart(one.prompt, prompt.echo) for one, prompt in zip(prepared, prompts, strict=True)]
+        form = endpoint.form_of(parsed, parsed.tokenizer.decode(prepared[0].prompt[-PROMPT_END_TOKENS:]))
+        encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts, form, parsed.pool.base_digest)
+        return Answer(state.manager, state.manager.submit(prepared), encoding, call.trace)
 
 
 def _asked(body: bytes) -> str | None:
