@@ -19,7 +19,7 @@ from weft_gateway.openai.tool_calls import ToolFormat
 # Between the parts of a JSON text: pretty-printed or in one line, but no endless run of spaces.
 WHITESPACE = r"\n?[ \t]{0,16}"
 CALL_WHITESPACE = " ?"  # of calls, which nobody reads: families write them in one line
-_SAYS_MORE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
+_NOT_CLOSED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
 _OBJECT = '{"type": "object"}'
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 FORM_PARAMETERS = (
@@ -126,7 +126,7 @@ def _closed(schema: Any) -> Any:
     for name in ("properties", "$defs", "definitions"):
         if isinstance(schema.get(name), dict):
             inside[name] = {key: _closed(value) for key, value in schema[name].items()}
-    closed = {} if _SAYS_MORE & schema.keys() or "properties" not in schema else {"additionalProperties": False}
+    closed = {} if _NOT_CLOSED & schema.keys() or "properties" not in schema else {"additionalProperties": False}
     return {**schema, **inside, **closed}
 
 
