@@ -12,6 +12,7 @@ from weft.domain.request import FinishReason, TokenLogprob
 from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.openai.logprobs import LEAST
 from weft_gateway.openai.response_format import (
+    AnswerContext,
     AnswerHead,
     ChatEncoder,
     CompletionEncoder,
@@ -37,11 +38,9 @@ class Names:
         return "</s>" if token == 0 else None if self.bytes_of(token) else f"token_id:{token}"
 
 
-def meta(
-    n: int = 1, alternatives: int | None = None, **more: Any
-) -> tuple[Common, Names, AnswerHead, list[PromptPart]]:
+def meta(n: int = 1, alternatives: int | None = None, **more: Any) -> tuple[Common, AnswerContext]:
     params = CompletionRequest(model="m", prompt="p", n=n, logprobs=alternatives, **more)
-    return params, Names(), HEAD, [PromptPart((1, 2, 3))]
+    return params, AnswerContext(HEAD, Names(), [PromptPart((1, 2, 3))])
 
 
 def out(token: int, top: Sequence[tuple[int, float]] = (), start: int = 0) -> TokenLogprobOut:
@@ -121,7 +120,7 @@ def test_a_number_that_json_does_not_have_is_openais_stand_in(value: float) -> N
 def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids_stand_beside_the_text() -> None:
     params = CompletionRequest(model="m", prompt="p", n=2, echo=True, return_token_ids=True)
     prompts = [PromptPart((5,), "a:"), PromptPart((6, 7), "b:")]
-    encoder = CompletionEncoder(params, Names(), HEAD, prompts)
+    encoder = CompletionEncoder(params, AnswerContext(HEAD, Names(), prompts))
     ended = [(Emit("r", str(i), (), 1, (i,)), FinishReason.STOP) for i in range(4)]
     body = orjson.loads(encoder.body(ended, USAGE))
     assert [choice["text"] for choice in body["choices"]] == ["a:0", "a:1", "b:2", "b:3"]
@@ -148,7 +147,7 @@ def test_every_chunk_has_the_tokens_used_so_far_where_the_client_asks_for_it() -
 
 def test_an_echoed_prompt_has_its_log_probabilities_before_the_answers_and_offsets_go_on() -> None:
     params = CompletionRequest(model="m", prompt="p", echo=True, logprobs=1)
-    encoder = CompletionEncoder(params, Names(), HEAD, [PromptPart((0, 2, 3, 1), "éhi")])
+    encoder = CompletionEncoder(params, AnswerContext(HEAD, Names(), [PromptPart((0, 2, 3, 1), "éhi")]))
     of_prompt = [None, *(TokenLogprob(-i, ((1, -0.25),)) for i in (1, 2, 3))]
     emit = Emit("r", "hi", (out(1),), 1, (), of_prompt)
     (choice,) = orjson.loads(encoder.body([(emit, FinishReason.LENGTH)], USAGE))["choices"]
@@ -175,8 +174,9 @@ def test_prompt_log_probabilities_are_by_token_id_and_a_chats_stand_beside_its_c
         },
         {"3": {"logprob": -0.25, "rank": 1, "decoded_token": "bytes:\\xa9"}},
     ]  # fmt: skip
-    text = orjson.loads(CompletionEncoder(params, Names(), HEAD, [PromptPart((0, 4, 3))]).body(ended, USAGE))
+    context = AnswerContext(HEAD, Names(), [PromptPart((0, 4, 3))])
+    text = orjson.loads(CompletionEncoder(params, context).body(ended, USAGE))
     assert [choice["prompt_logprobs"] for choice in text["choices"]] == [expected, expected]
-    chat = orjson.loads(ChatEncoder(params, Names(), HEAD, [PromptPart((0, 4, 3))]).body(ended, USAGE))
+    chat = orjson.loads(ChatEncoder(params, context).body(ended, USAGE))
     assert chat["prompt_logprobs"] == expected
     assert all("prompt_logprobs" not in choice for choice in chat["choices"])

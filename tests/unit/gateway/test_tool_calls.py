@@ -114,6 +114,9 @@ def test_arguments_go_out_as_they_come() -> None:
         (LLAMA, 'The call {"name": "f"}', 'The call {"name": "f"}', []),
         (MISTRAL, '[{"name": "f", "arguments": {}}', "", [("f", "{}")]),
         (MISTRAL, "[1, 2]", "[1, 2]", []),
+        (LLAMA, " {", " {", []),
+        (MISTRAL, ' [ {"x": 1}]', ' [ {"x": 1}]', []),
+        (HERMES, '<tool_call>\n {"x": 1}', '<tool_call>\n {"x": 1}', []),
     ],
 )
 def test_other_forms_are_read_too_and_what_is_no_call_is_content(

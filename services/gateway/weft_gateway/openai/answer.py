@@ -3,16 +3,13 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
 from weft_gateway.core.events import Emit, Finish
 from weft_gateway.errors import ApiError, Internal, from_failure
-from weft_gateway.openai.answer_parts import AnswerForm
-from weft_gateway.openai.logprobs import TokenNames
-from weft_gateway.openai.response_format import AnswerHead, EncoderOf, EndedChoice, PromptPart, usage_of
+from weft_gateway.openai.response_format import AnswerEncoder, EndedChoice, usage_of
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.request_manager import RequestManager
@@ -22,30 +19,23 @@ THREAD_LOGPROBS = 256  # tokens with log probabilities that are encoded in the l
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """What an answer's bytes are made with. `prompts`: what the answer repeats of each prompt; `form`: its parts."""
-
-    kind: EncoderOf
-    params: Common
-    names: TokenNames
-    prompts: Sequence[PromptPart]
-    form: AnswerForm
-    base_digest: str
-
-
 class Answer:
     """Owns the answers to a call from its submission: whoever has it calls `leave` at its end."""
 
     def __init__(
-        self, manager: RequestManager, group: ResponseGroup, encoding: Encoding, trace: RequestTrace | None = None
+        self,
+        manager: RequestManager,
+        group: ResponseGroup,
+        params: Common,
+        encoder: AnswerEncoder,
+        *,
+        digest: str,
+        trace: RequestTrace | None = None,
     ) -> None:
-        first = group.requests[0]
-        self._manager, self.params, self.group, self._trace = manager, encoding.params, group, trace
-        self.request_id = first.request_id
-        self.digest = first.route.adapter or encoding.base_digest
-        head = AnswerHead(first.request_id, first.arrived_unix_ms // 1000, self.digest)
-        self.encoder = encoding.kind(encoding.params, encoding.names, head, encoding.prompts, encoding.form)
+        """`digest`: of the weights that answer."""
+        self._manager, self.group, self.params, self.encoder = manager, group, params, encoder
+        self.digest, self._trace = digest, trace
+        self.request_id = group.requests[0].request_id
 
     @property
     def error(self) -> ApiError | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, LiteralString
 
 from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -23,29 +23,19 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value
-    fits = isinstance(stops, list) and len(stops) <= MAX_STOPS
-    if not fits or not all(_is_text(stop, MAX_STOP_CHARS) for stop in stops):
-        raise PydanticCustomError(
-            "stop",
-            "must be a string or a list of at most {count} strings of 1 to {chars} characters",
-            {"count": MAX_STOPS, "chars": MAX_STOP_CHARS},
-        )
-    return tuple(stops)
-
-
-def _is_text(value: Any, most: int) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= most
+    what = "must be a string or a list of at most {count} strings of 1 to {chars} characters"
+    return _texts([value] if isinstance(value, str) else value, MAX_STOPS, MAX_STOP_CHARS, what)
 
 
 def _bad_words(value: Any) -> tuple[str, ...]:
-    fits = isinstance(value, list) and len(value) <= MAX_BAD_WORDS
-    if not fits or not all(_is_text(text, MAX_BAD_TEXT_CHARS) for text in value):
-        raise PydanticCustomError(
-            "bad_words",
-            "must be a list of at most {count} strings of 1 to {chars} characters",
-            {"count": MAX_BAD_WORDS, "chars": MAX_BAD_TEXT_CHARS},
-        )
+    what = "must be a list of at most {count} strings of 1 to {chars} characters"
+    return _texts(value, MAX_BAD_WORDS, MAX_BAD_TEXT_CHARS, what)
+
+
+def _texts(value: Any, count: int, chars: int, what: LiteralString) -> tuple[str, ...]:
+    fits = isinstance(value, list) and len(value) <= count
+    if not fits or not all(isinstance(text, str) and 0 < len(text) <= chars for text in value):
+        raise PydanticCustomError("texts", what, {"count": count, "chars": chars})
     return tuple(value)
 
 

@@ -36,7 +36,7 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
             answer = await submit(state, endpoint, call, await json_body(request, state.settings.max_body_bytes))
         except BaseException as error:
             if call.trace:
-                call.trace.refused(call.model or call.asked, error)
+                call.trace.refused(call.model or call.named_model, error)
             raise
         return StreamingCompletion(answer, state.settings.ping_seconds)
 

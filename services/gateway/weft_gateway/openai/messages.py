@@ -156,10 +156,10 @@ async def count_tokens(state: AppState, request: Request) -> Response:
     """The tokens of a chat in Anthropic's form."""
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
-    asked = await in_thread(lambda body: checked(MessagesChat, checked(CountRequest, object_of(body)).chat()), body)
-    _, tokenizer = tokenizer_of(state, caller, asked.model)
+    params = await in_thread(lambda body: checked(MessagesChat, checked(CountRequest, object_of(body)).chat()), body)
+    _, tokenizer = tokenizer_of(state, caller, params.model)
     try:
-        tokens = tokenizer.encode_chat(chat_of(asked, tokenizer.template), MAX_TEXT_TOKENS)
+        tokens = tokenizer.encode_chat(chat_of(params, tokenizer.template), MAX_TEXT_TOKENS)
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
     return json_response({"input_tokens": len(tokens)})

@@ -8,9 +8,8 @@ import orjson
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError
-from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader
-from weft_gateway.openai.logprobs import TokenNames
-from weft_gateway.openai.response_format import AnswerHead, EndedChoice, PromptPart
+from weft_gateway.openai.answer_parts import AnswerReader
+from weft_gateway.openai.response_format import AnswerContext, EndedChoice
 
 _REASONS = {FinishReason.EOS: "end_turn", FinishReason.STOP: "stop_sequence", FinishReason.LENGTH: "max_tokens"}
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -29,17 +28,11 @@ class NamedModel(Protocol):
 class MessagesEncoder:
     """Of one answer: its deltas become blocks (thinking, text, tool_use), one open at a time."""
 
-    def __init__(
-        self,
-        params: NamedModel,
-        names: TokenNames,  # noqa: ARG002 (every encoder gets it)
-        head: AnswerHead,
-        prompts: Sequence[PromptPart],
-        form: AnswerForm,
-    ) -> None:
+    def __init__(self, params: NamedModel, context: AnswerContext) -> None:
+        head = context.head
         self._model, self._id = params.model, f"msg_{head.request_id}"
-        self._reader = AnswerReader(form, f"{head.request_id}/0")
-        self._prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        self._reader = AnswerReader(context.form, f"{head.request_id}/0")
+        self._prompt_tokens = sum(len(prompt.tokens) for prompt in context.prompts)
         self._blocks: list[dict[str, Any]] = []
         self._is_open = False  # the last block
         self._stop_reason: str | None = None
@@ -47,10 +40,10 @@ class MessagesEncoder:
     def first_chunk(self) -> bytes:
         return _event("message_start", message=self._message({"input_tokens": self._prompt_tokens, "output_tokens": 0}))
 
-    def chunk(self, index: int, emit: Emit) -> bytes:  # noqa: ARG002 (there is one answer)
+    def chunk(self, _index: int, emit: Emit) -> bytes:
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:  # noqa: ARG002
+    def finish_chunk(self, _index: int, reason: FinishReason) -> bytes:
         left = b"".join(self._take(delta) for delta in self._reader.flush())
         calls = any(block["type"] == "tool_use" for block in self._blocks)
         self._stop_reason = "tool_use" if calls and reason is not FinishReason.LENGTH else _REASONS[reason]

@@ -26,7 +26,7 @@ from weft_gateway.openai.schema import Common
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
-_REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
 EndedChoice = tuple[Emit, FinishReason]
@@ -56,6 +56,16 @@ class AnswerHead(NamedTuple):
         return f"{algorithm}:{hexadecimal[:FINGERPRINT_CHARS]}" if hexadecimal else self.digest
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """What an answer is encoded with. `prompts`: what it repeats of each prompt; `form`: its parts."""
+
+    head: AnswerHead
+    names: TokenNames
+    prompts: Sequence[PromptPart]
+    form: AnswerForm = PLAIN
+
+
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Tokens of a request: its prompts once, all its answers. What comes after a stop string does not count."""
     total = prompt_tokens + completion_tokens
@@ -66,15 +76,15 @@ class AnswerEncoder(Protocol):
     """An answer as an API has it: whole, or in chunks, the first one before any token."""
 
     def first_chunk(self) -> bytes: ...
-    def chunk(self, index: int, emit: Emit) -> bytes: ...
-    def finish_chunk(self, index: int, reason: FinishReason) -> bytes: ...
+    def chunk(self, index: int, emit: Emit, /) -> bytes: ...
+    def finish_chunk(self, index: int, reason: FinishReason, /) -> bytes: ...
     def last_chunk(self, usage: dict[str, int]) -> bytes: ...
     def error_body(self, error: ApiError) -> bytes: ...
     def error_chunk(self, error: ApiError) -> bytes: ...
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes: ...
 
 
-EncoderOf = Callable[[Any, TokenNames, AnswerHead, Sequence[PromptPart], AnswerForm], AnswerEncoder]
+EncoderOf = Callable[[Any, AnswerContext], AnswerEncoder]
 
 
 class ResponseEncoder:
@@ -88,16 +98,10 @@ class ResponseEncoder:
     chunk_kind: ClassVar[str]
     encode_logprobs: ClassVar[LogprobsEncoder]
 
-    def __init__(
-        self,
-        params: Common,
-        names: TokenNames,
-        head: AnswerHead,
-        prompts: Sequence[PromptPart],
-        form: AnswerForm = PLAIN,
-    ) -> None:
-        self._params, self._names, self._prompts = params, names, prompts
-        self._choices = params.n * len(prompts)
+    def __init__(self, params: Common, context: AnswerContext) -> None:
+        self._params, self._names, self._prompts = params, context.names, context.prompts
+        self._choices = params.n * len(context.prompts)
+        head, form = context.head, context.form
         ids = [f"{head.request_id}/{index}" for index in range(self._choices)]
         self._readers = [] if form.is_plain else [AnswerReader(form, answer_id) for answer_id in ids]
         self._head, self._chunk_head = (
@@ -131,7 +135,7 @@ class ResponseEncoder:
         return self._event([choice], self._usage_so_far())
 
     def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
-        return self._event([self._delta(index, "", None, _REASONS[reason])], self._usage_so_far())
+        return self._event([self._delta(index, "", None, REASONS[reason])], self._usage_so_far())
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
         """What closes a stream: usage, if the client asked for it, and [DONE]."""
@@ -150,7 +154,7 @@ class ResponseEncoder:
         return orjson.dumps({**self._head, "choices": whole, "usage": usage})
 
     def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
-        choice = self._choice(index, emit.text, self._logprobs(emit), _REASONS[reason])
+        choice = self._choice(index, emit.text, self._logprobs(emit), REASONS[reason])
         if self._params.prompt_logprobs is not None:
             tokens, alternatives = self._prompt_of(index).tokens, self._params.prompt_logprobs
             choice["prompt_logprobs"] = prompt_logprobs(tokens, emit.prompt_logprobs, alternatives, self._names)
@@ -250,7 +254,7 @@ class ChatEncoder(ResponseEncoder):
     def _reason(self, index: int, reason: FinishReason) -> str:
         """An answer with calls ends for them to be made, unless it was cut or the request itself named the call."""
         calls = self._readers and self._readers[index].ends_with_calls and reason is not FinishReason.LENGTH
-        return "tool_calls" if calls else _REASONS[reason]
+        return "tool_calls" if calls else REASONS[reason]
 
     def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
         choice = super()._whole_choice(index, emit, reason)

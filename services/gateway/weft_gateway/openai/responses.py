@@ -64,40 +64,40 @@ class ResponsesChat(ChatRequest):
         return self._repeated
 
     @classmethod
-    def of(cls, asked: ResponsesRequest) -> "ResponsesChat":
+    def of(cls, params: ResponsesRequest) -> "ResponsesChat":
         """Raises ParameterError; a parameter of chats is named as the one that it was made of."""
-        chat = {name: getattr(asked, name) for name in PASSED_ON}
-        chat["messages"] = _messages(asked)
-        chat["max_completion_tokens"] = asked.max_output_tokens
-        chat["tools"] = [_tool(tool) for tool in asked.tools]
-        chat["tool_choice"] = _tool_choice(asked.tool_choice)
-        chat["response_format"] = _response_format(asked.text.get("format"))
+        chat = {name: getattr(params, name) for name in PASSED_ON}
+        chat["messages"] = _messages(params)
+        chat["max_completion_tokens"] = params.max_output_tokens
+        chat["tools"] = [_tool(tool) for tool in params.tools]
+        chat["tool_choice"] = _tool_choice(params.tool_choice)
+        chat["response_format"] = _response_format(params.text.get("format"))
         try:
             request = checked(cls, chat)
         except ParameterError as error:
             param = error.param and error.param.replace("messages", "input").replace("response_format", "text.format")
             raise ParameterError(error.message.replace("messages[", "input["), param=param, code=error.code) from error
         request._repeated = {
-            "instructions": asked.instructions or None,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata,
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "temperature": asked.temperature,
-            "text": asked.text or {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice,
-            "tools": asked.tools,
-            "top_p": asked.top_p,
-            "user": asked.user or None,
+            "instructions": params.instructions or None,
+            "max_output_tokens": params.max_output_tokens,
+            "metadata": params.metadata,
+            "parallel_tool_calls": params.parallel_tool_calls,
+            "temperature": params.temperature,
+            "text": params.text or {"format": {"type": "text"}},
+            "tool_choice": params.tool_choice,
+            "tools": params.tools,
+            "top_p": params.top_p,
+            "user": params.user or None,
         }
         return request
 
 
-def _messages(asked: ResponsesRequest) -> list[Any]:
+def _messages(params: ResponsesRequest) -> list[Any]:
     """Calls that follow each other are those of one assistant's message. Raises ParameterError."""
-    messages: list[Any] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    if isinstance(asked.input, str):
-        return [*messages, {"role": "user", "content": asked.input}]
-    for index, item in enumerate(asked.input):
+    messages: list[Any] = [{"role": "system", "content": params.instructions}] if params.instructions else []
+    if isinstance(params.input, str):
+        return [*messages, {"role": "user", "content": params.input}]
+    for index, item in enumerate(params.input):
         match item:
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
                 call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -8,9 +8,8 @@ import orjson
 from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError
-from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader
-from weft_gateway.openai.logprobs import TokenNames
-from weft_gateway.openai.response_format import AnswerHead, EndedChoice, PromptPart
+from weft_gateway.openai.answer_parts import AnswerReader
+from weft_gateway.openai.response_format import AnswerContext, EndedChoice
 
 
 class RepeatedRequest(Protocol):
@@ -25,16 +24,10 @@ class RepeatedRequest(Protocol):
 class ResponsesEncoder:
     """Of one answer: its deltas become items (reasoning, a message, calls), one open at a time."""
 
-    def __init__(
-        self,
-        params: RepeatedRequest,
-        names: TokenNames,  # noqa: ARG002 (every encoder gets it)
-        head: AnswerHead,
-        prompts: Sequence[PromptPart],  # noqa: ARG002
-        form: AnswerForm,
-    ) -> None:
+    def __init__(self, params: RepeatedRequest, context: AnswerContext) -> None:
+        head = context.head
         self._id, self._created_unix_s, self._params = f"resp_{head.request_id}", head.created_unix_s, params
-        self._reader = AnswerReader(form, f"{head.request_id}/0")
+        self._reader = AnswerReader(context.form, f"{head.request_id}/0")
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # the last item
         self._events = 0
@@ -44,10 +37,10 @@ class ResponsesEncoder:
         response = self._response("in_progress", None)
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
-    def chunk(self, index: int, emit: Emit) -> bytes:  # noqa: ARG002 (there is one answer)
+    def chunk(self, _index: int, emit: Emit) -> bytes:
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:  # noqa: ARG002
+    def finish_chunk(self, _index: int, reason: FinishReason) -> bytes:
         self._reason = reason
         return b"".join(self._take(delta) for delta in self._reader.flush()) + self._close()
 

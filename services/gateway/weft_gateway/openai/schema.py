@@ -187,8 +187,8 @@ class Common(Strict):
         """Answers that are generated to a prompt; the best `n` are returned."""
         return self.n
 
-    def form(self, template: str) -> Form | None:  # noqa: ARG002 (chats look at it)
-        """What an answer's text is bound to; `template`: the model's chat template. Raises ParameterError."""
+    def form(self, _template: str, /) -> Form | None:
+        """What an answer's text is bound to, by the model's chat template where it counts. Raises ParameterError."""
         return form_of({name: getattr(self, name) for name in FORM_PARAMETERS})
 
     @property
@@ -312,7 +312,7 @@ class ChatRequest(ChatPrompt, Common):
     def alternatives(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
-    def form(self, template: str) -> Form | None:
+    def form(self, template: str, /) -> Form | None:
         answer, several = super().form(template), self.parallel_tool_calls
         if not (tools := self.required_tools or self.callable_tools):
             return answer

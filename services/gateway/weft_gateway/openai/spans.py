@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from weft.telemetry.tracing import RequestSpan
 from weft_gateway.core.events import Finish, PreparedRequest
 from weft_gateway.errors import ApiError
-
-_REASONS = {"EOS": "stop", "STOP": "stop", "LENGTH": "length"}
+from weft_gateway.openai.response_format import REASONS
 
 
 class RequestTrace:
@@ -33,7 +32,7 @@ class RequestTrace:
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.choice.count": request.n if request.n > 1 else None,
-            "gen_ai.response.finish_reasons": [_REASONS.get(end.reason.name, end.reason.value) for end in ends],
+            "gen_ai.response.finish_reasons": [REASONS.get(end.reason, end.reason.value) for end in ends],
             "gen_ai.usage.input_tokens": sum(len(one.prompt) for one in requests),
             "gen_ai.usage.output_tokens": sum(end.outcome.completion_tokens for end in ends),
             "weft.request_id": request.request_id,

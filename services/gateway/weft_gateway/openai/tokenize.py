@@ -32,14 +32,14 @@ MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens 
 async def tokenize(state: AppState, request: Request) -> Response:
     """The tokens of a text or of a chat."""
     caller = await caller_of(state, request)
-    asked = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
-    pool, tokenizer = tokenizer_of(state, caller, asked.model)
+    params = await in_thread(_tokenize_request, await json_body(request, state.settings.max_body_bytes))
+    pool, tokenizer = tokenizer_of(state, caller, params.model)
     try:
-        tokens = await asyncio.to_thread(_tokens, asked, tokenizer)
+        tokens = await asyncio.to_thread(_tokens, params, tokenizer)
     except NotEncodable as error:
         raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": pool.max_context_tokens, "tokens": tokens}
-    found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if asked.return_token_strs else None
+    found["token_strs"] = [_spelled(tokenizer, token) for token in tokens] if params.return_token_strs else None
     return json_response(found)
 
 
@@ -49,11 +49,11 @@ def _tokenize_request(body: bytes) -> TokenizeRequest | TokenizeChatRequest:
     return checked(TokenizeChatRequest if "messages" in value else TokenizeRequest, value)
 
 
-def _tokens(asked: TokenizeRequest | TokenizeChatRequest, tokenizer: ModelTokenizer) -> list[int]:
+def _tokens(params: TokenizeRequest | TokenizeChatRequest, tokenizer: ModelTokenizer) -> list[int]:
     """Raises NotEncodable."""
-    if isinstance(asked, TokenizeRequest):
-        return tokenizer.encode(asked.prompt, MAX_TEXT_TOKENS, add_special_tokens=asked.add_special_tokens)
-    return tokenizer.encode_chat(chat_of(asked, tokenizer.template), MAX_TEXT_TOKENS)
+    if isinstance(params, TokenizeRequest):
+        return tokenizer.encode(params.prompt, MAX_TEXT_TOKENS, add_special_tokens=params.add_special_tokens)
+    return tokenizer.encode_chat(chat_of(params, tokenizer.template), MAX_TEXT_TOKENS)
 
 
 def _spelled(tokenizer: ModelTokenizer, token: int) -> str:
@@ -64,12 +64,12 @@ async def detokenize(state: AppState, request: Request) -> Response:
     """The text of tokens; special ones have none."""
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
-    asked = await in_thread(partial(parse, DetokenizeRequest), body)
-    _, tokenizer = tokenizer_of(state, caller, asked.model)
-    if (beyond := max(asked.tokens, default=0)) >= tokenizer.vocab_size:
+    params = await in_thread(partial(parse, DetokenizeRequest), body)
+    _, tokenizer = tokenizer_of(state, caller, params.model)
+    if (beyond := max(params.tokens, default=0)) >= tokenizer.vocab_size:
         text = f"tokens: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
         raise ParameterError(text, param="tokens")
-    return json_response({"prompt": tokenizer.decode(asked.tokens)})
+    return json_response({"prompt": tokenizer.decode(params.tokens)})
 
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:

@@ -21,7 +21,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "verbosity": ("medium",),
     "chat_template_content_format": ("auto", "string"),
-    "structural_tag": ("",),
 }
 _PARAMETERS = {
     "it is for reasoning models of OpenAI: ask for it in a message, or by chat_template_kwargs": (

@@ -113,6 +113,7 @@ class ToolCallParser:
     def __init__(self, form: ToolFormat) -> None:
         self._form, self._state, self._held = form, _State.CONTENT, ""
         self._object, self._end_mark = _ObjectEnd(), ""
+        self._lead = ""  # what stands before the object, to be content if it is no call
         self._arguments_at: int | None = None  # in `_held`, what of the arguments is to go out; None: no name yet
         self.calls = 0  # whole or begun
 
@@ -132,7 +133,7 @@ class ToolCallParser:
                 rest = held[self._arguments_at :]
                 return [ArgumentsPart(self.calls - 1, rest)] if rest else []
             case _State.CALL:
-                held = self._form.begin.rstrip() + held
+                held = self._lead + held
             case _State.BEHIND if not held.strip() or held.strip() in self._form.end + self._form.last:
                 held = ""
             case _:
@@ -158,7 +159,7 @@ class ToolCallParser:
         before, found, behind = self._held.partition(mark)
         if found:
             self._held = behind
-            self._begin()
+            self._begin(mark)
         else:
             kept = next((n for n in range(len(mark) - 1, 0, -1) if before.endswith(mark[:n])), 0)
             before, self._held = before[: len(before) - kept], before[len(before) - kept :]
@@ -170,24 +171,26 @@ class ToolCallParser:
         for opening in {self._form.spelled + one for one in openings} | set(openings):
             behind = text[len(opening) :].lstrip() if text.startswith(opening) else None
             if behind and behind.startswith("{"):
+                lead = self._held[: -len(behind)]
                 self._held = behind
-                self._begin()
+                self._begin(lead)
                 return []
             if behind == "" or opening.startswith(text):
                 return None
         self._state = _State.PLAIN
         return []
 
-    def _begin(self) -> None:
-        self._state, self._object, self._arguments_at = _State.CALL, _ObjectEnd(), None
+    def _begin(self, lead: str) -> None:
+        self._state, self._object, self._arguments_at, self._lead = _State.CALL, _ObjectEnd(), None, lead
 
     def _read_call(self) -> list[Part] | None:
         """The object goes out as far as it is known; what is no call is content."""
-        if self._arguments_at is None and self._object.scanned == 0:
-            self._held = self._held.lstrip()
-            if self._held and not self._held.startswith("{"):
-                self._held, self._state = self._held, _State.CONTENT
-                return [Content(self._form.begin)]
+        if self._object.scanned == 0:
+            text = self._held.lstrip()
+            self._lead, self._held = self._lead + self._held[: len(self._held) - len(text)], text
+            if text and not text.startswith("{"):
+                self._state = _State.CONTENT
+                return [Content(self._lead)]
         self._object.scan(self._held)
         parts: list[Part] = []
         if self._arguments_at is None and (head := _HEAD.match(self._held)) and _name_of(head[1]):
@@ -219,7 +222,7 @@ class ToolCallParser:
                 case _:
                     pass
         self._state = _State.CONTENT if self._form.begin else _State.PLAIN
-        return [Content(self._form.begin.rstrip() + text)]
+        return [Content(self._lead + text)]
 
     def _read_behind(self) -> list[Part] | None:
         """The end mark is passed over, and white space before another call or content."""

@@ -25,9 +25,9 @@ from weft_gateway.errors import (
     ServiceUnavailable,
     TooLarge,
 )
-from weft_gateway.openai.answer import Answer, Encoding
+from weft_gateway.openai.answer import Answer
 from weft_gateway.openai.answer_parts import AnswerForm
-from weft_gateway.openai.response_format import PLAIN, EncoderOf, PromptPart
+from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
@@ -51,7 +51,7 @@ class Call:
     arrived_unix_ms: int
     priority: Priority = Priority.INTERACTIVE
     model: str | None = None  # once it is found
-    asked: str | None = None  # the model that a refused request names, for the log
+    named_model: str | None = None  # the model that a refused request names, for the log
     is_line: bool = False  # of a batch
     trace: RequestTrace | None = None  # of a request that is sampled
 
@@ -95,18 +95,21 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     try:
         parsed = await _parse(state, endpoint.parse, call, body)
     except ApiError:
-        call.asked = _asked(body)
+        call.named_model = _named_model(body)
         raise
     prompts = endpoint.prompts_of(parsed)
     async with _others_counted(state, call, parsed):
         prepared = await _prepare(state, call, parsed, prompts)
         parts = [PromptPart(one.prompt, prompt.echo) for one, prompt in zip(prepared, prompts, strict=True)]
         form = endpoint.form_of(parsed, parsed.tokenizer.decode(prepared[0].prompt[-PROMPT_END_TOKENS:]))
-        encoding = Encoding(endpoint.encoder, parsed.params, parsed.tokenizer, parts, form, parsed.pool.base_digest)
-        return Answer(state.manager, state.manager.submit(prepared), encoding, call.trace)
+        digest = parsed.route.adapter or parsed.pool.base_digest
+        head = AnswerHead(call.ids.request_id, call.arrived_unix_ms // 1000, digest)
+        encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts, form))
+        group = state.manager.submit(prepared)
+        return Answer(state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace)
 
 
-def _asked(body: bytes) -> str | None:
+def _named_model(body: bytes) -> str | None:
     """The model that a body names which may be no request. None: it names none, or is too long to be read again."""
     try:
         value: Any = orjson.loads(body) if len(body) <= THREAD_BYTES else None

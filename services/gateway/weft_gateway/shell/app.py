@@ -140,7 +140,7 @@ async def _on_api_error(state: AppState, request: Request, error: Exception) -> 
     call = _call_of(request)
     about = {
         "param": error.param and error.param[:128],
-        "model": call and (call.model or call.asked),
+        "model": call and (call.model or call.named_model),
         "namespace": (call and call.principal.namespace) or None,
         "duration_ms": call and max(0, time.time_ns() // 1_000_000 - call.arrived_unix_ms),
     }

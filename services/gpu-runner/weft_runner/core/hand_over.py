@@ -173,9 +173,8 @@ class HandOver:
         if tokens:
             pool.produce(sequence.owner, SequenceTokens(key, epoch, position, tokens, None, 0, complete.logprobs))
         pool.urgent = True
-        if (
-            tokens and len(sequence.tokens) == sequence.max_len
-        ):  # the context beside its adapter is smaller than at its sender
+        # the context beside its adapter is smaller than at its sender
+        if tokens and len(sequence.tokens) == sequence.max_len:
             pool.produce(sequence.owner, SequenceTokens(key, epoch, sequence.n_emitted, (), FinishReason.LENGTH))
             pool.remove(sequence, finish=FinishReason.LENGTH)
             return

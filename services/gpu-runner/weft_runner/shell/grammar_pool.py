@@ -8,9 +8,7 @@ from weft_runner.core.events import CompileGrammar, GrammarCompiled
 from weft_runner.model.grammar import GrammarRefused, Grammars
 
 log = logging.getLogger(__name__)
-THREADS = (
-    2  # the requests that wait are bounded by the machine (`core.awaited_grammars`), and so is what is queued here
-)
+THREADS = 2  # what is queued for them is bounded by the machine (`core.awaited_grammars`)
 
 
 class GrammarPool:
