@@ -11,16 +11,40 @@ key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which n
 
 @key_app.command("create")
 def key_create(
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Whose models the key may call.")],
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Whose models the key may call; needed but for scope platform.")
+    ] = "",
+    scope: Annotated[
+        str,
+        typer.Option(
+            help="inference; read-only (lists, files, metrics); metrics; platform (metrics of every namespace)."
+        ),
+    ] = "inference",
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Only this model, or pattern ('acme/*'); may be given again.", show_default=False),
+    ] = None,
+    expires: Annotated[str | None, typer.Option(help="After this time: 12h, 30d, 4w.", show_default="never")] = None,
     note: Annotated[str, typer.Option(help="For people: whose key it is.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="key, or secret: a Kubernetes Secret of it.")] = "key",
     directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Make a key; it is printed once: `KEY=$(weft key create -n acme)`."""
-    from weft_cli.keys import create
+    """Make a key; it is printed once.
 
-    create(supervisor(directory, address, tls_dir), namespace, note)
+    - `KEY=$(weft key create -n acme --expires 30d)`
+
+    - `weft key create -n acme --model 'acme/support-*'`  for some models
+
+    - `weft key create --scope platform`  for Prometheus: metrics of every namespace, no model
+
+    - `weft key create -n acme -o secret | kubectl apply -f -`  for pods of that namespace
+    """
+    from weft_cli.keys import NewKey, create
+
+    new = NewKey(namespace, note, scope, models or (), expires)
+    create(supervisor(directory, address, tls_dir), new, output)
 
 
 @key_app.command("revoke")

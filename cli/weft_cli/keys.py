@@ -1,20 +1,67 @@
 """API keys: made, revoked and listed at the supervisor; a key itself is shown once and stored nowhere."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from weft_cli.errors import CommandError
-from weft_cli.output import age, note, say, table
+from weft_cli.errors import BadInput, CommandError
+from weft_cli.output import age, dump, note, say, table
 from weft_cli.runners import TIMEOUT_S, Supervisor, ask
 
+if TYPE_CHECKING:
+    from weft.wire.v1.supervisor_pb2 import KeyInfo
 
-def create(supervisor: Supervisor, namespace: str, text: str) -> None:
-    """Make a key. The key goes to standard output alone, so that a script can keep it."""
+
+SCOPES = ("inference", "read-only", "metrics", "platform")  # in the order of the contract's KeyScope
+UNITS = {"h": 3_600, "d": 86_400, "w": 7 * 86_400}
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """What a key is to be for."""
+
+    namespace: str
+    note: str
+    scope: str
+    models: Sequence[str]
+    expires: str | None  # as typed
+
+
+def create(supervisor: Supervisor, new: NewKey, output: str) -> None:
+    """Make a key. The key, or a Secret with it, goes to standard output alone, so that a script can keep it."""
     from weft.wire.v1 import supervisor_pb2 as pb
 
-    request = pb.CreateKeyRequest(namespace=namespace, note=text)
+    if new.scope not in SCOPES:
+        raise BadInput(f"there is no scope {new.scope!r}", f"there are: {', '.join(SCOPES)}")
+    if output not in ("key", "secret"):
+        raise BadInput(f"there is no output {output!r}", "there are: key, secret")
+    request = pb.CreateKeyRequest(
+        namespace=new.namespace,
+        note=new.note,
+        scope=pb.KeyScope.Name(SCOPES.index(new.scope)),
+        models=new.models,
+        expires_unix_ms=expiry_unix_ms(new.expires, time.time()) if new.expires else 0,
+    )
     made = ask(supervisor, lambda admin: admin.CreateKey(request, timeout=TIMEOUT_S))
-    note(f"key {made.key_id} for namespace {namespace}; it is shown this once:")
-    say(made.key)
+    whose = f"namespace {new.namespace}" if new.namespace else "the platform"
+    note(f"key {made.key_id} for {whose}; it is shown this once:")
+    say(dump(_secret(new.namespace, made.key_id, made.key), "yaml") if output == "secret" else made.key)
+
+
+def expiry_unix_ms(text: str, now: float) -> int:
+    """The end of a time from now on (12h, 30d, 4w). Raises BadInput."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS or not number.isascii() or not number.isdigit() or not 0 < int(number) < 100_000:
+        raise BadInput(f"--expires {text!r} is no time", "12h, 30d or 4w")
+    return round(1000 * (now + int(number) * UNITS[unit]))
+
+
+def _secret(namespace: str, key_id: str, key: str) -> dict[str, Any]:
+    """A Kubernetes Secret of the key, for the tenant's pods. Without a namespace: that of `kubectl`."""
+    where = {"namespace": namespace} if namespace else {}
+    metadata = {"name": f"weft-key-{key_id}", **where, "labels": {"app.kubernetes.io/part-of": "weft"}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": {"key": key}}
 
 
 def revoke(supervisor: Supervisor, key_id: str) -> None:
@@ -34,9 +81,27 @@ def list_keys(supervisor: Supervisor) -> None:
         note("No keys found. Make one with `weft key create --namespace NAME`.")
         return
     now = time.time()
-    created = [time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(key.created_unix_s)) for key in keys]
     rows = [
-        (key.key_id, key.namespace, "Revoked" if key.revoked else "Active", age(since, now), key.note)
-        for key, since in zip(keys, created, strict=True)
+        (
+            key.key_id,
+            key.namespace or "*",
+            _state(key, now),
+            SCOPES[key.scope],
+            ",".join(key.models) or "*",
+            age(_iso(key.created_unix_s), now),
+            _iso(key.expires_unix_ms // 1000) if key.expires_unix_ms else "never",
+            key.note,
+        )
+        for key in keys
     ]
-    say("\n".join(table(("ID", "NAMESPACE", "STATE", "AGE", "NOTE"), rows)))
+    say("\n".join(table(("ID", "NAMESPACE", "STATE", "SCOPE", "MODELS", "AGE", "EXPIRES", "NOTE"), rows)))
+
+
+def _state(key: "KeyInfo", now: float) -> str:
+    if key.revoked:
+        return "Revoked"
+    return "Expired" if key.expires_unix_ms and key.expires_unix_ms <= 1000 * now else "Active"
+
+
+def _iso(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(unix_s))

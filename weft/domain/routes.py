@@ -188,13 +188,25 @@ class PoolRoute:
     hold_s: int = 0
 
 
+class KeyScope(Enum):
+    """What an API key may do."""
+
+    INFERENCE = "inference"  # everything in its namespace
+    READ_ONLY = "read-only"  # lists, files, metrics
+    METRICS = "metrics"  # metrics and status of its namespace
+    PLATFORM = "platform"  # lists of models, metrics and status of every namespace
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRoute:
     """The hash of an API key and the namespace it authenticates."""
 
     key_hash: str  # hex SHA-256
-    namespace: str
+    namespace: str  # "" with scope PLATFORM
     key_id: str  # public prefix, for logs
+    scope: KeyScope = KeyScope.INFERENCE
+    models: tuple[str, ...] = ()  # names, or patterns with * and ?; none: every model of the namespace
+    expires_unix_ms: int = 0  # 0: never
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A plain SHA-256 is right here: the secret has 256 random bits, so there is nothi
 """
 
 import hashlib
+import json
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,21 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from weft.domain.routes import KeyScope
 from weft.store.models import ApiKeyRow
 from weft.store.transactions import insert_into, transact
 
 MAX_NOTE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a key is for. `models`: names, or patterns with * and ?; none: every model of the namespace."""
+
+    namespace: str  # "" with scope PLATFORM
+    scope: KeyScope = KeyScope.INFERENCE
+    models: tuple[str, ...] = ()
+    expires_unix_ms: int = 0  # 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +35,15 @@ class ApiKey:
 
     key_id: str
     key_hash: str
-    namespace: str
+    grant: Grant
     note: str
     created_unix_ms: int
     revoked_unix_ms: int | None
+
+    def in_force(self, now_unix_ms: int) -> bool:
+        """Neither revoked nor expired."""
+        expires = self.grant.expires_unix_ms
+        return self.revoked_unix_ms is None and (not expires or now_unix_ms < expires)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +65,8 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-async def create(engine: AsyncEngine, namespace: str, note: str, *, now_unix_ms: int) -> NewKey:
-    """Draw and store a key for `namespace`. An id that is taken (1 in 4 billion) is drawn again.
+async def create(engine: AsyncEngine, grant: Grant, note: str, *, now_unix_ms: int) -> NewKey:
+    """Draw and store a key. An id that is taken (1 in 4 billion) is drawn again.
 
     Raises StoreUnavailable; whether the key is there then is unknown, and it was never shown.
     """
@@ -58,7 +75,10 @@ async def create(engine: AsyncEngine, namespace: str, note: str, *, now_unix_ms:
         row = {
             "key_id": new.key_id,
             "key_hash": key_hash(new.key),
-            "namespace": namespace,
+            "namespace": grant.namespace,
+            "scope": grant.scope.value,
+            "models": json.dumps(grant.models),
+            "expires_unix_ms": grant.expires_unix_ms,
             "note": note[:MAX_NOTE],
             "created_unix_ms": now_unix_ms,
             "revoked_unix_ms": None,
@@ -84,7 +104,7 @@ async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
     query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id)
 
     async def read(connection: AsyncConnection) -> list[ApiKey]:
-        return [ApiKey(**row) for row in (await connection.execute(query)).mappings()]
+        return [_key(row) for row in (await connection.execute(query)).mappings()]
 
     return await transact(engine, read)
 
@@ -98,6 +118,12 @@ async def mark(engine: AsyncEngine) -> tuple[int, int]:
         return int(made), int(revoked)
 
     return await transact(engine, read)
+
+
+def _key(row: Any) -> ApiKey:
+    scope, models = KeyScope(row["scope"]), tuple(json.loads(row["models"]))
+    grant = Grant(row["namespace"], scope, models, row["expires_unix_ms"])
+    return ApiKey(row["key_id"], row["key_hash"], grant, row["note"], row["created_unix_ms"], row["revoked_unix_ms"])
 
 
 async def _insert(connection: AsyncConnection, row: dict[str, Any]) -> bool:

@@ -73,6 +73,9 @@ class ApiKeyRow(Base):
     note: Mapped[str] = mapped_column(String(256))
     created_unix_ms: Mapped[int] = mapped_column(BigInteger)
     revoked_unix_ms: Mapped[int | None] = mapped_column(BigInteger)
+    scope: Mapped[str] = mapped_column(String(16), server_default="inference")
+    models: Mapped[str] = mapped_column(Text, server_default="[]")  # JSON: names and patterns; none: every model
+    expires_unix_ms: Mapped[int] = mapped_column(BigInteger, server_default="0")  # 0: never
 
 
 class FileRow(Base):

@@ -3,6 +3,7 @@
     ApiError                  any answer in OpenAI's error shape
     |- BadRequest      400    correct the request (ParameterError: this parameter; BodyTimeout 408: send it at once)
     |- Unauthorized    401    send a valid key
+    |- PermissionDenied 403   use a key of another scope
     |- ModelNotFound   404    ask for a model that is there for this key
     |- NotFound        404    ask for a file or batch that is there for this key
     |- TooLate        409    too late: the batch has ended
@@ -101,6 +102,12 @@ class Unauthorized(ApiError):
 
     def headers(self) -> dict[str, str]:
         return super().headers() | {"www-authenticate": "Bearer"}
+
+
+class PermissionDenied(ApiError):
+    """The key is valid, and its scope does not have what is asked for."""
+
+    status, kind, code = 403, INVALID, "missing_scope"
 
 
 class ModelNotFound(ApiError):

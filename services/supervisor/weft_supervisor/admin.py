@@ -13,12 +13,14 @@ import grpc.aio
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from weft.domain.routes import KeyRoute
+from weft.domain.routes import KeyRoute, KeyScope
 from weft.domain.runner import ReportedRunner
 from weft.store import keys
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
 from weft.wire.codec.cluster import fill_reported
+from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES
+from weft.wire.codec.values import MAX_MODEL
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
 from weft_supervisor.server import SupervisorServer
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_LISTED_BYTES = 16 << 20  # of runners in an answer; a gRPC message takes 64 MiB
+MAX_MODELS = 64  # of one key
+LAST_EXPIRY = 1 << 53  # of Unix milliseconds: what JSON readers hold exactly
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a Kubernetes namespace: an RFC 1123 label
 
 
@@ -42,10 +46,12 @@ class AdminServer(AdminServicer):
     async def CreateKey(  # noqa: N802 (the contract's name)
         self, request: pb.CreateKeyRequest, context: "Context"
     ) -> pb.CreateKeyResponse:
-        if not NAMESPACE.fullmatch(request.namespace):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"namespace {request.namespace!r} is not a DNS label")
+        try:
+            grant = _grant(request, _now())
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         async with _available(context):
-            new = await keys.create(self._engine, request.namespace, request.note, now_unix_ms=_now())
+            new = await keys.create(self._engine, grant, request.note, now_unix_ms=_now())
             await self.send_keys()
         return pb.CreateKeyResponse(key=new.key, key_id=new.key_id)
 
@@ -64,9 +70,15 @@ class AdminServer(AdminServicer):
             known = await keys.all_keys(self._engine)
         response = pb.ListKeysResponse()
         for key in known:
-            created, revoked = key.created_unix_ms // 1000, key.revoked_unix_ms is not None
             response.keys.add(
-                key_id=key.key_id, namespace=key.namespace, note=key.note, created_unix_s=created, revoked=revoked
+                key_id=key.key_id,
+                namespace=key.grant.namespace,
+                note=key.note,
+                created_unix_s=key.created_unix_ms // 1000,
+                revoked=key.revoked_unix_ms is not None,
+                scope=KEY_SCOPE[key.grant.scope],
+                models=key.grant.models,
+                expires_unix_ms=key.grant.expires_unix_ms,
             )
         return response
 
@@ -91,9 +103,8 @@ class AdminServer(AdminServicer):
         """Send the scheduler all keys in force."""
         async with self._sending:
             mark = await keys.mark(self._engine)  # first: what changes meanwhile is sent again
-            in_force = [key for key in await keys.all_keys(self._engine) if key.revoked_unix_ms is None]
-            routes = (KeyRoute(key.key_hash, key.namespace, key.key_id) for key in in_force)
-            self._supervisor.set_keys(tuple(routes))
+            in_force = [key for key in await keys.all_keys(self._engine) if key.in_force(_now())]
+            self._supervisor.set_keys(tuple(_route(key) for key in in_force))
             self._sent = mark
 
     async def follow_keys(self, every_s: float) -> None:
@@ -109,6 +120,29 @@ class AdminServer(AdminServicer):
                 if reached:
                     log.warning("keys of other supervisors are not known now", extra=kv(error=error))
                 reached = False
+
+
+def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
+    """Raises ValueError with a sentence for who asks."""
+    scope = KEY_SCOPES.get(request.scope)
+    if scope is None:
+        raise ValueError(f"scope {request.scope} is not known to this supervisor")
+    platform = scope is KeyScope.PLATFORM
+    if platform and (request.namespace or request.models):
+        raise ValueError("a platform key has neither a namespace nor models")
+    if not platform and not NAMESPACE.fullmatch(request.namespace):
+        raise ValueError(f"namespace {request.namespace!r} is not a DNS label")
+    models = tuple(request.models)
+    if len(models) > MAX_MODELS or not all(0 < len(model) <= MAX_MODEL for model in models):
+        raise ValueError(f"a key has at most {MAX_MODELS} models, each of 1 to {MAX_MODEL} characters")
+    if request.expires_unix_ms and not now_unix_ms < request.expires_unix_ms < LAST_EXPIRY:
+        raise ValueError("a key expires in the future, or never")
+    return keys.Grant(request.namespace, scope, models, request.expires_unix_ms)
+
+
+def _route(key: keys.ApiKey) -> KeyRoute:
+    grant = key.grant
+    return KeyRoute(key.key_hash, grant.namespace, key.key_id, grant.scope, grant.models, grant.expires_unix_ms)
 
 
 @asynccontextmanager

@@ -54,7 +54,9 @@ class Admin(AdminServicer):
     async def CreateKey(self, request: Any, context: Any) -> pb.CreateKeyResponse:  # noqa: N802 (gRPC's name)
         if not request.namespace.islower():
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"namespace {request.namespace!r} is not a DNS label")
-        self.keys["k1"] = pb.KeyInfo(key_id="k1", namespace=request.namespace, note=request.note, created_unix_s=1)
+        bounds: Any = {"scope": request.scope, "models": request.models, "expires_unix_ms": request.expires_unix_ms}
+        known: Any = {"namespace": request.namespace, "note": request.note, "created_unix_s": 1}
+        self.keys["k1"] = pb.KeyInfo(key_id="k1", **known, **bounds)
         return pb.CreateKeyResponse(key="weft-k1-secret", key_id="k1")
 
     async def RevokeKey(self, request: Any, context: Any) -> pb.RevokeKeyResponse:  # noqa: N802 (gRPC's name)

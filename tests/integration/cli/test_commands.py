@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +321,19 @@ def test_keys_are_made_listed_and_revoked(controller: Any, capfd: pytest.Capture
     assert "there is no key nope" in err
     code, _, err = run(capfd, "key", "create", "-n", "Bad Name")
     assert (code, err) == (2, "weft: namespace 'Bad Name' is not a DNS label\n")
+
+
+def test_a_key_is_made_with_its_bounds_and_as_a_secret(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    bounds = ("--scope", "read-only", "--model", "acme/*", "--expires", "30d")
+    code, out, _ = run(capfd, "key", "create", "-n", "acme", *bounds, "-o", "secret")
+    secret = yaml.safe_load(out)
+    assert (code, secret["kind"], secret["metadata"]["namespace"]) == (0, "Secret", "acme")
+    assert secret["stringData"] == {"key": "weft-k1-secret"}
+    row = run(capfd, "key", "list")[1].splitlines()[1].split()
+    assert row[2:5] == ["Active", "read-only", "acme/*"]
+    assert datetime.fromisoformat(row[6]).timestamp() == pytest.approx(time.time() + 30 * 86_400, abs=60)
+    for wrong in (["--scope", "all"], ["--expires", "soon"], ["-o", "json"]):
+        assert run(capfd, "key", "create", "-n", "acme", *wrong)[0] == 2
 
 
 def test_status_fails_when_a_component_is_not_ready(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """What one client can cost the others: large bodies, endless headers, answers that are not read, foreign pages."""
 
 import asyncio
+import hashlib
 import json
 import socket
 from contextlib import suppress
@@ -11,6 +12,7 @@ import httpx2
 import orjson
 import pytest
 
+from weft.wire.v1 import supervisor_pb2
 from weft_gateway.shell import bounded_http
 
 from .conftest import ANSWER, PATIENCE_S, TEMPLATE, World, serving, soon, until
@@ -244,6 +246,26 @@ async def test_with_keys_metrics_name_only_what_the_caller_may_use(parts: World,
     assert not [name for name in ("acme/upper", "rival/secret", "team/base") if name in anonymous + wrong]
     assert 'weft_gateway_requests_total{model="acme/upper",status="200"} 1.0' in acme
     assert "rival/secret" not in acme
+
+
+async def test_a_platform_key_sees_every_metric_and_asks_no_model(parts: World, tmp_path: Path) -> None:
+    routes = with_keys(parts)
+    key_hash = hashlib.sha256(b"platform").hexdigest()
+    routes.keys.add(key_hash=key_hash, key_id="p", scope=supervisor_pb2.KEY_SCOPE_PLATFORM)
+    parts.scheduler.routes = routes
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
+        await world.client(api_key="key-of-rival").completions.create(model="rival/secret", prompt="hello")
+        await world.settled()
+        headers = {"authorization": "Bearer platform"}
+        assert 'model="rival/secret"' in (await http.get("/metrics", headers=headers)).text
+        assert {"acme/upper", "rival/secret"} <= {
+            model["id"] for model in (await http.get("/v1/models", headers=headers)).json()["data"]
+        }
+        for path in ("/v1/completions", "/tokenize"):
+            answer = await http.post(path, json=TEXT, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
+        assert (await http.get("/v1/files", headers=headers)).status_code == 403
 
 
 async def test_two_requests_of_the_same_longest_id_stay_two(world: World) -> None:

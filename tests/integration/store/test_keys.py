@@ -4,9 +4,9 @@ from weft.store import keys
 
 
 async def test_the_key_is_shown_once_and_only_its_hash_is_stored(engine, tmp_path):
-    new = await keys.create(engine, "acme", "for the demo", now_unix_ms=7)
+    new = await keys.create(engine, keys.Grant("acme"), "for the demo", now_unix_ms=7)
     [stored] = await keys.all_keys(engine)
-    assert stored == keys.ApiKey(new.key_id, keys.key_hash(new.key), "acme", "for the demo", 7, None)
+    assert stored == keys.ApiKey(new.key_id, keys.key_hash(new.key), keys.Grant("acme"), "for the demo", 7, None)
     secret = new.key.removeprefix(f"weft-{new.key_id}-")
     async with engine.connect() as connection:
         content = str((await connection.exec_driver_sql("SELECT * FROM api_keys")).fetchall())
@@ -17,7 +17,7 @@ async def test_the_key_is_shown_once_and_only_its_hash_is_stored(engine, tmp_pat
 
 
 async def test_a_revoked_key_stays_known_and_revoking_twice_keeps_the_first_time(engine):
-    new = await keys.create(engine, "acme", "", now_unix_ms=1)
+    new = await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=1)
     assert await keys.revoke(engine, new.key_id, now_unix_ms=5)
     assert await keys.revoke(engine, new.key_id, now_unix_ms=9)
     assert [key.revoked_unix_ms for key in await keys.all_keys(engine)] == [5]
@@ -25,15 +25,15 @@ async def test_a_revoked_key_stays_known_and_revoking_twice_keeps_the_first_time
 
 
 async def test_an_id_that_is_taken_is_drawn_again(engine, monkeypatch):
-    first = await keys.create(engine, "acme", "", now_unix_ms=1)
+    first = await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=1)
     drawn = iter([keys.NewKey(f"weft-{first.key_id}-other", first.key_id), keys.NewKey("weft-ffff0000-x", "ffff0000")])
     monkeypatch.setattr(keys, "draw_key", lambda: next(drawn))
-    assert (await keys.create(engine, "acme", "", now_unix_ms=2)).key_id == "ffff0000"
+    assert (await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=2)).key_id == "ffff0000"
 
 
 async def test_the_mark_changes_with_every_change_of_the_keys_in_force_and_with_nothing_else(engine):
     marks = [await keys.mark(engine)]
-    new = await keys.create(engine, "acme", "", now_unix_ms=1)
+    new = await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=1)
     marks.append(await keys.mark(engine))
     await keys.revoke(engine, new.key_id, now_unix_ms=2)
     marks.append(await keys.mark(engine))

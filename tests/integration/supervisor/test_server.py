@@ -4,7 +4,7 @@ import pytest
 
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import Epoch
-from weft.domain.routes import Keys
+from weft.domain.routes import Keys, KeyScope
 from weft.domain.runner import (
     ClusterReport,
     OrderedRunner,
@@ -162,6 +162,30 @@ async def test_a_key_is_known_to_the_scheduler_before_its_owner_sees_it(world):
     assert (await world.scheduler.next(Keys)).keys == ()
     [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
     assert (listed.revoked, listed.note) == (True, "demo")
+
+
+async def test_a_keys_scope_models_and_expiry_reach_the_scheduler(world):
+    await world.scheduler.next(Keys)
+    asked = {"scope": supervisor_pb2.KEY_SCOPE_READ_ONLY, "models": ["acme/*"], "expires_unix_ms": 1 << 50}
+    await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme", **asked))
+    [key] = (await world.scheduler.next(Keys)).keys
+    assert (key.scope, key.models, key.expires_unix_ms) == (KeyScope.READ_ONLY, ("acme/*",), 1 << 50)
+    [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
+    assert (listed.scope, [*listed.models], listed.expires_unix_ms) == tuple(asked.values())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"namespace": "acme", "expires_unix_ms": 1},
+        {"namespace": "acme", "models": [""]},
+        {"namespace": "acme", "scope": supervisor_pb2.KEY_SCOPE_PLATFORM},
+    ],
+)
+async def test_a_key_that_could_open_nothing_or_too_much_is_refused(world, asked):
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(**asked))
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("namespace", ["", "Acme", "a b", "-a", "a" * 64])

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.routes import KeyRoute, PoolRoute, Route, Routes, RoutesGap
+from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, Route, Routes, RoutesGap
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex
-from weft_gateway.errors import ServiceUnavailable, Unauthorized
-from weft_gateway.shell.auth import authenticate
+from weft_gateway.errors import PermissionDenied, ServiceUnavailable, Unauthorized
+from weft_gateway.shell.auth import Action, authenticate, check_scope
 
 names = st.sampled_from(["a", "b", "c"])
 
@@ -110,6 +111,53 @@ def test_a_key_is_looked_up_by_its_hash() -> None:
     table.take(replace(Routes(2, False, base_version=1, keys_known=True), removed_keys=(key_hash,)))
     with pytest.raises(Unauthorized):
         authenticate("Bearer geheim-ü", table, auth=True)
+
+
+def keyed(**fields: Any) -> tuple[RouteIndex, Principal]:
+    """A table with two models of a namespace, and the caller of a key with those fields."""
+    key_hash = hashlib.sha256(b"k").hexdigest()
+    key = replace(KeyRoute(key_hash, "a", "1"), **fields)
+    routes = tuple(Route(name, name[0], "a/p", "d") for name in ("a/chat-1", "a/other", "b/chat-1"))
+    pools = (PoolRoute("a/p", "", ""),)
+    table = table_of(Routes(1, True, routes=routes, pools=pools, keys=(key,), keys_known=True))
+    return table, authenticate("Bearer k", table, auth=True)
+
+
+def test_an_expired_key_is_refused() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    keyed(expires_unix_ms=now_ms + 60_000)
+    with pytest.raises(Unauthorized):
+        keyed(expires_unix_ms=now_ms - 1)
+
+
+def test_a_key_for_some_models_finds_no_others_and_makes_no_batches() -> None:
+    table, caller = keyed(models=("a/chat-*",))
+    assert [route.model_name for route, _ in table.visible(caller)] == ["a/chat-1"]
+    assert table.find("a/other", caller) is None
+    assert table.find("b/chat-1", replace(caller, models=("*",))) is None, "a pattern opens no other namespace"
+    check_scope(caller, Action.INFER)
+    with pytest.raises(PermissionDenied):
+        check_scope(caller, Action.WRITE)
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [
+        (KeyScope.INFERENCE, set(Action)),
+        (KeyScope.READ_ONLY, {Action.READ, Action.LIST, Action.METRICS}),
+        (KeyScope.METRICS, {Action.METRICS}),
+        (KeyScope.PLATFORM, {Action.LIST, Action.METRICS}),
+    ],
+)
+def test_a_scope_has_its_actions_and_no_others(scope: KeyScope, allowed: set[Action]) -> None:
+    table, caller = keyed(scope=scope)
+    for action in set(Action) - allowed:
+        with pytest.raises(PermissionDenied):
+            check_scope(caller, action)
+    for action in allowed:
+        check_scope(caller, action)
+    names = [route.model_name for route, _ in table.visible(caller)]
+    assert ("b/chat-1" in names) == (scope is KeyScope.PLATFORM)
 
 
 def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:

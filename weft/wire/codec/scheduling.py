@@ -20,7 +20,7 @@ from weft.domain.request import (
     Submit,
     TokenRunner,
 )
-from weft.domain.routes import KeyRoute, PoolRoute, ResyncRoutes, Route, Routes
+from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, ResyncRoutes, Route, Routes
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.session import FINISH, FINISHED
 from weft.wire.codec.values import (
@@ -47,6 +47,7 @@ from weft.wire.codec.values import (
 from weft.wire.errors import PeerError
 from weft.wire.v1 import common_pb2
 from weft.wire.v1 import scheduler_pb2 as pb
+from weft.wire.v1 import supervisor_pb2 as spb
 
 MAX_RECORD = 64 << 10  # bytes of an outcome
 MAX_MIGRATIONS = 1 << 16
@@ -71,6 +72,13 @@ _REJECTED = {
     RejectReason.SLO_UNATTAINABLE: pb.Reject.SLO_UNATTAINABLE,
 }
 _REJECT_REASONS = inverted(_REJECTED)
+KEY_SCOPE = {
+    KeyScope.INFERENCE: spb.KEY_SCOPE_INFERENCE,
+    KeyScope.READ_ONLY: spb.KEY_SCOPE_READ_ONLY,
+    KeyScope.METRICS: spb.KEY_SCOPE_METRICS,
+    KeyScope.PLATFORM: spb.KEY_SCOPE_PLATFORM,
+}
+KEY_SCOPES = inverted(KEY_SCOPE)
 
 
 def _fill_hello(hello: GatewayHello, m: pb.GatewayHello) -> None:
@@ -383,7 +391,7 @@ def _routes(m: pb.Routes) -> Routes:
             ]
         ),
         removed_pools=tuple(m.removed_pools),
-        keys=tuple([KeyRoute(k.key_hash, k.namespace, k.key_id) for k in m.keys]),
+        keys=tuple([key(k) for k in m.keys]),
         removed_keys=tuple(m.removed_keys),
         keys_known=m.keys_known,
         more=m.more,
@@ -392,11 +400,20 @@ def _routes(m: pb.Routes) -> Routes:
 
 def fill_key(key: KeyRoute, m: pb.KeyRoute) -> None:
     m.key_hash, m.namespace, m.key_id = key.key_hash, key.namespace, key.key_id
+    m.scope, m.expires_unix_ms = KEY_SCOPE[key.scope], key.expires_unix_ms
+    m.models.extend(key.models)
 
 
 def key(m: pb.KeyRoute) -> KeyRoute:
     """Raises PeerError."""
-    return KeyRoute(named(m.key_hash, "a key's hash"), text(m.namespace, "a namespace"), text(m.key_id, "a key's id"))
+    return KeyRoute(
+        named(m.key_hash, "a key's hash"),
+        text(m.namespace, "a namespace"),
+        text(m.key_id, "a key's id"),
+        enum(KEY_SCOPES, m.scope, "a key's scope"),
+        tuple([named(model, "a key's model", MAX_MODEL) for model in m.models]),
+        m.expires_unix_ms,
+    )
 
 
 GatewayMessage = GatewayHello | ResubmitComplete | Submit | Failed | Cancel | Started | OutcomeReport | ResyncRoutes

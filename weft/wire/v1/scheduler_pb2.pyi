@@ -344,14 +344,20 @@ class PoolRoute(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., hold_s: _Optional[int] = ...) -> None: ...
 
 class KeyRoute(_message.Message):
-    __slots__ = ("key_hash", "namespace", "key_id")
+    __slots__ = ("key_hash", "namespace", "key_id", "scope", "models", "expires_unix_ms")
     KEY_HASH_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     key_hash: str
     namespace: str
     key_id: str
-    def __init__(self, key_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
+    scope: _supervisor_pb2.KeyScope
+    models: _containers.RepeatedScalarFieldContainer[str]
+    expires_unix_ms: int
+    def __init__(self, key_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., key_id: _Optional[str] = ..., scope: _Optional[_Union[_supervisor_pb2.KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
 class SupervisorToScheduler(_message.Message):
     __slots__ = ("hello", "report", "outcome_ack", "keys")

@@ -14,10 +14,21 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_MIXED: _ClassVar[Role]
     ROLE_PROMPT: _ClassVar[Role]
     ROLE_TOKEN: _ClassVar[Role]
+
+class KeyScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KEY_SCOPE_INFERENCE: _ClassVar[KeyScope]
+    KEY_SCOPE_READ_ONLY: _ClassVar[KeyScope]
+    KEY_SCOPE_METRICS: _ClassVar[KeyScope]
+    KEY_SCOPE_PLATFORM: _ClassVar[KeyScope]
 ROLE_UNSPECIFIED: Role
 ROLE_MIXED: Role
 ROLE_PROMPT: Role
 ROLE_TOKEN: Role
+KEY_SCOPE_INFERENCE: KeyScope
+KEY_SCOPE_READ_ONLY: KeyScope
+KEY_SCOPE_METRICS: KeyScope
+KEY_SCOPE_PLATFORM: KeyScope
 
 class RunnerToSupervisor(_message.Message):
     __slots__ = ("hello", "report", "heartbeat")
@@ -290,12 +301,18 @@ class DesiredAdapter(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., tier: _Optional[_Union[AdapterState.Tier, str]] = ..., model_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateKeyRequest(_message.Message):
-    __slots__ = ("namespace", "note")
+    __slots__ = ("namespace", "note", "scope", "models", "expires_unix_ms")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     note: str
-    def __init__(self, namespace: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+    scope: KeyScope
+    models: _containers.RepeatedScalarFieldContainer[str]
+    expires_unix_ms: int
+    def __init__(self, namespace: _Optional[str] = ..., note: _Optional[str] = ..., scope: _Optional[_Union[KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
 class CreateKeyResponse(_message.Message):
     __slots__ = ("key", "key_id")
@@ -328,18 +345,24 @@ class ListKeysResponse(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[_Union[KeyInfo, _Mapping]]] = ...) -> None: ...
 
 class KeyInfo(_message.Message):
-    __slots__ = ("key_id", "namespace", "note", "created_unix_s", "revoked")
+    __slots__ = ("key_id", "namespace", "note", "created_unix_s", "revoked", "scope", "models", "expires_unix_ms")
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     key_id: str
     namespace: str
     note: str
     created_unix_s: int
     revoked: bool
-    def __init__(self, key_id: _Optional[str] = ..., namespace: _Optional[str] = ..., note: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., revoked: _Optional[bool] = ...) -> None: ...
+    scope: KeyScope
+    models: _containers.RepeatedScalarFieldContainer[str]
+    expires_unix_ms: int
+    def __init__(self, key_id: _Optional[str] = ..., namespace: _Optional[str] = ..., note: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., revoked: _Optional[bool] = ..., scope: _Optional[_Union[KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
 class ListRunnersRequest(_message.Message):
     __slots__ = ()

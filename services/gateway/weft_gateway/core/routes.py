@@ -6,17 +6,27 @@ models of others.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from weft.domain.ids import BASE
-from weft.domain.routes import PoolRoute, Route, RouteBook, Routes
+from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The caller: a namespace, and the public prefix of the key. `namespace` None may use everything (keys are off)."""
+    """The caller: a namespace, and the public prefix of the key.
+
+    `namespace` None sees everything: keys are off, or the key is the platform's.
+    """
 
     namespace: str | None
     key_id: str = ""
+    scope: KeyScope = KeyScope.INFERENCE
+    models: tuple[str, ...] = ()  # names, or patterns with * and ?; none: every model of the namespace
+
+    def may_use(self, model: str) -> bool:
+        """Whether the key's models have this name among them."""
+        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 ANY_NAMESPACE = Principal(None)
@@ -51,7 +61,7 @@ class RouteIndex(RouteBook):
         """The route of a model, if this caller may use it."""
         route = self.routes.get(model)
         pool = self.pools.get(route.pool) if route else None
-        if route is None or pool is None:
+        if route is None or pool is None or not principal.may_use(model):
             return None
         namespace = principal.namespace
         if namespace is not None:
@@ -71,10 +81,13 @@ class RouteIndex(RouteBook):
                 if found := self.find(name, principal):
                     yield found
 
-    def principal_of(self, key_hash: str) -> Principal | None:
-        """The caller whose API key has this hash (hex SHA-256)."""
+    def principal_of(self, key_hash: str, now_unix_ms: int) -> Principal | None:
+        """The caller whose API key has this hash (hex SHA-256), if it has not expired."""
         key = self.keys.get(key_hash)
-        return Principal(key.namespace, key.key_id) if key else None
+        if key is None or (key.expires_unix_ms and key.expires_unix_ms <= now_unix_ms):
+            return None
+        namespace = None if key.scope is KeyScope.PLATFORM else key.namespace
+        return Principal(namespace, key.key_id, key.scope, key.models)
 
     def _models_of(self, route: Route) -> dict[str, Route]:
         """The part of the index that lists the route."""

@@ -15,7 +15,7 @@ from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.openai.streaming_completion import StreamingCompletion
 from weft_gateway.openai.validation import Call, ModelEndpoint, T, submit
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.auth import authenticate
+from weft_gateway.shell.auth import Action, authenticate, check_scope
 from weft_gateway.shell.request_ids import ids_of
 
 JSON = "application/json"
@@ -26,7 +26,7 @@ async def completion(endpoint: ModelEndpoint[T], state: AppState, request: Reque
     """Hold the request while there is no route table, check it, and hand it to the scheduler. Raises ApiError."""
     ids = ids_of(request.scope)
     async with state.manager.arriving(ids.request_id):
-        call = Call(ids, principal_of(state, request), time.time_ns() // 1_000_000)
+        call = Call(ids, principal_of(state, request, Action.INFER), time.time_ns() // 1_000_000)
         request.state.call = call
         if state.tracer and (span := state.tracer.begin(request.headers, call.arrived_unix_ms)):
             call.trace = RequestTrace(span, endpoint.operation)
@@ -49,16 +49,22 @@ async def wait_for_routes(state: AppState, request: Request) -> None:
             state.manager.client_gone(request_id)  # it needs nothing more
 
 
-def principal_of(state: AppState, request: Request) -> Principal:
-    """By `Authorization: Bearer KEY`, or Anthropic's `x-api-key`. Raises Unauthorized, ServiceUnavailable."""
+def principal_of(state: AppState, request: Request, action: Action) -> Principal:
+    """By `Authorization: Bearer KEY`, or Anthropic's `x-api-key`.
+
+    Raises Unauthorized, PermissionDenied, ServiceUnavailable.
+    """
     given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
-    return authenticate(given or (key and f"Bearer {key}"), state.machine.routes, auth=state.settings.auth)
+    principal = authenticate(given or (key and f"Bearer {key}"), state.machine.routes, auth=state.settings.auth)
+    check_scope(principal, action)
+    return principal
 
 
 async def tenant_of(state: AppState, request: Request) -> str:
-    """The caller's namespace; "" where keys are off. Raises ApiError."""
+    """The namespace of who reads or changes files and batches; "" where keys are off. Raises ApiError."""
     await wait_for_routes(state, request)
-    return principal_of(state, request).namespace or ""
+    action = Action.READ if request.method in ("GET", "HEAD") else Action.WRITE
+    return principal_of(state, request, action).namespace or ""
 
 
 def no_foreign_page(request: Request) -> None:

@@ -9,12 +9,13 @@ from weft.domain.routes import PoolRoute, Route
 from weft_gateway.errors import ModelNotFound
 from weft_gateway.openai.http_requests import json_response, principal_of, wait_for_routes
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import Action
 
 
 async def list_models(state: AppState, request: Request) -> Response:
     """Bases and adapters, an adapter with its base as `parent`."""
     await wait_for_routes(state, request)
-    visible = state.machine.routes.visible(principal_of(state, request))
+    visible = state.machine.routes.visible(principal_of(state, request, Action.LIST))
     return json_response({"object": "list", "data": [_model(*found) for found in visible]})
 
 
@@ -22,7 +23,7 @@ async def one_model(state: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
     await wait_for_routes(state, request)
     name = request.path_params["model"]
-    found = state.machine.routes.find(name, principal_of(state, request))
+    found = state.machine.routes.find(name, principal_of(state, request, Action.LIST))
     if found is None:
         raise ModelNotFound(name)
     return json_response(_model(*found))

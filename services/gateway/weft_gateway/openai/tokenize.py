@@ -24,6 +24,7 @@ from weft_gateway.openai.schema import (
 )
 from weft_gateway.openai.validation import THREAD_BYTES
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import Action
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable
 
 MAX_TEXT_TOKENS = UNKNOWN_CONTEXT_TOKENS  # of a text: one may count the tokens of what fits no context
@@ -88,7 +89,7 @@ async def tokenizer_info(state: AppState, request: Request) -> Response:
 async def caller_of(state: AppState, request: Request) -> Principal:
     """Who asks, once there is a route table. Raises Unauthorized, ServiceUnavailable, Overloaded."""
     await wait_for_routes(state, request)
-    return principal_of(state, request)
+    return principal_of(state, request, Action.INFER)
 
 
 async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:

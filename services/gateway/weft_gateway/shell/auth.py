@@ -1,11 +1,33 @@
 """Authentication: an API key is a namespace. Keys are never stored nor logged; the route table has their SHA-256."""
 
 import hashlib
+import time
+from collections.abc import Mapping
+from enum import Enum, auto
 
+from weft.domain.routes import KeyScope
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex
-from weft_gateway.errors import ServiceUnavailable, Unauthorized
+from weft_gateway.errors import PermissionDenied, ServiceUnavailable, Unauthorized
 
 MAX_KEY_CHARS = 512
+
+
+class Action(Enum):
+    """What a request does, as far as a key's scope decides it."""
+
+    INFER = auto()  # asks a model
+    WRITE = auto()  # makes or deletes files and batches: their lines may ask every model of the namespace
+    READ = auto()  # reads files and batches
+    LIST = auto()  # lists models
+    METRICS = auto()
+
+
+_ALLOWED: Mapping[KeyScope, frozenset[Action]] = {
+    KeyScope.INFERENCE: frozenset(Action),
+    KeyScope.READ_ONLY: frozenset((Action.READ, Action.LIST, Action.METRICS)),
+    KeyScope.METRICS: frozenset((Action.METRICS,)),
+    KeyScope.PLATFORM: frozenset((Action.LIST, Action.METRICS)),
+}
 
 
 def authenticate(authorization: str | None, routes: RouteIndex, *, auth: bool) -> Principal:
@@ -21,10 +43,19 @@ def authenticate(authorization: str | None, routes: RouteIndex, *, auth: bool) -
         raise ServiceUnavailable(
             "The API keys are not known to this gateway yet.", code="keys_not_known", retry_after_ms=1000
         )
-    principal = routes.principal_of(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest())
+    key_hash = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    principal = routes.principal_of(key_hash, time.time_ns() // 1_000_000)
     if principal is None:
-        raise Unauthorized("This API key is not known. `weft key create` makes one.")
+        raise Unauthorized("This API key is not known, or has expired. `weft key create` makes one.")
     return principal
+
+
+def check_scope(principal: Principal, action: Action) -> None:
+    """Raises PermissionDenied."""
+    if action not in _ALLOWED[principal.scope]:
+        raise PermissionDenied(f"The scope of this API key is {principal.scope.value}: it may not do this.")
+    if action is Action.WRITE and principal.models:
+        raise PermissionDenied("This API key is for some models of its namespace; batches need one that is for all.")
 
 
 def _bearer(authorization: str | None) -> str:

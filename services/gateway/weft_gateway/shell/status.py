@@ -30,10 +30,12 @@ def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
 
 
 def visible_labels(state: AppState, authorization: str | None) -> frozenset[str] | None:
-    """Names of models and pools that the caller's metrics may hold; None: every one, for keys are off."""
+    """Names of models and pools that the caller's metrics may hold; None: every one (keys off, or a platform key)."""
     if not state.settings.auth:
         return None
     principal = _principal_of(state, authorization)
+    if principal and principal.namespace is None:
+        return None
     visible = state.machine.routes.visible(principal) if principal else ()
     return frozenset(name for route, pool in visible for name in (route.model_name, pool.pool))
 
