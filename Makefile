@@ -26,10 +26,11 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 sim-check: install  ## the shipped machines in drawn scenarios with faults: SEEDS=500 FIRST=0 (5 minutes)
 	@$(BIN)/python -m weft_sim check --seeds $(SEEDS) --first $(FIRST)
 
-kernels: install  ## build the CPU kernels for this checkout (first time: half a minute)
+kernels: install  ## build the CPU kernels for this checkout, of every level (first time: half a minute)
 	@$(BIN)/python -m weft_kernels.cpu
 
-up: kernels  ## install, then the whole stack on this machine with a small real model
+up: install  ## install, then the whole stack on this machine with a small real model
+	@$(BIN)/python -m weft_kernels.cpu --here
 	@$(BIN)/weft up --demo
 
 check: install  ## format, lint, types, import contracts, documents (a minute; no tests)

@@ -1,6 +1,7 @@
 """Libraries that were compiled on this machine: `$XDG_CACHE_HOME/weft/kernels/KEY/weft_cpu.so`, its checksum beside it.
 
-KEY covers the sources, the flags, the compiler, the architecture and the C library, so an entry is never out of date.
+KEY covers the sources, the flags, the levels where not all are compiled, the compiler, the architecture and the C
+library, so an entry is never out of date.
 Of processes that start together one builds and the others wait, on a lock that ends with its holder. Code is loaded
 only from folders that no other user can write to. Where the cache folder cannot be used (a container without a home)
 the system's temporary folder takes its place.
@@ -48,13 +49,18 @@ class Cache:
         held the lock for longer than a build may take.
         """
         entry = self.folder / key(what, compiler)
-        self._prepare()
-        if is_intact(entry / LIBRARY):
-            return entry / LIBRARY
+        if (found := self.find(what, compiler)) is not None:
+            return found
         with self._lock(limit_s):
             if not is_intact(entry / LIBRARY):
                 self._build(what, compiler, entry, limit_s)
         return entry / LIBRARY
+
+    def find(self, what: Sources, compiler: Compiler) -> Path | None:
+        """The library, if it is there and whole. Raises NativeUnavailable: the folder cannot be trusted or written."""
+        self._prepare()
+        library = self.folder / key(what, compiler) / LIBRARY
+        return library if is_intact(library) else None
 
     def _prepare(self) -> None:
         """The folder, made if need be; refused where another user could change its content."""
@@ -121,7 +127,8 @@ def cache_folders(environment: Mapping[str, str] = os.environ) -> list[Cache]:
 
 def key(what: Sources, compiler: Compiler) -> str:
     """Sources, flags and architecture; the compiler as it describes itself; the C library it builds for."""
-    parts = (what.digest(), *compiler.command, compiler.version, os.confstr("CS_GNU_LIBC_VERSION") or "")
+    only = () if what.only is None else (what.only,)
+    parts = (what.digest(), *only, *compiler.command, compiler.version, os.confstr("CS_GNU_LIBC_VERSION") or "")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

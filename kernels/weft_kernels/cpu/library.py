@@ -1,8 +1,9 @@
 """The shared library: found or built, loaded, and called.
 
 `load()` takes the library that came with the wheel when it was built from these very sources; else the one in the
-cache, which the first process on a machine compiles. All pointers are addresses as ints, and the caller keeps what
-they lead to alive. Calls release the GIL.
+cache, which the first process on a machine compiles, of every level. One with the best level of this machine suffices
+(`make up` builds that, in half of the time), unless another level is asked for. All pointers are addresses as
+ints, and the caller keeps what they lead to alive. Calls release the GIL.
 
 The best usable instruction level is taken unless the caller or $WEFT_CPU_LEVEL names another.
 """
@@ -70,14 +71,18 @@ def load(
     what: Sources = SOURCES,
     packaged: Path = PACKAGED,
     environment: Mapping[str, str] = os.environ,
+    here: bool = False,
 ) -> "Library":
     """The library at an instruction level (default: $WEFT_CPU_LEVEL, else the best one).
 
-    Raises NativeUnavailable where there is none, LevelUnusable for a level that is unknown or not usable here.
+    `here`: of a library that has to be compiled, the best level of this machine alone, and the portable one. Raises
+    NativeUnavailable where there is none, LevelUnusable for a level that is unknown or not usable here.
     """
-    path, native = _packaged(packaged, what) or _cached(what, environment)
+    given = level or environment.get(LEVEL_VARIABLE)
+    own = None if given else sources.for_this_cpu(what)
+    path, native = _packaged(packaged, what) or _cached(what, environment, own, here=here)
     levels = _names(native.weft_levels())
-    asked = level or environment.get(LEVEL_VARIABLE) or levels[0]
+    asked = given or levels[0]
     if asked not in levels:
         raise LevelUnusable(asked, _unsupported_reason(asked, native), levels)
     log.info("CPU kernels loaded", extra={"kv": {"level": asked, "path": str(path)}})
@@ -232,12 +237,19 @@ def _packaged(path: Path, what: Sources) -> tuple[Path, CDLL] | None:
     return path, native
 
 
-def _cached(what: Sources, environment: Mapping[str, str]) -> tuple[Path, CDLL]:
-    """From the first folder that can be written to and executed from."""
+def _cached(what: Sources, environment: Mapping[str, str], own: Sources | None, *, here: bool) -> tuple[Path, CDLL]:
+    """From the first folder that can be written to and executed from.
+
+    `own`: what suffices, with the best level of this machine; `here`: it is built, where neither is there.
+    """
     compiler = find_compiler(environment)
     unusable: list[str] = []
     for cache in cache_folders(environment):
         try:
+            if own is not None and cache.find(what, compiler) is None and (here or cache.find(own, compiler)):
+                native = _open(path := cache.get(own, compiler))
+                if own.only in _names(native.weft_levels()):  # else CPU or compiler do less than the system says
+                    return path, native
             path = cache.get(what, compiler)
             return path, _open(path)
         except FolderUnusable as error:

@@ -6,7 +6,7 @@ run time. No -march=native and no -ffast-math: which machine compiled it, and wh
 
 import hashlib
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 FLAGS = (
@@ -22,21 +22,32 @@ LEVELS: dict[str, tuple[str, ...]] = {  # worst first, as in weft_cpu.h
     "avx512_bf16": (*_AVX512, "-mavx512bf16"),
     "amx_bf16": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
+CPU_FLAGS: dict[str, frozenset[str]] = {  # of /proc/cpuinfo, that a level needs
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "avx512": (_CPU_AVX512 := frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"})),
+    "avx512_bf16": _CPU_AVX512 | {"avx512_bf16"},
+    "amx_bf16": _CPU_AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+}
 PORTABLE = "portable"
 _X86 = ("x86_64", "amd64", "i686", "i386")
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """A folder of `level_<name>.cpp`, plain `*.cpp` and headers. `machine`: the architecture, as `uname -m` has it."""
+    """A folder of `level_<name>.cpp`, plain `*.cpp` and headers. `machine`: the architecture, as `uname -m` has it.
+
+    `only`: the level that is compiled beside the portable one; None: all of them are.
+    """
 
     folder: Path
     machine: str = platform.machine()
+    only: str | None = None
 
     def levels(self) -> dict[str, Path]:
         """The unit of each level that this architecture can have, worst first; the portable one always."""
         known = LEVELS if self.machine.lower() in _X86 else (PORTABLE,)
-        units = {name: self.folder / f"level_{name}.cpp" for name in known}
+        wanted = [name for name in known if self.only is None or name in (PORTABLE, self.only)]
+        units = {name: self.folder / f"level_{name}.cpp" for name in wanted}
         return {name: unit for name, unit in units.items() if name == PORTABLE or unit.is_file()}
 
     def plain(self) -> list[Path]:
@@ -50,6 +61,17 @@ class Sources:
             text = file.read_bytes()
             whole.update(f"{file.name} {len(text)}\n".encode() + text)
         return whole.hexdigest()
+
+
+def for_this_cpu(what: Sources, cpuinfo: Path = Path("/proc/cpuinfo")) -> Sources:
+    """With the best level alone that this CPU has by what the system says of it; the library has the last word."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return what
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set[str]())
+    usable = [level for level in what.levels() if CPU_FLAGS.get(level, frozenset()) <= flags]
+    return replace(what, only=usable[-1])
 
 
 def without(level: str) -> str:

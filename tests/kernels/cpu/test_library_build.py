@@ -14,7 +14,7 @@ from harness.waiting import PATIENCE_S
 from weft_kernels.cpu.build import CHECKSUM, Built, build, checksum
 from weft_kernels.cpu.compiler import Compiler, Limit, find_compiler, run_all, trimmed
 from weft_kernels.cpu.errors import NativeUnavailable
-from weft_kernels.cpu.sources import FLAGS, LEVELS, SOURCES, Sources
+from weft_kernels.cpu.sources import FLAGS, LEVELS, SOURCES, Sources, for_this_cpu
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++: apt-get install g++")
 X86 = os.uname().machine == "x86_64"
@@ -259,3 +259,21 @@ def test_short_messages_are_shown_whole():
 def test_a_message_begins_with_its_first_error():
     warnings = "\n".join(f"a.h:{i}: warning: of no use" for i in range(1000))
     assert trimmed(f"{warnings}\na.cpp:1: error: here\nit is\n") == "a.cpp:1: error: here\nit is"
+
+
+@pytest.mark.parametrize(
+    ("flags", "best"),
+    [
+        ("sse2", "portable"),
+        ("avx2 fma", "portable"),
+        ("avx2 fma f16c", "avx2"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq", "avx512"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_bf16 amx_tile", "amx_bf16"),
+    ],
+)
+def test_what_the_system_says_of_the_cpu_names_its_best_level(tmp_path: Path, flags: str, best: str):
+    (cpuinfo := tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    found = for_this_cpu(Sources(SOURCES.folder, "x86_64"), cpuinfo)
+    assert list(found.levels()) == list(dict.fromkeys(("portable", best)))
+    assert list(for_this_cpu(Sources(SOURCES.folder, "aarch64"), cpuinfo).levels()) == ["portable"]
+    assert for_this_cpu(SOURCES, tmp_path / "absent") == SOURCES

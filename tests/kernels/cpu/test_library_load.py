@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,30 @@ def test_a_level_can_be_forced_by_argument_and_by_environment(what: Sources, hom
 def test_an_empty_variable_forces_nothing(what: Sources, home: Path, library: Library):
     told = environment(home, **{LEVEL_VARIABLE: ""})
     assert load(what=what, packaged=ABSENT, environment=told).level == library.level
+
+
+@only_x86
+def test_a_library_of_this_machines_best_level_serves_until_another_one_is_asked_for(
+    what: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("weft_kernels.cpu.sources.for_this_cpu", lambda what: replace(what, only="avx512"))
+    given = environment(tmp_path)
+    own = load(what=what, packaged=ABSENT, environment=given, here=True).path
+    assert load(what=what, packaged=ABSENT, environment=given).path == own
+    whole = load("avx2", what=what, packaged=ABSENT, environment=given).path
+    assert whole != own
+    assert load(what=what, packaged=ABSENT, environment=given, here=True).path == whole, "it has that level, too"
+
+
+@only_x86
+def test_every_level_is_compiled_where_the_best_one_that_the_system_names_cannot_be_used(
+    what: Sources, home: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("weft_kernels.cpu.sources.for_this_cpu", lambda what: replace(what, only="amx_bf16"))
+    (folder := home / "own").mkdir()
+    loaded = load(what=what, packaged=ABSENT, environment=environment(folder), here=True)
+    assert loaded.levels == library.levels
+    assert loaded.path.parent.name == library.path.parent.name
 
 
 @only_x86
