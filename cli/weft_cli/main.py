@@ -13,6 +13,7 @@ from weft.process import uncollected_imports
 from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
+from weft_cli.limit_commands import limit_app, usage
 from weft_cli.options import (
     DataDir,
     Files,
@@ -63,6 +64,10 @@ app = typer.Typer(
 )
 app.add_typer(batch_app, name="batch", rich_help_panel="Stack")
 app.add_typer(key_app, name="key")
+app.add_typer(limit_app, name="limit")
+app.add_typer(key_app, name="keys", hidden=True)
+app.add_typer(limit_app, name="limits", hidden=True)
+app.command(rich_help_panel="Stack")(usage)
 app.add_typer(plan_app, name="plan", rich_help_panel="Tools")
 
 

@@ -74,6 +74,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.outbox: SendQueue[scheduler_pb2.SchedulerToGateway] = SendQueue()
         self.inbox: asyncio.Queue[scheduler_pb2.GatewayToScheduler] = asyncio.Queue()
         self.outcomes: dict[str, common_pb2.Outcome] = {}
+        self.limit_reports: list[scheduler_pb2.LimitReport] = []
         self.streams = 0
 
     async def Gateway(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
@@ -93,6 +94,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             assert known == outcome, "a second, different outcome"
             if self.acknowledges:
                 self.send(outcome_ack=scheduler_pb2.OutcomeAck(request_ids=[report.request_id]))
+        if message.HasField("limit_report"):
+            self.limit_reports.append(message.limit_report)
         if self.autopilot and message.HasField("submit"):
             self.assign(message.submit.request_id)
         if self.autopilot and message.HasField("failed"):

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from weft.domain.adapter import AdapterSpec
+from weft.domain.limits import LimitRule
 
 MAX_ENTRIES = 500  # of a kind in one message of routes: it keeps a gateway's event loop for 2 ms
 V = TypeVar("V")
@@ -207,6 +208,7 @@ class KeyRoute:
     scope: KeyScope = KeyScope.INFERENCE
     models: tuple[str, ...] = ()  # names, or patterns with * and ?; none: every model of the namespace
     expires_unix_ms: int = 0  # 0: never
+    limits: tuple[LimitRule, ...] = ()  # its own and its namespace's
 
 
 @dataclass(frozen=True, slots=True)

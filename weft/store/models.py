@@ -78,6 +78,20 @@ class ApiKeyRow(Base):
     expires_unix_ms: Mapped[int] = mapped_column(BigInteger, server_default="0")  # 0: never
 
 
+class LimitRow(Base):
+    """Limits of a key or a namespace, on all models or on those that `model` names; 0: none."""
+
+    __tablename__ = "limits"
+
+    subject: Mapped[str] = mapped_column(String(320), primary_key=True)  # "key/ID" or "namespace/NAME"
+    model: Mapped[str] = mapped_column(String(1000), primary_key=True)
+    requests_per_minute: Mapped[int] = mapped_column(BigInteger)
+    tokens_per_minute: Mapped[int] = mapped_column(BigInteger)
+    concurrent: Mapped[int] = mapped_column(BigInteger)
+    tokens_per_day: Mapped[int] = mapped_column(BigInteger)
+    set_unix_ms: Mapped[int] = mapped_column(BigInteger)
+
+
 class FileRow(Base):
     """A file of a tenant. `state`: "writing", "ready" (the only one that its tenant sees), "deleting"."""
 

@@ -10,6 +10,8 @@
     |- TooLarge        413    send less
     |- UnsupportedMediaType 415 declare the body as what it is
     |- Overloaded      429    try again after `retry_after_ms`
+    |- LimitReached    429    try again after `retry_after_ms` (a limit of the key or its namespace)
+    |- QuotaSpent      429    wait for the next day, or ask for a higher quota
     |- ServiceUnavailable 503    try again: something is missing that is expected back
     |- QuotaReached    429    delete files, or wait for batches to end
     |- NotConfigured   501    configure what this installation lacks
@@ -151,6 +153,25 @@ class Overloaded(ApiError):
     """A bound of this system is reached; retry later."""
 
     status, kind, code, retry = 429, RATE_LIMIT, "rate_limit_exceeded", True
+
+
+class LimitReached(ApiError):
+    """A limit of the key or its namespace. `metric`: OpenAI's type of the error, "requests" or "tokens"."""
+
+    status, code, retry = 429, "rate_limit_exceeded", True
+
+    def __init__(self, message: str, metric: str, headers: Mapping[str, str], *, retry_after_ms: int) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.kind, self._headers = metric, headers
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {**self._headers}
+
+
+class QuotaSpent(ApiError):
+    """The namespace's tokens of the day are used up. Another try today changes nothing."""
+
+    status, kind, code = 429, "insufficient_quota", "insufficient_quota"
 
 
 class ServiceUnavailable(ApiError):

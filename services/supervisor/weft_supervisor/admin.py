@@ -1,11 +1,15 @@
-"""The Admin service: keys and runners, for the command."""
+"""The Admin service: keys, limits, usage and runners, for the command."""
 
 import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -13,14 +17,17 @@ import grpc.aio
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyRoute, KeyScope
 from weft.domain.runner import ReportedRunner
-from weft.store import keys
+from weft.store import keys, limits, usage
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
 from weft.wire.codec.cluster import fill_reported
-from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES
+from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES, fill_rule
+from weft.wire.codec.scheduling import rule as read_rule
 from weft.wire.codec.values import MAX_MODEL
+from weft.wire.errors import PeerError
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer
 from weft_supervisor.server import SupervisorServer
@@ -32,6 +39,9 @@ log = logging.getLogger(__name__)
 MAX_LISTED_BYTES = 16 << 20  # of runners in an answer; a gRPC message takes 64 MiB
 MAX_MODELS = 64  # of one key
 LAST_EXPIRY = 1 << 53  # of Unix milliseconds: what JSON readers hold exactly
+EPOCH = date(1970, 1, 1)
+LAST_DAY = 1_000_000  # since 1970
+MAX_USAGE_ROWS = 50_000  # of an answer: some 5 MB
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a Kubernetes namespace: an RFC 1123 label
 
 
@@ -41,7 +51,7 @@ class AdminServer(AdminServicer):
     def __init__(self, engine: AsyncEngine, supervisor: SupervisorServer) -> None:
         self._engine, self._supervisor = engine, supervisor
         self._sending = asyncio.Lock()  # a list that was read first must not be sent last
-        self._sent: tuple[int, int] | None = None
+        self._sent: object = None  # the mark of what was sent
 
     async def CreateKey(  # noqa: N802 (the contract's name)
         self, request: pb.CreateKeyRequest, context: "Context"
@@ -82,6 +92,44 @@ class AdminServer(AdminServicer):
             )
         return response
 
+    async def SetLimit(self, request: pb.LimitRule, context: "Context") -> pb.SetLimitResponse:  # noqa: N802
+        try:
+            rule = _checked(read_rule(request))
+        except (PeerError, ValueError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        async with _available(context):
+            await limits.put(self._engine, rule, now_unix_ms=_now())
+            await self.send_keys()
+        return pb.SetLimitResponse()
+
+    async def ListLimits(  # noqa: N802
+        self,
+        request: pb.ListLimitsRequest,  # noqa: ARG002
+        context: "Context",
+    ) -> pb.ListLimitsResponse:
+        response = pb.ListLimitsResponse()
+        async with _available(context):
+            for rule in await self._rules():
+                fill_rule(rule, response.limits.add())
+        return response
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: "Context") -> pb.GetUsageResponse:  # noqa: N802
+        """Rows that fit in a message, the oldest days first."""
+        since = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
+        async with _available(context):
+            rows = await usage.since(self._engine, since, namespace=request.namespace, most=MAX_USAGE_ROWS + 1)
+        response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
+        for row in rows[:MAX_USAGE_ROWS]:
+            response.rows.add(
+                day=(row.day - EPOCH).days,
+                namespace=row.namespace,
+                model_name=row.model_name,
+                requests=row.requests,
+                prompt_tokens=row.prompt_tokens,
+                completion_tokens=row.completion_tokens,
+            )
+        return response
+
     async def ListRunners(  # noqa: N802
         self,
         request: pb.ListRunnersRequest,  # noqa: ARG002
@@ -102,18 +150,39 @@ class AdminServer(AdminServicer):
     async def send_keys(self) -> None:
         """Send the scheduler all keys in force."""
         async with self._sending:
-            mark = await keys.mark(self._engine)  # first: what changes meanwhile is sent again
+            mark = await self._mark()  # first: what changes meanwhile is sent again
             in_force = [key for key in await keys.all_keys(self._engine) if key.in_force(_now())]
-            self._supervisor.set_keys(tuple(_route(key) for key in in_force))
+            rules = defaultdict[str, list[LimitRule]](list)
+            for rule in await self._rules():
+                rules[rule.subject].append(rule)
+            self._supervisor.set_keys(tuple(_route(key, rules) for key in in_force))
             self._sent = mark
 
+    async def _mark(self) -> object:
+        """Of keys, limits and the quotas that are spent: an equal one stands for equal keys."""
+        spent = [rule for rule in await self._rules() if rule.spent_until_unix_ms]
+        return await keys.mark(self._engine), await limits.mark(self._engine), spent
+
+    async def _rules(self) -> list[LimitRule]:
+        """Every limit, with whether its day's tokens are used up by the outcomes that are stored."""
+        rules = await limits.all_rules(self._engine)
+        if not any(rule.tokens_per_day for rule in rules):
+            return rules
+        today = datetime.now(UTC).date()
+        used = await usage.since(self._engine, today)
+        end_ms = 1000 * 86_400 * (today - EPOCH + timedelta(days=1)).days
+        return [replace(rule, spent_until_unix_ms=end_ms) if _spent(rule, used, today) else rule for rule in rules]
+
     async def follow_keys(self, every_s: float) -> None:
-        """Send the scheduler what other supervisors change, until cancelled. A store out of reach is asked again."""
+        """Send the scheduler what other supervisors change, and quotas that are spent, until cancelled.
+
+        A store out of reach is asked again.
+        """
         reached = True
         while True:
             await asyncio.sleep(every_s)
             try:
-                if await keys.mark(self._engine) != self._sent:
+                if await self._mark() != self._sent:
                     await self.send_keys()
                 reached = True
             except (StoreError, SQLAlchemyError) as error:
@@ -140,9 +209,30 @@ def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
     return keys.Grant(request.namespace, scope, models, request.expires_unix_ms)
 
 
-def _route(key: keys.ApiKey) -> KeyRoute:
+def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRoute:
+    """`rules`: by subject."""
     grant = key.grant
-    return KeyRoute(key.key_hash, grant.namespace, key.key_id, grant.scope, grant.models, grant.expires_unix_ms)
+    mine = (*rules.get(f"key/{key.key_id}", ()), *rules.get(f"namespace/{grant.namespace}", ()))
+    return KeyRoute(key.key_hash, grant.namespace, key.key_id, grant.scope, grant.models, grant.expires_unix_ms, mine)
+
+
+def _checked(rule: LimitRule) -> LimitRule:
+    """Raises ValueError with a sentence for who asks."""
+    kind, _, name = rule.subject.partition("/")
+    if kind not in ("key", "namespace") or not NAMESPACE.fullmatch(name):
+        raise ValueError(f"{rule.subject!r} is neither key/ID nor namespace/NAME")
+    if rule.tokens_per_day and kind == "key":
+        raise ValueError("tokens per day are of a namespace: usage is not counted by key")
+    return replace(rule, spent_until_unix_ms=0)
+
+
+def _spent(rule: LimitRule, used: Sequence[usage.DailyUsage], today: date) -> bool:
+    if not rule.tokens_per_day:
+        return False
+    namespace = rule.subject.removeprefix("namespace/")
+    mine = (row for row in used if row.day == today and row.namespace == namespace)
+    tokens = sum(row.tokens for row in mine if not rule.model or fnmatchcase(row.model_name, rule.model))
+    return tokens >= rule.tokens_per_day
 
 
 @asynccontextmanager

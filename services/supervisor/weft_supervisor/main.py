@@ -24,6 +24,7 @@ from weft_supervisor.server import SupervisorServer
 from weft_supervisor.settings import SupervisorSettings
 
 FINISH_S = 1.0
+QUOTAS_S = 5.0  # between two looks at the day's tokens, where keys change nowhere else
 FILE = "weft.sqlite"
 log = logging.getLogger(__name__)
 
@@ -74,9 +75,11 @@ async def _serve(
             add_AdminServicer_to_server(admin, grpc_server)
 
         with contextlib.closing(probes):
-            work = [asyncio.create_task(server.run(keep_days=settings.keep_days))]
-            if settings.database:
-                work.append(asyncio.create_task(admin.follow_keys(settings.keys_ms / 1000)))
+            every_s = settings.keys_ms / 1000 if settings.database else QUOTAS_S
+            work = [
+                asyncio.create_task(server.run(keep_days=settings.keep_days)),
+                asyncio.create_task(admin.follow_keys(every_s)),
+            ]
             for task in work:
                 task.add_done_callback(lambda _task: stop.set())  # a failure ends the process, with its traceback
             try:

@@ -33,6 +33,7 @@ class Admin(AdminServicer):
 
     def __init__(self) -> None:
         self.keys: dict[str, pb.KeyInfo] = {}
+        self.limits: dict[tuple[str, str], pb.LimitRule] = {}
 
     async def ListRunners(self, request: Any, context: Any) -> pb.ListRunnersResponse:  # noqa: N802 (gRPC's name)
         spec = RunnerSpec(
@@ -64,6 +65,19 @@ class Admin(AdminServicer):
         if found is not None:
             found.revoked = True
         return pb.RevokeKeyResponse(existed=found is not None)
+
+    async def SetLimit(self, request: Any, context: Any) -> pb.SetLimitResponse:  # noqa: N802 (gRPC's name)
+        self.limits[request.subject, request.model] = request
+        return pb.SetLimitResponse()
+
+    async def ListLimits(self, request: Any, context: Any) -> pb.ListLimitsResponse:  # noqa: N802 (gRPC's name)
+        return pb.ListLimitsResponse(limits=self.limits.values())
+
+    async def GetUsage(self, request: Any, context: Any) -> pb.GetUsageResponse:  # noqa: N802 (gRPC's name)
+        days = [(20_000, "acme", "acme/m"), (20_001, "acme", "acme/m"), (20_001, "b", "b/m, the second")]
+        sums: Any = {"requests": 1, "prompt_tokens": 20, "completion_tokens": 3}
+        rows = [pb.UsageOfDay(day=day, namespace=name, model_name=model, **sums) for day, name, model in days]
+        return pb.GetUsageResponse(rows=[row for row in rows if row.day >= request.since_day])
 
     async def ListKeys(self, request: Any, context: Any) -> pb.ListKeysResponse:  # noqa: N802 (gRPC's name)
         return pb.ListKeysResponse(keys=self.keys.values())

@@ -336,6 +336,32 @@ def test_a_key_is_made_with_its_bounds_and_as_a_secret(controller: Any, capfd: p
         assert run(capfd, "key", "create", "-n", "acme", *wrong)[0] == 2
 
 
+def test_limits_are_set_listed_and_deleted(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    values = ("--requests-per-minute", "60", "--concurrent", "4")
+    assert run(capfd, "limit", "set", "-n", "acme", "--model", "acme/*", *values)[0] == 0
+    assert run(capfd, "limit", "set", "--key", "k1", "--tokens-per-minute", "9")[0] == 0
+    rows = [line.split() for line in run(capfd, "limit", "list")[1].splitlines()[1:]]
+    assert rows == [["namespace/acme", "acme/*", "60", "-", "4", "-"], ["key/k1", "*", "-", "9", "-", "-"]]
+    code, out, _ = run(capfd, "limit", "delete", "--key", "k1")
+    assert (code, out) == (0, "limits of key/k1 deleted\n")
+    for wrong in (["-n", "acme"], ["--concurrent", "1"], ["-n", "a", "--key", "b", "--concurrent", "1"]):
+        assert run(capfd, "limit", "set", *wrong)[0] == 2
+
+
+def test_usage_is_summed_by_columns(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = run(capfd, "usage", "--since", "2024-10-04")[1].splitlines()
+    assert lines[0].split() == ["NAMESPACE", "MODEL", "REQUESTS", "PROMPT", "TOKENS", "COMPLETION", "TOKENS"]
+    assert lines[1].split() == ["acme", "acme/m", "2", "40", "6"]
+    by_day = run(capfd, "usage", "--since", "2024-10-05", "--by", "day,model", "--csv")[1]
+    assert by_day == (
+        "day,model,requests,prompt_tokens,completion_tokens\n"
+        "2024-10-05,acme/m,1,20,3\n"
+        '2024-10-05,"b/m, the second",1,20,3\n'
+    )
+    for wrong in (["--by", "key"], ["--since", "soon"]):
+        assert run(capfd, "usage", *wrong)[0] == 2
+
+
 def test_status_fails_when_a_component_is_not_ready(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capfd, "status")
     assert code == 0

@@ -12,7 +12,7 @@ import httpx2
 import orjson
 import pytest
 
-from weft.wire.v1 import supervisor_pb2
+from weft.wire.v1 import scheduler_pb2, supervisor_pb2
 from weft_gateway.shell import bounded_http
 
 from .conftest import ANSWER, PATIENCE_S, TEMPLATE, World, serving, soon, until
@@ -266,6 +266,80 @@ async def test_a_platform_key_sees_every_metric_and_asks_no_model(parts: World, 
             answer = await http.post(path, json=TEXT, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
         assert (await http.get("/v1/files", headers=headers)).status_code == 403
+
+
+ASKED = TEXT | {"model": "acme/upper", "max_tokens": 20}
+
+
+def with_limits(world: World, *rules: dict[str, Any]) -> scheduler_pb2.Routes:
+    routes = with_keys(world)
+    for rule in rules:
+        routes.keys[0].limits.add(subject="namespace/acme", **rule)
+    return routes
+
+
+async def test_beyond_a_limit_a_caller_reads_when_to_come_back(parts: World, tmp_path: Path) -> None:
+    rule = {"requests_per_minute": 2, "tokens_per_minute": 600}
+    parts.scheduler.routes = with_limits(parts, rule)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
+        key = {"authorization": "Bearer key-of-acme"}
+        for remaining in ("1", "0"):
+            answer = await http.post("/v1/completions", json=ASKED, headers=key)
+            assert answer.status_code == 200
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+            assert answer.headers["x-ratelimit-remaining-requests"] == remaining
+            assert 500 < int(answer.headers["x-ratelimit-remaining-tokens"]) <= 600 - 20
+            await world.settled()
+        refusal = await http.post("/v1/completions", json=ASKED, headers=key)
+        error = refused(refusal, 429, "rate_limit_exceeded")
+        assert error["type"] == "requests"
+        assert "on requests per minute: Limit 2, Used 2, Requested 1" in error["message"]
+        assert 25_000 < int(refusal.headers["retry-after-ms"]) <= 30_000
+        assert (refusal.headers["retry-after"], refusal.headers["x-should-retry"]) == ("30", "true")
+        assert refusal.headers["x-ratelimit-remaining-requests"] == "0"
+        rival = {"authorization": "Bearer key-of-rival"}
+        other = await http.post("/v1/completions", json=ASKED | {"model": "rival/secret"}, headers=rival)
+        assert other.status_code == 200, "another namespace has its own"
+
+
+async def test_a_client_with_its_two_retries_survives_a_short_limit(parts: World, tmp_path: Path) -> None:
+    parts.scheduler.routes = with_limits(parts, {"concurrent": 1})
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world:
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
+        client = world.client(api_key="key-of-acme").with_options(max_retries=2)
+        ask = client.completions.create(model="acme/upper", prompt="hello")
+        other = client.completions.create(model="acme/upper", prompt="hello")
+        answers = await asyncio.gather(ask, other)
+        assert [answer.choices[0].text for answer in answers] == [ANSWER, ANSWER]
+
+
+async def test_a_spent_quota_ends_requests_and_new_batches_without_a_retry(parts: World, tmp_path: Path) -> None:
+    spent = {"tokens_per_day": 10, "spent_until_unix_ms": 1 << 50}
+    parts.scheduler.routes = with_limits(parts, spent)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
+        key = {"authorization": "Bearer key-of-acme"}
+        for path in ("/v1/completions", "/v1/batches"):
+            refusal = await http.post(path, json=ASKED, headers=key)
+            assert (refusal.status_code, refusal.headers["x-should-retry"]) == (429, "false")
+            error = refusal.json()["error"]
+            assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+
+
+async def test_gateways_report_what_they_used_and_count_what_others_did(parts: World, tmp_path: Path) -> None:
+    rule = {"requests_per_minute": 6}
+    parts.scheduler.routes = with_limits(parts, rule)
+    async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
+        await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
+        key = {"authorization": "Bearer key-of-acme"}
+        assert (await http.post("/v1/completions", json=ASKED, headers=key)).status_code == 200
+        reports = world.scheduler.limit_reports
+        await until(lambda: any(use.requests == 1 for report in reports for use in report.uses))
+        use = scheduler_pb2.LimitUse(rule={"subject": "namespace/acme", **rule}, requests=6)
+        world.scheduler.send(limit_report=scheduler_pb2.LimitReport(gateway_id="other", uses=[use]))
+        answers = [(await http.post("/v1/completions", json=ASKED, headers=key)).status_code for _ in range(5)]
+        assert answers[-1] == 429
 
 
 async def test_two_requests_of_the_same_longest_id_stay_two(world: World) -> None:

@@ -1,9 +1,14 @@
+import asyncio
+import time
+
 import grpc
 import grpc.aio
 import pytest
 
 from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.ids import Epoch
+from weft.domain.limits import LimitRule
+from weft.domain.request import FinishReason, Outcome
 from weft.domain.routes import Keys, KeyScope
 from weft.domain.runner import (
     ClusterReport,
@@ -14,9 +19,13 @@ from weft.domain.runner import (
     SchedulerHello,
     SupervisorHello,
 )
+from weft.store import outcomes
 from weft.wire.codec.cluster import read_reported
+from weft.wire.codec.scheduling import fill_rule
+from weft.wire.codec.scheduling import rule as read_rule
 from weft.wire.v1 import supervisor_pb2
 from weft_supervisor import server as shell
+from weft_supervisor.admin import AdminServer
 from weft_supervisor.server import MAX_MESSAGE_BYTES
 
 
@@ -172,6 +181,50 @@ async def test_a_keys_scope_models_and_expiry_reach_the_scheduler(world):
     assert (key.scope, key.models, key.expires_unix_ms) == (KeyScope.READ_ONLY, ("acme/*",), 1 << 50)
     [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
     assert (listed.scope, [*listed.models], listed.expires_unix_ms) == tuple(asked.values())
+
+
+async def test_limits_reach_the_scheduler_with_the_keys_that_they_are_for(world):
+    await world.scheduler.next(Keys)
+    made = [await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace=name)) for name in ("acme", "b")]
+    for _ in made:
+        await world.scheduler.next(Keys)
+    of_key = LimitRule(f"key/{made[0].key_id}", "acme/*", requests_per_minute=5)
+    of_namespace = LimitRule("namespace/acme", concurrent=2)
+    for rule in (of_key, of_namespace):
+        message = supervisor_pb2.LimitRule()
+        fill_rule(rule, message)
+        await world.admin.SetLimit(message)
+        keys = await world.scheduler.next(Keys)
+    assert {key.namespace: key.limits for key in keys.keys} == {"acme": (of_key, of_namespace), "b": ()}
+    listed = (await world.admin.ListLimits(supervisor_pb2.ListLimitsRequest())).limits
+    assert [read_rule(rule) for rule in listed] == [of_key, of_namespace]
+
+
+@pytest.mark.parametrize("rule", [{}, {"subject": "acme"}, {"subject": "key/a", "tokens_per_day": 1}])
+async def test_a_limit_of_nobody_is_refused(world, rule):
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await world.admin.SetLimit(supervisor_pb2.LimitRule(**rule))
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_quota_is_spent_by_the_outcomes_of_the_day_that_are_stored(world, store):
+    await world.scheduler.next(Keys)
+    await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme"))
+    rule = {"subject": "namespace/acme", "model": "acme/*", "tokens_per_day": 8}
+    await world.admin.SetLimit(supervisor_pb2.LimitRule(**rule))
+    await world.scheduler.next(Keys)
+    [key] = (await world.scheduler.next(Keys)).keys
+    assert key.limits[0].spent_until_unix_ms == 0
+    now_ms = time.time_ns() // 1_000_000
+    row = Outcome("r", "acme/p", "acme", "acme/m", "", 3, 5, FinishReason.EOS, now_ms)
+    await outcomes.record(store, [row], now_unix_ms=now_ms)
+    following = asyncio.create_task(AdminServer(store, world.server).follow_keys(0.01))
+    [key] = (await world.scheduler.next(Keys)).keys
+    following.cancel()
+    assert now_ms < key.limits[0].spent_until_unix_ms <= now_ms + 86_400_000
+    [used] = (await world.admin.GetUsage(supervisor_pb2.GetUsageRequest(since_day=now_ms // 86_400_000 - 1))).rows
+    assert (used.namespace, used.model_name, used.requests) == ("acme", "acme/m", 1)
+    assert (used.prompt_tokens, used.completion_tokens) == (3, 5)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from harness import scheduler_driver
 from harness.scheduler_driver import Driver, of, peers
 from weft.domain.adapter import AdapterState, DesiredChange, Tier
 from weft.domain.ids import Epoch, RunnerId
+from weft.domain.limits import LimitReport, LimitRule, LimitUse
+from weft.domain.machine import Connected, Kind, Peer
 from weft.domain.request import Assign, Preempt, Reject, RejectReason, Started
 from weft.domain.routes import (
     AdapterStatus,
@@ -97,6 +99,14 @@ def test_a_gateway_whose_table_has_a_gap_gets_all_of_it(driver: Any, picked: Pic
     effects = driver.gateway_sends(ResyncRoutes())
     assert picked(effects, Routes) == [driver.state.routes.full()]
     assert driver.state.routes.full().full
+
+
+def test_what_a_gateway_used_of_limits_goes_to_the_others(driver: Any, picked: Picked) -> None:
+    driver.start("sha256:1")
+    driver.handle(Connected(Peer(Kind.GATEWAY, "g2")))
+    uses = (LimitUse(LimitRule("key/a", "", 2), 1, 0, 1),)
+    effects = driver.gateway_sends(LimitReport("anything", uses))
+    assert (peers(effects, LimitReport), picked(effects, LimitReport)) == (["g2"], [LimitReport("g", uses)])
 
 
 def test_a_pool_that_has_one_more_ready_runner_sends_its_own_row(driver: Any, picked: Picked) -> None:

@@ -2,6 +2,7 @@
 
 from google.protobuf.message import DecodeError
 
+from weft.domain.limits import LimitReport, LimitRule, LimitUse
 from weft.domain.request import (
     Assign,
     Cancel,
@@ -51,6 +52,7 @@ from weft.wire.v1 import supervisor_pb2 as spb
 
 MAX_RECORD = 64 << 10  # bytes of an outcome
 MAX_MIGRATIONS = 1 << 16
+MAX_LIMIT = 1 << 50  # of requests or tokens
 
 _FAILED = {
     FailReason.SESSION_LOST: pb.Failed.SESSION_LOST,
@@ -402,6 +404,53 @@ def fill_key(key: KeyRoute, m: pb.KeyRoute) -> None:
     m.key_hash, m.namespace, m.key_id = key.key_hash, key.namespace, key.key_id
     m.scope, m.expires_unix_ms = KEY_SCOPE[key.scope], key.expires_unix_ms
     m.models.extend(key.models)
+    for one in key.limits:
+        fill_rule(one, m.limits.add())
+
+
+def fill_rule(rule: LimitRule, m: spb.LimitRule) -> None:
+    m.subject, m.model = rule.subject, rule.model
+    m.requests_per_minute, m.tokens_per_minute = rule.requests_per_minute, rule.tokens_per_minute
+    m.concurrent, m.tokens_per_day = rule.concurrent, rule.tokens_per_day
+    m.spent_until_unix_ms = rule.spent_until_unix_ms
+
+
+def rule(m: spb.LimitRule) -> LimitRule:
+    """Raises PeerError."""
+    return LimitRule(
+        named(m.subject, "the subject of a limit"),
+        text(m.model, "the model of a limit", MAX_MODEL),
+        number(m.requests_per_minute, "requests_per_minute", MAX_LIMIT),
+        number(m.tokens_per_minute, "tokens_per_minute", MAX_LIMIT),
+        number(m.concurrent, "concurrent", MAX_LIMIT),
+        number(m.tokens_per_day, "tokens_per_day", MAX_LIMIT),
+        m.spent_until_unix_ms,
+    )
+
+
+def _fill_limit_report(report: LimitReport, m: pb.LimitReport) -> None:
+    m.gateway_id = report.gateway
+    for use in report.uses:
+        added = m.uses.add(requests=use.requests, tokens=use.tokens, concurrent=use.concurrent)
+        fill_rule(use.rule, added.rule)
+
+
+def _limit_report(m: pb.LimitReport) -> LimitReport:
+    """Raises PeerError."""
+    return LimitReport(
+        text(m.gateway_id, "a gateway's id"),
+        tuple(
+            [
+                LimitUse(
+                    rule(use.rule),
+                    number(use.requests, "requests", MAX_LIMIT, -MAX_LIMIT),
+                    number(use.tokens, "tokens", MAX_LIMIT, -MAX_LIMIT),
+                    number(use.concurrent, "concurrent", MAX_LIMIT),
+                )
+                for use in m.uses
+            ]
+        ),
+    )
 
 
 def key(m: pb.KeyRoute) -> KeyRoute:
@@ -413,11 +462,14 @@ def key(m: pb.KeyRoute) -> KeyRoute:
         enum(KEY_SCOPES, m.scope, "a key's scope"),
         tuple([named(model, "a key's model", MAX_MODEL) for model in m.models]),
         m.expires_unix_ms,
+        tuple([rule(one) for one in m.limits]),
     )
 
 
-GatewayMessage = GatewayHello | ResubmitComplete | Submit | Failed | Cancel | Started | OutcomeReport | ResyncRoutes
-SchedulerMessage = Assign | Preempt | Reject | Routes | OutcomeAck | RunnerGone
+GatewayMessage = (
+    GatewayHello | ResubmitComplete | Submit | Failed | Cancel | Started | OutcomeReport | ResyncRoutes | LimitReport
+)
+SchedulerMessage = Assign | Preempt | Reject | Routes | OutcomeAck | RunnerGone | LimitReport
 
 GATEWAY_TO_SCHEDULER: Direction[pb.GatewayToScheduler, GatewayMessage] = Direction(
     pb.GatewayToScheduler,
@@ -430,6 +482,7 @@ GATEWAY_TO_SCHEDULER: Direction[pb.GatewayToScheduler, GatewayMessage] = Directi
     Entry("started", Started, _fill_started, _started),
     Entry("outcome_report", OutcomeReport, fill_outcome_report, outcome_report),
     Entry("resync_routes", ResyncRoutes),
+    Entry("limit_report", LimitReport, _fill_limit_report, _limit_report),
 )
 SCHEDULER_TO_GATEWAY: Direction[pb.SchedulerToGateway, SchedulerMessage] = Direction(
     pb.SchedulerToGateway,
@@ -440,4 +493,5 @@ SCHEDULER_TO_GATEWAY: Direction[pb.SchedulerToGateway, SchedulerMessage] = Direc
     Entry("routes", Routes, fill_routes, _routes),
     Entry("outcome_ack", OutcomeAck, fill_outcome_ack, outcome_ack),
     Entry("runner_gone", RunnerGone, _fill_gone, _gone),
+    Entry("limit_report", LimitReport, _fill_limit_report, _limit_report),
 )

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes")
+    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class GatewayToScheduler(_message.Message):
     OUTCOME_REPORT_FIELD_NUMBER: _ClassVar[int]
     RESUBMIT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     RESYNC_ROUTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
     failed: Failed
@@ -27,7 +28,8 @@ class GatewayToScheduler(_message.Message):
     outcome_report: OutcomeReport
     resubmit_complete: ResubmitComplete
     resync_routes: ResyncRoutes
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ...) -> None: ...
+    limit_report: LimitReport
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("gateway_id",)
@@ -170,20 +172,42 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., handed_off: _Optional[bool] = ...) -> None: ...
 
 class SchedulerToGateway(_message.Message):
-    __slots__ = ("assign", "preempt", "reject", "routes", "outcome_ack", "runner_gone")
+    __slots__ = ("assign", "preempt", "reject", "routes", "outcome_ack", "runner_gone", "limit_report")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PREEMPT_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_ACK_FIELD_NUMBER: _ClassVar[int]
     RUNNER_GONE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_REPORT_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     preempt: Preempt
     reject: Reject
     routes: Routes
     outcome_ack: OutcomeAck
     runner_gone: RunnerGone
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ...) -> None: ...
+    limit_report: LimitReport
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ...) -> None: ...
+
+class LimitReport(_message.Message):
+    __slots__ = ("gateway_id", "uses")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    uses: _containers.RepeatedCompositeFieldContainer[LimitUse]
+    def __init__(self, gateway_id: _Optional[str] = ..., uses: _Optional[_Iterable[_Union[LimitUse, _Mapping]]] = ...) -> None: ...
+
+class LimitUse(_message.Message):
+    __slots__ = ("rule", "requests", "tokens", "concurrent")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_FIELD_NUMBER: _ClassVar[int]
+    rule: _supervisor_pb2.LimitRule
+    requests: int
+    tokens: int
+    concurrent: int
+    def __init__(self, rule: _Optional[_Union[_supervisor_pb2.LimitRule, _Mapping]] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., concurrent: _Optional[int] = ...) -> None: ...
 
 class Assign(_message.Message):
     __slots__ = ("request_id", "epoch", "runner", "address", "reservation_tokens", "numerics_class", "adapter_rank", "adapter_bytes", "token_runner", "delay_ms", "by_page", "leaves", "stays", "kv_address")
@@ -344,20 +368,22 @@ class PoolRoute(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., hold_s: _Optional[int] = ...) -> None: ...
 
 class KeyRoute(_message.Message):
-    __slots__ = ("key_hash", "namespace", "key_id", "scope", "models", "expires_unix_ms")
+    __slots__ = ("key_hash", "namespace", "key_id", "scope", "models", "expires_unix_ms", "limits")
     KEY_HASH_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     key_hash: str
     namespace: str
     key_id: str
     scope: _supervisor_pb2.KeyScope
     models: _containers.RepeatedScalarFieldContainer[str]
     expires_unix_ms: int
-    def __init__(self, key_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., key_id: _Optional[str] = ..., scope: _Optional[_Union[_supervisor_pb2.KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
+    limits: _containers.RepeatedCompositeFieldContainer[_supervisor_pb2.LimitRule]
+    def __init__(self, key_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., key_id: _Optional[str] = ..., scope: _Optional[_Union[_supervisor_pb2.KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ..., limits: _Optional[_Iterable[_Union[_supervisor_pb2.LimitRule, _Mapping]]] = ...) -> None: ...
 
 class SupervisorToScheduler(_message.Message):
     __slots__ = ("hello", "report", "outcome_ack", "keys")

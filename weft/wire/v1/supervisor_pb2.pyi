@@ -364,6 +364,70 @@ class KeyInfo(_message.Message):
     expires_unix_ms: int
     def __init__(self, key_id: _Optional[str] = ..., namespace: _Optional[str] = ..., note: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., revoked: _Optional[bool] = ..., scope: _Optional[_Union[KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
+class LimitRule(_message.Message):
+    __slots__ = ("subject", "model", "requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day", "spent_until_unix_ms")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    SPENT_UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    model: str
+    requests_per_minute: int
+    tokens_per_minute: int
+    concurrent: int
+    tokens_per_day: int
+    spent_until_unix_ms: int
+    def __init__(self, subject: _Optional[str] = ..., model: _Optional[str] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrent: _Optional[int] = ..., tokens_per_day: _Optional[int] = ..., spent_until_unix_ms: _Optional[int] = ...) -> None: ...
+
+class SetLimitResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListLimitsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListLimitsResponse(_message.Message):
+    __slots__ = ("limits",)
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    limits: _containers.RepeatedCompositeFieldContainer[LimitRule]
+    def __init__(self, limits: _Optional[_Iterable[_Union[LimitRule, _Mapping]]] = ...) -> None: ...
+
+class GetUsageRequest(_message.Message):
+    __slots__ = ("since_day", "namespace")
+    SINCE_DAY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    since_day: int
+    namespace: str
+    def __init__(self, since_day: _Optional[int] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class GetUsageResponse(_message.Message):
+    __slots__ = ("rows", "more")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[UsageOfDay]
+    more: bool
+    def __init__(self, rows: _Optional[_Iterable[_Union[UsageOfDay, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class UsageOfDay(_message.Message):
+    __slots__ = ("day", "namespace", "model_name", "requests", "prompt_tokens", "completion_tokens")
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    day: int
+    namespace: str
+    model_name: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    def __init__(self, day: _Optional[int] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+
 class ListRunnersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -131,6 +131,21 @@ class AdminStub:
                 request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListRunnersRequest.SerializeToString,
                 response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListRunnersResponse.FromString,
                 _registered_method=True)
+        self.SetLimit = channel.unary_unary(
+                '/weft.v1.Admin/SetLimit',
+                request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.LimitRule.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.SetLimitResponse.FromString,
+                _registered_method=True)
+        self.ListLimits = channel.unary_unary(
+                '/weft.v1.Admin/ListLimits',
+                request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListLimitsRequest.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListLimitsResponse.FromString,
+                _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/weft.v1.Admin/GetUsage',
+                request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -161,6 +176,25 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLimit(self, request, context):
+        """in place of the one for the same subject and model
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLimits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUsage(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -183,6 +217,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListRunners,
                     request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListRunnersRequest.FromString,
                     response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListRunnersResponse.SerializeToString,
+            ),
+            'SetLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimit,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.LimitRule.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.SetLimitResponse.SerializeToString,
+            ),
+            'ListLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLimits,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListLimitsRequest.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListLimitsResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageRequest.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -294,6 +343,87 @@ class Admin:
             '/weft.v1.Admin/ListRunners',
             weft_dot_wire_dot_v1_dot_supervisor__pb2.ListRunnersRequest.SerializeToString,
             weft_dot_wire_dot_v1_dot_supervisor__pb2.ListRunnersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Admin/SetLimit',
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.LimitRule.SerializeToString,
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.SetLimitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Admin/ListLimits',
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.ListLimitsRequest.SerializeToString,
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.ListLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Admin/GetUsage',
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageRequest.SerializeToString,
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from weft.domain.ids import BASE
+from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes
 
 
@@ -23,6 +24,7 @@ class Principal:
     key_id: str = ""
     scope: KeyScope = KeyScope.INFERENCE
     models: tuple[str, ...] = ()  # names, or patterns with * and ?; none: every model of the namespace
+    limits: tuple[LimitRule, ...] = ()
 
     def may_use(self, model: str) -> bool:
         """Whether the key's models have this name among them."""
@@ -34,9 +36,10 @@ ANY_NAMESPACE = Principal(None)
 
 @dataclass(slots=True)
 class RouteIndex(RouteBook):
-    """The one table of a gateway. `known`: a table has come from a scheduler."""
+    """The one table of a gateway. `known`: a table has come from a scheduler. `limited`: a key has, or had, limits."""
 
     known: bool = False
+    limited: bool = False
     _bases: dict[str, Route] = field(default_factory=dict[str, Route])  # by model name
     _adapters: dict[str, dict[str, Route]] = field(default_factory=dict[str, dict[str, Route]])  # by namespace, by name
 
@@ -54,6 +57,7 @@ class RouteIndex(RouteBook):
         for route in change.routes:
             self._models_of(route)[route.model_name] = route
         self.known |= not change.more
+        self.limited |= any(key.limits for key in change.keys)
         names = {*pools, *(pool.pool for pool in change.pools)}
         return sorted(name for name in names if pools.get(name) != self.pools.get(name))
 
@@ -87,7 +91,7 @@ class RouteIndex(RouteBook):
         if key is None or (key.expires_unix_ms and key.expires_unix_ms <= now_unix_ms):
             return None
         namespace = None if key.scope is KeyScope.PLATFORM else key.namespace
-        return Principal(namespace, key.key_id, key.scope, key.models)
+        return Principal(namespace, key.key_id, key.scope, key.models, key.limits)
 
     def _models_of(self, route: Route) -> dict[str, Route]:
         """The part of the index that lists the route."""

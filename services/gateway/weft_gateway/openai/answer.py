@@ -12,6 +12,7 @@ from weft_gateway.errors import ApiError, Internal, from_failure
 from weft_gateway.openai.response_format import AnswerEncoder, EndedChoice, usage_of
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
+from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.response_group import ResponseGroup
 
@@ -31,10 +32,11 @@ class Answer:
         *,
         digest: str,
         trace: RequestTrace | None = None,
+        admitted: AdmittedCall | None = None,
     ) -> None:
-        """`digest`: of the weights that answer."""
+        """`digest`: of the weights that answer. `admitted`: within which limits, to be settled at the end."""
         self._manager, self.group, self.params, self.encoder = manager, group, params, encoder
-        self.digest, self._trace = digest, trace
+        self.digest, self._trace, self._admitted = digest, trace, admitted
         self.request_id = group.requests[0].request_id
 
     @property
@@ -42,6 +44,11 @@ class Answer:
         """The named error of the first choice that failed."""
         failure = self.group.failure
         return from_failure(failure) if failure else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of an answer that begins: its weights, what is left of the caller's limits."""
+        return {"x-weft-model-digest": self.digest} | (self._admitted.headers if self._admitted else {})
 
     @property
     def usage(self) -> dict[str, int]:
@@ -81,6 +88,8 @@ class Answer:
     def leave(self) -> None:
         """The end: what still runs is ended, and the request is counted and logged."""
         self.client_gone()
+        if self._admitted:
+            self._manager.limits.settle(self._admitted, self.group.prompt_tokens + self.group.completion_tokens)
         error = self.error or (None if self.group.over else Internal(""))
         status = 499 if self.group.client_gone else error.status if error else 200
         self._manager.metrics.count_request(self.group.requests[0].route.model_name, status)

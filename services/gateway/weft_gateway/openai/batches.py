@@ -6,10 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.domain.batch import BatchError, BatchJob, NewBatch, Page
-from weft_gateway.openai.http_requests import json_body, json_response, tenant_of
+from weft_gateway.openai.http_requests import json_body, json_response, principal_of, tenant_of
 from weft_gateway.openai.lists import Query, listed
 from weft_gateway.openai.schema import BatchRequest, parse
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.auth import Action
+from weft_gateway.shell.rate_limits import check_quota
 
 LIMIT, MAX_LIMIT = 20, 100  # of a list, as OpenAI's
 
@@ -17,6 +19,7 @@ LIMIT, MAX_LIMIT = 20, 100  # of a list, as OpenAI's
 async def create_batch(state: AppState, request: Request) -> Response:
     """Start a batch: every line of its file is answered once."""
     namespace = await tenant_of(state, request)
+    check_quota([rule for rule in principal_of(state, request, Action.WRITE).limits if not rule.model])
     given = parse(BatchRequest, await json_body(request, state.settings.max_body_bytes))
     new = NewBatch(namespace, given.input_file_id, given.endpoint, given.completion_window, given.metadata)
     return json_response(_batch(await state.batch.create(new)))

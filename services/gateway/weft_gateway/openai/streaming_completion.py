@@ -32,7 +32,7 @@ class StreamingCompletion(Response):
         super().__init__()
         self._answer, self._ping_s = answer, ping_s
         self._group, self._encoder = answer.group, answer.encoder
-        self._digest = (b"x-weft-model-digest", answer.digest.encode())
+        self._headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
         self._open = dict(enumerate(answer.group.answers))  # those whose finish is not sent yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's form)
@@ -55,7 +55,7 @@ class StreamingCompletion(Response):
         except ApiError as error:
             return await self._send_error(send, error)
         if body is not None:
-            await _send(send, 200, [(b"content-type", b"application/json"), self._digest], body)
+            await _send(send, 200, [(b"content-type", b"application/json"), *self._headers], body)
         return None
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
@@ -70,7 +70,7 @@ class StreamingCompletion(Response):
             return None
         if not chunk and (error := self._answer.error):
             return await self._send_error(send, error)
-        await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, self._digest]})
+        await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *self._headers]})
         chunk = first + chunk
         while not self._group.over:
             if chunk:

@@ -31,6 +31,7 @@ from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_ids import Ids, id_of_prompt
 from weft_gateway.shell.tokenizer import UNKNOWN_CONTEXT_TOKENS, ModelTokenizer, NotEncodable, TokenizerPanic, TooLong
 
@@ -105,8 +106,16 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         digest = parsed.route.adapter or parsed.pool.base_digest
         head = AnswerHead(call.ids.request_id, call.arrived_unix_ms // 1000, digest)
         encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts, form))
+        admitted = _admit(state, call, prepared)
         group = state.manager.submit(prepared)
-        return Answer(state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace)
+        return Answer(state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace, admitted=admitted)
+
+
+def _admit(state: AppState, call: Call, prepared: Sequence[PreparedRequest]) -> AdmittedCall | None:
+    """Charge the limits with what the call may use: each answer is a request. Raises LimitReached, QuotaSpent."""
+    answers = sum(one.n for one in prepared)
+    tokens = sum(len(one.prompt) + one.n * one.max_tokens for one in prepared)
+    return state.manager.limits.admit(call.principal, prepared[0].route.model_name, answers, tokens)
 
 
 def _named_model(body: bytes) -> str | None:

@@ -43,6 +43,7 @@ EXPOSED = [
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
+    *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 ]  # to pages of other origins
 _PAGE_HEADERS = {
     "content-security-policy": (

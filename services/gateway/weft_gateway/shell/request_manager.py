@@ -16,6 +16,7 @@ from typing import cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from weft.domain.limits import LimitReport
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
 from weft.domain.request import Failed, Freeze, GatewayHello, Priority, Start, Stop
@@ -31,10 +32,12 @@ from weft_gateway.core import events
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, PreparedRequest
 from weft_gateway.core.gateway import BUG, Gateway
+from weft_gateway.core.limits import REPORT_S
 from weft_gateway.errors import from_failure
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_gateway.shell.predictor_client import PredictorClient
+from weft_gateway.shell.rate_limits import RateLimits
 from weft_gateway.shell.response_group import PendingAnswer, ResponseGroup
 from weft_gateway.shell.runner_session import RunnerSession
 
@@ -68,6 +71,7 @@ class RequestManager:
         self.machine = Gateway(config, f"gateway-{secrets.token_hex(8)}", outcome_bytes)
         self.settings, self.clock = settings, clock
         self.metrics = GatewayMetrics(self.machine, registry, max_models=settings.max_adapters)
+        self.limits = RateLimits(self.machine.gateway_id, clock)
         self._on_routes, self._tls = on_routes, tls
         self._events: deque[Event] = deque()
         self._handling = False
@@ -86,7 +90,7 @@ class RequestManager:
             scheduler_pb2_grpc.SchedulerStub(self._channel).Gateway,
             hello=lambda: [GATEWAY_TO_SCHEDULER.encode(GatewayHello(self.machine.gateway_id))],
             on_message=self._on_scheduler,
-            on_up=lambda: self.feed(Connected(SCHEDULER)),
+            on_up=self._on_scheduler_up,
             on_down=lambda reason: self.feed(Closed(SCHEDULER, reason)),
         )
 
@@ -140,6 +144,7 @@ class RequestManager:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.scheduler.run(), name="scheduler link")
                 tasks.create_task(self._check(), name="invariants")
+                tasks.create_task(self._report_limits(), name="limits")
         finally:
             sessions, self._sessions = list(self._sessions.values()), {}
             for session in sessions:
@@ -155,6 +160,12 @@ class RequestManager:
         while True:
             holds(check_gateway, self.machine)  # streams exist nowhere else: the process goes on whatever is found
             await asyncio.sleep(CHECK_S)
+
+    async def _report_limits(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if self.scheduler.up and self.machine.routes.limited:
+                self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(self.limits.report()))
 
     # ---------------------------------------------------------------- the machine
 
@@ -266,12 +277,19 @@ class RequestManager:
             group.wake()
         self.metrics.count_finish(finish)
 
+    def _on_scheduler_up(self) -> None:
+        self.limits.reconnected()
+        self.feed(Connected(SCHEDULER))
+
     def _on_scheduler(self, envelope: scheduler_pb2.SchedulerToGateway) -> None:
         """Raises PeerError."""
         message = SCHEDULER_TO_GATEWAY.decode(envelope)
+        if isinstance(message, LimitReport):
+            return self.limits.take(message)
         self.feed(Received(SCHEDULER, message))
         if isinstance(message, Routes) and message.more:
             gc.freeze()  # a large table lives long: to visit 100,000 routes takes the collector 50 ms
+        return None
 
     def _on_session(self, session: RunnerSession, event: Connected | Received | Closed) -> None:
         """A session that the machine has closed has no more events."""

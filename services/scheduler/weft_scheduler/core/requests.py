@@ -2,6 +2,7 @@
 
 from weft.domain.adapter import DesiredAdapter
 from weft.domain.ids import BASE, NEVER, RunnerId
+from weft.domain.limits import LimitReport
 from weft.domain.machine import Close, Kind, Peer
 from weft.domain.request import (
     Cancel,
@@ -56,6 +57,12 @@ def on_resync_routes(state: State, gateway: GatewayStream, _: ResyncRoutes) -> N
     """Its route table has a gap."""
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
+
+
+def on_limit_report(state: State, gateway: GatewayStream, report: LimitReport) -> None:
+    """Gateways share limits: each is sent what the others used."""
+    for name in sorted(state.gateways.keys() - {gateway.id}):
+        state.send(state.gateways[name].peer, LimitReport(gateway.id, report.uses))
 
 
 def on_resubmit_complete(state: State, gateway: GatewayStream, _: ResubmitComplete | None = None) -> None:

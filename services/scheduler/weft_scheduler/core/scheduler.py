@@ -6,6 +6,7 @@ Deterministic: equal events at equal times give equal effects. One owner calls i
 from collections.abc import Callable
 from typing import Any
 
+from weft.domain.limits import LimitReport
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Cancel, Failed, OutcomeReport, ResubmitComplete, Started, Submit
 from weft.domain.routes import RegistryChange, RegistryHello, ResyncRoutes
@@ -38,6 +39,7 @@ FROM_GATEWAY: dict[type, Callable[[State, GatewayStream, Any], None]] = {
     OutcomeReport: requests.on_outcome,
     ResubmitComplete: requests.on_resubmit_complete,
     ResyncRoutes: requests.on_resync_routes,
+    LimitReport: requests.on_limit_report,
     Failed: rescheduling.on_failed,
 }
 

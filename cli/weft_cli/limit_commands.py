@@ -1,0 +1,91 @@
+"""`weft limit set | list | delete` and `weft usage`: the command line of `limits.py`."""
+
+from typing import Annotated
+
+import typer
+
+from weft_cli.options import DataDir, SupervisorAt, TlsDir, supervisor
+
+limit_app = typer.Typer(no_args_is_help=True, help="Limits of namespaces and keys: requests, tokens, concurrency.")
+Whose = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="All keys of this namespace together.", show_default=False)
+]
+OfKey = Annotated[
+    str | None, typer.Option("--key", help="This key alone, by its id (`weft key list`).", show_default=False)
+]
+Model = Annotated[
+    str, typer.Option(help="For this model, or pattern ('acme/chat-*'), together.", show_default="every model")
+]
+Number = Annotated[int, typer.Option(min=0, max=1 << 50, show_default="none")]
+
+
+@limit_app.command("set")
+def limit_set(
+    namespace: Whose = None,
+    key: OfKey = None,
+    model: Model = "",
+    requests_per_minute: Number = 0,
+    tokens_per_minute: Number = 0,
+    concurrent: Number = 0,
+    tokens_per_day: Number = 0,
+    directory: DataDir = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
+) -> None:
+    """Set the limits of a namespace or a key, in place of those before.
+
+    - `weft limit set -n acme --requests-per-minute 600 --tokens-per-minute 100000`
+
+    - `weft limit set -n acme --model acme/support --concurrent 8`  one adapter, for all keys
+
+    - `weft limit set --key 1a2b3c4d --requests-per-minute 60`
+
+    - `weft limit set -n acme --tokens-per-day 5000000`  a quota; the day is UTC's
+    """
+    from weft_cli.errors import BadInput
+    from weft_cli.limits import LIMITS, set_limit, subject_of
+
+    values = dict(zip(LIMITS, (requests_per_minute, tokens_per_minute, concurrent, tokens_per_day), strict=True))
+    if not any(values.values()):
+        raise BadInput("which limit?", "e.g. --requests-per-minute 600; `weft limit delete` takes limits away")
+    set_limit(supervisor(directory, address, tls_dir), subject_of(namespace, key), model, values)
+
+
+@limit_app.command("delete")
+def limit_delete(
+    namespace: Whose = None,
+    key: OfKey = None,
+    model: Model = "",
+    directory: DataDir = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
+) -> None:
+    """Take away what was set for a namespace or a key, and that model."""
+    from weft_cli.limits import set_limit, subject_of
+
+    set_limit(supervisor(directory, address, tls_dir), subject_of(namespace, key), model, {})
+
+
+@limit_app.command("list")
+def limit_list(directory: DataDir = None, address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
+    """Every limit, and which quotas are used up today."""
+    from weft_cli.limits import list_limits
+
+    list_limits(supervisor(directory, address, tls_dir))
+
+
+def usage(
+    since: Annotated[str, typer.Option(help="So many days (7d), or from a day on (2026-11-01); UTC.")] = "30d",
+    by: Annotated[str, typer.Option(help="Sum by: day, namespace, model; several with commas.")] = "namespace,model",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Of this namespace alone.", show_default="all")
+    ] = "",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, for a spreadsheet or a bill.")] = False,
+    directory: DataDir = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
+) -> None:
+    """Requests and tokens that namespaces used of models: `weft usage --since 7d --by day,namespace --csv`."""
+    from weft_cli.limits import usage as run
+
+    run(supervisor(directory, address, tls_dir), since, by, namespace, as_csv=as_csv)

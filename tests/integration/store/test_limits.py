@@ -1,0 +1,37 @@
+from datetime import date
+
+from weft.domain.limits import LimitRule
+from weft.store import limits, outcomes, usage
+
+from .test_outcomes import DAY, NOW, outcome
+
+TODAY = date(2023, 11, 14)  # of NOW
+
+
+async def test_a_rule_replaces_the_one_before_and_one_without_limits_deletes_it(engine):
+    marks = [await limits.mark(engine)]
+    rules = [LimitRule("key/a", "", 1, 2, 3), LimitRule("key/a", "acme/*", 4), LimitRule("namespace/b", "", 0, 0, 0, 5)]
+    for i, rule in enumerate(rules):
+        await limits.put(engine, rule, now_unix_ms=i + 1)
+        marks.append(await limits.mark(engine))
+    assert await limits.all_rules(engine) == rules
+    await limits.put(engine, LimitRule("key/a", "", 9), now_unix_ms=9)
+    marks.append(await limits.mark(engine))
+    assert (await limits.all_rules(engine))[0] == LimitRule("key/a", "", 9)
+    await limits.put(engine, LimitRule("key/a"), now_unix_ms=10)
+    marks.append(await limits.mark(engine))
+    assert await limits.all_rules(engine) == rules[1:]
+    assert len(set(marks)) == len(marks)
+
+
+async def test_usage_is_read_from_a_day_on_and_by_namespace(engine):
+    rows = [
+        outcome("r1"),
+        outcome("r2", namespace="b", model_name="b/m"),
+        outcome("r3", finished_unix_ms=outcome().finished_unix_ms - DAY),
+    ]
+    await outcomes.record(engine, rows, now_unix_ms=NOW)
+    today = [usage.DailyUsage(TODAY, "acme", "acme/upper", 1, 3, 5), usage.DailyUsage(TODAY, "b", "b/m", 1, 3, 5)]
+    assert await usage.since(engine, TODAY) == today
+    assert [row.day.day for row in await usage.since(engine, date(2023, 11, 1), namespace="acme")] == [13, 14]
+    assert len(await usage.since(engine, date(2023, 11, 1), most=2)) == 2

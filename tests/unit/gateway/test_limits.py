@@ -1,0 +1,164 @@
+"""The limiter against an oracle that knows everything, and what gateways admit together."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain.limits import LimitRule, Metric
+from weft_gateway.core.limits import REPORT_S, SILENT_S, Charge, Exceeded, Limiter, rules_for
+from weft_gateway.shell.rate_limits import duration
+
+ASKED = st.tuples(
+    st.integers(0, 64), st.integers(1, 4), st.integers(1, 500)
+)  # eighths of a second since, requests, tokens
+
+
+class Oracle:
+    """One bucket of one rate, exact."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used, self.at = limit, Fraction(0), Fraction(0)
+
+    def level(self, now: Fraction) -> Fraction:
+        self.used, self.at = max(Fraction(0), self.used - (now - self.at) * Fraction(self.limit, 60)), now
+        return self.used
+
+    def fits(self, cost: int, now: Fraction) -> bool:
+        return self.level(now) + min(cost, self.limit) <= self.limit
+
+    def add(self, amount: int, now: Fraction) -> None:
+        self.used = max(Fraction(0), self.level(now) + amount)
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.lists(st.tuples(ASKED, st.integers(0, 100)), max_size=60))
+def test_one_gateway_admits_exactly_what_the_buckets_hold(
+    requests_unit: int, tokens_unit: int, calls: list[tuple[tuple[int, int, int], int]]
+) -> None:
+    rule = LimitRule("key/a", "", 60 * requests_unit, 60 * tokens_unit)  # floats of these are exact
+    limiter, now = Limiter("g"), Fraction(0)
+    of_requests, of_tokens = Oracle(rule.requests_per_minute), Oracle(rule.tokens_per_minute)
+    admitted: list[tuple[Fraction, int]] = []
+    for (eighths, requests, tokens), percent in calls:
+        now += Fraction(eighths, 8)
+        charged = limiter.admit([rule], requests, tokens, float(now))
+        fits = of_requests.fits(requests, now) and of_tokens.fits(tokens, now)
+        assert isinstance(charged, Charge) == fits
+        if not isinstance(charged, Charge):
+            assert 0 < charged.wait_s <= 60
+            continue
+        reserved, used = min(tokens, rule.tokens_per_minute), tokens * percent // 100
+        of_requests.add(requests, now)
+        of_tokens.add(reserved, now)
+        limiter.settle(charged, used, float(now))
+        of_tokens.add(used - reserved, now)
+        admitted.append((now, requests))
+    for first in range(len(admitted)):
+        for last in range(first, len(admitted)):
+            window = admitted[last][0] - admitted[first][0]
+            most = rule.requests_per_minute * (1 + window / 60)
+            assert sum(requests for _, requests in admitted[first : last + 1]) <= most
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 120),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(1, 4)), max_size=120),
+)
+def test_several_gateways_stay_within_the_bound_together(
+    gateways: int, limit: int, calls: list[tuple[int, int, int]]
+) -> None:
+    rule, largest = LimitRule("namespace/a", "", limit), min(4, limit)
+    limiters = [Limiter(f"g{i}") for i in range(gateways)]
+    now, due, oracle = 0.0, 0.0, Oracle(limit)
+    for which, eighths, requests in calls:
+        now += eighths / 8
+        while due <= now:
+            reports = [limiter.report(due) for limiter in limiters]
+            for i, report in enumerate(reports):
+                for limiter in (*limiters[:i], *limiters[i + 1 :]):
+                    limiter.take(report, due)
+            due += REPORT_S
+        if isinstance(limiters[which % gateways].admit([rule], requests, 0, now), Charge):
+            oracle.add(min(requests, limit), Fraction(now))
+        assert oracle.level(Fraction(now)) <= limit + (gateways - 1) * largest + limit * REPORT_S / 60 + 1e-6
+
+
+def test_a_limit_can_be_used_up_through_one_of_several_gateways() -> None:
+    rule, one, other = LimitRule("key/a", "", 60), Limiter("one"), Limiter("other")
+    admitted = 0
+    for second in range(12):
+        one.take(other.report(second), second)
+        other.take(one.report(second), second)
+        admitted += sum(isinstance(one.admit([rule], 1, 0, second), Charge) for _ in range(60))
+    assert admitted >= 60
+
+
+def test_concurrent_requests_are_counted_at_every_gateway_and_end_with_it() -> None:
+    rule, here, there = LimitRule("key/a", "", concurrent=3), Limiter("here"), Limiter("there")
+    charges = [there.admit([rule], 1, 0, 0.0) for _ in range(3)]
+    assert all(isinstance(one, Charge) for one in charges)
+    here.take(there.report(0.0), 0.0)
+    refused = here.admit([rule], 1, 0, 0.0)
+    assert isinstance(refused, Exceeded)
+    assert (refused.metric, refused.used) == (Metric.CONCURRENT, 3)
+    assert isinstance(charges[0], Charge)
+    there.settle(charges[0], 0, 1.0)
+    here.take(there.report(1.0), 1.0)
+    assert isinstance(here.admit([rule], 1, 0, 1.0), Charge)
+    assert isinstance(here.admit([rule], 1, 0, 1.5), Exceeded)
+    here.reconnected(5.0)
+    here.forget(5.0 + SILENT_S)
+    assert here.gateways == 2, "it could not be heard"
+    here.forget(5.1 + SILENT_S)
+    assert here.gateways == 1
+    assert isinstance(here.admit([rule], 2, 0, 11.0), Charge), "what a lost gateway ran is over"
+
+
+def test_refused_requests_come_back_one_after_another_and_find_their_place() -> None:
+    rule, limiter = LimitRule("key/a", "", 60), Limiter("g")
+    assert isinstance(limiter.admit([rule], 60, 0, 0.0), Charge)
+    refused = [limiter.admit([rule], 1, 0, 0.0) for _ in range(10)]
+    waits = [one.wait_s for one in refused if isinstance(one, Exceeded)]
+    assert waits == pytest.approx([float(i) for i in range(1, 11)])
+    assert all(isinstance(limiter.admit([rule], 1, 0, wait_s + 1e-6), Charge) for wait_s in waits)
+
+
+def test_a_refused_request_is_charged_by_no_rule() -> None:
+    wide, narrow, limiter = LimitRule("namespace/a", "", 10), LimitRule("key/a", "", 1), Limiter("g")
+    assert isinstance(limiter.admit([wide, narrow], 1, 0, 0.0), Charge)
+    assert isinstance(limiter.admit([wide, narrow], 1, 0, 0.0), Exceeded)
+    left = limiter.remaining([wide], Metric.REQUESTS, 0.0)
+    assert left is not None
+    assert left.remaining == 9
+
+
+def test_a_request_larger_than_the_limit_waits_for_all_of_it_and_is_paid_back() -> None:
+    rule, limiter = LimitRule("key/a", "", tokens_per_minute=60), Limiter("g")
+    charge = limiter.admit([rule], 1, 1000, 0.0)
+    assert isinstance(charge, Charge)
+    limiter.settle(charge, 180, 0.0)
+    refused = limiter.admit([rule], 1, 30, 0.0)
+    assert isinstance(refused, Exceeded)
+    assert refused.wait_s == 60.0, "150 s; the client may ask earlier, not later"
+    assert isinstance(limiter.admit([rule], 1, 30, 151.0), Charge)
+
+
+def test_use_that_time_has_paid_back_is_not_reported() -> None:
+    rule, limiter = LimitRule("key/a", "", 60), Limiter("g")
+    assert isinstance(limiter.admit([rule], 60, 0, 0.0), Charge)
+    assert limiter.report(600.0).uses[0].requests == 0
+
+
+def test_a_rule_is_for_the_models_that_it_names() -> None:
+    rules = [LimitRule("key/a"), LimitRule("key/a", "a/chat-*"), LimitRule("key/a", "b")]
+    assert rules_for(rules, "a/chat-1") == rules[:2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.12, "120ms"), (1, "1s"), (8.64, "8.64s"), (59.9999, "1m0s"), (360, "6m0s"), (3661.5, "1h1m1.5s")],
+)
+def test_times_have_the_form_of_openais_headers(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,55 @@
+"""Limits of keys and namespaces, as operators set them."""
+
+from dataclasses import asdict
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from weft.domain.limits import LimitRule
+from weft.store.models import LimitRow
+from weft.store.transactions import insert_into, transact
+
+_NAMES = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
+
+
+async def put(engine: AsyncEngine, rule: LimitRule, *, now_unix_ms: int) -> None:
+    """Store a rule in place of the one for the same subject and model; one without any limit deletes it.
+
+    Raises StoreUnavailable.
+    """
+    values = {name: asdict(rule)[name] for name in ("subject", "model", *_NAMES)} | {"set_unix_ms": now_unix_ms}
+
+    async def write(connection: AsyncConnection) -> None:
+        if not any(values[name] for name in _NAMES):
+            await connection.execute(
+                delete(LimitRow).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model)
+            )
+            return
+        insert = insert_into(connection, LimitRow)
+        new = {name: insert.excluded[name] for name in (*_NAMES, "set_unix_ms")}
+        upsert = insert.on_conflict_do_update(index_elements=[LimitRow.subject, LimitRow.model], set_=new)
+        await connection.execute(upsert, values)
+
+    await transact(engine, write)
+
+
+async def all_rules(engine: AsyncEngine) -> list[LimitRule]:
+    """Every rule, by subject and model. Raises StoreUnavailable."""
+    columns = [getattr(LimitRow, name) for name in ("subject", "model", *_NAMES)]
+    query = select(*columns).order_by(LimitRow.subject, LimitRow.model)
+
+    async def read(connection: AsyncConnection) -> list[LimitRule]:
+        return [LimitRule(**row) for row in (await connection.execute(query)).mappings()]
+
+    return await transact(engine, read)
+
+
+async def mark(engine: AsyncEngine) -> tuple[int, int]:
+    """(rules, sum of the times they were set): a change of the rules changes it. Raises StoreUnavailable."""
+    query = select(func.count(), func.coalesce(func.sum(LimitRow.set_unix_ms), 0)).select_from(LimitRow)
+
+    async def read(connection: AsyncConnection) -> tuple[int, int]:
+        count, times = (await connection.execute(query)).one()
+        return int(count), int(times)
+
+    return await transact(engine, read)
