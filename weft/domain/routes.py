@@ -211,6 +211,11 @@ class KeyRoute:
     limits: tuple[LimitRule, ...] = ()  # its own and its namespace's
 
 
+def limits_entry(namespace: str) -> str:
+    """In place of a key's hash: the entry with the limits of a namespace, for callers who have no key."""
+    return f"namespace/{namespace}"
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """All API keys."""

@@ -1,9 +1,9 @@
 """The gateway's configuration: defaults, then `WEFT_GATEWAY__FIELD`, then flags."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from weft.process import split_address
@@ -46,6 +46,15 @@ class GatewaySettings(ProcessSettings):
     auth: CliImplicitFlag[bool] = Field(
         True, description="ask for an API key; models and metrics show each namespace only its own"
     )
+    oidc_issuer: str = Field(
+        "", description="also take JSON Web Tokens of this OpenID Connect issuer (its URL, as tokens name it)"
+    )
+    oidc_audience: str = Field("", description="that tokens have to name; needed with --oidc-issuer")
+    oidc_namespace_claim: str = Field(
+        "kubernetes.io/namespace", description="the claim with the caller's namespace; / parts a path"
+    )
+    oidc_jwks_url: str = Field("", description="of the issuer's keys; unset: as its discovery document says")
+    oidc_ca: Path | None = Field(None, description="certificates (PEM) to trust the issuer by; unset: the system's")
     hold_seconds: float = Field(30.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
     drain_seconds: float = Field(10.0, ge=0, le=600, description="how long running answers may finish after SIGTERM")
     default_max_tokens: int = Field(1024, ge=1, le=1 << 20, description="when a request gives no max_tokens")
@@ -65,6 +74,12 @@ class GatewaySettings(ProcessSettings):
     predict_ms: int = Field(50, ge=1, le=5000, description="deadline of a prediction")
     session_idle_seconds: float = Field(60.0, ge=0.05, le=3600, description="a runner session without requests closes")
     connect_seconds: float = Field(5.0, ge=0.1, le=60, description="bound on opening a session to a runner")
+
+    @model_validator(mode="after")
+    def _has_audience(self) -> Self:
+        if self.oidc_issuer and not self.oidc_audience:
+            raise ValueError("--oidc-issuer needs --oidc-audience: a token for another service is none for this one")
+        return self
 
     @field_validator("depot")
     @classmethod

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.domain.limits import LimitRule
-from weft.domain.routes import KeyRoute, KeyScope
+from weft.domain.routes import KeyRoute, KeyScope, limits_entry
 from weft.domain.runner import ReportedRunner
 from weft.store import keys, limits, usage
 from weft.store.errors import StoreError
@@ -155,7 +155,8 @@ class AdminServer(AdminServicer):
             rules = defaultdict[str, list[LimitRule]](list)
             for rule in await self._rules():
                 rules[rule.subject].append(rule)
-            self._supervisor.set_keys(tuple(_route(key, rules) for key in in_force))
+            of_namespaces = [KeyRoute(name, "", "", limits=tuple(of)) for name, of in rules.items() if _is_entry(name)]
+            self._supervisor.set_keys((*(_route(key, rules) for key in in_force), *of_namespaces))
             self._sent = mark
 
     async def _mark(self) -> object:
@@ -214,6 +215,11 @@ def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRou
     grant = key.grant
     mine = (*rules.get(f"key/{key.key_id}", ()), *rules.get(f"namespace/{grant.namespace}", ()))
     return KeyRoute(key.key_hash, grant.namespace, key.key_id, grant.scope, grant.models, grant.expires_unix_ms, mine)
+
+
+def _is_entry(subject: str) -> bool:
+    """Whether the subject of limits is a namespace: it names their entry in the route table."""
+    return subject == limits_entry(subject.removeprefix("namespace/"))
 
 
 def _checked(rule: LimitRule) -> LimitRule:

@@ -9,7 +9,7 @@ from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tie
 from weft.domain.ids import Epoch
 from weft.domain.limits import LimitRule
 from weft.domain.request import FinishReason, Outcome
-from weft.domain.routes import Keys, KeyScope
+from weft.domain.routes import Keys, KeyScope, limits_entry
 from weft.domain.runner import (
     ClusterReport,
     OrderedRunner,
@@ -195,7 +195,11 @@ async def test_limits_reach_the_scheduler_with_the_keys_that_they_are_for(world)
         fill_rule(rule, message)
         await world.admin.SetLimit(message)
         keys = await world.scheduler.next(Keys)
-    assert {key.namespace: key.limits for key in keys.keys} == {"acme": (of_key, of_namespace), "b": ()}
+    assert {key.namespace or key.key_hash: key.limits for key in keys.keys} == {
+        "acme": (of_key, of_namespace),
+        "b": (),
+        limits_entry("acme"): (of_namespace,),
+    }
     listed = (await world.admin.ListLimits(supervisor_pb2.ListLimitsRequest())).limits
     assert [read_rule(rule) for rule in listed] == [of_key, of_namespace]
 
@@ -213,13 +217,14 @@ async def test_a_quota_is_spent_by_the_outcomes_of_the_day_that_are_stored(world
     rule = {"subject": "namespace/acme", "model": "acme/*", "tokens_per_day": 8}
     await world.admin.SetLimit(supervisor_pb2.LimitRule(**rule))
     await world.scheduler.next(Keys)
-    [key] = (await world.scheduler.next(Keys)).keys
+    key, _ = (await world.scheduler.next(Keys)).keys
     assert key.limits[0].spent_until_unix_ms == 0
     now_ms = time.time_ns() // 1_000_000
     row = Outcome("r", "acme/p", "acme", "acme/m", "", 3, 5, FinishReason.EOS, now_ms)
     await outcomes.record(store, [row], now_unix_ms=now_ms)
     following = asyncio.create_task(AdminServer(store, world.server).follow_keys(0.01))
-    [key] = (await world.scheduler.next(Keys)).keys
+    key, of_namespace = (await world.scheduler.next(Keys)).keys
+    assert of_namespace.limits == key.limits
     following.cancel()
     assert now_ms < key.limits[0].spent_until_unix_ms <= now_ms + 86_400_000
     [used] = (await world.admin.GetUsage(supervisor_pb2.GetUsageRequest(since_day=now_ms // 86_400_000 - 1))).rows

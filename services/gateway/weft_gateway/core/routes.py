@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from weft.domain.ids import BASE
 from weft.domain.limits import LimitRule
-from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes
+from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes, limits_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,11 @@ class RouteIndex(RouteBook):
             return None
         namespace = None if key.scope is KeyScope.PLATFORM else key.namespace
         return Principal(namespace, key.key_id, key.scope, key.models, key.limits)
+
+    def limits_of(self, namespace: str) -> tuple[LimitRule, ...]:
+        """A namespace's limits, whatever its keys are: they have an entry of their own, which no key's hash can be."""
+        entry = self.keys.get(limits_entry(namespace))
+        return entry.limits if entry else ()
 
     def _models_of(self, route: Route) -> dict[str, Route]:
         """The part of the index that lists the route."""

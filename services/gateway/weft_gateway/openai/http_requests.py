@@ -55,7 +55,8 @@ def principal_of(state: AppState, request: Request, action: Action) -> Principal
     Raises Unauthorized, PermissionDenied, ServiceUnavailable.
     """
     given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
-    principal = authenticate(given or (key and f"Bearer {key}"), state.machine.routes, auth=state.settings.auth)
+    bearer = given or (key and f"Bearer {key}")
+    principal = authenticate(bearer, state.machine.routes, auth=state.settings.auth, tokens=state.tokens)
     check_scope(principal, action)
     return principal
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -11,6 +12,7 @@ from weft.wire.tls import Tls
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.batch_client import BatchClient
 from weft_gateway.shell.grammar_checker import GrammarChecker
+from weft_gateway.shell.oidc import OidcConfig, TokenVerifier
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
 
@@ -29,6 +31,7 @@ class AppState:
         self.settings, self.registry, self.tracer = settings, registry, tracer
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine
+        self.tokens = _verifier(settings)
         self.batch = BatchClient(settings.batch, tls)
         self.grammars = GrammarChecker()
         self.tokenizers = TokenizerCache(
@@ -42,7 +45,7 @@ class AppState:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator["asyncio.Task[None]"]:
         """Keep the streams for the length of the block; the task ends early only by a bug."""
-        task = asyncio.create_task(self.manager.run(), name="request manager")
+        task = asyncio.create_task(self._run(), name="request manager")
         try:
             yield task
         finally:
@@ -52,6 +55,19 @@ class AppState:
             await self.batch.close()
             await self.grammars.close()
 
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.manager.run(), name="streams")
+            if self.tokens:
+                tasks.create_task(self.tokens.run(), name="issuer's keys")
+
     def _on_routes(self, pools_changed: bool) -> None:
         if pools_changed:
             self.tokenizers.sync({pool.base_digest for pool in self.machine.routes.pools.values() if pool.base_digest})
+
+
+def _verifier(settings: GatewaySettings) -> TokenVerifier | None:
+    if not settings.oidc_issuer:
+        return None
+    named = settings.oidc_issuer, settings.oidc_audience, settings.oidc_namespace_claim
+    return TokenVerifier(OidcConfig(*named, settings.oidc_jwks_url, settings.oidc_ca), time.monotonic)

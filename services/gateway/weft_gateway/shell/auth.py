@@ -8,8 +8,10 @@ from enum import Enum, auto
 from weft.domain.routes import KeyScope
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex
 from weft_gateway.errors import PermissionDenied, ServiceUnavailable, Unauthorized
+from weft_gateway.shell.oidc import MAX_TOKEN_CHARS, BadToken, KeyPending, TokenVerifier
 
 MAX_KEY_CHARS = 512
+TOKEN_DOTS = 2  # of a JSON Web Token; a key has none
 
 
 class Action(Enum):
@@ -30,15 +32,19 @@ _ALLOWED: Mapping[KeyScope, frozenset[Action]] = {
 }
 
 
-def authenticate(authorization: str | None, routes: RouteIndex, *, auth: bool) -> Principal:
-    """The caller behind an Authorization header.
+def authenticate(
+    authorization: str | None, routes: RouteIndex, *, auth: bool, tokens: TokenVerifier | None = None
+) -> Principal:
+    """The caller behind an Authorization header. `tokens`: where tokens of an issuer are taken, too.
 
     Looking up a hash leaks no timing about the key: an attacker cannot steer SHA-256 towards a stored value.
     Raises Unauthorized, or ServiceUnavailable while the keys are not known yet.
     """
     if not auth:
         return ANY_NAMESPACE
-    key = _bearer(authorization)
+    key = _bearer(authorization, MAX_TOKEN_CHARS if tokens else MAX_KEY_CHARS)
+    if tokens and key.count(".") == TOKEN_DOTS:
+        return _of_token(key, routes, tokens)
     if not routes.keys_known:
         raise ServiceUnavailable(
             "The API keys are not known to this gateway yet.", code="keys_not_known", retry_after_ms=1000
@@ -58,9 +64,21 @@ def check_scope(principal: Principal, action: Action) -> None:
         raise PermissionDenied("This API key is for some models of its namespace; batches need one that is for all.")
 
 
-def _bearer(authorization: str | None) -> str:
+def _of_token(token: str, routes: RouteIndex, tokens: TokenVerifier) -> Principal:
+    """Its namespace, with that namespace's limits. Raises Unauthorized, ServiceUnavailable."""
+    try:
+        namespace = tokens.namespace_of(token)
+    except BadToken as error:
+        raise Unauthorized(f"This token is not taken: {error}.") from error
+    except KeyPending as error:
+        text = "The keys of this token's issuer are being fetched."
+        raise ServiceUnavailable(text, code="keys_not_known", retry_after_ms=1000) from error
+    return Principal(namespace, limits=routes.limits_of(namespace))
+
+
+def _bearer(authorization: str | None, max_chars: int) -> str:
     scheme, _, key = (authorization or "").partition(" ")
     key = key.strip()
-    if scheme.lower() != "bearer" or not key or len(key) > MAX_KEY_CHARS:
+    if scheme.lower() != "bearer" or not key or len(key) > max_chars:
         raise Unauthorized("An API key is needed: send the header `Authorization: Bearer KEY`.")
     return key

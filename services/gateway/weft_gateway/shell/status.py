@@ -42,7 +42,7 @@ def visible_labels(state: AppState, authorization: str | None) -> frozenset[str]
 
 def _principal_of(state: AppState, authorization: str | None) -> Principal | None:
     try:
-        return authenticate(authorization, state.machine.routes, auth=state.settings.auth)
+        return authenticate(authorization, state.machine.routes, auth=state.settings.auth, tokens=state.tokens)
     except (Unauthorized, ServiceUnavailable):
         return None
 
