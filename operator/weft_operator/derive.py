@@ -118,24 +118,25 @@ def _last_scale(facts: PoolFacts, now: float) -> dict[str, Any] | None:
     return {"time": timestamp(now), "from": before, "to": facts.wanted, "reason": reason}
 
 
-def adapter_entry(facts: AdapterFacts) -> AdapterEntry | None:
-    """What the scheduler should know of this adapter; None: nothing."""
-    if facts.serving is None:
-        return None
-    adapter, verdict = facts.adapter, facts.serving.verdict
+def adapter_entry(facts: AdapterFacts) -> AdapterEntry:
+    """What the scheduler should know of this adapter: the content that serves, or why none does."""
+    adapter, verdict = facts.adapter, facts.serving.verdict if facts.serving else {}
+    why = None if facts.serving else next(c for c in adapter_conditions(facts) if c.type == "Ready")
     return AdapterEntry(
         uid=adapter.meta.uid,
         namespace=adapter.meta.ref.namespace,
         name=adapter.meta.ref.name,
         model_name=adapter.model_name,
         pool=str(adapter.pool),
-        digest=facts.serving.digest,
+        digest=facts.serving.digest if facts.serving else "",
         rank=int(verdict.get("rank") or 0),
         size_bytes=int(verdict.get("sizeBytes") or 0),
         pinned=adapter.pinned,
         created_unix_s=int(adapter.meta.created),
         drain_s=facts.drain_s,
         tier=adapter.tier,
+        reason=why.reason if why else "",
+        message=why.message if why else "",
     )
 
 

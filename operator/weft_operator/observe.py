@@ -125,7 +125,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """An adapter as the registry declares it, and how long its streams may outlive it."""
+    """An adapter as the registry declares it, and how long its streams may outlive it.
+
+    Without a digest it is not served, for `reason`.
+    """
 
     uid: str
     namespace: str
@@ -139,6 +142,8 @@ class AdapterEntry:
     created_unix_s: int
     drain_s: float
     tier: Tier = "Remote"
+    reason: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,16 +184,13 @@ def _plan_adapter(adapter: Adapter, desired: Desired, observed: Observed, now: f
         return _unload(facts, desired, observed, now)
     ref, entry, status = adapter.meta.ref, adapter_entry(facts), adapter_status(facts, now)
     resolve = _resolve(adapter, facts.request, facts.resolution, now, resolve_period_s(desired, policy, adapter.uri))
-    if policy.site is not None and entry is not None and FINALIZER not in adapter.meta.finalizers:
+    if policy.site is not None and entry.digest and FINALIZER not in adapter.meta.finalizers:
         return [*resolve, AddFinalizer(ref, adapter.meta.uid, adapter.meta.resource_version, FINALIZER)]
     return [*resolve, *_publish_adapter(ref, entry, observed), *_set_status(adapter, status)]
 
 
-def _publish_adapter(ref: Ref, entry: AdapterEntry | None, observed: Observed) -> list[Action]:
-    published = observed.adapters.get(ref)
-    if entry is not None:
-        return [PublishAdapter(ref, entry)] if entry != published else []
-    return [WithdrawAdapter(ref, published.uid)] if published else []  # maybe of an object that had this name before
+def _publish_adapter(ref: Ref, entry: AdapterEntry, observed: Observed) -> list[Action]:
+    return [PublishAdapter(ref, entry)] if entry != observed.adapters.get(ref) else []
 
 
 def _adapter_gone(ref: Ref, observed: Observed) -> list[Action]:

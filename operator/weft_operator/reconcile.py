@@ -164,7 +164,7 @@ class Controller:
             if report.removed and not self.observed.unloads[uid]:
                 self.observed.unloads[uid] = True
                 self._queue.add([ref])
-        elif ref in self.observed.adapters:  # else it was withdrawn meanwhile
+        elif (entry := self.observed.adapters.get(ref)) and entry.digest:  # else it was withdrawn meanwhile
             known, self.observed.adapter_reports[uid] = self.observed.adapter_reports.get(uid), report
             if report != known:
                 self._queue.add([ref])

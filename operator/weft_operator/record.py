@@ -32,7 +32,7 @@ def record(action: Action, observed: Observed, now: float) -> None:
             observed.told_at.pop(ref, None)
             observed.pool_reports[str(ref)] = PoolReport(0)
         case PublishAdapter(ref=ref, entry=entry):
-            _adapter_left(ref, observed, now, except_for=(entry.uid, entry.digest))
+            _adapter_left(ref, observed, now, except_for=(entry.uid, entry.digest) if entry.digest else ("", ""))
             observed.adapters[ref] = entry
         case WithdrawAdapter(ref=ref, uid=uid, unload=unload):
             _adapter_left(ref, observed, now)
@@ -82,5 +82,5 @@ def _adapter_left(ref: Ref, observed: Observed, now: float, except_for: tuple[st
         observed.adapter_reports.pop(before.uid, None)
         if uid == "":  # withdrawn, and the object may live on: it is not routed any more
             observed.adapter_reports[before.uid] = AdapterReport("", False)
-    if before.digest != digest:
+    if before.digest and before.digest != digest:
         observed.retention.left(before.digest, now, before.drain_s)

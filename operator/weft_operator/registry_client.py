@@ -159,6 +159,8 @@ def adapter_spec(entry: AdapterEntry) -> AdapterSpec:
         pinned=entry.pinned,
         created_unix_s=entry.created_unix_s,
         tier=Tier[entry.tier.upper()],
+        reason=entry.reason,
+        message=entry.message,
     )
 
 

@@ -67,6 +67,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     def __init__(self) -> None:
         self.routes = scheduler_pb2.Routes()
+        self.fleet = scheduler_pb2.Fleet()
         self.runner: FakeRunner | None = None
         self.autopilot = True
         self.acknowledges = True
@@ -96,6 +97,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.send(outcome_ack=scheduler_pb2.OutcomeAck(request_ids=[report.request_id]))
         if message.HasField("limit_report"):
             self.limit_reports.append(message.limit_report)
+        if self.autopilot and message.HasField("fleet_query"):
+            self.send(fleet=self.fleet)
         if self.autopilot and message.HasField("submit"):
             self.assign(message.submit.request_id)
         if self.autopilot and message.HasField("failed"):

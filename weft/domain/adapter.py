@@ -19,7 +19,7 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """An adapter as the registry declares it; without a digest it is not routed."""
+    """An adapter as the registry declares it; without a digest it is not served, for `reason` (of weft.api.reasons)."""
 
     uid: str
     namespace: str
@@ -32,6 +32,8 @@ class AdapterSpec:
     pinned: bool = False
     created_unix_s: int = 0
     tier: Tier = Tier.UNSPECIFIED  # the least that a Ready runner holds it in; UNSPECIFIED and REMOTE: on demand
+    reason: str = ""
+    message: str = ""
 
     @property
     def held(self) -> bool:

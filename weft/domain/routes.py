@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
+from operator import add
 from typing import NamedTuple, TypeVar
 
 from weft.domain.adapter import AdapterSpec
@@ -199,6 +200,18 @@ class KeyScope(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Unserved:
+    """An adapter that is declared and not served: the reason of its condition Ready, and the message."""
+
+    uid: str
+    namespace: str
+    model_name: str
+    pool: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRoute:
     """The hash of an API key and the namespace it authenticates."""
 
@@ -242,11 +255,16 @@ class Routes:
     keys: tuple[KeyRoute, ...] = ()
     removed_keys: tuple[str, ...] = ()  # hashes
     keys_known: bool = False  # False until a supervisor has sent its keys
+    unserved: tuple[Unserved, ...] = ()
+    removed_unserved: tuple[str, ...] = ()  # uids
     more: bool = False
 
     def parts(self, most: int = MAX_ENTRIES) -> Iterator["Routes"]:
         """The change as messages of at most so many entries of each kind."""
-        entries = ("routes", "removed_models", "pools", "removed_pools", "keys", "removed_keys")
+        entries = (
+            "routes", "removed_models", "pools", "removed_pools", "keys", "removed_keys", "unserved",
+            "removed_unserved",
+        )  # fmt: skip
         longest = max(len(getattr(self, name)) for name in entries)
         part = self
         for start in range(0, longest, most):
@@ -276,32 +294,35 @@ class RouteBook:
     routes: dict[str, Route] = field(default_factory=dict[str, Route])
     pools: dict[str, PoolRoute] = field(default_factory=dict[str, PoolRoute])
     keys: dict[str, KeyRoute] = field(default_factory=dict[str, KeyRoute])
-    _named: tuple[int, int, int] | None = None  # entries of each kind that a full table, not whole yet, has named
+    unserved: dict[str, Unserved] = field(default_factory=dict[str, Unserved])  # by uid
+    _named: tuple[int, ...] | None = None  # entries of each kind that a full table, not whole yet, has named
 
-    def apply(self, change: Routes) -> tuple[dict[str, Route], dict[str, PoolRoute]]:
-        """Returns the routes and the rows of pools that are replaced or removed.
+    def apply(self, change: Routes) -> tuple[dict[str, Route], dict[str, PoolRoute], dict[str, Unserved]]:
+        """Returns the routes, the rows of pools and the unserved adapters that are replaced or removed.
 
         Raises RoutesGap, which leaves the book as it was. A full table replaces the entries one by one, and removes the
         others with its last part: 100,000 routes that are freed at once stop the process for 30 ms.
         """
-        named = len(change.routes), len(change.pools), len(change.keys)
+        named = len(change.routes), len(change.pools), len(change.keys), len(change.unserved)
         if change.full:
             self._named = named
         elif change.base_version != self.version:
             raise RoutesGap(f"a change from version {change.base_version} on, at version {self.version}")
         elif self._named is not None:
-            self._named = self._named[0] + named[0], self._named[1] + named[1], self._named[2] + named[2]
+            self._named = tuple(map(add, self._named, named))
         self.version = change.version
-        sizes: tuple[int | None, int | None, int | None] = (None, None, None)
+        sizes: Sequence[int | None] = (None,) * len(named)
         if not change.more:
             self.keys_known, self._named, sizes = change.keys_known, None, self._named or sizes
         keys = {key.key_hash: key for key in change.keys}
         _update(self.keys, keys, change.removed_keys, sizes[2])
         routes = {route.model_name: route for route in change.routes}
         pools = {pool.pool: pool for pool in change.pools}
+        unserved = {one.uid: one for one in change.unserved}
         return (
             _update(self.routes, routes, change.removed_models, sizes[0]),
             _update(self.pools, pools, change.removed_pools, sizes[1]),
+            _update(self.unserved, unserved, change.removed_unserved, sizes[3]),
         )
 
 

@@ -131,6 +131,7 @@ class World:
     observed: Observed = field(default_factory=Observed)
     routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
     routed: dict[str, AdapterEntry] = field(default_factory=dict)  # by uid
+    unserved: dict[str, AdapterEntry] = field(default_factory=dict)  # by uid: declared without a digest
     kept: frozenset[str] | None = None
     asked: list[Request] = field(default_factory=list)
     announced: list[Announce] = field(default_factory=list)
@@ -205,11 +206,13 @@ class World:
                 del self.routed_pools[ref]
             case PublishAdapter(ref=ref, entry=entry):
                 before = self.observed.adapters.get(ref)
-                if before is not None:
-                    self.routed.pop(before.uid)
-                self.routed[entry.uid] = entry
+                for uid in (before.uid if before else "", entry.uid):
+                    self.routed.pop(uid, None)
+                    self.unserved.pop(uid, None)
+                (self.routed if entry.digest else self.unserved)[entry.uid] = entry
             case WithdrawAdapter(uid=uid, unload=unload):
                 self.routed.pop(uid, None)
+                self.unserved.pop(uid, None)
                 self.unloading |= {uid} if unload else set()
             case Retain(digests=digests):
                 self.kept = digests

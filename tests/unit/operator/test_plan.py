@@ -257,6 +257,10 @@ def test_another_pool_is_another_base_so_the_old_content_stops(serving: World) -
     serving.settle()
     assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
     assert [entry.name for entry in serving.routed.values()] == ["lower"]
+    assert [(entry.name, entry.reason) for entry in serving.unserved.values()] == [("upper", "ShapeMismatch")]
+    serving.contents["file:upper"] = good("a")
+    serving.wait(3)
+    assert not serving.unserved
 
 
 def test_a_new_base_that_an_adapter_does_not_fit_stops_it(serving: World) -> None:

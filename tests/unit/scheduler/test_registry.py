@@ -1,6 +1,7 @@
 """Routes, desired digests, statuses: what follows from the registry, and only when it changes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from weft.domain.routes import (
     Route,
     RouteBook,
     Routes,
+    Unserved,
 )
 from weft.domain.runner import OrderedRunner, Resync
 from weft_scheduler.core.effects import Stale
@@ -52,10 +54,27 @@ def test_an_adapter_without_a_digest_or_without_a_pool_has_no_route(
     driver: Any, picked: Picked, adapter_of: Any
 ) -> None:
     driver.start()
-    lonely = (adapter_of(""), adapter_of("sha256:9", pool="acme/nowhere"))
-    effects = driver.change(RegistryChange(False, adapters=lonely)) + driver.wait(1.0)
+    effects = driver.change(RegistryChange(False, adapters=(adapter_of("sha256:9", pool="acme/nowhere"),)))
+    effects += driver.wait(1.0)
     assert not picked(effects, Routes)
-    assert [s.routed for s in picked(effects, AdapterStatus)] == [False, False]
+    assert [s.routed for s in picked(effects, AdapterStatus)] == [False]
+
+
+def test_why_an_adapter_is_not_served_goes_to_gateways_until_it_is_served_or_gone(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start("sha256:1")
+    served = adapter_of("sha256:1")
+    broken = replace(served, digest="", reason="NotFinite", message="lora_A holds NaN")
+    (change,) = picked(driver.change(RegistryChange(False, adapters=(broken,))), Routes)
+    assert change.removed_models == ("acme/sha256:1",)
+    assert change.unserved == (Unserved(served.uid, "acme", "acme/sha256:1", POOL, "NotFinite", "lora_A holds NaN"),)
+    assert driver.state.routes.full().unserved == change.unserved
+    (change,) = picked(driver.change(RegistryChange(False, adapters=(served,))), Routes)
+    assert (change.removed_unserved, len(change.routes)) == ((served.uid,), 1)
+    driver.change(RegistryChange(False, adapters=(broken,)))
+    (change,) = picked(driver.change(RegistryChange(False, removed_adapters=(served.uid,))), Routes)
+    assert change.removed_unserved == (served.uid,)
 
 
 def test_the_older_of_two_with_one_name_wins_and_the_other_gets_it_when_that_is_gone(

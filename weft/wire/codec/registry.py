@@ -67,7 +67,8 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
             **same,
         )
     for adapter in change.adapters:
-        m.adapters.add(tier=TIER[adapter.tier], **same_named(adapter, "tier"))
+        message = adapter.message[:MAX_DETAIL]
+        m.adapters.add(tier=TIER[adapter.tier], message=message, **same_named(adapter, "tier", "message"))
 
 
 def registry_change(m: pb.RegistryToScheduler) -> RegistryChange:
@@ -160,6 +161,8 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
         pinned=m.pinned,
         created_unix_s=m.created_unix_s,
         tier=tier,
+        reason=text(m.reason, f"adapter {uid}: reason"),
+        message=m.message[:MAX_DETAIL],
     )
 
 

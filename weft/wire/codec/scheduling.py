@@ -2,6 +2,7 @@
 
 from google.protobuf.message import DecodeError
 
+from weft.domain.fleet import FleetQuery, FleetReport
 from weft.domain.limits import LimitReport, LimitRule, LimitUse
 from weft.domain.request import (
     Assign,
@@ -21,8 +22,9 @@ from weft.domain.request import (
     Submit,
     TokenRunner,
 )
-from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, ResyncRoutes, Route, Routes
+from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, ResyncRoutes, Route, Routes, Unserved
 from weft.wire.codec.direction import Direction, Entry
+from weft.wire.codec.fleet import fill_fleet, fleet
 from weft.wire.codec.session import FINISH, FINISHED
 from weft.wire.codec.values import (
     MAX_DETAIL,
@@ -362,6 +364,9 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
         m.pools.add(**same_named(pool))
     for key in routes.keys:
         fill_key(key, m.keys.add())
+    m.removed_unserved.extend(routes.removed_unserved)
+    for one in routes.unserved:
+        m.unserved.add(**same_named(one))
 
 
 def _routes(m: pb.Routes) -> Routes:
@@ -396,6 +401,10 @@ def _routes(m: pb.Routes) -> Routes:
         keys=tuple([key(k) for k in m.keys]),
         removed_keys=tuple(m.removed_keys),
         keys_known=m.keys_known,
+        unserved=tuple(
+            [Unserved(u.uid, u.namespace, u.model_name, u.pool, u.reason, u.message[:MAX_DETAIL]) for u in m.unserved]
+        ),
+        removed_unserved=tuple(m.removed_unserved),
         more=m.more,
     )
 
@@ -467,9 +476,18 @@ def key(m: pb.KeyRoute) -> KeyRoute:
 
 
 GatewayMessage = (
-    GatewayHello | ResubmitComplete | Submit | Failed | Cancel | Started | OutcomeReport | ResyncRoutes | LimitReport
+    GatewayHello
+    | ResubmitComplete
+    | Submit
+    | Failed
+    | Cancel
+    | Started
+    | OutcomeReport
+    | ResyncRoutes
+    | LimitReport
+    | FleetQuery
 )
-SchedulerMessage = Assign | Preempt | Reject | Routes | OutcomeAck | RunnerGone | LimitReport
+SchedulerMessage = Assign | Preempt | Reject | Routes | OutcomeAck | RunnerGone | LimitReport | FleetReport
 
 GATEWAY_TO_SCHEDULER: Direction[pb.GatewayToScheduler, GatewayMessage] = Direction(
     pb.GatewayToScheduler,
@@ -483,6 +501,7 @@ GATEWAY_TO_SCHEDULER: Direction[pb.GatewayToScheduler, GatewayMessage] = Directi
     Entry("outcome_report", OutcomeReport, fill_outcome_report, outcome_report),
     Entry("resync_routes", ResyncRoutes),
     Entry("limit_report", LimitReport, _fill_limit_report, _limit_report),
+    Entry("fleet_query", FleetQuery),
 )
 SCHEDULER_TO_GATEWAY: Direction[pb.SchedulerToGateway, SchedulerMessage] = Direction(
     pb.SchedulerToGateway,
@@ -494,4 +513,5 @@ SCHEDULER_TO_GATEWAY: Direction[pb.SchedulerToGateway, SchedulerMessage] = Direc
     Entry("outcome_ack", OutcomeAck, fill_outcome_ack, outcome_ack),
     Entry("runner_gone", RunnerGone, _fill_gone, _gone),
     Entry("limit_report", LimitReport, _fill_limit_report, _limit_report),
+    Entry("fleet", FleetReport, fill_fleet, fleet),
 )

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report")
+    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report", "fleet_query")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class GatewayToScheduler(_message.Message):
     RESUBMIT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     RESYNC_ROUTES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_REPORT_FIELD_NUMBER: _ClassVar[int]
+    FLEET_QUERY_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
     failed: Failed
@@ -29,7 +30,8 @@ class GatewayToScheduler(_message.Message):
     resubmit_complete: ResubmitComplete
     resync_routes: ResyncRoutes
     limit_report: LimitReport
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ...) -> None: ...
+    fleet_query: FleetQuery
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("gateway_id",)
@@ -42,6 +44,10 @@ class ResubmitComplete(_message.Message):
     def __init__(self) -> None: ...
 
 class ResyncRoutes(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FleetQuery(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -172,7 +178,7 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., handed_off: _Optional[bool] = ...) -> None: ...
 
 class SchedulerToGateway(_message.Message):
-    __slots__ = ("assign", "preempt", "reject", "routes", "outcome_ack", "runner_gone", "limit_report")
+    __slots__ = ("assign", "preempt", "reject", "routes", "outcome_ack", "runner_gone", "limit_report", "fleet")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PREEMPT_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +186,7 @@ class SchedulerToGateway(_message.Message):
     OUTCOME_ACK_FIELD_NUMBER: _ClassVar[int]
     RUNNER_GONE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_REPORT_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     preempt: Preempt
     reject: Reject
@@ -187,7 +194,8 @@ class SchedulerToGateway(_message.Message):
     outcome_ack: OutcomeAck
     runner_gone: RunnerGone
     limit_report: LimitReport
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ...) -> None: ...
+    fleet: Fleet
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., runner_gone: _Optional[_Union[RunnerGone, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet: _Optional[_Union[Fleet, _Mapping]] = ...) -> None: ...
 
 class LimitReport(_message.Message):
     __slots__ = ("gateway_id", "uses")
@@ -261,6 +269,68 @@ class Preempt(_message.Message):
     epoch: _common_pb2.Epoch
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ...) -> None: ...
 
+class Fleet(_message.Message):
+    __slots__ = ("runners", "left_out")
+    RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    runners: _containers.RepeatedCompositeFieldContainer[FleetRunner]
+    left_out: int
+    def __init__(self, runners: _Optional[_Iterable[_Union[FleetRunner, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class FleetRunner(_message.Message):
+    __slots__ = ("name", "pool", "ready", "draining", "role", "sequences", "max_sequences", "best_batch", "used_pages", "free_pages", "adapter_pages", "total_pages", "page_tokens", "tokens", "pending_prompt_tokens", "adapters", "adapters_left_out", "incarnation")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BEST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    USED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pool: str
+    ready: bool
+    draining: bool
+    role: str
+    sequences: int
+    max_sequences: int
+    best_batch: int
+    used_pages: int
+    free_pages: int
+    adapter_pages: int
+    total_pages: int
+    page_tokens: int
+    tokens: int
+    pending_prompt_tokens: int
+    adapters: _containers.RepeatedCompositeFieldContainer[FleetAdapter]
+    adapters_left_out: int
+    incarnation: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., role: _Optional[str] = ..., sequences: _Optional[int] = ..., max_sequences: _Optional[int] = ..., best_batch: _Optional[int] = ..., used_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., pending_prompt_tokens: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[FleetAdapter, _Mapping]]] = ..., adapters_left_out: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class FleetAdapter(_message.Message):
+    __slots__ = ("digest", "tier", "running", "loading", "error")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    tier: _supervisor_pb2.AdapterState.Tier
+    running: int
+    loading: bool
+    error: str
+    def __init__(self, digest: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., running: _Optional[int] = ..., loading: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
+
 class RunnerGone(_message.Message):
     __slots__ = ("runner",)
     RUNNER_FIELD_NUMBER: _ClassVar[int]
@@ -304,7 +374,7 @@ class OutcomeAck(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Routes(_message.Message):
-    __slots__ = ("version", "routes", "pools", "keys", "keys_known", "full", "base_version", "removed_models", "removed_pools", "removed_keys", "more")
+    __slots__ = ("version", "routes", "pools", "keys", "keys_known", "full", "base_version", "removed_models", "removed_pools", "removed_keys", "unserved", "removed_unserved", "more")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +385,8 @@ class Routes(_message.Message):
     REMOVED_MODELS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_POOLS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_UNSERVED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     version: int
     routes: _containers.RepeatedCompositeFieldContainer[Route]
@@ -326,8 +398,10 @@ class Routes(_message.Message):
     removed_models: _containers.RepeatedScalarFieldContainer[str]
     removed_pools: _containers.RepeatedScalarFieldContainer[str]
     removed_keys: _containers.RepeatedScalarFieldContainer[str]
+    unserved: _containers.RepeatedCompositeFieldContainer[Unserved]
+    removed_unserved: _containers.RepeatedScalarFieldContainer[str]
     more: bool
-    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., keys_known: _Optional[bool] = ..., full: _Optional[bool] = ..., base_version: _Optional[int] = ..., removed_models: _Optional[_Iterable[str]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., unserved: _Optional[_Iterable[_Union[Unserved, _Mapping]]] = ..., removed_unserved: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("model_name", "namespace", "pool", "adapter_digest", "rank", "uid", "created_unix_s")
@@ -346,6 +420,22 @@ class Route(_message.Message):
     uid: str
     created_unix_s: int
     def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
+
+class Unserved(_message.Message):
+    __slots__ = ("uid", "namespace", "model_name", "pool", "reason", "message")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    namespace: str
+    model_name: str
+    pool: str
+    reason: str
+    message: str
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
     __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "hold_s")
@@ -573,7 +663,7 @@ class PhaseGroups(_message.Message):
     def __init__(self, phase: _Optional[_Union[PhaseGroups.Phase, str]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
-    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "tier")
+    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "reason", "message", "tier")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +674,8 @@ class AdapterDesired(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     uid: str
     namespace: str
@@ -595,8 +687,10 @@ class AdapterDesired(_message.Message):
     bytes: int
     pinned: bool
     created_unix_s: int
+    reason: str
+    message: str
     tier: _supervisor_pb2.AdapterState.Tier
-    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ...) -> None: ...
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ...) -> None: ...
 
 class SchedulerToRegistry(_message.Message):
     __slots__ = ("pool", "adapter")

@@ -4,13 +4,14 @@ A change costs what it carries. Adapters are indexed by namespace: what one tena
 models of others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from weft.domain.ids import BASE
 from weft.domain.limits import LimitRule
-from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes, limits_entry
+from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes, Unserved, limits_entry
+from weft_gateway.core.directory import Directory, Key, NamePage, page_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,30 @@ class RouteIndex(RouteBook):
     limited: bool = False
     _bases: dict[str, Route] = field(default_factory=dict[str, Route])  # by model name
     _adapters: dict[str, dict[str, Route]] = field(default_factory=dict[str, dict[str, Route]])  # by namespace, by name
+    _unserved: dict[str, dict[str, Unserved]] = field(default_factory=dict[str, dict[str, Unserved]])  # namespace, uid
+    _by_digest: dict[str, str] = field(default_factory=dict[str, str])  # the model name of one adapter of that content
+    _names: Directory = field(default_factory=Directory)
+    _unserved_names: Directory = field(default_factory=Directory)
 
     def take(self, change: Routes) -> list[str]:
         """Apply a change. Returns the names of the pools whose rows changed, in order.
 
         Raises RoutesGap, which changes nothing.
         """
-        routes, pools = self.apply(change)
+        routes, pools, unserved = self.apply(change)
         for route in routes.values():
             models = self._models_of(route)
             del models[route.model_name]
+            if self._by_digest.get(route.adapter) == route.model_name:
+                del self._by_digest[route.adapter]
             if not models and models is not self._bases:
                 del self._adapters[route.namespace]
         for route in change.routes:
             self._models_of(route)[route.model_name] = route
+            if route.adapter != BASE:
+                self._by_digest[route.adapter] = route.model_name
+        self._names.change(_keys(routes.values()), _keys(change.routes))
+        self._take_unserved(unserved, change)
         self.known |= not change.more
         self.limited |= any(key.limits for key in change.keys)
         names = {*pools, *(pool.pool for pool in change.pools)}
@@ -85,6 +96,37 @@ class RouteIndex(RouteBook):
                 if found := self.find(name, principal):
                     yield found
 
+    def adapters(self, principal: Principal, search: str, skip: int, limit: int) -> tuple[list[Route], NamePage]:
+        """A page of the served adapters that this caller may use, by name."""
+        keys = self._names.keys(principal.namespace, lambda: _names(self._adapters, principal.namespace))
+        page = page_of(_shown(keys, principal), search, skip, limit)
+        return [self.routes[name] for name, _ in page.keys], page
+
+    def unserved_adapters(
+        self, principal: Principal, search: str, skip: int, limit: int
+    ) -> tuple[list[Unserved], NamePage]:
+        """A page of this caller's adapters that are not served, by name."""
+        keys = self._unserved_names.keys(principal.namespace, lambda: _names(self._unserved, principal.namespace))
+        page = page_of(_shown(keys, principal), search, skip, limit)
+        return [self.unserved[uid] for _, uid in page.keys], page
+
+    def name_of(self, digest: str) -> str | None:
+        """The model name of an adapter with that content."""
+        return self._by_digest.get(digest)
+
+    def counts(self, principal: Principal) -> tuple[int, int]:
+        """This caller's adapters that are served, and that are not."""
+        if principal.models:
+            return self.adapters(principal, "", 0, 0)[1].total, self.unserved_adapters(principal, "", 0, 0)[1].total
+        namespace = principal.namespace
+        if namespace is None:
+            return len(self.routes) - len(self._bases), len(self.unserved)
+        return len(self._adapters.get(namespace, ())), len(self._unserved.get(namespace, ()))
+
+    def bases(self, principal: Principal) -> list[tuple[Route, PoolRoute]]:
+        """The bases that this caller may use, by name."""
+        return [found for name in sorted(self._bases) if (found := self.find(name, principal))]
+
     def principal_of(self, key_hash: str, now_unix_ms: int) -> Principal | None:
         """The caller whose API key has this hash (hex SHA-256), if it has not expired."""
         key = self.keys.get(key_hash)
@@ -98,6 +140,17 @@ class RouteIndex(RouteBook):
         entry = self.keys.get(limits_entry(namespace))
         return entry.limits if entry else ()
 
+    def _take_unserved(self, left: dict[str, Unserved], change: Routes) -> None:
+        for one in left.values():
+            of_namespace = self._unserved[one.namespace]
+            del of_namespace[one.uid]
+            if not of_namespace:
+                del self._unserved[one.namespace]
+        for one in change.unserved:
+            self._unserved.setdefault(one.namespace, {})[one.uid] = one
+        removed, added = ([(one.namespace, _key(one)) for one in of] for of in (left.values(), change.unserved))
+        self._unserved_names.change(removed, added)
+
     def _models_of(self, route: Route) -> dict[str, Route]:
         """The part of the index that lists the route."""
         return self._bases if route.adapter == BASE else self._adapters.setdefault(route.namespace, {})
@@ -105,3 +158,24 @@ class RouteIndex(RouteBook):
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:
     return pool.shared_all or namespace == pool.pool.partition("/")[0] or namespace in pool.shared_namespaces
+
+
+def _shown(keys: Sequence[Key], principal: Principal) -> Sequence[Key]:
+    """Without the models that the key is not for."""
+    return [key for key in keys if principal.may_use(key[0])] if principal.models else keys
+
+
+def _key(of: Route | Unserved) -> Key:
+    return of.model_name, of.uid
+
+
+def _keys(routes: Iterable[Route]) -> list[tuple[str, Key]]:
+    """Of adapters; bases are few, and listed apart."""
+    return [(route.namespace, _key(route)) for route in routes if route.adapter != BASE]
+
+
+def _names(
+    of: Mapping[str, Mapping[str, Route]] | Mapping[str, Mapping[str, Unserved]], namespace: str | None
+) -> Iterator[Key]:
+    for entries in of.values() if namespace is None else (of.get(namespace, {}),):
+        yield from map(_key, entries.values())

@@ -92,7 +92,9 @@ class Answer:
             self._manager.limits.settle(self._admitted, self.group.prompt_tokens + self.group.completion_tokens)
         error = self.error or (None if self.group.over else Internal(""))
         status = 499 if self.group.client_gone else error.status if error else 200
-        self._manager.metrics.count_request(self.group.requests[0].route.model_name, status)
+        code = error.code if error else "client_gone" if status == 499 else ""
+        first = self.group.requests[0]
+        self._manager.count_answer(first.route.model_name, first.namespace, status, code)
         ends = [one.finish for one in self.group.answers if one.finish]
         if self._trace:
             self._trace.answered(self.group.requests, ends, status, error)

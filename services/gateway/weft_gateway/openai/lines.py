@@ -187,7 +187,7 @@ class LineRunner:
                     raise from_failure(failure)
                 return await submit(self._state, endpoint, call, line.body)
         except ApiError as error:
-            self._state.manager.metrics.count_request(call.model, error.status)
+            self._state.manager.count_answer(call.model, line.namespace, error.status, error.code)
             raise
 
     async def _body(self, answer: Answer) -> bytes:

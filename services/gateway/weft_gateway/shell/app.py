@@ -1,11 +1,10 @@
-"""The ASGI application: routes, OpenAI's error shape on every path, probes, the status page."""
+"""The ASGI application: routes, OpenAI's error shape on every path, probes, the page."""
 
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Any
 
 import orjson
@@ -30,6 +29,7 @@ from weft_gateway.openai.responses import ResponsesRequest, create_response
 from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from weft_gateway.openai.tokenize import detokenize, tokenize, tokenizer_info
 from weft_gateway.openai.validation import Call
+from weft_gateway.shell import page
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.metrics import exposition
 from weft_gateway.shell.request_ids import ResponseHeaders, ids_of
@@ -45,13 +45,6 @@ EXPOSED = [
     "x-should-retry",
     *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 ]  # to pages of other origins
-_PAGE_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-    ),
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",
-}
 _NAMES = {404: "not_found", 405: "method_not_allowed", 403: "permission_denied"}
 
 
@@ -79,7 +72,11 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/batches/{batch_id}", one_batch, get)
     _route(app, state, "/v1/batches/{batch_id}/cancel", cancel_batch, post)
     _route(app, state, "/status", _status, get)
-    _route(app, state, "/", _page, get)
+    _route(app, state, "/", page.page, get)
+    _route(app, state, "/ui/overview", page.overview, get)
+    _route(app, state, "/ui/runners", page.runners, get)
+    _route(app, state, "/ui/adapters", page.adapters, get)
+    _route(app, state, "/ui/{name}", page.page_file, get)
     _route(app, state, "/health", _healthz, get)
     _route(app, state, "/ping", _healthz, get)
     _route(app, state, "/ping", _healthz, post)
@@ -137,7 +134,7 @@ def _inlined(body: type[BaseModel]) -> dict[str, Any]:
 
 async def _on_api_error(state: AppState, request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    _count(state, request, error.status)
+    _count(state, request, error.status, error.code)
     call = _call_of(request)
     about = {
         "param": error.param and error.param[:128],
@@ -164,22 +161,18 @@ async def _on_http_error(state: AppState, request: Request, error: Exception) ->
 
 
 async def _on_bug(state: AppState, request: Request, error: Exception) -> Response:
-    _count(state, request, Internal.status)
+    _count(state, request, Internal.status, Internal.code)
     request_id = ids_of(request.scope).request_id
     log.error("request failed inside the gateway", exc_info=error, extra=kv(request_id=request_id))
     internal = Internal(f"The gateway failed on this request; its logs name it {request_id}.")
     return Response(internal.body(), internal.status, internal.headers())
 
 
-def _count(state: AppState, request: Request, status: int) -> None:
-    """A request that was refused; "-" stands for all names that are no model."""
-    state.manager.metrics.count_request(_model_of(request), status)
-
-
-def _model_of(request: Request) -> str | None:
-    """The model that it names, once that is found."""
+def _count(state: AppState, request: Request, status: int, code: str) -> None:
+    """A request that was refused; its model and namespace are counted once they are found."""
     call = _call_of(request)
-    return call.model if call else None
+    namespace = (call.principal.namespace or "") if call else None
+    state.manager.count_answer(call and call.model, namespace, status, code)
 
 
 def _call_of(request: Request) -> Call | None:
@@ -221,9 +214,3 @@ async def _status(state: AppState, request: Request) -> Response:
     """Pools, models and requests now, as far as the caller may see them."""
     value = status_of(state, request.headers.get("authorization"))
     return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-cache"})
-
-
-async def _page(_state: AppState, _request: Request) -> Response:
-    """The status page."""
-    page = files("weft_gateway").joinpath("shell", "status.html").read_bytes()
-    return Response(page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)

@@ -16,6 +16,7 @@ from typing import cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from weft.domain.fleet import FleetQuery, FleetReport
 from weft.domain.limits import LimitReport
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.prediction import PredictItem
@@ -32,9 +33,11 @@ from weft_gateway.core import events
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.events import PREDICTOR, SCHEDULER, Effect, Event, PreparedRequest
 from weft_gateway.core.gateway import BUG, Gateway
+from weft_gateway.core.history import History
 from weft_gateway.core.limits import REPORT_S
 from weft_gateway.errors import from_failure
 from weft_gateway.settings import GatewaySettings
+from weft_gateway.shell.fleet_view import FleetView
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_gateway.shell.predictor_client import PredictorClient
 from weft_gateway.shell.rate_limits import RateLimits
@@ -72,6 +75,7 @@ class RequestManager:
         self.settings, self.clock = settings, clock
         self.metrics = GatewayMetrics(self.machine, registry, max_models=settings.max_adapters)
         self.limits = RateLimits(self.machine.gateway_id, clock)
+        self.history, self.fleet = History(), FleetView(self._ask_for_fleet, clock)
         self._on_routes, self._tls = on_routes, tls
         self._events: deque[Event] = deque()
         self._handling = False
@@ -131,6 +135,11 @@ class RequestManager:
     def client_gone(self, request_id: str) -> None:
         """Nothing reads the request's answers any more. Harmless after the end."""
         self.feed(events.ClientGone(request_id))
+
+    def count_answer(self, model: str | None, namespace: str | None, status: int, code: str) -> None:
+        """One answer to a client. None: a model that is not found, a caller that is not known."""
+        self.metrics.count_request(model, status)
+        self.history.answered(namespace, status, code, self.clock())
 
     async def drain(self) -> None:
         """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
@@ -276,6 +285,17 @@ class RequestManager:
             answer.finish = finish
             group.wake()
         self.metrics.count_finish(finish)
+        self._count_hour(finish)
+
+    def _count_hour(self, finish: events.Finish) -> None:
+        outcome, now = finish.outcome, self.clock()
+        namespace, tokens = outcome.namespace, outcome.completion_tokens
+        self.history.used(namespace, outcome.prompt_tokens * (outcome.choice == 0), tokens, now)
+        if finish.priority is not Priority.BATCH:
+            token_s = (
+                (finish.total_s - finish.ttft_s) / (tokens - 1) if finish.ttft_s is not None and tokens > 1 else None
+            )
+            self.history.timed(namespace, finish.ttft_s, token_s, finish.total_s, now)
 
     def _on_scheduler_up(self) -> None:
         self.limits.reconnected()
@@ -286,10 +306,18 @@ class RequestManager:
         message = SCHEDULER_TO_GATEWAY.decode(envelope)
         if isinstance(message, LimitReport):
             return self.limits.take(message)
+        if isinstance(message, FleetReport):  # for people: the machine has no use for it
+            self.fleet.take(message)
+            return None
         self.feed(Received(SCHEDULER, message))
         if isinstance(message, Routes) and message.more:
             gc.freeze()  # a large table lives long: to visit 100,000 routes takes the collector 50 ms
         return None
+
+    def _ask_for_fleet(self) -> bool:
+        if up := self.scheduler.up:
+            self.scheduler.send(GATEWAY_TO_SCHEDULER.encode(FleetQuery()))
+        return up
 
     def _on_session(self, session: RunnerSession, event: Connected | Received | Closed) -> None:
         """A session that the machine has closed has no more events."""

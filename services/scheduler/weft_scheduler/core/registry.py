@@ -10,7 +10,7 @@ from weft.domain.adapter import AdapterSpec
 from weft.domain.ids import BASE
 from weft.domain.machine import Close, Peer
 from weft.domain.request import RejectReason
-from weft.domain.routes import PoolSpec, RegistryChange, Route
+from weft.domain.routes import PoolSpec, RegistryChange, Route, Unserved
 from weft_scheduler.core.effects import Stale
 from weft_scheduler.core.model.pool import DEFAULTS, POLICIES, Pool
 from weft_scheduler.core.published_state import PendingDeletion, Registry
@@ -51,7 +51,8 @@ def on_change(state: State, peer: Peer, change: RegistryChange) -> None:
         state.published.clear()
         touched |= dict.fromkeys(state.pools)
         named = {adapter.uid for adapter in change.adapters}
-        _drop_adapters(state, [uid for uid in state.adapter_pool if uid not in named], touched)
+        known = [*state.adapter_pool, *state.routes.unserved]
+        _drop_adapters(state, [uid for uid in known if uid not in named], touched)
         removed = state.pools.keys() - {spec.name for spec in change.pools}
     else:
         removed = state.pools.keys() & {*change.removed_pools}
@@ -132,8 +133,13 @@ def _set_spec(state: State, pool: Pool, spec: PoolSpec | None) -> None:
 
 
 def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -> None:
-    pool = state.pool(adapter.pool)
     state.published.deletions.pop(adapter.uid, None)
+    if not adapter.digest:
+        _drop_adapters(state, (adapter.uid,), touched)
+        why = adapter.reason, adapter.message
+        state.routes.explain(Unserved(adapter.uid, adapter.namespace, adapter.model_name, adapter.pool, *why))
+        return
+    pool = state.pool(adapter.pool)
     state.published.mark_adapters((adapter.uid,))
     touched[adapter.pool] = None
     if pool.adapters.by_uid.get(adapter.uid) == adapter:
@@ -147,6 +153,7 @@ def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -
 def _drop_adapters(state: State, uids: Iterable[str], touched: dict[str, None]) -> None:
     """Take adapters out of the pools that have them."""
     for uid in uids:
+        state.routes.forget_unserved(uid)
         name = state.adapter_pool.pop(uid, None)
         if name is not None:
             pool = state.pool(name)
@@ -157,8 +164,8 @@ def _drop_adapters(state: State, uids: Iterable[str], touched: dict[str, None]) 
 
 
 def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
-    """Let an adapter claim its name while its pool is served and it has a digest."""
-    if pool.route() is None or not adapter.digest:
+    """Let an adapter claim its name while its pool is served."""
+    if pool.route() is None:
         state.routes.withdraw(adapter.model_name, adapter.uid)
         return
     state.routes.claim(

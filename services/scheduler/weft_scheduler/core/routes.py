@@ -5,7 +5,7 @@ Gateways are sent what changed since the version that they have; a change of one
 
 from collections.abc import Callable, Iterable
 
-from weft.domain.routes import KeyRoute, PoolRoute, Route, RouteBook, Routes
+from weft.domain.routes import KeyRoute, PoolRoute, Route, RouteBook, Routes, Unserved
 
 
 class RouteTable:
@@ -16,9 +16,11 @@ class RouteTable:
         self.keys: dict[str, KeyRoute] = {}
         self.keys_known = False
         self._claims: dict[str, dict[str, Route]] = {}  # model name -> uid -> route
+        self.unserved: dict[str, Unserved] = {}  # by uid
         self._changed_models: dict[str, None] = {}
         self._changed_pools: dict[str, None] = {}
         self._changed_keys: dict[str, None] = {}
+        self._changed_unserved: dict[str, None] = {}
         self._full: Routes | None = None  # of the book's version
 
     # ------------------------------------------------------------ what should be routed
@@ -48,6 +50,16 @@ class RouteTable:
         """What gateways know of a pool may have changed."""
         self._changed_pools[pool] = None
 
+    def explain(self, unserved: Unserved) -> None:
+        """Why an adapter is not served."""
+        self.unserved[unserved.uid] = unserved
+        self._changed_unserved[unserved.uid] = None
+
+    def forget_unserved(self, uid: str) -> None:
+        """An adapter is served, or gone."""
+        if self.unserved.pop(uid, None) is not None:
+            self._changed_unserved[uid] = None
+
     # ------------------------------------------------------------ the published table
 
     @property
@@ -70,8 +82,14 @@ class RouteTable:
         keys = {key_hash: self.keys.get(key_hash) for key_hash in sorted(self._changed_keys)}
         changed_keys = [k for key_hash, k in keys.items() if k is not None and k != self.book.keys.get(key_hash)]
         removed_keys = [key_hash for key_hash, key in keys.items() if key is None and key_hash in self.book.keys]
-        self._changed_models, self._changed_pools, self._changed_keys = {}, {}, {}
-        content = (routes, removed_models, changed_pools, removed_pools, changed_keys, removed_keys)
+        unserved = {uid: self.unserved.get(uid) for uid in sorted(self._changed_unserved)}
+        changed_unserved = [u for uid, u in unserved.items() if u is not None and u != self.book.unserved.get(uid)]
+        removed_unserved = [uid for uid, one in unserved.items() if one is None and uid in self.book.unserved]
+        self._changed_models, self._changed_pools, self._changed_keys, self._changed_unserved = {}, {}, {}, {}
+        content = (
+            routes, removed_models, changed_pools, removed_pools, changed_keys, removed_keys, changed_unserved,
+            removed_unserved,
+        )  # fmt: skip
         if self.published and not any(content) and self.keys_known == self.book.keys_known:
             return None, uids
         change = Routes(
@@ -84,6 +102,8 @@ class RouteTable:
             removed_pools=tuple(removed_pools),
             keys=tuple(changed_keys),
             removed_keys=tuple(removed_keys),
+            unserved=tuple(changed_unserved),
+            removed_unserved=tuple(removed_unserved),
             keys_known=self.keys_known,
         )
         self.book.apply(change)
@@ -101,6 +121,7 @@ class RouteTable:
                 pools=tuple(book.pools[name] for name in sorted(book.pools)),
                 keys=tuple(book.keys[key_hash] for key_hash in sorted(book.keys)),
                 keys_known=book.keys_known,
+                unserved=tuple(book.unserved[uid] for uid in sorted(book.unserved)),
             )
         return self._full
 

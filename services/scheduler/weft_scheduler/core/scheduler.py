@@ -6,6 +6,7 @@ Deterministic: equal events at equal times give equal effects. One owner calls i
 from collections.abc import Callable
 from typing import Any
 
+from weft.domain.fleet import FleetQuery
 from weft.domain.limits import LimitReport
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
 from weft.domain.request import Cancel, Failed, OutcomeReport, ResubmitComplete, Started, Submit
@@ -14,6 +15,7 @@ from weft.domain.runner import SupervisorHello
 from weft_scheduler.core import (
     check,
     consolidation,
+    fleet,
     migration,
     phases,
     prefetch,
@@ -41,6 +43,7 @@ FROM_GATEWAY: dict[type, Callable[[State, GatewayStream, Any], None]] = {
     ResyncRoutes: requests.on_resync_routes,
     LimitReport: requests.on_limit_report,
     Failed: rescheduling.on_failed,
+    FleetQuery: fleet.on_fleet_query,
 }
 
 

@@ -73,7 +73,7 @@ class RunnerAccount:
         self.reported_s = 0.0
         self.sequences: dict[str, SequenceState] = {}
         self.progress: Sequence[int] = ()  # tokens in KV of each of `sequences`, in their order
-        self.adapters: dict[str, AdapterState] = {}  # on the device, loading, or with an error
+        self.adapters: dict[str, AdapterState] = {}  # in host memory or nearer, loading, or with an error
         self.errors: dict[str, str] = {}  # digest -> why its last load failed
         self.active: dict[str, int] = {}  # adapter -> sequences, reported and unacknowledged: its busy slots
         self.unacked: dict[str, UnackedAssign] = {}
@@ -435,7 +435,7 @@ class RunnerAccount:
             if self.errors.pop(digest, None) is not None:
                 changed.append(digest)
         for adapter in report.adapters:
-            if adapter.loading or adapter.error or adapter.tier is Tier.DEVICE:
+            if adapter.loading or adapter.error or adapter.tier >= Tier.HOST:
                 self.adapters[adapter.digest] = adapter
             else:
                 self.adapters.pop(adapter.digest, None)

@@ -1,0 +1,132 @@
+"""The last hour of a gateway: latencies, answers by status, tokens, for everybody and for each namespace.
+
+A minute holds counts by bucket. Buckets grow by a tenth, so a percentile is within 5 % of the value. An answer costs
+three of them; a token costs nothing.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import ceil, exp, log
+
+MINUTES = 60
+MAX_NAMESPACES = 500  # with figures of their own in a minute; more are in the sum of all alone
+LEAST_S, GROWTH = 1e-4, 1.1
+BUCKETS = 170  # the last one holds everything from 1,000 s on
+EVERYBODY = None
+_LOG_GROWTH = log(GROWTH)
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket of a duration; bucket b holds (LEAST_S * GROWTH^(b-1), LEAST_S * GROWTH^b]."""
+    return min(BUCKETS, max(0, ceil(log(seconds / LEAST_S) / _LOG_GROWTH))) if seconds > LEAST_S else 0
+
+
+def quantile(buckets: Mapping[int, int], share: float) -> float | None:
+    """The seconds that so large a share (0..1) of the durations do not exceed; None: there is none."""
+    total = sum(buckets.values())
+    if not total:
+        return None
+    rank, seen = max(1, ceil(share * total)), 0
+    for bucket in sorted(buckets):
+        seen += buckets[bucket]
+        if seen >= rank:
+            return LEAST_S * exp((bucket - 0.5) * _LOG_GROWTH) if bucket else LEAST_S
+    raise AssertionError("a rank beyond the total")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was counted in a minute, or in several. Durations by bucket; answers by (status, code)."""
+
+    ttft: Counter[int] = field(default_factory=Counter[int])
+    token: Counter[int] = field(default_factory=Counter[int])  # mean time of a token after the first, by answer
+    total: Counter[int] = field(default_factory=Counter[int])
+    answers: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def requests(self) -> int:
+        return self.answers.total()
+
+    @property
+    def errors(self) -> Counter[tuple[int, str]]:
+        return Counter({of: count for of, count in self.answers.items() if of[0] >= 400})
+
+    def add(self, other: "Tally") -> None:
+        self.ttft.update(other.ttft)
+        self.token.update(other.token)
+        self.total.update(other.total)
+        self.answers.update(other.answers)
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+
+
+@dataclass(slots=True)
+class _Minute:
+    number: int  # since the clock's zero
+    tallies: dict[str | None, Tally] = field(default_factory=lambda: {EVERYBODY: Tally()})
+
+    def of(self, namespace: str | None) -> Iterable[Tally]:
+        """Where something of that namespace is counted; None: of a caller that is not known."""
+        yield self.tallies[EVERYBODY]
+        if namespace is not None and (namespace in self.tallies or len(self.tallies) <= MAX_NAMESPACES):
+            yield self.tallies.setdefault(namespace, Tally())
+
+
+class History:
+    """Times are of one monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[_Minute] = deque(maxlen=MINUTES)
+
+    def answered(self, namespace: str | None, status: int, code: str, now: float) -> None:
+        """One answer to a client. `code`: of an error, or ""; `namespace` None: of a caller that is not known."""
+        for tally in self._minute(now).of(namespace):
+            tally.answers[status, code] += 1
+
+    def used(self, namespace: str, prompt_tokens: int, completion_tokens: int, now: float) -> None:
+        """Tokens that are billed."""
+        for tally in self._minute(now).of(namespace):
+            tally.prompt_tokens += prompt_tokens
+            tally.completion_tokens += completion_tokens
+
+    def timed(self, namespace: str, ttft_s: float | None, token_s: float | None, total_s: float, now: float) -> None:
+        """The times of an answer that somebody waited for."""
+        for tally in self._minute(now).of(namespace):
+            tally.total[bucket_of(total_s)] += 1
+            if ttft_s is not None:
+                tally.ttft[bucket_of(ttft_s)] += 1
+            if token_s is not None:
+                tally.token[bucket_of(token_s)] += 1
+
+    def minutes(self, namespace: str | None, now: float) -> list[Tally]:
+        """The last MINUTES minutes, the present one last; empty where nothing happened. None: of everybody."""
+        found = {minute.number: minute.tallies.get(namespace) for minute in self._minutes}
+        present = int(now // 60)
+        return [found.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
+
+    def by_namespace(self, now: float) -> dict[str, Tally]:
+        """The last hour of each namespace. The minutes cannot hold more than MAX_NAMESPACES each."""
+        sums: dict[str, Tally] = {}
+        for minute in self._minutes:
+            if minute.number > now // 60 - MINUTES:
+                for namespace, tally in minute.tallies.items():
+                    if namespace is not None:
+                        sums.setdefault(namespace, Tally()).add(tally)
+        return sums
+
+    def _minute(self, now: float) -> _Minute:
+        number = int(now // 60)
+        if not self._minutes or self._minutes[-1].number < number:
+            self._minutes.append(_Minute(number))
+        return self._minutes[-1]
+
+
+def summed(tallies: Iterable[Tally]) -> Tally:
+    """All of them together."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    return total

@@ -1,0 +1,39 @@
+"""Whether an adapter answers now, and if not, why, in a sentence for its owner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.domain.adapter import Tier
+from weft.domain.fleet import FleetAdapter, FleetReport
+from weft.domain.routes import PoolRoute
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`state`: served, waiting (requests are held) or failing (no runner could load it). `why`: of the other two."""
+
+    state: str
+    why: str = ""
+
+
+def standing(pool: PoolRoute | None, places: Sequence[FleetAdapter], hold_s: float, *, scheduler_up: bool) -> Standing:
+    """Of a routed adapter. `places`: where runners have it; `hold_s`: how long a request waits for a runner."""
+    if not scheduler_up:
+        return Standing("waiting", "The scheduler is not connected: new requests wait until it is.")
+    if pool is None:
+        return Standing("waiting", "Its pool is not known here yet.")
+    if not pool.ready_runners:
+        return Standing("waiting", f"Pool {pool.pool} has no ready runner: a request waits up to {hold_s:g} s for one.")
+    errors = [place.error for place in places if place.error]
+    if errors and not any(place.tier is Tier.DEVICE for place in places):
+        return Standing("failing", f"A runner could not load it: {errors[0]}")
+    return Standing("served")
+
+
+def places_by_digest(fleet: FleetReport) -> dict[str, list[FleetAdapter]]:
+    """Where the listed runners have each adapter."""
+    places: dict[str, list[FleetAdapter]] = {}
+    for runner in fleet.runners:
+        for one in runner.adapters:
+            places.setdefault(one.digest, []).append(one)
+    return places
