@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import PoolSpec
 from weft_operator.capacity import phase_groups
 from weft_operator.children import selector
 from weft_operator.conditions import adapter_conditions, merged, pool_conditions, ready_runners, timestamp
 from weft_operator.judge import AdapterFacts, PoolFacts
 from weft_operator.observe import AdapterEntry
+from weft_operator.resolution import Good
+from weft_operator.resources import Object
 
 
 def pool_entry(facts: PoolFacts) -> PoolSpec | None:
@@ -137,7 +140,45 @@ def adapter_entry(facts: AdapterFacts) -> AdapterEntry:
         tier=adapter.tier,
         reason=why.reason if why else "",
         message=why.message if why else "",
+        version=(facts.serving.version or "") if facts.serving else "",
+        versions=tuple(
+            AdapterVersion(v["digest"], int(v.get("rank") or 0), int(v.get("sizeBytes") or 0), v.get("name") or "")
+            for v in (_earlier_versions(facts, facts.serving) if facts.serving else ())
+        ),
     )
+
+
+def _earlier_versions(facts: AdapterFacts, serving: Good) -> list[Object]:
+    """The contents of the stored status that a request may still pin, the newest first, at most the history limit.
+
+    Those of another base, of a larger rank than the pool takes now, and the one that serves are not among them.
+    """
+    most = facts.request.max_rank if facts.request else None
+    kept: list[Object] = [
+        version if version.get("name") != serving.version else {k: v for k, v in version.items() if k != "name"}
+        for version in facts.adapter.status.get("versions", ())
+        if version["digest"] != serving.digest
+        and version.get("baseDigest") == serving.base_digest
+        and (most is None or int(version.get("rank") or 0) <= most)
+    ]
+    return kept[: facts.adapter.history_limit]
+
+
+def _versions(facts: AdapterFacts, now: float) -> list[Object] | None:
+    """The content that serves and the earlier ones; while none serves, what was stored."""
+    serving, stored = facts.serving, facts.adapter.status.get("versions")
+    if serving is None:
+        return stored
+    published_at = next((v["publishedAt"] for v in stored or () if v["digest"] == serving.digest), timestamp(now))
+    current = {
+        "digest": serving.digest,
+        "name": serving.version,
+        "rank": serving.verdict.get("rank"),
+        "sizeBytes": serving.verdict.get("sizeBytes"),
+        "baseDigest": serving.base_digest,
+        "publishedAt": published_at,
+    }
+    return [{k: v for k, v in current.items() if v is not None}, *_earlier_versions(facts, serving)]
 
 
 def adapter_status(facts: AdapterFacts, now: float) -> dict[str, Any]:
@@ -155,6 +196,7 @@ def adapter_status(facts: AdapterFacts, now: float) -> dict[str, Any]:
         **{name: verdict.get(name) for name in told},
         "modelName": adapter.model_name,
         "unavailableRunners": unavailable if serving else 0,
+        "versions": _versions(facts, now),
         "conditions": merged(adapter.status.get("conditions", ()), adapter_conditions(facts), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}

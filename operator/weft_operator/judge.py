@@ -207,6 +207,7 @@ def adapter_request(adapter: Adapter, pool: Pool, base: Good) -> Request:
         max_rank=min(pool.max_rank, adapter.max_rank or pool.max_rank),
         credentials=adapter.credentials,
         endpoint=adapter.endpoint,
+        version=adapter.version,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.resolution import Resolution
 from weft_operator.resources import Adapter, Object, OffloadBudgets, Pool, Ref, Tier, holds
@@ -144,6 +145,13 @@ class AdapterEntry:
     tier: Tier = "Remote"
     reason: str = ""
     message: str = ""
+    version: str = ""  # the name of the content
+    versions: tuple[AdapterVersion, ...] = ()  # earlier contents that are served
+
+    @property
+    def digests(self) -> set[str]:
+        """Of every content that is served."""
+        return {self.digest, *(version.digest for version in self.versions)} - {""}
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,11 +92,12 @@ def plan_retention(desired: Desired, observed: Observed, now: float, policy: Pol
 
 def live_digests(desired: Desired, observed: Observed) -> set[str]:
     """Every digest that serves, may serve, or is told in a status."""
-    entries = {entry.digest for entry in observed.adapters.values()}
+    entries = {digest for entry in observed.adapters.values() for digest in entry.digests}
     bases = {entry.base_digest for entry in observed.pools.values()}
     goods = {r.good.digest for r in observed.resolutions.values() if r.good}
     told = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(desired)}
-    return (entries | bases | goods | told) - {""}
+    versions = {str(v["digest"]) for adapter in desired.adapters.values() for v in adapter.status.get("versions", ())}
+    return (entries | bases | goods | told | versions) - {""}
 
 
 def longest_drain_s(desired: Desired, policy: Policy) -> float:

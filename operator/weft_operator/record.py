@@ -13,7 +13,7 @@ from weft_operator.actions import (
 )
 from weft_operator.fleet import revision
 from weft_operator.intent import intent_of
-from weft_operator.observe import AdapterReport, Observed, PoolReport, Refused
+from weft_operator.observe import AdapterEntry, AdapterReport, Observed, PoolReport, Refused
 from weft_operator.resolution import asked
 from weft_operator.resources import Ref
 
@@ -32,7 +32,7 @@ def record(action: Action, observed: Observed, now: float) -> None:
             observed.told_at.pop(ref, None)
             observed.pool_reports[str(ref)] = PoolReport(0)
         case PublishAdapter(ref=ref, entry=entry):
-            _adapter_left(ref, observed, now, except_for=(entry.uid, entry.digest) if entry.digest else ("", ""))
+            _adapter_left(ref, observed, now, after=entry if entry.digest else None)
             observed.adapters[ref] = entry
         case WithdrawAdapter(ref=ref, uid=uid, unload=unload):
             _adapter_left(ref, observed, now)
@@ -73,14 +73,14 @@ def _pool_left(ref: Ref, observed: Observed, now: float, except_for: str = "") -
         observed.retention.left(before.base_digest, now, before.drain_s)
 
 
-def _adapter_left(ref: Ref, observed: Observed, now: float, except_for: tuple[str, str] = ("", "")) -> None:
+def _adapter_left(ref: Ref, observed: Observed, now: float, after: AdapterEntry | None = None) -> None:
+    """An adapter is published no more as it was. `after`: as it is now."""
     before = observed.adapters.pop(ref, None)
     if before is None:
         return
-    uid, digest = except_for
-    if before.uid != uid:
+    if after is None or before.uid != after.uid:
         observed.adapter_reports.pop(before.uid, None)
-        if uid == "":  # withdrawn, and the object may live on: it is not routed any more
+        if after is None:  # withdrawn, and the object may live on: it is not routed any more
             observed.adapter_reports[before.uid] = AdapterReport("", False)
-    if before.digest and before.digest != digest:
-        observed.retention.left(before.digest, now, before.drain_s)
+    for digest in before.digests - (after.digests if after else set[str]()):
+        observed.retention.left(digest, now, before.drain_s)

@@ -161,6 +161,8 @@ def adapter_spec(entry: AdapterEntry) -> AdapterSpec:
         tier=Tier[entry.tier.upper()],
         reason=entry.reason,
         message=entry.message,
+        version=entry.version,
+        versions=entry.versions,
     )
 
 

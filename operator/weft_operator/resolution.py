@@ -33,6 +33,7 @@ class Request:
     max_rank: int | None = None
     credentials: str | None = None  # a Secret of that namespace
     endpoint: str | None = None
+    version: str | None = None  # the name that the content gets; another name is another question
 
     def body(self) -> dict[str, Any]:
         """As JSON for `POST /v1/resolve`; absent fields are left out."""
@@ -77,6 +78,7 @@ class Good:
     verdict: Verdict
     pool: Ref | None = None  # of an adapter
     base_digest: str | None = None
+    version: str | None = None  # the name that it was published under
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def heard(before: Resolution, answer: Answer, now: float, pool: Ref | None = Non
         return before if before.answer.finished else replace(before, answer=answer)
     if answer.state == "Failed":
         return replace(before, answer=answer, running=False, finished_at=now, failures=before.failures + 1)
-    good = Good(answer.digest or "", answer.verdict or {}, pool, before.request.base_digest)
+    asked = before.request
+    good = Good(answer.digest or "", answer.verdict or {}, pool, asked.base_digest, asked.version)
     return replace(before, answer=answer, running=False, finished_at=now, failures=0, good=good)
 
 
@@ -160,4 +163,6 @@ def _good(request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_o
     if not digest or (is_old and not checked_for):
         return None
     namespace, _, name = (checked_for or str(pool)).partition("/")
-    return Good(digest, status, Ref("ServingPool", namespace, name), status.get("baseDigest") or request.base_digest)
+    version = next((v.get("name") for v in status.get("versions", ()) if v["digest"] == digest), None)
+    base_digest = status.get("baseDigest") or request.base_digest
+    return Good(digest, status, Ref("ServingPool", namespace, name), base_digest, version)

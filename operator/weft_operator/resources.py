@@ -63,6 +63,8 @@ class Adapter:
     max_rank: int | None
     pinned: bool
     tier: Tier  # the least that a Ready runner holds it in
+    version: str | None  # the name of the source's content
+    history_limit: int  # earlier contents that are served
     status: Object
 
 
@@ -194,6 +196,8 @@ def parse_adapter(obj: Object) -> Adapter:
         max_rank=spec.get("maxRank"),
         pinned=bool(spec.get("pinned")),
         tier=spec.get("tier") or "Remote",
+        version=spec.get("version"),
+        history_limit=spec.get("revisionHistoryLimit", 1),
         status=obj.get("status") or {},
     )
 

@@ -28,6 +28,7 @@ MAX_ERRORS = 50  # of one object in a report: finding a better name for each of 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
+VERSION_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 _REST = r"[^\x00-\x1f\x7f]"
 URI_PATTERN = (
     rf"^(file:{_REST}+"
@@ -42,6 +43,7 @@ PATTERN_HELP = {
     LABEL_PATTERN: "only lower-case letters, digits and '-' inside are allowed (RFC 1123 label)",
     OBJECT_NAME_PATTERN: "only lower-case letters, digits and, inside, '-' and '.' are allowed (RFC 1123 subdomain)",
     MODEL_NAME_PATTERN: "only letters, digits and . _ : / - inside are allowed",
+    VERSION_NAME_PATTERN: "only letters, digits and, inside, '.', '_' and '-' are allowed",
     URI_PATTERN: "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME or s3://BUCKET/PREFIX",
     ENDPOINT_PATTERN: "write http://HOST[:PORT] or https://HOST[:PORT], without a path",
     DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
@@ -53,6 +55,8 @@ Label = Annotated[str, Field(pattern=LABEL_PATTERN, max_length=63)]
 ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN, max_length=253)]
 # What clients send as `model`.
 ModelName = Annotated[str, Field(pattern=MODEL_NAME_PATTERN, max_length=253)]
+# Of a content of an adapter: what follows `@` in a request's model. A digest is no name.
+VersionName = Annotated[str, Field(pattern=VERSION_NAME_PATTERN, max_length=63)]
 Uri = Annotated[str, Field(pattern=URI_PATTERN, max_length=2048)]
 Endpoint = Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=262)]
 DigestText = Annotated[str, Field(pattern=DIGEST_PATTERN, max_length=71)]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from weft.api.fields import ApiModel, DigestText, Label, ModelName
+from weft.api.fields import ApiModel, DigestText, Label, ModelName, Timestamp, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
 
@@ -53,6 +53,29 @@ class LoRAAdapterSpec(ApiModel):
     that sets lora.maxAdapters takes one less of them."""
     tier: Literal["Remote", "Disk", "Host"] = "Remote"
     """The least that every ready runner holds it in: Host (memory), Disk, or Remote (fetched when first asked for)."""
+    version: VersionName | None = None
+    """A name for the content of the source, by which requests pin it: `model@version`. The newest content that is
+    published under a name has it. Without a name a request pins a content by its digest: `model@sha256:...`."""
+    revision_history_limit: Annotated[int, Field(strict=True, ge=0, le=100)] = 1
+    """How many earlier contents are served to requests that pin them. The others go once their streams have ended, or
+    after the pool's drain time."""
+
+
+class AdapterVersion(ApiModel):
+    """A content that the adapter has, or has had, on the present base model."""
+
+    digest: DigestText
+    """The identity of the content."""
+    name: VersionName | None = None
+    """Of spec.version when it was published."""
+    rank: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """The largest rank of any module."""
+    size_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """Of all its files."""
+    base_digest: DigestText | None = None
+    """The base model that this content was checked against."""
+    published_at: Timestamp
+    """When it was first published."""
 
 
 class LoRAAdapterStatus(ApiModel):
@@ -80,6 +103,15 @@ class LoRAAdapterStatus(ApiModel):
     """What clients send as `model`."""
     unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
     """Ready runners of its pool that do not serve it: they have not got it yet, or failed to load it."""
+    versions: Annotated[
+        tuple[AdapterVersion, ...],
+        Field(
+            max_length=101,
+            exclude_if=lambda value: not value,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["digest"]},
+        ),
+    ] = ()
+    """The content that is served, then the earlier ones that requests may pin, the newest first."""
     conditions: Conditions = ()
     """Accepted, Validated, Fetched, Ready."""
 

@@ -1,6 +1,6 @@
 """Adapters: where one is, where it has to be, and what the registry declares."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -17,9 +17,21 @@ class Tier(IntEnum):
     DEVICE = 4
 
 
+class AdapterVersion(NamedTuple):
+    """One content that an adapter has had and that is still served to requests that pin it. `name`: "" for none."""
+
+    digest: str
+    rank: int
+    bytes: int = 0
+    name: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """An adapter as the registry declares it; without a digest it is not served, for `reason` (of weft.api.reasons)."""
+    """An adapter as the registry declares it; without a digest it is not served, for `reason` (of weft.api.reasons).
+
+    `version`: the name of its content; "" for none. `versions`: earlier contents, the newest first, loaded on demand.
+    """
 
     uid: str
     namespace: str
@@ -34,6 +46,18 @@ class AdapterSpec:
     tier: Tier = Tier.UNSPECIFIED  # the least that a Ready runner holds it in; UNSPECIFIED and REMOTE: on demand
     reason: str = ""
     message: str = ""
+    version: str = ""
+    versions: tuple[AdapterVersion, ...] = ()
+
+    @property
+    def contents(self) -> "tuple[AdapterSpec, ...]":
+        """The present content and the earlier ones, each as an adapter of its own; of earlier ones none is held."""
+        earlier = (
+            replace(self, digest=v.digest, rank=v.rank, bytes=v.bytes, pinned=False, tier=Tier.UNSPECIFIED, versions=())
+            for v in self.versions
+            if v.digest != self.digest
+        )
+        return (self, *earlier) if self.digest else ()
 
     @property
     def held(self) -> bool:

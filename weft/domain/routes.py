@@ -7,7 +7,7 @@ from itertools import islice
 from operator import add
 from typing import NamedTuple, TypeVar
 
-from weft.domain.adapter import AdapterSpec
+from weft.domain.adapter import AdapterSpec, AdapterVersion
 from weft.domain.limits import LimitRule
 
 MAX_ENTRIES = 500  # of a kind in one message of routes: it keeps a gateway's event loop for 2 ms
@@ -165,7 +165,7 @@ class AdapterStatus:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A served name and what answers to it."""
+    """A served name and what answers to it. `versions`: earlier contents of the adapter that a request may pin."""
 
     model_name: str
     namespace: str  # the adapter's; the pool's for a base model
@@ -174,6 +174,8 @@ class Route:
     rank: int = 0
     uid: str = ""
     created_unix_s: int = 0
+    version: str = ""  # the name of the content; "" for none
+    versions: tuple[AdapterVersion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

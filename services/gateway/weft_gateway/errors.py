@@ -117,12 +117,13 @@ class ModelNotFound(ApiError):
 
     status, kind, code = 404, INVALID, "model_not_found"
 
-    def __init__(self, model: str) -> None:
-        super().__init__(
+    def __init__(self, model: str, message: str = "") -> None:
+        """`message`: what else is wrong than that this caller has no such model."""
+        missing = (
             f"The model {model[:256]!r} does not exist or is not available to this key; "
-            "GET /v1/models lists those that are.",
-            param="model",
+            "GET /v1/models lists those that are."
         )
+        super().__init__(message or missing, param="model")
 
 
 class NotFound(ApiError):

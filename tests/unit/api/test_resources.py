@@ -64,6 +64,7 @@ def test_an_adapter_has_the_documented_defaults() -> None:
         "source": {"uri": "file:adapters/upper"},
         "pinned": False,
         "tier": "Remote",
+        "revisionHistoryLimit": 1,
     }
     assert found.key == "acme/upper"
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, Route, Routes, RoutesGap
-from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion
 from weft_gateway.errors import PermissionDenied, ServiceUnavailable, Unauthorized
 from weft_gateway.shell.auth import Action, authenticate, check_scope
 
@@ -94,6 +95,53 @@ def test_without_keys_every_caller_sees_everything_bases_first() -> None:
     routes = (Route("a/x", "a", "z/p", "d"), Route("zbase", "z", "z/p", ""))
     table = table_of(Routes(1, True, routes=routes, pools=(PoolRoute("z/p", "", ""),)))
     assert [route.model_name for route, _ in table.visible(ANY_NAMESPACE)] == ["zbase", "a/x"]
+
+
+DIGESTS = ["sha256:" + letters * 32 for letters in ("aa", "ab", "ac")]
+
+
+def versioned() -> RouteIndex:
+    """An adapter `a/x` with two earlier contents, one of them named."""
+    earlier = (AdapterVersion(DIGESTS[1], 16, name="step-1"), AdapterVersion("sha256:" + "ab" * 31 + "ff", 8))
+    routes = (
+        Route("a/x", "a", "z/p", DIGESTS[0], 8, version="step-2", versions=earlier),
+        Route("zbase", "z", "z/p", ""),
+    )
+    return table_of(Routes(1, True, routes=routes, pools=(PoolRoute("z/p", DIGESTS[2], "zbase", shared_all=True),)))
+
+
+@pytest.mark.parametrize(
+    ("pin", "digest", "rank"),
+    [
+        ("step-1", DIGESTS[1], 16),
+        ("step-2", DIGESTS[0], 8),
+        (DIGESTS[1], DIGESTS[1], 16),
+        (DIGESTS[0][:19], DIGESTS[0], 8),
+    ],
+)
+def test_a_pin_is_a_version_by_name_or_digest(pin: str, digest: str, rank: int) -> None:
+    found = versioned().find(f"a/x@{pin}", Principal("a"))
+    assert found is not None
+    assert (found[0].model_name, found[0].adapter, found[0].rank) == ("a/x", digest, rank)
+
+
+@pytest.mark.parametrize(
+    "pin", ["", "step-3", "sha256:", DIGESTS[0][:18], DIGESTS[1][:30], DIGESTS[2], "step-1@step-1"]
+)
+def test_a_pin_of_no_version_or_of_several_is_refused_with_those_that_are_served(pin: str) -> None:
+    with pytest.raises(UnknownVersion, match=f"Served: step-2 \\({DIGESTS[0]}\\), step-1"):
+        versioned().find(f"a/x@{pin}", ANY_NAMESPACE)
+
+
+def test_a_base_is_pinned_by_its_digest() -> None:
+    table = versioned()
+    assert table.find(f"zbase@{DIGESTS[2]}", ANY_NAMESPACE) == table.find("zbase", ANY_NAMESPACE)
+    with pytest.raises(UnknownVersion):
+        table.find(f"zbase@{DIGESTS[0]}", ANY_NAMESPACE)
+
+
+def test_a_pin_tells_a_caller_nothing_of_another_tenants_model() -> None:
+    assert versioned().find("a/x@nothing", Principal("b")) is None
 
 
 def test_a_route_without_its_pool_is_not_served() -> None:

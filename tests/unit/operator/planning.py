@@ -84,6 +84,7 @@ def adapter_object(name: str, namespace: str = "acme", pool: str = "default/base
         "poolRef": {"namespace": pool_namespace, "name": pool_name},
         "source": {"uri": f"file:{name}"},
         "pinned": False,
+        "revisionHistoryLimit": 0,
     }
     return _object("LoRAAdapter", namespace, name, whole | spec)
 

@@ -11,6 +11,7 @@ from tests.unit.operator.planning import (
     adapter_ref,
     digest,
     failed,
+    fetched_base,
     good,
     pool_object,
     pool_ref,
@@ -188,6 +189,64 @@ def test_an_edited_source_takes_the_place_of_the_old_one_which_is_kept_while_it_
     serving.wait(61)
     assert digest("a") not in serving.kept
     assert digest("d") in serving.kept
+
+
+def versions(world: World) -> list[tuple[str, str | None]]:
+    """(digest, name) of each content, as the status lists them."""
+    return [(v["digest"], v.get("name")) for v in world.status(adapter_ref("upper"))["versions"]]
+
+
+def published(world: World) -> tuple[str, list[str]]:
+    """The content that the scheduler routes, and the earlier ones."""
+    entry = next(entry for entry in world.routed.values() if entry.name == "upper")
+    return entry.digest, [version.digest for version in entry.versions]
+
+
+def test_earlier_contents_are_served_and_kept_up_to_the_history_limit(serving: World) -> None:
+    serving.wait(400)  # the first list waits until what drained before the start has drained
+    for letter in "cde":
+        serving.contents[f"file:{letter}"] = good(letter)
+        source = {"uri": f"file:{letter}"}
+        serving.apply(adapter_object("upper", source=source, version=f"step-{letter}", revisionHistoryLimit=2))
+        serving.settle()
+    assert versions(serving) == [(digest("e"), "step-e"), (digest("d"), "step-d"), (digest("c"), "step-c")]
+    assert published(serving) == (digest("e"), [digest("d"), digest("c")])
+    serving.wait(61)
+    assert serving.kept is not None
+    assert {digest("c"), digest("d"), digest("e")} <= serving.kept
+    assert digest("a") not in serving.kept
+    serving.apply(adapter_object("upper", source={"uri": "file:c"}, version="step-c", revisionHistoryLimit=1))
+    serving.settle()
+    assert versions(serving) == [(digest("c"), "step-c"), (digest("e"), "step-e")]
+    assert published(serving) == (digest("c"), [digest("e")])
+    writes = serving.status_writes
+    serving.wait(61)
+    assert digest("d") not in serving.kept
+    assert serving.status_writes == writes
+
+
+def test_a_version_is_the_name_of_the_content_that_is_found_once_it_is_published(serving: World) -> None:
+    serving.contents["file:new"] = failed("RankTooLarge")
+    bad = adapter_object("upper", source={"uri": "file:new"}, version="v2", revisionHistoryLimit=5)
+    serving.apply(bad)
+    serving.settle()
+    assert versions(serving) == [(digest("a"), None)]
+    serving.contents["file:new"] = good("d")
+    serving.wait(11)
+    assert versions(serving) == [(digest("d"), "v2"), (digest("a"), None)]
+    serving.contents["file:new"] = good("e")  # the newest content of a name has it
+    serving.wait(11)
+    assert versions(serving) == [(digest("e"), "v2"), (digest("d"), None), (digest("a"), None)]
+
+
+def test_a_content_of_another_base_is_no_version(serving: World) -> None:
+    serving.apply(adapter_object("upper", source={"uri": "file:new"}, revisionHistoryLimit=5))
+    serving.contents["file:new"] = good("d")
+    serving.settle()
+    assert published(serving) == (digest("d"), [digest("a")])
+    serving.contents["file:base"] = replace(fetched_base(), digest=digest("9"))
+    serving.wait(11)
+    assert published(serving) == (digest("d"), [])
 
 
 def test_ready_does_not_flap_while_a_new_content_takes_over(serving: World) -> None:

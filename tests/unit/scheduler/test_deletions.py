@@ -1,10 +1,12 @@
 """The registry's question: is this adapter gone from the route table and from every runner?"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import AdapterStatus, RegistryChange
 
 Picked = Callable[..., list[Any]]
@@ -78,3 +80,27 @@ def test_a_registry_that_comes_back_may_ask_in_its_snapshot(driver: Any, picked:
     driver.connect_registry()
     effects = driver.change(RegistryChange(True, pools=(spec,), removed_adapters=(uid,))) + driver.wait(60.0)
     assert [s.uid for s in picked(effects, AdapterStatus)] == [uid]
+
+
+def test_an_earlier_content_is_served_until_the_adapter_has_it_no_more(
+    driver: Any, removed: Any, adapter_of: Any
+) -> None:
+    driver.start("sha256:2", drain_s=30.0)
+    pool = driver.pool()
+    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    [uid] = pool.adapters.by_digest["sha256:2"]
+    earlier = (AdapterVersion("sha256:1", 4, 100), AdapterVersion("sha256:0", 4, 100))
+    driver.change(RegistryChange(False, adapters=(replace(adapter_of("sha256:2", uid=uid), versions=earlier),)))
+    driver.place("q", "sha256:1")
+    assert pool.adapters.size("sha256:1") == (4, 100)
+    assert not pool.adapters.held
+    driver.change(RegistryChange(False, adapters=(replace(adapter_of("sha256:2", uid=uid), versions=earlier[1:]),)))
+    assert "sha256:1" in pool.adapters.draining
+    driver.wait(31.0)
+    assert not pool.adapters.knows("sha256:1")
+    assert pool.adapters.knows("sha256:0")
+    driver.place("p", "sha256:0")
+    assert removed(uid, seconds=20.0) == []  # a stream uses an earlier content
+    driver.wait(11.0)
+    driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    assert removed() == [uid]

@@ -1,8 +1,9 @@
 """Registry (the operator, or the controller of `weft up`) <-> scheduler."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from weft.domain.adapter import AdapterSpec, Tier
+from weft.domain.adapter import AdapterSpec, AdapterVersion, Tier
 from weft.domain.routes import (
     AdapterStatus,
     GroupPhase,
@@ -35,6 +36,7 @@ from weft.wire.v1 import scheduler_pb2 as pb
 MAX_RUNNERS = 1 << 20
 MAX_SECONDS = 1 << 31
 MAX_TENANTS, MAX_WEIGHT = 256, 1000  # as the schema's
+MAX_VERSIONS = 100  # of an adapter, as the schema's
 PHASE = {
     GroupPhase.ANY: pb.PhaseGroups.ANY,
     GroupPhase.PROMPT: pb.PhaseGroups.PROMPT,
@@ -68,7 +70,9 @@ def fill_registry_change(change: RegistryChange, m: pb.RegistryToScheduler) -> N
         )
     for adapter in change.adapters:
         message = adapter.message[:MAX_DETAIL]
-        m.adapters.add(tier=TIER[adapter.tier], message=message, **same_named(adapter, "tier", "message"))
+        versions = [pb.AdapterVersion(**version._asdict()) for version in adapter.versions]
+        others = same_named(adapter, "tier", "message", "versions")
+        m.adapters.add(tier=TIER[adapter.tier], message=message, versions=versions, **others)
 
 
 def registry_change(m: pb.RegistryToScheduler) -> RegistryChange:
@@ -163,6 +167,22 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
         tier=tier,
         reason=text(m.reason, f"adapter {uid}: reason"),
         message=m.message[:MAX_DETAIL],
+        version=text(m.version, f"adapter {uid}: version"),
+        versions=_versions(m.versions, uid),
+    )
+
+
+def _versions(versions: Sequence[pb.AdapterVersion], uid: str) -> tuple[AdapterVersion, ...]:
+    if len(versions) > MAX_VERSIONS:
+        raise PeerError(f"adapter {uid}: {len(versions)} versions, more than {MAX_VERSIONS}")
+    return tuple(
+        AdapterVersion(
+            named(v.digest, f"adapter {uid}: the digest of a version"),
+            number(v.rank, f"adapter {uid}: the rank of a version", MAX_RANK),
+            v.bytes,
+            text(v.name, f"adapter {uid}: the name of a version"),
+        )
+        for v in versions
     )
 
 

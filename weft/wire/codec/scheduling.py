@@ -2,6 +2,7 @@
 
 from google.protobuf.message import DecodeError
 
+from weft.domain.adapter import AdapterVersion
 from weft.domain.fleet import FleetQuery, FleetReport
 from weft.domain.limits import LimitReport, LimitRule, LimitUse
 from weft.domain.request import (
@@ -359,6 +360,8 @@ def fill_routes(routes: Routes, m: pb.Routes) -> None:
             rank=route.rank,
             uid=route.uid,
             created_unix_s=route.created_unix_s,
+            version=route.version,
+            versions=[pb.AdapterVersion(**version._asdict()) for version in route.versions],
         )
     for pool in routes.pools:
         m.pools.add(**same_named(pool))
@@ -377,7 +380,17 @@ def _routes(m: pb.Routes) -> Routes:
         base_version=m.base_version,
         routes=tuple(
             [
-                Route(r.model_name, r.namespace, r.pool, r.adapter_digest, r.rank, r.uid, r.created_unix_s)
+                Route(
+                    r.model_name,
+                    r.namespace,
+                    r.pool,
+                    r.adapter_digest,
+                    r.rank,
+                    r.uid,
+                    r.created_unix_s,
+                    r.version,
+                    tuple([AdapterVersion(v.digest, v.rank, v.bytes, v.name) for v in r.versions]),
+                )
                 for r in m.routes
             ]
         ),

@@ -5,13 +5,29 @@ models of others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from weft.domain.adapter import AdapterVersion
 from weft.domain.ids import BASE
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes, Unserved, limits_entry
 from weft_gateway.core.directory import Directory, Key, NamePage, page_of
+
+DIGEST_PREFIX = "sha256:"
+MIN_PIN_HEX = 12  # of a digest's 64 digits: as many as status messages show
+NAMED_MAX = 10  # versions that an error names
+
+
+class UnknownVersion(Exception):
+    """A content of a model that this caller may use is pinned, and is not served. The message says which ones are."""
+
+    def __init__(self, model: str, pin: str, versions: tuple[AdapterVersion, ...]) -> None:
+        served = [f"{v.name} ({v.digest})" if v.name else v.digest for v in versions[:NAMED_MAX]]
+        more = f" and {len(versions) - NAMED_MAX} more" if len(versions) > NAMED_MAX else ""
+        super().__init__(
+            f"The model {model!r} has no version {pin[:80]!r} that is served. Served: {', '.join(served)}{more}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +89,21 @@ class RouteIndex(RouteBook):
         return sorted(name for name in names if pools.get(name) != self.pools.get(name))
 
     def find(self, model: str, principal: Principal) -> tuple[Route, PoolRoute] | None:
-        """The route of a model, if this caller may use it."""
-        route = self.routes.get(model)
+        """The route of a model, if this caller may use it. `model@pin`: of that content of it, if it is served.
+
+        A pin is the name of a version, a digest, or the first 12 hex digits of one or more. Raises UnknownVersion.
+        """
+        name, at, pin = model.partition("@")
+        route = self.routes.get(name)
         pool = self.pools.get(route.pool) if route else None
-        if route is None or pool is None or not principal.may_use(model):
+        if route is None or pool is None or not principal.may_use(name):
             return None
         namespace = principal.namespace
         if namespace is not None:
             allowed = route.namespace == namespace if route.adapter != BASE else _may_use_base(pool, namespace)
             if not allowed:
                 return None
-        return route, pool
+        return (_pinned(route, pool, pin) if at else route), pool
 
     def visible(self, principal: Principal) -> Iterator[tuple[Route, PoolRoute]]:
         """Everything this caller may use, bases first, then by name."""
@@ -154,6 +174,27 @@ class RouteIndex(RouteBook):
     def _models_of(self, route: Route) -> dict[str, Route]:
         """The part of the index that lists the route."""
         return self._bases if route.adapter == BASE else self._adapters.setdefault(route.namespace, {})
+
+
+def versions_of(route: Route, pool: PoolRoute) -> tuple[AdapterVersion, ...]:
+    """Every content of a model that is served, the present one first."""
+    if route.adapter == BASE:
+        return (AdapterVersion(pool.base_digest, 0),)
+    return (AdapterVersion(route.adapter, route.rank, name=route.version), *route.versions)
+
+
+def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
+    """The route to the content that a pin means. Raises UnknownVersion."""
+    versions = versions_of(route, pool)
+    if pin.startswith(DIGEST_PREFIX) and len(pin) >= len(DIGEST_PREFIX) + MIN_PIN_HEX:
+        found = [version for version in versions if version.digest.startswith(pin)]
+    else:
+        found = [version for version in versions if version.name == pin != ""]
+    if len(found) != 1:
+        raise UnknownVersion(route.model_name, pin, versions)
+    if route.adapter in (BASE, found[0].digest):
+        return route
+    return replace(route, adapter=found[0].digest, rank=found[0].rank, version=found[0].name, versions=())
 
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:

@@ -6,14 +6,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.domain.routes import PoolRoute, Route
-from weft_gateway.errors import ModelNotFound
+from weft_gateway.core.routes import versions_of
 from weft_gateway.openai.http_requests import json_response, principal_of, wait_for_routes
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 
 
 async def list_models(state: AppState, request: Request) -> Response:
-    """Bases and adapters, an adapter with its base as `parent`."""
+    """Bases and adapters, an adapter with its base as `parent`; `versions`: what `model@...` may pin."""
     await wait_for_routes(state, request)
     visible = state.machine.routes.visible(principal_of(state, request, Action.LIST))
     return json_response({"object": "list", "data": [_model(*found) for found in visible]})
@@ -23,10 +23,7 @@ async def one_model(state: AppState, request: Request) -> Response:
     """One model; its id may hold slashes."""
     await wait_for_routes(state, request)
     name = request.path_params["model"]
-    found = state.machine.routes.find(name, principal_of(state, request, Action.LIST))
-    if found is None:
-        raise ModelNotFound(name)
-    return json_response(_model(*found))
+    return json_response(_model(*state.model(name, principal_of(state, request, Action.LIST))))
 
 
 def _model(route: Route, pool: PoolRoute) -> dict[str, Any]:
@@ -38,4 +35,5 @@ def _model(route: Route, pool: PoolRoute) -> dict[str, Any]:
         "root": pool.base_model_name,
         "parent": pool.base_model_name if route.adapter else None,
         "max_model_len": pool.max_context_tokens or None,
+        "versions": [{"digest": v.digest, "name": v.name or None} for v in versions_of(route, pool)],
     }

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from weft.domain.routes import PoolRoute
 from weft_gateway.core.routes import Principal
-from weft_gateway.errors import BadRequest, ModelNotFound, ParameterError, ServiceUnavailable
+from weft_gateway.errors import BadRequest, ParameterError, ServiceUnavailable
 from weft_gateway.openai.chat import chat_of
 from weft_gateway.openai.http_requests import json_body, json_response, principal_of, wait_for_routes
 from weft_gateway.openai.schema import (
@@ -99,10 +99,7 @@ async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:
 
 def tokenizer_of(state: AppState, caller: Principal, name: str) -> tuple[PoolRoute, ModelTokenizer]:
     """Of a model that this caller may use. Raises ModelNotFound, ServiceUnavailable."""
-    found = state.machine.routes.find(name, caller)
-    if found is None:
-        raise ModelNotFound(name)
-    _, pool = found
+    _, pool = state.model(name, caller)
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.pool} is not available yet."

@@ -20,7 +20,6 @@ from weft_gateway.errors import (
     ApiError,
     BadRequest,
     Internal,
-    ModelNotFound,
     ParameterError,
     ServiceUnavailable,
     TooLarge,
@@ -133,12 +132,9 @@ async def _parse(state: AppState, parse: Callable[[bytes], T], call: Call, body:
     if len(body) > state.settings.max_body_bytes:
         raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
     params = await asyncio.to_thread(parse, body) if len(body) > THREAD_BYTES else parse(body)
-    found = state.machine.routes.find(params.model, call.principal)
-    if found is None:
-        raise ModelNotFound(params.model)
-    call.model = params.model
+    route, pool = state.model(params.model, call.principal)
+    call.model = route.model_name
     _check_way(state, call, params)
-    route, pool = found
     if params.priority:
         call.priority = Priority.BATCH
     await state.manager.step(ModelResolved(call.ids.request_id, pool.pool, params.drawn, call.priority))

@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from weft.domain.routes import PoolRoute, Route
 from weft.telemetry.tracing import Tracer
 from weft.wire.tls import Tls
+from weft_gateway.core.routes import Principal, UnknownVersion
+from weft_gateway.errors import ModelNotFound
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.batch_client import BatchClient
 from weft_gateway.shell.grammar_checker import GrammarChecker
@@ -60,6 +63,16 @@ class AppState:
             tasks.create_task(self.manager.run(), name="streams")
             if self.tokens:
                 tasks.create_task(self.tokens.run(), name="issuer's keys")
+
+    def model(self, name: str, principal: Principal) -> tuple[Route, PoolRoute]:
+        """The route of a model that this caller may use, to the content that `name` may pin. Raises ModelNotFound."""
+        try:
+            found = self.machine.routes.find(name, principal)
+        except UnknownVersion as error:
+            raise ModelNotFound(name, str(error)) from error
+        if found is None:
+            raise ModelNotFound(name)
+        return found
 
     def _on_routes(self, pools_changed: bool) -> None:
         if pools_changed:

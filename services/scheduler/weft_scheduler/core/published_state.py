@@ -10,10 +10,13 @@ from weft.domain.routes import AdapterStatus, PoolStatus
 
 @dataclass(frozen=True, slots=True)
 class PendingDeletion:
-    """An adapter that the registry has removed, and where it was served. All empty: not known here."""
+    """An adapter that the registry has removed, and where it was served. All empty: not known here.
+
+    `digests`: its content, then the earlier ones.
+    """
 
     pool: str = ""
-    digest: str = ""
+    digests: tuple[str, ...] = ()
     model_name: str = ""
 
 

@@ -110,7 +110,8 @@ def _delete(state: State, uid: str) -> None:
     name = state.adapter_pool.get(uid)
     if name is not None:
         spec = state.pools[name].adapters.by_uid[uid]
-        state.published.deletions[uid] = PendingDeletion(name, spec.digest, spec.model_name)
+        digests = tuple(content.digest for content in spec.contents)
+        state.published.deletions[uid] = PendingDeletion(name, digests, spec.model_name)
     else:
         state.published.deletions.setdefault(uid, PendingDeletion())
     state.schedule_publish()
@@ -177,6 +178,8 @@ def _route(state: State, pool: Pool, adapter: AdapterSpec) -> None:
             rank=adapter.rank,
             uid=adapter.uid,
             created_unix_s=adapter.created_unix_s,
+            version=adapter.version,
+            versions=adapter.versions,
         )
     )
 

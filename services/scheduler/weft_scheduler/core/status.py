@@ -26,7 +26,7 @@ def publish(state: State) -> None:
     for uid, deletion in list(published.deletions.items()):
         if _is_gone(state, uid, deletion):
             del published.deletions[uid]
-            _send(state, AdapterStatus(uid, deletion.digest, routed=False, removed=True))
+            _send(state, AdapterStatus(uid, next(iter(deletion.digests), ""), routed=False, removed=True))
     if published.dirty:
         state.schedule_publish()
 
@@ -130,11 +130,12 @@ def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
     pool = state.pools.get(deletion.pool)
     if deletion.model_name and state.routes.is_routed(deletion.model_name, uid):
         return False
-    if pool is None or pool.adapters.registered(deletion.digest):
-        return True  # no runner is there, or its content belongs to another adapter too
-    if deletion.digest in pool.adapters.draining:
+    if pool is None:
+        return True  # no runner is there
+    own = [digest for digest in deletion.digests if not pool.adapters.registered(digest)]  # of no other adapter
+    if any(digest in pool.adapters.draining for digest in own):
         return False  # streams may still use it
-    return all(version >= pool.adapters.removed_version for version in pool.ready_versions)
+    return not own or all(version >= pool.adapters.removed_version for version in pool.ready_versions)
 
 
 def _send(state: State, status: PoolStatus | AdapterStatus) -> None:

@@ -47,19 +47,19 @@ class PoolAdapters:
         """Take an adapter in, or its newer version. One without a digest is neither routed nor held."""
         self.drop(spec.uid)
         self.by_uid[spec.uid] = spec
-        if spec.digest:
-            self.by_digest.setdefault(spec.digest, {})[spec.uid] = spec
-            self._unsettled[spec.digest] = None
+        for content in spec.contents:
+            self.by_digest.setdefault(content.digest, {})[content.uid] = content
+            self._unsettled[content.digest] = None
 
     def drop(self, uid: str) -> None:
         """Take an adapter out, if it is there."""
         spec = self.by_uid.pop(uid, None)
-        if spec is not None and spec.digest:
-            of_digest = self.by_digest[spec.digest]
+        for content in spec.contents if spec is not None else ():
+            of_digest = self.by_digest[content.digest]
             del of_digest[uid]
             if not of_digest:
-                del self.by_digest[spec.digest]
-            self._unsettled[spec.digest] = None
+                del self.by_digest[content.digest]
+            self._unsettled[content.digest] = None
 
     def settle(self, now: float, grace_s: float, drain_s: float) -> list[str]:
         """Let digests that no adapter has any more drain. Returns those whose rank or presence has changed."""
