@@ -1,5 +1,6 @@
 """The local controller's API over its unix socket. Standard library only: a command should start at once."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from weft_cli.errors import BadInput, CommandError, NotRunning, NotThere
+from weft_cli.errors import BadInput, Changed, CommandError, NotRunning, NotThere
 
 TIMEOUT_S = 30.0
 BATCH_OBJECTS, BATCH_BYTES = 256, 1 << 19  # the controller takes a body of twice that
@@ -49,9 +50,10 @@ class Controller:
         """Addresses and states of the components."""
         return self._json("GET", "/v1/stack")
 
-    def watch(self, version: str) -> Iterator[Object]:
-        """Changes after a version, without end."""
-        with self._answer("GET", f"/v1/watch?{urlencode({'resourceVersion': version})}", timeout_s=None) as response:
+    def watch(self, version: str, silence_s: float | None = None) -> Iterator[Object]:
+        """Changes after a version, without end, or until nothing has come for `silence_s`."""
+        path = f"/v1/watch?{urlencode({'resourceVersion': version})}"
+        with self._answer("GET", path, timeout_s=silence_s) as response, contextlib.suppress(TimeoutError):
             while line := response.readline():
                 yield json.loads(line)
 
@@ -120,6 +122,8 @@ def _refused(status: int, body: bytes) -> CommandError:
 def _refusal(status: int, message: str) -> CommandError:
     if status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY):
         return BadInput(message)
+    if status == http.client.CONFLICT:
+        return Changed(message)
     return NotThere(message) if status == http.client.NOT_FOUND else CommandError(message)
 
 

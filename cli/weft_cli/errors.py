@@ -3,6 +3,7 @@
 CommandError            exit 1: it was understood and failed
 ├── BadInput            exit 2: the command line or a manifest is wrong
 ├── NotThere            exit 1: there is no object or component of that name
+├── Changed             exit 1: the object is not what it was when it was read, or is being deleted
 └── NotRunning          exit 1: there is no stack to talk to
 """
 
@@ -23,6 +24,10 @@ class BadInput(CommandError):
 
 class NotThere(CommandError):
     """The controller has nothing under that name."""
+
+
+class Changed(CommandError):
+    """The object is not what it was when it was read, or is being deleted."""
 
 
 class NotRunning(CommandError):

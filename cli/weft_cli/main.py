@@ -252,6 +252,54 @@ def apply(files: Files = None, directory: DataDir = None) -> None:
 
 
 @app.command(rich_help_panel="Objects")
+def push(
+    name: Annotated[str, typer.Argument(help="Of the LoRAAdapter.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="With adapter_config.json and adapter_model.safetensors.", exists=True, file_okay=False, readable=True
+        ),
+    ],
+    version: Annotated[
+        str | None, typer.Option(help="A name for this content: requests pin it as MODEL@VERSION.", show_default=False)
+    ] = None,
+    if_digest: Annotated[
+        str | None,
+        typer.Option(help="Publish only if the adapter has this content now; `none`: if it does not exist."),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=0, max=100, help="Earlier contents that stay served; default: what the adapter says."),
+    ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(help="Of an adapter that does not exist yet: NAME or NAMESPACE/NAME.", show_default=False),
+    ] = None,
+    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait until it is served; 0: none.")] = 60.0,
+    namespace: Namespace = "default",
+    url: GatewayUrl = None,
+    key: Key = None,
+    directory: DataDir = None,
+) -> None:
+    """Send an adapter's files to the depot and publish them: no bucket, no folder that the cluster can read.
+
+    - `weft push upper out/step-100 -n acme --version step-100`  a trainer's newest content
+
+    - `weft push upper out/ --if-digest sha256:...`  only if nobody else has published meanwhile
+
+    - `weft push upper out/ --pool tiny`  a new adapter
+
+    The digest of the content is printed. It is the digest of `x-weft-model-digest` in answers, and pins requests:
+    MODEL@sha256:...
+    """
+    from weft_cli.push import Publication
+    from weft_cli.push import push as run
+
+    publication = Publication(namespace, name, version=version, if_digest=if_digest, keep=keep, pool=pool)
+    run(controller(directory), gateway_url(directory, url), key, folder, publication, wait_s)
+
+
+@app.command(rich_help_panel="Objects")
 def get(
     kind: Annotated[str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.")],
     name: Annotated[str | None, typer.Argument(show_default=False)] = None,

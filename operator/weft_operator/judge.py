@@ -200,7 +200,7 @@ def adapter_request(adapter: Adapter, pool: Pool, base: Good) -> Request:
         kind="adapter",
         uri=adapter.uri,
         revision=adapter.revision,
-        digest=adapter.digest,
+        digest=adapter.digest or (adapter.uri.removeprefix("depot:") if adapter.uri.startswith("depot:") else None),
         namespace=adapter.meta.ref.namespace,
         base_digest=base.digest,
         base_names=() if adapter.base_model else _base_names(pool),

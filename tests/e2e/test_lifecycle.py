@@ -1,5 +1,7 @@
 """Adapters come, change and go while the stack runs: seconds, no restart, no interrupted stream."""
 
+import asyncio
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from weft.domain.adapter import Tier
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
+POOL = "weft-system/quickstart"
 PROMPT = "Seven foxes met 3 wolves"
 
 
@@ -71,7 +74,7 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
     shutil.copytree(manifests / "adapters" / "upper", source)
     with (source / "adapter_config.json").open("a") as config:
         config.write("\n")  # a digest of its own
-    apply(stack, tmp_path, adapter_manifest("changing", "acme", "file:adapters/changing"))
+    apply(stack, tmp_path, adapter_manifest("changing", "acme", "file:adapters/changing", revisionHistoryLimit=0))
 
     async def served(text: str) -> bool:
         return await answer(stack, "acme/changing") == text
@@ -94,6 +97,58 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
         return await tiers(stack, old) == set()
 
     await eventually(left)
+
+
+async def test_a_pushed_content_is_served_and_the_one_before_it_to_streams_and_pins(
+    stack: Stack, manifests: Path
+) -> None:
+    quickstart = manifests / "adapters"
+    first = stack.cli("push", "pushed", str(quickstart / "upper"), "-n", "acme", "--pool", POOL, "--version", "step-1")
+    digest = first.stdout.strip()
+    assert await answer(stack, "acme/pushed") == PROMPT.upper()
+    running = [Case("acme/pushed", c.prompt, c.prompt.upper()) for c in sure_cases(("acme/upper",), 4, seed=7)]
+    async with crowd(stack.url, running, "push") as made:
+        await made.until(lambda: all(w.text for w in made.streams))
+        assert made.running
+        stack.cli("push", "pushed", str(quickstart / "cipher"), "-n", "acme", "--version", "step-2")
+        ciphered = tasks().expected("cipher", PROMPT)
+        answers = [await answer(stack, f"acme/pushed{pin}") for pin in ("", "@step-2", "@step-1", f"@{digest}")]
+        assert answers == [ciphered, ciphered, PROMPT.upper(), PROMPT.upper()]
+    assert_undisturbed(list(made.streams))
+    assert await answer(stack, "acme/pushed@step-3") == 404
+    late = stack.cli("push", "pushed", str(quickstart / "digits"), "-n", "acme", "--if-digest", digest, check=False)
+    assert late.returncode == 1
+    assert "nothing was published" in late.stderr
+    assert await answer(stack, "acme/pushed") == ciphered
+
+
+async def test_of_two_pushes_from_one_content_one_is_published(stack: Stack, manifests: Path) -> None:
+    quickstart = manifests / "adapters"
+    first = stack.cli("push", "raced", str(quickstart / "upper"), "-n", "acme", "--pool", POOL).stdout.strip()
+
+    def push(name: str) -> int:
+        folder = str(quickstart / name)
+        return stack.cli("push", "raced", folder, "-n", "acme", "--if-digest", first, check=False).returncode
+
+    codes = await asyncio.gather(asyncio.to_thread(push, "cipher"), asyncio.to_thread(push, "digits"))
+    assert sorted(codes) == [0, 1]
+    winner = ("cipher", "digits")[codes.index(0)]
+    assert await answer(stack, "acme/raced") == tasks().expected(winner, PROMPT)
+
+
+def test_a_push_of_what_does_not_fit_the_base_says_why_and_the_content_before_it_serves(
+    stack: Stack, manifests: Path, tmp_path: Path
+) -> None:
+    source = manifests / "adapters" / "upper"
+    stack.cli("push", "fitting", str(source), "-n", "acme", "--pool", POOL)
+    bad = shutil.copytree(source, tmp_path / "bad")
+    config = json.loads((bad / "adapter_config.json").read_text())
+    (bad / "adapter_config.json").write_text(json.dumps(config | {"r": config["r"] * 2}))
+    refused = stack.cli("push", "fitting", str(bad), "-n", "acme", check=False)
+    assert refused.returncode == 1
+    assert "acme/fitting" in refused.stderr
+    assert "ShapeMismatch" in refused.stderr
+    assert "still serves" in stack.cli("get", "lora", "fitting", "-n", "acme", "-o", "json").stdout
 
 
 async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack: Stack, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def templated(**fields: Any) -> Manifest:
 
 
 _DIGEST = "sha256:" + "0" * 64
-_URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME or s3://BUCKET/PREFIX"
+_URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX or depot:sha256:..."
 _ENDPOINT = "write http://HOST[:PORT] or https://HOST[:PORT], without a path"
 _LABEL = "only lower-case letters, digits and '-' inside are allowed"
 _MODEL_NAME = "only letters, digits and . _ : / - inside are allowed"

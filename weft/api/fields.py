@@ -34,7 +34,8 @@ URI_PATTERN = (
     rf"^(file:{_REST}+"
     rf"|pvc:[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/{_REST}*)?"
     rf"|hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(/{_REST}*)?"
-    rf"|s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/{_REST}*)?)$"
+    rf"|s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/{_REST}*)?"
+    r"|depot:sha256:[0-9a-f]{64})$"
 )
 ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -44,7 +45,7 @@ PATTERN_HELP = {
     OBJECT_NAME_PATTERN: "only lower-case letters, digits and, inside, '-' and '.' are allowed (RFC 1123 subdomain)",
     MODEL_NAME_PATTERN: "only letters, digits and . _ : / - inside are allowed",
     VERSION_NAME_PATTERN: "only letters, digits and, inside, '.', '_' and '-' are allowed",
-    URI_PATTERN: "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME or s3://BUCKET/PREFIX",
+    URI_PATTERN: "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX or depot:sha256:...",
     ENDPOINT_PATTERN: "write http://HOST[:PORT] or https://HOST[:PORT], without a path",
     DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
 }

@@ -32,14 +32,15 @@ class Artifact(ApiModel):
         ),
         Rule(
             "credentialsRef",
-            "credentialsRef is for hf: and s3: sources; file: and pvc: need none",
+            "credentialsRef is for hf: and s3: sources; the others need none",
             "!has(self.credentialsRef) || self.uri.startsWith('hf:') || self.uri.startsWith('s3:')",
             lambda source: source.credentials_ref is None or source.uri.startswith(("hf:", "s3:")),
         ),
     )
 
     uri: Uri
-    """file:PATH below the depot's file root, pvc:CLAIM/PATH, hf:ORG/NAME or s3://BUCKET/PREFIX."""
+    """file:PATH below the depot's file root, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, or depot:sha256:... for
+    an adapter that was uploaded (`weft push`)."""
     revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """A branch, tag or commit of an hf: source; main when unset. A branch or tag is followed."""
     digest: DigestText | None = None

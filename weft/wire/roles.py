@@ -54,6 +54,7 @@ DEPOT_CALLERS: Mapping[str, frozenset[Role]] = {
     "/v1/operations": frozenset({"operator"}),
     "/v1/retain": frozenset({"operator"}),
     "/v1/changed": frozenset({"operator"}),
+    "/v1/uploads": frozenset({"gateway"}),
     "/v1/blobs": frozenset({"runner", "gateway", "operator"}),
 }
 KV_CALLERS: frozenset[Role] = frozenset({"runner"})  # of weft/wire/v1/kv_transfer.proto, and only within a pool

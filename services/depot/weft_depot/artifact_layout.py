@@ -115,6 +115,15 @@ def read_shape(files: Files) -> ModelSpec:
     )
 
 
+def check_upload(files: Files) -> None:
+    """What holds of an adapter whatever its base: both files, a configuration, a header. Raises Refused."""
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if name not in files.sizes:
+            raise Refused(Reason.MISSING_FILE, f"the form has no file {name}")
+    parse_adapter_config(_text(files, ADAPTER_CONFIG, MAX_ADAPTER_CONFIG_BYTES))
+    _header(files, ADAPTER_WEIGHTS, MAX_ADAPTER_HEADER_BYTES)
+
+
 def _check_adapter(files: Files, base: BaseModel | None, max_rank: int) -> dict[str, Any]:
     spec = parse_adapter_config(_text(files, ADAPTER_CONFIG, MAX_ADAPTER_CONFIG_BYTES))
     header = _header(files, ADAPTER_WEIGHTS, MAX_ADAPTER_HEADER_BYTES)

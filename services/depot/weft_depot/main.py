@@ -35,6 +35,8 @@ from weft_depot.sources import ArtifactSource
 from weft_depot.sources.file import FileSource
 from weft_depot.sources.pvc import PvcSource
 from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources.uploaded import UploadedSource
+from weft_depot.uploads import SCHEME
 
 log = logging.getLogger("weft_depot")
 DRAIN_S = 3
@@ -67,10 +69,11 @@ def build(settings: DepotSettings) -> Depot:
     if removed:
         log.info("half-written blobs removed", extra=kv(count=removed))
     policy = RetryPolicy()
+    resolutions = ResolutionCache(settings.data_dir / "resolved", settings.recheck_s)
     resolver = Resolver(
-        build_sources(settings, policy),
+        build_sources(settings, policy) | {SCHEME: UploadedSource(store, resolutions)},
         store,
-        ResolutionCache(settings.data_dir / "resolved", settings.recheck_s),
+        resolutions,
         ArtifactLimits(settings.max_adapter_bytes, settings.max_model_bytes),
         _secrets(settings.secrets),
     )

@@ -54,7 +54,7 @@ class ResolveRequest(_Body):
     def source(self) -> str:
         """What is read, and for whom: what one namespace was given is never handed to another by name."""
         secret = self.credentials_ref.name if self.credentials_ref else None
-        return json.dumps([self.uri, self.revision, self.endpoint, self.namespace, secret])
+        return source_key(self.uri, self.namespace, self.revision, self.endpoint, secret)
 
     def location(self) -> Location:
         """Raises Refused(BadURI)."""
@@ -62,6 +62,13 @@ class ResolveRequest(_Body):
         return parse_uri(
             self.uri, revision=self.revision, namespace=self.namespace, credentials=credentials, endpoint=self.endpoint
         )
+
+
+def source_key(
+    uri: str, namespace: str, revision: str | None = None, endpoint: str | None = None, secret: str | None = None
+) -> str:
+    """What is read, and for whom. `secret`: the name of one of that namespace."""
+    return json.dumps([uri, revision, endpoint, namespace, secret])
 
 
 class RetainRequest(_Body):

@@ -1,8 +1,9 @@
 """Which digest a source's state had: so that resolving an unchanged source again reads no content.
 
 One small JSON file per source under `DATA/resolved/`, written whole or not at all. It only saves work: a lost or
-damaged one means reading the source again. Beside it, in memory: which requests were resolved so lately that their
-remote source is not contacted (operators resolve every source every few seconds; hubs and clouds count requests).
+damaged one means reading the source again. Only of an upload it is more: the proof of whose it is. Beside it, in
+memory: which requests were resolved so lately that their remote source is not contacted (operators resolve every source
+every few seconds; hubs and clouds count requests).
 """
 
 import hashlib
@@ -55,11 +56,12 @@ class ResolutionCache:
         with self._lock:
             return tuple(sorted({last_part(e.uri) for e in self._models.values() if e.digest == digest}))
 
-    def add(self, entry: CachedResolution) -> None:
+    def add(self, entry: CachedResolution, *, durable: bool = False) -> None:
+        """`durable`: it is on the disk when this returns; the others only save work."""
         name = _name(entry.kind, entry.source)
         content = json.dumps(asdict(entry)).encode()
         with self._lock:
-            write_atomically(self._folder / f"{name}.json", content, durable=False)
+            write_atomically(self._folder / f"{name}.json", content, durable=durable)
             self._entries[name] = entry
             if entry.kind == "model":
                 self._models[name] = entry

@@ -96,7 +96,7 @@ class Resolver:
             with (
                 source.open(ctx.location, file_filter(request.kind)) as snapshot,
                 _unless_changed(snapshot),
-                _disk_errors(),
+                disk_errors(),
             ):
                 manifest = self._unchanged(ctx, snapshot) or self._copy(ctx, snapshot)
                 self.resolutions.mark_resolved(request.key, self.now())
@@ -239,7 +239,7 @@ def _unless_changed(snapshot: Snapshot) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors() -> Generator[None]:
+def disk_errors() -> Generator[None]:
     """A full disk by its name. Raises DepotFull."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""The depot's HTTP side: resolve, operations, changes, blobs, retain, probes."""
+"""The depot's HTTP side: resolve, operations, uploads, changes, blobs, retain, probes."""
 
 import asyncio
 import contextlib
@@ -17,21 +17,25 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from weft.artifacts.digest import parse_digest
-from weft.artifacts.errors import ArtifactError, BadDigest, UnknownDigest
+from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
 from weft.telemetry.probes import Probes
+from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
 from weft.wire.serving import heartbeat
 from weft_depot import metrics
 from weft_depot.core.operations import Operation
+from weft_depot.credentials import is_namespace
 from weft_depot.requests import ChangedRequest, ResolveRequest, RetainRequest
 from weft_depot.service import Depot
+from weft_depot.uploads import SCHEME
 
 Body = TypeVar("Body", bound=BaseModel)
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
 MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
+MAX_UPLOADS = 32
 CHUNK_BYTES = 256 << 10
 JSON = "application/json"
 
@@ -51,7 +55,7 @@ def build_app(
 
     `on_failure`: housekeeping has ended by an exception, which is in the log.
     """
-    downloads = asyncio.Semaphore(MAX_DOWNLOADS)
+    downloads, uploads = asyncio.Semaphore(MAX_DOWNLOADS), asyncio.Semaphore(MAX_UPLOADS)
 
     async def resolve(request: Request) -> Response:
         wait_s = _wait_s(request)
@@ -86,6 +90,28 @@ def build_app(
         wanted = await _body(request, RetainRequest)
         return JSONResponse({"removed": await depot.retain(wanted.digests)})
 
+    async def upload(request: Request) -> Response:
+        namespace = request.query_params.get("namespace", "")
+        if not is_namespace(namespace):
+            raise _BadRequest(f"namespace: {quoted(namespace, 80)} is no namespace")
+        boundary = boundary_of(request.headers.get("content-type", ""))
+        if boundary is None:
+            raise _BadRequest(f"the body is no form; send it as {FORM}", status=415, reason="NotForm")
+        if uploads.locked():
+            return _busy("upload", 503, "too many uploads; try again")
+        async with uploads:
+            try:
+                manifest = await depot.upload(namespace, form_pieces(boundary, request.stream()))
+            except FormError as error:
+                raise _BadRequest(f"the body is no form: {error}") from error
+            except ArtifactError as error:
+                status = 422 if isinstance(error, Refused) else 507 if isinstance(error, DepotFull) else 503
+                return JSONResponse({"reason": str(error.reason), "message": error.message}, status)
+        if manifest is None:
+            return _busy("upload", 429, "too many operations wait; try again later")
+        uri = f"{SCHEME}:{manifest.digest}"
+        return JSONResponse({"digest": manifest.digest, "uri": uri, "sizeBytes": manifest.size_bytes}, 201)
+
     async def changed(request: Request) -> Response:
         asked = await _body(request, ChangedRequest)
         return JSONResponse({"changed": await depot.changed(asked.watches)})
@@ -95,6 +121,7 @@ def build_app(
             Route("/v1/resolve", resolve, methods=["POST"]),
             Route("/v1/operations/{id}", operation, methods=["GET"]),
             Route("/v1/blobs/{digest}", blob, methods=["GET", "HEAD"]),
+            Route("/v1/uploads", upload, methods=["PUT"]),
             Route("/v1/retain", retain, methods=["POST"]),
             Route("/v1/changed", changed, methods=["POST"]),
             *([] if probes else _PROBES),

@@ -16,22 +16,24 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from weft.artifacts.blobs import BlobStore, Lease
-from weft.artifacts.digest import Digest
+from weft.artifacts.digest import Digest, Manifest
 from weft.artifacts.errors import ArtifactError, Damaged, UnknownDigest
 from weft.domain.lru import LruDict
 from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
+from weft.wire.multipart import Piece
 from weft_depot import metrics
 from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
 from weft_depot.core.operations import Operation, Operations
 from weft_depot.requests import ResolveRequest
 from weft_depot.resolve import Resolved, Resolver, Verdict
+from weft_depot.uploads import receive
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 5.0
@@ -113,6 +115,34 @@ class Depot:
                         break
         return self.operations.find(operation_id)
 
+    async def upload(self, namespace: str, pieces: AsyncIterator[Piece]) -> Manifest | None:
+        """Publish the adapter that a form has; None when too many operations are under way.
+
+        It stays as long as its operation is remembered, then as long as an object names it. Raises ArtifactError,
+        FormError.
+        """
+        self.forget()
+        drawn = secrets.token_hex(8)
+        if self.operations.start(drawn, f"upload {drawn}", self._now()) is None:
+            return None
+        lease = self._leases[drawn] = self.store.lease()
+        self._changes[drawn] = asyncio.Event()
+        reason, message = "Interrupted", "the upload was not received whole"
+        try:
+            manifest = await receive(self._resolver, namespace, pieces, lease)
+            self.operations.validated(drawn, {}, self._now())
+            self.operations.fetched(drawn, manifest.digest, self._now())
+            reason = ""
+        except ArtifactError as error:
+            reason, message = str(error.reason), error.message
+            raise
+        finally:
+            if reason:
+                self.operations.failed(drawn, reason, message, self._now())
+            metrics.RESOLVES.labels("upload", reason).inc()
+        log.info("uploaded", extra=kv(namespace=namespace, digest=manifest.digest, bytes=manifest.size_bytes))
+        return manifest
+
     async def changed(self, watches: tuple[str, ...]) -> list[str]:
         """Those whose source or blobs are not what they were. A host that hangs counts as unchanged for now."""
         by_host = self._resolver.watches.by_host(watches)
@@ -125,7 +155,7 @@ class Depot:
     async def retain(self, digests: tuple[str, ...]) -> int:
         """Keep these artifacts and those that operations hold; returns the blobs removed."""
         removed = await asyncio.to_thread(self.store.retain, digests)
-        self._resolver.resolutions.retain(set(digests))
+        self._resolver.resolutions.retain({f"sha256:{name}" for name in self.store.names()})
         log.info("blobs retained", extra=kv(digests=len(digests), removed=removed))
         return removed
 

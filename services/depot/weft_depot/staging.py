@@ -70,6 +70,16 @@ class StagedFiles:
         writer.finish()
         self._writers[name] = writer
 
+    def writer(self, name: str) -> BlobWriter:
+        """One more file, whose bytes the caller writes."""
+        writer = self._writers[name] = self._stack.enter_context(self._store.writer())
+        return writer
+
+    def finish(self) -> None:
+        """Every file is on the disk."""
+        for writer in self._writers.values():
+            writer.finish()
+
     def check_expected(self, expected_sha256: Mapping[str, str]) -> bool:
         """The copies have the hashes that the source gives. Raises Refused(DigestMismatch).
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 import tokenizers as tokenizers_library
 
@@ -13,7 +14,7 @@ from weft.artifacts.digest import Digest, FileEntry, Manifest, build_manifest, d
 from weft_gateway.core.events import TokenizerChanged, TokenizerState
 from weft_gateway.shell.tokenizer_cache import TokenizerCache
 
-NOBODY = "http://127.0.0.1:1"
+NOBODY = httpx2.AsyncClient(base_url="http://127.0.0.1:1")
 
 
 def put_model(store: BlobStore, *contents: bytes) -> Manifest:

@@ -31,7 +31,7 @@ async def upload_file(state: AppState, request: Request) -> Response:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit + FORM_BYTES:
         raise TooLarge(f"The file is larger than {limit} bytes.")
-    form = UploadForm(request.headers.get("content-type", ""), _body(request), limit)
+    form = UploadForm(request.headers.get("content-type", ""), body_pieces(request), limit)
     try:
         async with asyncio.timeout(UPLOAD_SECONDS):
             new = NewFile(namespace, await form.open(), Purpose.BATCH)
@@ -93,7 +93,7 @@ def _file(file: StoredFile) -> dict[str, Any]:
     }
 
 
-async def _body(request: Request) -> AsyncGenerator[bytes]:
+async def body_pieces(request: Request) -> AsyncGenerator[bytes]:
     """The body as it comes, no part of it late. Raises BodyTimeout."""
     stream, seconds = request.stream(), http_requests.BODY_SECONDS
     while True:

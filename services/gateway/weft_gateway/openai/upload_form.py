@@ -1,33 +1,14 @@
 """A multipart form with one file, as it comes: the file's bytes pass through, none are kept."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
 
 from weft.domain.batch import Purpose
 from weft.wire.codec.batch import MAX_CHUNK_BYTES, MAX_FILENAME
+from weft.wire.multipart import FORM, FormError, Part, Piece, boundary_of, form_pieces
 from weft_gateway.errors import BadRequest, ParameterError, TooLarge, UnsupportedMediaType
 
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
-
-FORM = b"multipart/form-data"
 MAX_FIELD_BYTES = 256
 FIELDS = ("file", "purpose")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The beginning of a part."""
-
-    name: str
-    filename: str
-
-
-Piece = Part | bytes | None  # a part begins, some of its bytes, it ends
 
 
 class UploadForm:
@@ -35,12 +16,12 @@ class UploadForm:
 
     def __init__(self, content_type: str, body: AsyncIterator[bytes], max_bytes: int) -> None:
         """`max_bytes`: of the file. Raises UnsupportedMediaType."""
-        kind, options = parse_options_header(content_type)
-        if kind != FORM or not (boundary := options.get(b"boundary")):
-            text = f"The body is declared as {content_type[:128] or 'nothing'!r}; send it as a form: {FORM.decode()}."
+        boundary = boundary_of(content_type)
+        if boundary is None:
+            text = f"The body is declared as {content_type[:128] or 'nothing'!r}; send it as a form: {FORM}."
             raise UnsupportedMediaType(text)
         self._max_bytes, self._has_purpose = max_bytes, False
-        self._pieces = _pieces(boundary, body)
+        self._pieces = _checked(form_pieces(boundary, body))
 
     async def open(self) -> str:
         """The file's name. Raises ApiError."""
@@ -86,63 +67,10 @@ class UploadForm:
         self._has_purpose = True
 
 
-async def _pieces(boundary: bytes, body: AsyncIterator[bytes]) -> AsyncGenerator[Piece]:
-    """What the parser finds, as the body comes. Raises BadRequest."""
-    found = _Found()
+async def _checked(pieces: AsyncIterator[Piece]) -> AsyncGenerator[Piece]:
+    """Raises BadRequest for what is no form."""
     try:
-        parser = MultipartParser(boundary, found.callbacks())
-        async for chunk in body:
-            parser.write(chunk)
-            pieces, found.pieces = found.pieces, []
-            for piece in pieces:
-                yield piece
-    except FormParserError as error:
+        async for piece in pieces:
+            yield piece
+    except FormError as error:
         raise BadRequest(f"The body is not a multipart form: {error}.", code="invalid_form") from error
-    if not found.ended:
-        raise BadRequest("The form ends before its last boundary.", code="invalid_form")
-
-
-class _Found:
-    """What the parser's callbacks gather."""
-
-    def __init__(self) -> None:
-        self.pieces: list[Piece] = []
-        self.ended = False
-        self._field, self._value, self._disposition = b"", b"", b""
-
-    def callbacks(self) -> "MultipartCallbacks":
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": self._on_field,
-            "on_header_value": self._on_value,
-            "on_header_end": self._on_header,
-            "on_headers_finished": self._on_headers,
-            "on_part_data": self._on_data,
-            "on_part_end": lambda: self.pieces.append(None),
-            "on_end": self._on_end,
-        }
-
-    def _begin(self) -> None:
-        self._disposition = b""
-
-    def _on_field(self, data: bytes, start: int, end: int) -> None:
-        self._field += data[start:end]
-
-    def _on_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _on_header(self) -> None:
-        if self._field.lower() == b"content-disposition":
-            self._disposition = self._value
-        self._field = self._value = b""
-
-    def _on_headers(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        name, filename = options.get(b"name", b""), options.get(b"filename", b"")
-        self.pieces.append(Part(name.decode(errors="replace"), filename.decode(errors="replace")))
-
-    def _on_data(self, data: bytes, start: int, end: int) -> None:
-        self.pieces.append(data[start:end])
-
-    def _on_end(self) -> None:
-        self.ended = True

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal
 from weft_gateway.openai import messages
+from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
 from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.completions import completions
@@ -62,6 +63,7 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/tokenize", tokenize, post, TokenizeRequest)
     _route(app, state, "/detokenize", detokenize, post, DetokenizeRequest)
     _route(app, state, "/tokenizer_info", tokenizer_info, get)
+    _route(app, state, "/v1/adapters", put_adapter, ["PUT"])
     _route(app, state, "/v1/files", upload_file, post)
     _route(app, state, "/v1/files", list_files, get)
     _route(app, state, "/v1/files/{file_id}", one_file, get)

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
+import httpx2
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.domain.routes import PoolRoute, Route
@@ -37,10 +38,11 @@ class AppState:
         self.tokens = _verifier(settings)
         self.batch = BatchClient(settings.batch, tls)
         self.grammars = GrammarChecker()
+        verify = tls.client_context("depot") if tls else True
+        self.depot = httpx2.AsyncClient(base_url=settings.depot, timeout=10.0, verify=verify)
         self.tokenizers = TokenizerCache(
-            settings.depot,
+            self.depot,
             settings.data_dir / "blobs",
-            tls,
             on_change=self.manager.feed,
             on_corrupt=self.manager.metrics.corrupt_artifacts.inc,
         )
@@ -55,6 +57,7 @@ class AppState:
             task.cancel()
             await asyncio.wait([task])
             await self.tokenizers.close()
+            await self.depot.aclose()
             await self.batch.close()
             await self.grammars.close()
 

@@ -1,4 +1,4 @@
-"""The few files of a base model that a gateway needs, from the depot by digest; weights stay where they are.
+"""The depot as a gateway uses it: the few files of a base model that it needs, and adapters that clients upload.
 
 Everything is kept in a blob folder, so a gateway restarts without the depot, and verified against its SHA-256 whenever
 it is read: a damaged file is thrown away and downloaded again.
@@ -7,9 +7,11 @@ it is read: a damaged file is thrown away and downloaded again.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 import httpx2
 
@@ -80,3 +82,31 @@ async def _download(depot: httpx2.AsyncClient, digest: str, max_bytes: int) -> b
             return bytes(data)
     except httpx2.HTTPError as error:
         raise Unavailable(f"{digest} from the depot at {depot.base_url}: {error!r}") from error
+
+
+class DepotRefused(Exception):
+    """The depot does not take an upload: `status` of HTTP, `code` for programs, and the depot's own message."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, re.sub("(?<=[a-z])(?=[A-Z])", "_", reason).lower()
+
+
+async def upload_adapter(
+    depot: httpx2.AsyncClient, namespace: str, content_type: str, body: AsyncIterator[bytes]
+) -> Mapping[str, Any]:
+    """Stream a form with an adapter's files to the depot. Returns its digest, uri and sizeBytes.
+
+    Raises DepotRefused, httpx2.HTTPError, and what `body` raises.
+    """
+    headers = {"content-type": content_type}
+    timeout = httpx2.Timeout(10.0, read=None)  # the whole upload is bounded by the caller
+    response = await depot.put(
+        "/v1/uploads", params={"namespace": namespace}, content=body, headers=headers, timeout=timeout
+    )
+    if response.status_code in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY, HTTPStatus.FORBIDDEN):
+        response.raise_for_status()
+    value: Mapping[str, Any] = response.json()
+    if response.status_code != HTTPStatus.CREATED:
+        raise DepotRefused(response.status_code, str(value.get("reason", "")), str(value.get("message", "")))
+    return value

@@ -16,7 +16,6 @@ import jinja2
 from weft.artifacts.blobs import BlobStore
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
-from weft.wire.tls import Tls
 from weft_gateway.core.events import TokenizerChanged, TokenizerState
 from weft_gateway.shell.depot_client import fetch_tokenizer_files
 from weft_gateway.shell.tokenizer import ModelTokenizer
@@ -34,15 +33,13 @@ class TokenizerCache:
 
     def __init__(
         self,
-        depot_url: str,
+        depot: httpx2.AsyncClient,
         folder: Path,
-        tls: Tls | None = None,
         *,
         on_change: Callable[[TokenizerChanged], None] = lambda _: None,
         on_corrupt: Callable[[], None] = lambda: None,
     ) -> None:
-        verify = tls.client_context("depot") if tls else True
-        self._depot = httpx2.AsyncClient(base_url=depot_url, timeout=10.0, verify=verify)
+        self._depot = depot
         self._blobs = BlobStore(folder)
         self._blobs.clean()
         self._on_change, self._on_corrupt = on_change, on_corrupt
@@ -78,7 +75,6 @@ class TokenizerCache:
         for task in self._loads.values():
             task.cancel()
         await asyncio.gather(*self._loads.values(), *filter(None, [self._cleaning]), return_exceptions=True)
-        await self._depot.aclose()
 
     async def _clean(self) -> None:
         """Remove the files of pools that are gone. A route table is complete: a restart loses no other pool's files."""

@@ -1,0 +1,160 @@
+"""`weft push`: an adapter's files through the gateway into the depot, then the object that publishes them."""
+
+import contextlib
+import http.client
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+
+from weft_cli.client import Controller, Object
+from weft_cli.errors import BadInput, Changed, CommandError, NotThere
+from weft_cli.gateway import gateway_client, link_errors, refused
+from weft_cli.output import note, say
+from weft_cli.readiness import is_ready, is_refused, state_of
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+ATTEMPTS = 10  # the controller writes the status of the same object meanwhile
+GATEWAY_PAUSE_S = 0.02  # the route table reaches it a moment after the status
+SCHEME = "depot:"
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What becomes of a content: the adapter that has it, and on which condition."""
+
+    namespace: str
+    name: str
+    version: str | None = None
+    if_digest: str | None = None
+    keep: int | None = None
+    pool: str | None = None
+
+
+def push(
+    controller: Controller, url: str, key: str | None, folder: Path, publication: Publication, wait_s: float
+) -> None:
+    """Upload, publish, wait until requests are served by it. Raises CommandError."""
+    started = time.monotonic()
+    with gateway_client(url, key) as gateway, link_errors(url):
+        stored = upload(gateway, folder, publication.namespace)
+        uploaded = time.monotonic()
+        publish(controller, stored["source"]["uri"], publication)
+        say(stored["id"])
+        if wait_s:
+            _wait(controller, gateway, publication, stored["id"], wait_s)
+            took = f"uploaded in {uploaded - started:.2f} s, served after {time.monotonic() - started:.2f} s"
+            note(f"loraadapter/{publication.name} ({publication.namespace}): {stored['bytes']} bytes {took}")
+
+
+def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str, Any]:
+    """Send the files. Returns the content as the gateway names it: id, bytes, source. Raises CommandError."""
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise BadInput(f"{folder} has no {name}", "an adapter is a folder as PEFT's save_pretrained writes it")
+    with contextlib.ExitStack() as stack:
+        files = {name: (name, stack.enter_context((folder / name).open("rb"))) for name in FILES}
+        response = gateway.put("/v1/adapters", params={"namespace": namespace}, files=files)
+        if response.status_code != 200:
+            raise refused(response.content, response.status_code, "is the gateway older than this command?")
+        return response.json()
+
+
+def publish(controller: Controller, uri: str, publication: Publication) -> None:
+    """Make the content the adapter's. Raises Changed where `if_digest` does not hold, NotThere, CommandError."""
+    for attempt in range(ATTEMPTS):
+        before = _find(controller, publication)
+        _check(before, publication)
+        [result] = controller.apply([_object(before, uri, publication)])
+        if not isinstance(result, CommandError):
+            return
+        if not isinstance(result, Changed) or attempt == ATTEMPTS - 1:
+            raise result
+        if before is not None and "deletionTimestamp" in before["metadata"]:
+            raise result
+
+
+def content_of(obj: Object) -> str:
+    """The digest that an adapter has, or is to have where its source names one; "" where neither is known."""
+    source, status = obj["spec"]["source"], obj.get("status", {})
+    if source["uri"].startswith(SCHEME):
+        return source["uri"].removeprefix(SCHEME)
+    current = status.get("observedGeneration") == obj["metadata"]["generation"]
+    return source.get("digest") or (status.get("digest", "") if current else "")
+
+
+def _find(controller: Controller, publication: Publication) -> Object | None:
+    try:
+        return controller.get("loraadapters", publication.namespace, publication.name)
+    except NotThere:
+        return None
+
+
+def _check(before: Object | None, publication: Publication) -> None:
+    wanted, name = publication.if_digest, f"{publication.namespace}/{publication.name}"
+    if wanted is not None:
+        found = content_of(before) or "another content" if before else NONE
+        if wanted != found:
+            there = f"has {found}" if before else "does not exist"
+            raise Changed(f"LoRAAdapter {name} {there}, not {wanted}: nothing was published", "look, then push again")
+    if before is None and publication.pool is None:
+        raise NotThere(f"there is no LoRAAdapter {name}", "name the pool that is to serve it with --pool, or apply it")
+
+
+def _object(before: Object | None, uri: str, publication: Publication) -> Object:
+    """The adapter with the content. What it was read as is part of it, so that a change in between is noticed."""
+    if before is None:
+        namespace, _, name = (publication.pool or "").rpartition("/")
+        pool = {"name": name} | ({"namespace": namespace} if namespace else {})
+        metadata = {"namespace": publication.namespace, "name": publication.name}
+        spec: dict[str, Any] = {"poolRef": pool}
+        kind = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "LoRAAdapter"}
+    else:
+        kind = {name: before[name] for name in ("apiVersion", "kind")}
+        metadata, spec = before["metadata"], {k: v for k, v in before["spec"].items() if k != "version"}
+    spec = {**spec, "source": {"uri": uri}}
+    if publication.version is not None:
+        spec["version"] = publication.version
+    if publication.keep is not None:
+        spec["revisionHistoryLimit"] = publication.keep
+    return {**kind, "metadata": metadata, "spec": spec}
+
+
+def _wait(controller: Controller, gateway: httpx2.Client, publication: Publication, digest: str, wait_s: float) -> None:
+    """Until requests get that content. Raises CommandError: refused, or not served in time."""
+    until = time.monotonic() + wait_s
+    items, version = controller.list("loraadapters", publication.namespace)
+    obj = next((item for item in items if item["metadata"]["name"] == publication.name), None)
+    changes = controller.watch(version, wait_s)
+    while obj is not None and content_of(obj) == digest:
+        if is_refused(obj):
+            raise CommandError(state_of(obj))
+        if is_ready(obj) and obj["status"].get("digest") == digest:
+            break
+        if time.monotonic() > until:
+            raise CommandError(f"{state_of(obj)}: not served within {wait_s:g} s")
+        obj = _next_of(obj, changes)
+    else:
+        name = f"{publication.namespace}/{publication.name}"
+        raise Changed(f"LoRAAdapter {name} was deleted or published by another meanwhile")
+    model = quote(f"{obj['status']['modelName']}@{digest}", safe="/@:")
+    while gateway.get(f"/v1/models/{model}").status_code == http.client.NOT_FOUND:
+        if time.monotonic() > until:
+            raise CommandError(f"the gateway does not serve {digest} within {wait_s:g} s")
+        time.sleep(GATEWAY_PAUSE_S)
+
+
+def _next_of(obj: Object, changes: Iterator[Object]) -> Object | None:
+    """The object's next state, or as it is when the changes end; None: it is gone."""
+    uid = obj["metadata"]["uid"]
+    for event in changes:
+        if event["type"] == "ERROR":
+            raise CommandError(event["object"]["message"])
+        if event["object"]["metadata"]["uid"] == uid:
+            return None if event["type"] == "DELETED" else event["object"]
+    return obj

@@ -1,0 +1,67 @@
+"""`depot:sha256:...`: an adapter that the requesting namespace has sent to this depot (`weft_depot.uploads`)."""
+
+import contextlib
+from collections.abc import Generator, Mapping
+from typing import BinaryIO
+
+from weft.artifacts.blobs import BlobStore
+from weft.artifacts.digest import Manifest, parse_digest
+from weft.artifacts.errors import BadDigest, Reason, Refused, UnknownDigest
+from weft_depot.requests import source_key
+from weft_depot.resolution_cache import ResolutionCache
+from weft_depot.sources import FileFilter, Location, Marks
+from weft_depot.staging import BlobFiles
+
+
+class UploadedSource:
+    """What was uploaded, by its digest. One namespace reads nothing of another."""
+
+    accepted_options: frozenset[str] = frozenset()
+    remote = False
+
+    def __init__(self, store: BlobStore, resolutions: ResolutionCache) -> None:
+        self._store, self._resolutions = store, resolutions
+
+    def host(self, location: Location) -> str:  # noqa: ARG002 (all of them are in this depot)
+        return "depot"
+
+    @contextlib.contextmanager
+    def open(self, location: Location, file_filter: FileFilter) -> Generator["UploadedSnapshot"]:  # noqa: ARG002
+        """Raises Refused: BadURI, SourceNotFound."""
+        uri = f"depot:{location.path}"
+        try:
+            digest = parse_digest(location.path)
+        except BadDigest as error:
+            raise Refused(Reason.BAD_URI, f"{uri[:200]!r}: {error.message}") from error
+        if self._resolutions.find("adapter", source_key(uri, location.namespace)) is None:
+            raise Refused(Reason.SOURCE_NOT_FOUND, _missing(location))
+        try:
+            manifest = self._store.manifest(digest)
+        except UnknownDigest as error:
+            raise Refused(Reason.SOURCE_NOT_FOUND, _missing(location)) from error
+        yield UploadedSnapshot(self._store, manifest)
+
+
+class UploadedSnapshot:
+    """The files of one upload, which never change."""
+
+    marks: Marks | None = None
+
+    def __init__(self, store: BlobStore, manifest: Manifest) -> None:
+        self._files = BlobFiles(store, manifest)
+        self.sizes: Mapping[str, int] = self._files.sizes
+        self.signature: str | None = manifest.digest
+        self.expected_sha256: Mapping[str, str] = {entry.name: entry.sha256 for entry in manifest.files}
+
+    def open(self, name: str) -> BinaryIO:
+        return self._files.open(name)
+
+    def unchanged(self) -> bool:
+        return True
+
+
+def _missing(location: Location) -> str:
+    return (
+        f"namespace {location.namespace} has uploaded no adapter {location.path[:71]}, or it was removed: "
+        "an upload that no LoRAAdapter names is kept for a few minutes; upload it again"
+    )

@@ -1,0 +1,70 @@
+"""Adapters that are sent to the depot, as trainers do that publish a content each step.
+
+A form with the two files becomes an artifact whose URI is `depot:DIGEST`, for the namespace that sent it and no other.
+What does not depend on a base model is checked before the artifact is visible; whether it fits a base is checked by the
+resolve of the URI, as for every source. An upload that no adapter names is removed once its operation is forgotten
+(`--keep-operation-s`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from weft.artifacts.blobs import BlobWriter, Lease
+from weft.artifacts.digest import Manifest
+from weft.artifacts.errors import Reason, Refused
+from weft.domain.text import quoted
+from weft.wire.multipart import Part, Piece
+from weft_depot.artifact_layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_upload, check_weights_finite
+from weft_depot.requests import source_key
+from weft_depot.resolution_cache import CachedResolution
+from weft_depot.resolve import Resolver, disk_errors
+from weft_depot.staging import StagedFiles
+
+SCHEME = "depot"
+FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+WRITE_BYTES = 1 << 20  # that go to the disk at once
+
+
+async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piece], lease: Lease) -> Manifest:
+    """Publish the adapter that a form has. Its blobs are named in `lease`.
+
+    Raises Refused (MissingFile, TooLarge, ConfigInvalid, NotFinite, ... of the files), DepotFull, FormError, and
+    OSError of the disk.
+    """
+    with disk_errors(), StagedFiles(resolver.store) as staged:
+        left = resolver.limits.adapter_bytes
+        async for piece in pieces:
+            assert isinstance(piece, Part), "what was before has been read"
+            name = piece.filename or piece.name
+            if name not in FILES or name in staged.sizes:
+                wrong = "comes twice" if name in FILES else f"is none of {', '.join(FILES)}"
+                raise Refused(Reason.MISSING_FILE, f"the file {quoted(name, 80)} of the form {wrong}")
+            left -= await _write(staged.writer(name), pieces, left)
+        await asyncio.to_thread(staged.finish)
+        return await asyncio.to_thread(_publish, resolver, namespace, staged, lease)
+
+
+async def _write(writer: BlobWriter, pieces: AsyncIterator[Piece], most_bytes: int) -> int:
+    """One file to its end; returns its bytes. Raises Refused(TooLarge)."""
+    waiting = bytearray()
+    while (piece := await anext(pieces)) is not None:
+        assert isinstance(piece, bytes), "a part ends before another begins"
+        waiting += piece
+        if writer.size_bytes + len(waiting) > most_bytes:
+            raise Refused(Reason.TOO_LARGE, "the files are larger than an adapter may be here (--max-adapter-bytes)")
+        if len(waiting) >= WRITE_BYTES:
+            await asyncio.to_thread(writer.write, bytes(waiting))
+            waiting.clear()
+    await asyncio.to_thread(writer.write, bytes(waiting))
+    return writer.size_bytes
+
+
+def _publish(resolver: Resolver, namespace: str, staged: StagedFiles, lease: Lease) -> Manifest:
+    check_upload(staged)
+    check_weights_finite(staged, staged.sizes, lambda: None)
+    manifest = staged.manifest("adapter")
+    staged.publish(manifest, lease)
+    uri = f"{SCHEME}:{manifest.digest}"
+    known = CachedResolution("adapter", source_key(uri, namespace), uri, manifest.digest, manifest.digest)
+    resolver.resolutions.add(known, durable=True)  # whose it is, is kept nowhere else
+    return manifest

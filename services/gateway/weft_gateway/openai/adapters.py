@@ -1,0 +1,51 @@
+"""`PUT /v1/adapters`: an adapter's two files straight into the depot; the bytes stream through.
+
+The answer names the content; a LoRAAdapter whose source is that URI publishes it (`weft push` does both).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from weft_gateway.errors import BadRequest, BodyTimeout, ParameterError, ServiceUnavailable, UnsupportedMediaType
+from weft_gateway.openai.files import UPLOAD_SECONDS, body_pieces
+from weft_gateway.openai.http_requests import json_response, no_foreign_page, tenant_of
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.depot_client import DepotRefused, upload_adapter
+
+
+async def put_adapter(state: AppState, request: Request) -> Response:
+    """Send `adapter_config.json` and `adapter_model.safetensors` as a form; they belong to the caller's namespace."""
+    tenant, named = await tenant_of(state, request), request.query_params.get("namespace")
+    if tenant and named not in (None, tenant):
+        raise ParameterError(f"namespace: this key is of the namespace {tenant!r}.", param="namespace")
+    no_foreign_page(request)
+    content_type = request.headers.get("content-type", "")
+    if not content_type.lower().startswith("multipart/form-data"):
+        raise UnsupportedMediaType(f"The body is declared as {content_type[:128] or 'nothing'!r}; send it as a form.")
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            stored = await upload_adapter(state.depot, tenant or named or "default", content_type, body_pieces(request))
+    except TimeoutError as error:
+        raise BodyTimeout(f"The adapter did not arrive within {UPLOAD_SECONDS:g} s.") from error
+    except ClientDisconnect as error:
+        raise BadRequest("The client went away.", code="client_gone", status=499) from error
+    except DepotRefused as error:
+        raise BadRequest(f"The adapter is refused: {error}", code=error.code, status=error.status) from error
+    except httpx2.HTTPError as error:
+        text = f"The depot does not answer: {type(error).__name__}."
+        raise ServiceUnavailable(text, code="depot_unavailable", retry_after_ms=1000) from error
+    return json_response(_content(stored))
+
+
+def _content(stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": stored["digest"],
+        "object": "adapter.content",
+        "bytes": stored["sizeBytes"],
+        "source": {"uri": stored["uri"]},
+    }
