@@ -61,7 +61,7 @@ class LoRAAdapterSpec(ApiModel):
     after the pool's drain time."""
 
 
-class AdapterVersion(ApiModel):
+class PublishedContent(ApiModel):
     """A content that the adapter has, or has had, on the present base model."""
 
     digest: DigestText
@@ -104,7 +104,7 @@ class LoRAAdapterStatus(ApiModel):
     unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
     """Ready runners of its pool that do not serve it: they have not got it yet, or failed to load it."""
     versions: Annotated[
-        tuple[AdapterVersion, ...],
+        tuple[PublishedContent, ...],
         Field(
             max_length=101,
             exclude_if=lambda value: not value,
