@@ -245,7 +245,7 @@ def top(
 
 @app.command(rich_help_panel="Objects")
 def apply(files: Files = None, directory: DataDir = None) -> None:
-    """Create or change objects: `weft apply -f adapter.yaml`."""
+    """Create or change objects: `weft apply -f adapter.yaml`, `... | weft apply -f -`."""
     from weft_cli.objects import apply as run
 
     run(controller(directory), files or [])
@@ -350,7 +350,7 @@ def delete(
     namespace: Namespace = "default",
     directory: DataDir = None,
 ) -> None:
-    """Delete objects: `weft delete lora upper -n acme`, `weft delete -f adapter.yaml`."""
+    """Delete objects: `weft delete lora upper -n acme`, `weft delete -f adapter.yaml` (`-f -`: standard input)."""
     from weft_cli.objects import OTHER_NAMESPACE, named, to_delete
     from weft_cli.objects import delete as run
 

@@ -19,15 +19,21 @@ RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "
 
 
 def load_manifests(paths: Sequence[Path], done: str = "applied") -> list[Object]:
-    """Every object of these files and folders. Raises BadInput with every problem; `done`: what was not done."""
-    from weft.api.manifests import ManifestError, load
+    """Every object of these files and folders; `-` is standard input, which has to bring one.
+
+    Raises BadInput with every problem; `done`: what was not done.
+    """
+    from weft.api.manifests import STDIN, ManifestError, load
 
     if not paths:
         raise BadInput("nothing to read", "name a manifest or a folder with -f")
     try:
-        return [resource.to_dict() for resource in load(paths)]
+        objects = [resource.to_dict() for resource in load(paths)]
     except ManifestError as error:
         raise BadInput(str(error), f"nothing was {done}: correct the manifests, then again") from error
+    if STDIN in paths and not objects:
+        raise BadInput(f"<stdin>: no object to be {done}", "what writes into the pipe may have failed")
+    return objects
 
 
 def apply(controller: Controller, paths: Sequence[Path]) -> None:

@@ -44,7 +44,9 @@ Key = Annotated[
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The namespace to look in.")]
 Files = Annotated[
     list[Path] | None,
-    typer.Option("--filename", "-f", help="A manifest or a folder of manifests; may be given again."),
+    typer.Option(
+        "--filename", "-f", help="A manifest, a folder of manifests, or - for standard input; may be given again."
+    ),
 ]
 
 

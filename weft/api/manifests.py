@@ -1,5 +1,6 @@
 """YAML files and folders -> typed resources, or every problem at once: where it is, what is wrong, what to do."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from weft.domain.text import sanitize
 Object = LoRAAdapter | ServingPool
 KINDS: dict[str, type[LoRAAdapter] | type[ServingPool]] = {"LoRAAdapter": LoRAAdapter, "ServingPool": ServingPool}
 SUFFIXES = (".yaml", ".yml", ".json")
+STDIN = Path("-")
 
 MAX_FILE_BYTES = 16 << 20
 MAX_FILES = 10_000
@@ -49,13 +51,13 @@ class ManifestError(ValueError):
 def load(paths: Iterable[str | Path], *, namespace: str = "default") -> list[Object]:
     """Every object of these files and folders, in order; `namespace` is for objects that name none.
 
-    A folder stands for its *.yaml, *.yml and *.json files, sorted, without its subfolders. Namespaces may be among them
-    and are left out. Raises ManifestError.
+    A folder stands for its *.yaml, *.yml and *.json files, sorted, without its subfolders; `-` is standard input.
+    Namespaces may be among them and are left out. Raises ManifestError.
     """
     reading = _Reading(namespace)
     for path in _files([Path(path) for path in paths], reading.problems):
         if not reading.full:
-            reading.file(str(path), path)
+            reading.file("<stdin>" if path == STDIN else str(path), path)
     return reading.result()
 
 
@@ -95,7 +97,7 @@ class _Reading:
 
     def file(self, name: str, path: Path) -> None:
         try:
-            with path.open("rb") as file:
+            with os.fdopen(0, "rb", closefd=False) if path == STDIN else path.open("rb") as file:
                 raw = file.read(MAX_FILE_BYTES + 1)
             if len(raw) > MAX_FILE_BYTES:
                 self._problem(name, 0, "", f"more than {MAX_FILE_BYTES} bytes; split the file")

@@ -88,6 +88,41 @@ def test_apply_says_what_became_of_each_object(
     assert run(capfd, "apply", "-f", str(path))[1] == "servingpool/base (default) configured\n"
 
 
+def piped(text: bytes, *argv: str) -> tuple[int, str, str]:
+    done = subprocess.run(tied(sys.executable, "-m", "weft_cli", *argv), input=text, capture_output=True, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_manifests_come_from_standard_input(controller: Any, manifests: Path) -> None:
+    adapters = (manifests / "adapters.yaml").read_bytes()
+    code, out, err = piped(adapters, "apply", "-f", str(manifests / "pool.yaml"), "-f", "-")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "servingpool/base (default) created",
+        "loraadapter/upper (acme) created",
+        "loraadapter/lower (globex) created",
+    ]
+    code, out, _ = piped(adapters, "delete", "-f", "-")
+    assert (code, out) == (0, "loraadapter/upper deleted\nloraadapter/lower deleted\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "<stdin>: no object to be applied"),
+        (b"kind: ServingPool\napiVersion: v1\n", "<stdin>, document 1, apiVersion"),
+        (b"\xff", "<stdin>: not UTF-8 text"),
+        (b"#" * ((16 << 20) + 1), "<stdin>: more than 16777216 bytes"),
+    ],
+    ids=["empty", "wrong", "binary", "endless"],
+)
+def test_standard_input_that_is_no_manifest_is_named(controller: Any, text: bytes, says: str) -> None:
+    code, out, err = piped(text, "apply", "-f", "-")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
 def test_a_wrong_manifest_is_told_with_file_and_field_and_nothing_is_applied(
     controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
