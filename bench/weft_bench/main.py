@@ -176,6 +176,27 @@ def batch(
 
 
 @app.command()
+def push(
+    model_shape: Annotated[str, typer.Option(help="small, m135 or mid: that random model.")] = "m135",
+    pushes: Annotated[int, typer.Option(min=1, help="Contents that are published, after one that warms up.")] = 100,
+    models: Models = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """From an adapter's bytes to its first token: upload, publish, ask, through a whole stack.
+
+    Starts its own stack in a temporary data directory and stops it again; two minutes.
+    """
+    from weft_bench import push as bench
+    from weft_bench.cpu_models import cache_dir
+    from weft_bench.machine import origin
+
+    (shape,) = among("model-shape", model_shape, SHAPE_NAMES[1:])
+    with failures_told():
+        lines = bench.measure(shape, models or cache_dir(), pushes, origin("tokenizers"), complain)
+        keep("push", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def accuracy(
     only: Annotated[str, typer.Option(help="Of quickstart, tiny, m135; separated by commas.")] = "quickstart,tiny,m135",
     texts: Annotated[int, typer.Option(min=1, help="Of each model.")] = 256,

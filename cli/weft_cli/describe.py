@@ -26,7 +26,13 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list
         if at.digest == digest
     ]
     residency = table(("RUNNER", "TIER", "RUNNING", "NOTE"), rows) if rows else ["no runner has it in memory"]
-    return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "On runners:", *_indent(residency)]
+    contents = [
+        (version["digest"], version.get("name", NONE), str(version.get("rank", NONE)), version["publishedAt"])
+        for version in status.get("versions", ())
+    ]
+    versions = ["", "Versions:", *_indent(table(("DIGEST", "NAME", "RANK", "PUBLISHED"), contents))] if contents else []
+    residence = ["", "On runners:", *_indent(residency)]
+    return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), *versions, *residence]
 
 
 def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[str]:
