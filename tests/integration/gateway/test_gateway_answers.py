@@ -177,6 +177,7 @@ async def test_models_lists_bases_and_adapters_with_their_parent(world: World) -
         "root": "tiny",
         "parent": "tiny",
         "max_model_len": 512,
+        "versions": [{"name": None, "digest": "sha256:" + "a" * 64}],
     }
     assert models[0].model_dump()["parent"] is None
 
