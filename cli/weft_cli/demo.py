@@ -4,8 +4,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from weft_cli.sse import BadEvent, Lines, event_of, refusal_of
 DEMO_FILE = "demo.jsonl"
 FOLDER = Path("examples") / "quickstart"
 ASK_S = 60.0
+KEYS_S, KEYS_POLL_S = 30.0, 0.05  # the store brings a key to the gateway within moments
+KEY_NOTE = "weft up --demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Question:
     model: str
     prompt: str
     expect: str
+    key: str = ""  # an API key that opens the model; "": none is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,33 @@ def load_questions(path: Path) -> list[Question]:
     return [Question(line["model"], line["prompt"], line["expect"]) for line in lines]
 
 
+def namespaces_of(questions: Sequence[Question]) -> list[str]:
+    """Whose adapters are asked, in order; a base model's name has no namespace."""
+    return list(dict.fromkeys(question.model.partition("/")[0] for question in questions if "/" in question.model))
+
+
+def with_keys(questions: Sequence[Question], keys: Mapping[str, str]) -> list[Question]:
+    """Each with the key of its adapter's namespace. `keys`: by namespace, at least one: the base takes the first."""
+    first = next(iter(keys.values()))
+    return [replace(question, key=keys.get(question.model.partition("/")[0], first)) for question in questions]
+
+
+async def until_open(url: str, keys: Iterable[str]) -> None:
+    """Wait until the gateway takes these keys, which are made elsewhere. Raises CommandError after KEYS_S."""
+    async with httpx2.AsyncClient(base_url=url, timeout=KEYS_S, trust_env=False) as http:
+        try:
+            async with asyncio.timeout(KEYS_S):
+                for key in keys:
+                    while not (await http.get("/v1/models", headers=_bearer(key))).is_success:  # noqa: ASYNC110 (a process)
+                        await asyncio.sleep(KEYS_POLL_S)
+        except (TimeoutError, httpx2.HTTPError) as error:
+            raise CommandError(f"the gateway does not take the demo's keys: {type(error).__name__}") from error
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 async def ask_all(url: str, questions: Sequence[Question]) -> list[Answer]:
     """Every question at the same time, each streamed."""
     async with httpx2.AsyncClient(base_url=url, timeout=ASK_S, trust_env=False) as http:
@@ -84,7 +114,7 @@ async def ask(http: httpx2.AsyncClient, question: Question) -> Answer:
     }
     error = ""
     try:
-        async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        async with http.stream("POST", "/v1/chat/completions", json=body, headers=_bearer(question.key)) as response:
             if not response.is_success:
                 error = refusal_of(await response.aread(), response.status_code)
                 return Answer(question, "", 1000 * (time.perf_counter() - began), 0.0, error)

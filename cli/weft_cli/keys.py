@@ -43,10 +43,25 @@ def create(supervisor: Supervisor, new: NewKey, output: str) -> None:
         models=new.models,
         expires_unix_ms=expiry_unix_ms(new.expires, time.time()) if new.expires else 0,
     )
-    made = ask(supervisor, lambda admin: admin.CreateKey(request, timeout=TIMEOUT_S))
+    made = _made(supervisor, request)
     whose = f"namespace {new.namespace}" if new.namespace else "the platform"
     note(f"key {made.key_id} for {whose}; it is shown this once:")
     say(dump(_secret(new.namespace, made.key_id, made.key), "yaml") if output == "secret" else made.key)
+
+
+def replace_keys(supervisor: Supervisor, namespaces: Sequence[str], note: str) -> dict[str, str]:
+    """A new key for each namespace, by namespace; earlier keys with this note are revoked. Raises CommandError."""
+    from weft.wire.v1 import supervisor_pb2 as pb
+
+    for known in ask(supervisor, lambda admin: admin.ListKeys(pb.ListKeysRequest(), timeout=TIMEOUT_S)).keys:
+        if known.note == note and not known.revoked:
+            request = pb.RevokeKeyRequest(key_id=known.key_id)
+            ask(supervisor, lambda admin, request=request: admin.RevokeKey(request, timeout=TIMEOUT_S))
+    return {name: _made(supervisor, pb.CreateKeyRequest(namespace=name, note=note)).key for name in namespaces}
+
+
+def _made(supervisor: Supervisor, request: Any) -> Any:
+    return ask(supervisor, lambda admin: admin.CreateKey(request, timeout=TIMEOUT_S))
 
 
 def expiry_unix_ms(text: str, now: float) -> int:

@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 
 from weft.process import CannotStart
 from weft_cli.client import Object
-from weft_cli.demo import DEMO_FILE, Question, ask_all, demo_folder, demo_manifests, load_questions, print_answers
+from weft_cli.demo import (
+    DEMO_FILE,
+    KEY_NOTE,
+    Question,
+    ask_all,
+    demo_folder,
+    demo_manifests,
+    load_questions,
+    namespaces_of,
+    print_answers,
+    until_open,
+    with_keys,
+)
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.objects import load_manifests
 from weft_cli.output import note, say
@@ -45,8 +57,6 @@ def up(
     if demo:
         if files:
             raise BadInput("--demo brings its own manifests", "leave out --demo, or leave out -f")
-        if auth:
-            raise BadInput("--demo sends requests without a key", "leave out --auth")
         folder = demo_folder()
         questions, files, file_root = load_questions(folder / DEMO_FILE), demo_manifests(folder), file_root or folder
     objects = load_manifests(files) if files else []
@@ -74,6 +84,8 @@ async def _run(options: Options, objects: Sequence[Object], questions: Sequence[
             awaited = [ref_of(obj) for obj in (objects if questions else stack.store.objects())]
             if (missing := await _first(stop, _bring_up(stack, awaited, progress, all_ready=bool(questions)))) is None:
                 return 1
+            if questions and options.auth:
+                questions = await _with_keys(stack, questions)
             right = await _demo(stack, questions) if questions else not missing
             if exit_after:
                 return 0 if right else 1
@@ -145,6 +157,17 @@ async def _demo(stack: Stack, questions: Sequence[Question]) -> bool:
     return all(answer.right for answer in answers)
 
 
+async def _with_keys(stack: Stack, questions: Sequence[Question]) -> list[Question]:
+    """Each with a key that the gateway takes; the keys of the demo's last run are revoked."""
+    from weft_cli.keys import replace_keys
+    from weft_cli.runners import Supervisor
+
+    supervisor = Supervisor(stack.addresses.supervisor)
+    keys = await asyncio.to_thread(replace_keys, supervisor, namespaces_of(questions), KEY_NOTE)
+    await until_open(stack.addresses.gateway_url, keys.values())
+    return with_keys(questions, keys)
+
+
 async def _first(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """Do the work unless told to stop before; None when told to stop."""
     told, doing = asyncio.create_task(stop.wait()), asyncio.create_task(work)
@@ -158,37 +181,41 @@ async def _first(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
 
 def _banner(stack: Stack, questions: Sequence[Question]) -> None:
     url, auth = f"{stack.addresses.gateway_url}/v1", stack.options.auth
-    key = '-H "Authorization: Bearer $WEFT_API_KEY" ' if auth else ""
     say(f"\nOpenAI API   {url}\nStatus page  {stack.addresses.gateway_url}/\n")
     if (example := _example(stack, questions)) is None:
         say("Nothing is served yet: `weft apply -f MANIFESTS` adds pools and adapters, `weft get spool -A` shows them.")
     else:
-        _call(url, key, *example)
+        _call(url, auth, *example)
     if auth:
+        keys = {question.model.partition("/")[0]: question.key for question in questions if "/" in question.model}
+        for namespace, key in keys.items():
+            say(f"API key of {namespace}: {key}")
         say("API keys: `weft key create --namespace NAME`")
     say("From another terminal: `weft get lora -A`, `weft status`, `weft logs gateway -F`. Ctrl-C stops everything.")
 
 
-def _call(url: str, key: str, model: str, text: str) -> None:
-    """The same request with curl and in Python."""
+def _call(url: str, auth: bool, model: str, text: str, key: str) -> None:
+    """The same request with curl and in Python. `key`: "" where none is known."""
+    header = f'-H "Authorization: Bearer {key or "$WEFT_API_KEY"}" ' if auth else ""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]})
-    say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\\n    -d '{body}'\n")
+    say(f"  curl {url}/chat/completions {header}-H 'Content-Type: application/json' \\\n    -d '{body}'\n")
     say("  from openai import OpenAI")
-    say(f'  client = OpenAI(base_url="{url}", api_key="{"..." if key else "none"}")')
+    say(f'  client = OpenAI(base_url="{url}", api_key="{key or ("..." if auth else "none")}")')
     say(f'  messages = [{{"role": "user", "content": "{text}"}}]')
     say(f'  print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message.content)\n')
 
 
-def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str] | None:
-    """A model that is served, best an adapter, and something to ask it; None: nothing is served."""
+def _example(stack: Stack, questions: Sequence[Question]) -> tuple[str, str, str] | None:
+    """A model that is served, best an adapter, something to ask it, and a key; None: nothing is served."""
     if questions:
-        return questions[min(1, len(questions) - 1)].model, questions[0].prompt
+        asked = questions[min(1, len(questions) - 1)]
+        return asked.model, asked.prompt, asked.key
     ready = [obj for obj in stack.store.objects() if is_ready(obj)]
     adapters = [obj["status"]["modelName"] for obj in ready if obj["kind"] == "LoRAAdapter"]
     bases = [
         obj["spec"]["model"].get("name") or obj["metadata"]["name"] for obj in ready if obj["kind"] != "LoRAAdapter"
     ]
-    return next(((name, "Hello") for name in (*adapters, *bases)), None)
+    return next(((name, "Hello", "") for name in (*adapters, *bases)), None)
 
 
 def root_of(files: Sequence[Path]) -> Path | None:

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.ports import free_port
 from harness.quickstart import DEMO
 from harness.waiting import PATIENCE_S
 
 
-def demo(data_dir: Path, port: int) -> subprocess.CompletedProcess[str]:
+def demo(data_dir: Path, port: int, *options: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -22,13 +24,15 @@ def demo(data_dir: Path, port: int) -> subprocess.CompletedProcess[str]:
         str(port),
         "--data-dir",
         str(data_dir),
+        *options,
     ]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
 
 
-def test_the_demo_answers_right_for_every_model_and_stops_everything(tmp_path: Path) -> None:
-    done = demo(tmp_path / "d", free_port())
+@pytest.mark.parametrize("options", [[], ["--auth"]], ids=["open", "keys"])
+def test_the_demo_answers_right_for_every_model_and_stops_everything(tmp_path: Path, options: list[str]) -> None:
+    done = demo(tmp_path / "d", free_port(), *options)
     assert done.returncode == 0, done.stdout + done.stderr
     for case in DEMO:
         assert case.model in done.stdout

@@ -57,8 +57,9 @@ class Admin(AdminServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"namespace {request.namespace!r} is not a DNS label")
         bounds: Any = {"scope": request.scope, "models": request.models, "expires_unix_ms": request.expires_unix_ms}
         known: Any = {"namespace": request.namespace, "note": request.note, "created_unix_s": 1}
-        self.keys["k1"] = pb.KeyInfo(key_id="k1", **known, **bounds)
-        return pb.CreateKeyResponse(key="weft-k1-secret", key_id="k1")
+        key_id = f"k{len(self.keys) + 1}"
+        self.keys[key_id] = pb.KeyInfo(key_id=key_id, **known, **bounds)
+        return pb.CreateKeyResponse(key=f"weft-{key_id}-secret", key_id=key_id)
 
     async def RevokeKey(self, request: Any, context: Any) -> pb.RevokeKeyResponse:  # noqa: N802 (gRPC's name)
         found = self.keys.get(request.key_id)

@@ -15,7 +15,9 @@ import yaml
 
 from harness.processes import started, tied
 from weft_cli.client import Controller
+from weft_cli.keys import replace_keys
 from weft_cli.main import main
+from weft_cli.runners import Supervisor
 from weft_operator.local import durable
 from weft_operator.resources import Ref
 
@@ -371,6 +373,25 @@ def test_a_key_is_made_with_its_bounds_and_as_a_secret(controller: Any, capfd: p
         assert run(capfd, "key", "create", "-n", "acme", *wrong)[0] == 2
 
 
+def test_the_demo_has_a_key_of_each_namespace_and_revokes_those_of_its_last_run(
+    controller: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervisor = Supervisor(controller.stack["supervisor"])
+    assert run(capfd, "key", "create", "-n", "acme")[0] == 0
+    assert replace_keys(supervisor, ["acme"], "demo") == {"acme": "weft-k2-secret"}
+    assert replace_keys(supervisor, ["acme", "globex"], "demo") == {
+        "acme": "weft-k3-secret",
+        "globex": "weft-k4-secret",
+    }
+    rows = [line.split()[:3] for line in run(capfd, "key", "list")[1].splitlines()[1:]]
+    assert rows == [
+        ["k1", "acme", "Active"],
+        ["k2", "acme", "Revoked"],
+        ["k3", "acme", "Active"],
+        ["k4", "globex", "Active"],
+    ]
+
+
 def test_limits_are_set_listed_and_deleted(controller: Any, capfd: pytest.CaptureFixture[str]) -> None:
     values = ("--requests-per-minute", "60", "--concurrent", "4")
     assert run(capfd, "limit", "set", "-n", "acme", "--model", "acme/*", *values)[0] == 0
@@ -453,7 +474,6 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
         (["delete", "-f", "/nowhere.yaml"], "nothing was deleted"),
         (["up", "--log-level", "foo"], "--log-level"),
         (["up", "--demo", "-f", "x"], "--demo brings its own manifests"),
-        (["up", "--demo", "--auth"], "--demo sends requests without a key"),
         (["up", "--file-root", "/nowhere"], "is not a folder"),
         (["up", "--port", "99999"], "--port"),
         (["predictor"], "weft predictor train DATA"),

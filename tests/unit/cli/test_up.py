@@ -9,7 +9,7 @@ import pytest
 
 from harness.waiting import soon
 from weft_cli import up
-from weft_cli.demo import Question
+from weft_cli.demo import Question, with_keys
 from weft_cli.errors import CommandError
 from weft_cli.progress import Progress
 from weft_operator.local.objects import ObjectStore, ref_of
@@ -97,3 +97,17 @@ def test_the_banner_names_what_is_served(capfd: pytest.CaptureFixture[str]) -> N
     settle(stack, OBJECTS[1], "Ready", "True")
     banner(stack)
     assert '"model": "acme/upper"' in capfd.readouterr().out
+
+
+def test_the_banner_of_a_demo_with_keys_can_be_pasted(capfd: pytest.CaptureFixture[str]) -> None:
+    stack = stack_of([])
+    stack.options.auth = True
+    questions = with_keys(
+        [Question(name, "hi", "HI") for name in ("base", "acme/upper", "b/m")], {"acme": "a", "b": "c"}
+    )
+    assert [question.key for question in questions] == ["a", "a", "c"]
+    banner(stack, questions)
+    said = capfd.readouterr().out
+    assert '-H "Authorization: Bearer a"' in said
+    assert 'api_key="a"' in said
+    assert "API key of b: c" in said
