@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import shlex
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weft.process import CannotStart
+from weft.process import CannotStart, data_root
 from weft_cli.client import Object
 from weft_cli.demo import (
     DEMO_FILE,
@@ -180,18 +181,26 @@ async def _first(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
 
 
 def _banner(stack: Stack, questions: Sequence[Question]) -> None:
+    there = _data_dir_flag(stack.options.data_dir)
     url, auth = f"{stack.addresses.gateway_url}/v1", stack.options.auth
     say(f"\nOpenAI API   {url}\nStatus page  {stack.addresses.gateway_url}/\n")
     if (example := _example(stack, questions)) is None:
-        say("Nothing is served yet: `weft apply -f MANIFESTS` adds pools and adapters, `weft get spool -A` shows them.")
+        commands = f"`weft apply -f MANIFESTS{there}` adds pools and adapters, `weft get spool -A{there}` shows them"
+        say(f"Nothing is served yet: {commands}.")
     else:
         _call(url, auth, *example)
     if auth:
         keys = {question.model.partition("/")[0]: question.key for question in questions if "/" in question.model}
         for namespace, key in keys.items():
             say(f"API key of {namespace}: {key}")
-        say("API keys: `weft key create --namespace NAME`")
-    say("From another terminal: `weft get lora -A`, `weft status`, `weft logs gateway -F`. Ctrl-C stops everything.")
+        say(f"API keys: `weft key create --namespace NAME{there}`")
+    commands = ", ".join(f"`weft {words}{there}`" for words in ("get lora -A", "status", "logs gateway -F"))
+    say(f"From another terminal: {commands}. Ctrl-C stops everything.")
+
+
+def _data_dir_flag(folder: Path) -> str:
+    """What other commands need to find a stack that is not in the usual place."""
+    return "" if folder == data_root().absolute() else f" --data-dir {shlex.quote(str(folder))}"
 
 
 def _call(url: str, auth: bool, model: str, text: str, key: str) -> None:

@@ -1,13 +1,16 @@
 """What `weft up` waits for and what it then says, without starting anything."""
 
 import asyncio
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.waiting import soon
+from weft.process import data_root
 from weft_cli import up
 from weft_cli.demo import Question, with_keys
 from weft_cli.errors import CommandError
@@ -28,7 +31,9 @@ def stack_of(objects: Sequence[Any]) -> Any:
     for obj in objects:
         store.apply(obj)
     addresses = SimpleNamespace(gateway_url="http://127.0.0.1:1")
-    return SimpleNamespace(store=store, addresses=addresses, options=SimpleNamespace(auth=False))
+    return SimpleNamespace(
+        store=store, addresses=addresses, options=SimpleNamespace(auth=False, data_dir=data_root().absolute())
+    )
 
 
 def settle(stack: Any, obj: Any, kind: str, status: str, reason: str = "Because") -> None:
@@ -97,6 +102,19 @@ def test_the_banner_names_what_is_served(capfd: pytest.CaptureFixture[str]) -> N
     settle(stack, OBJECTS[1], "Ready", "True")
     banner(stack)
     assert '"model": "acme/upper"' in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("auth", [False, True])
+def test_the_banner_names_a_data_directory_that_was_given(auth: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    stack = stack_of([])
+    stack.options.auth = auth
+    banner(stack)
+    assert "--data-dir" not in capfd.readouterr().out
+    stack.options.data_dir = Path("/tmp/my data")
+    banner(stack)
+    commands = re.findall("`(weft .*?)`", capfd.readouterr().out)
+    assert len(commands) == 5 + auth
+    assert all(command.endswith(" --data-dir '/tmp/my data'") for command in commands)
 
 
 def test_the_banner_of_a_demo_with_keys_can_be_pasted(capfd: pytest.CaptureFixture[str]) -> None:
