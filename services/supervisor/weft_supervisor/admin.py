@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -170,9 +170,7 @@ class AdminServer(AdminServicer):
         if not any(rule.tokens_per_day for rule in rules):
             return rules
         today = datetime.now(UTC).date()
-        used = await usage.since(self._engine, today)
-        end_ms = 1000 * 86_400 * (today - EPOCH + timedelta(days=1)).days
-        return [replace(rule, spent_until_unix_ms=end_ms) if _spent(rule, used, today) else rule for rule in rules]
+        return with_spent(rules, await usage.since(self._engine, today), today)
 
     async def follow_keys(self, every_s: float) -> None:
         """Send the scheduler what other supervisors change, and quotas that are spent, until cancelled.
@@ -232,13 +230,22 @@ def _checked(rule: LimitRule) -> LimitRule:
     return replace(rule, spent_until_unix_ms=0)
 
 
-def _spent(rule: LimitRule, used: Sequence[usage.DailyUsage], today: date) -> bool:
-    if not rule.tokens_per_day:
-        return False
-    namespace = rule.subject.removeprefix("namespace/")
-    mine = (row for row in used if row.day == today and row.namespace == namespace)
-    tokens = sum(row.tokens for row in mine if not rule.model or fnmatchcase(row.model_name, rule.model))
-    return tokens >= rule.tokens_per_day
+def with_spent(rules: Iterable[LimitRule], used: Iterable[usage.DailyUsage], today: date) -> list[LimitRule]:
+    """The rules, those whose day's tokens are used up marked until the day's end. Reads `used` once."""
+    end_ms = 1000 * 86_400 * (today - EPOCH + timedelta(days=1)).days
+    of_namespace = defaultdict[str, list[usage.DailyUsage]](list)
+    for row in used:
+        if row.day == today:
+            of_namespace[row.namespace].append(row)
+
+    def spent(rule: LimitRule) -> bool:
+        if not rule.tokens_per_day:
+            return False
+        mine = of_namespace.get(rule.subject.removeprefix("namespace/"), ())
+        tokens = sum(row.tokens for row in mine if not rule.model or fnmatchcase(row.model_name, rule.model))
+        return tokens >= rule.tokens_per_day
+
+    return [replace(rule, spent_until_unix_ms=end_ms) if spent(rule) else rule for rule in rules]
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ class Issuer:
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = [_jwk("rsa", RSA), _jwk("ec", EC)]
-        self.url, self.named, self.fetches = "", "", 0
+        self.url, self.named, self.keys_at, self.fetches = "", "", "", 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -47,7 +47,7 @@ class Issuer:
             self.fetches += 1
             value: Any = {"keys": self.keys}
         else:
-            value = {"issuer": self.named or self.url, "jwks_uri": f"{self.url}/keys"}
+            value = {"issuer": self.named or self.url, "jwks_uri": self.keys_at or f"{self.url}/keys"}
         body = orjson.dumps(value)
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
@@ -171,6 +171,19 @@ async def test_another_issuers_document_and_shared_secrets_give_no_key(issuer: I
             async with asyncio.timeout(4 * LEAST_S):
                 await namespace_of(verifier, issuer.token())
         running.cancel()
+
+
+async def test_odd_documents_of_the_issuer_end_nothing(issuer: Issuer) -> None:
+    good, issuer.keys_at = issuer.keys, "http://[::1"
+    verifier = TokenVerifier(OidcConfig(issuer.url, AUDIENCE, CLAIM), time.monotonic, least_s=LEAST_S)
+    running = asyncio.create_task(verifier.run())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(4 * LEAST_S):
+            await namespace_of(verifier, issuer.token())
+    issuer.keys_at = ""
+    issuer.keys = [{"kty": "RSA", "kid": "a", "alg": "none"}, {"kty": "RSA", "kid": "b", "alg": ["RS256"]}, *good]
+    assert await namespace_of(verifier, issuer.token()) == "acme"
+    running.cancel()
 
 
 async def test_a_token_is_its_namespaces_caller_beside_keys(issuer: Issuer, verifier: TokenVerifier) -> None:

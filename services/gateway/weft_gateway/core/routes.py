@@ -4,9 +4,11 @@ A change costs what it carries. Adapters are indexed by namespace: what one tena
 models of others.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 
 from weft.domain.adapter import AdapterVersion
 from weft.domain.ids import BASE
@@ -45,7 +47,7 @@ class Principal:
 
     def may_use(self, model: str) -> bool:
         """Whether the key's models have this name among them."""
-        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
+        return not self.models or _pattern_of(self.models).match(model) is not None
 
 
 ANY_NAMESPACE = Principal(None)
@@ -199,6 +201,12 @@ def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:
     return pool.shared_all or namespace == pool.pool.partition("/")[0] or namespace in pool.shared_namespaces
+
+
+@lru_cache(maxsize=1024)
+def _pattern_of(models: tuple[str, ...]) -> re.Pattern[str]:
+    """Of all patterns together: a page goes through every name of a namespace, and each pattern would be a pass."""
+    return re.compile("|".join(map(translate, models)))
 
 
 def _shown(keys: Sequence[Key], principal: Principal) -> Sequence[Key]:

@@ -100,7 +100,7 @@ class TokenVerifier:
                 try:
                     async with asyncio.timeout(FETCH_S):
                         self._keys = await self._fetched(client)
-                except (httpx2.HTTPError, OSError, TimeoutError, BadIssuer) as error:
+                except (httpx2.HTTPError, httpx2.InvalidURL, OSError, TimeoutError, BadIssuer) as error:
                     log.warning("the issuer's keys are not renewed", extra=kv(issuer=self._config.issuer, error=error))
                 self._wake.clear()
                 await asyncio.sleep(self._least_s)
@@ -133,7 +133,8 @@ class TokenVerifier:
         keys = dict[str, jwt.PyJWK]()
         for one in listed[:MAX_KEYS]:
             if isinstance(one, dict) and one.get("kty") in KEY_TYPES and one.get("use", "sig") == "sig":
-                with contextlib.suppress(jwt.PyJWTError):  # of a kind that is not taken: the others are
+                # of a kind that is not taken: the others are
+                with contextlib.suppress(jwt.PyJWTError, NotImplementedError, TypeError, ValueError):
                     keys[str(one.get("kid", ""))] = jwt.PyJWK(one)
         if not keys:
             raise BadIssuer("it has no key that is taken")
