@@ -54,6 +54,12 @@ def data_root() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "weft"
 
 
+def serve_root() -> Path:
+    """Where `weft serve` keeps everything: beside `data_root`, so that neither takes the other's objects away."""
+    root = data_root()
+    return root.with_name(f"{root.name}-serve")
+
+
 def default_data_dir(component: str) -> Path:
     """One component's folder below the common one."""
     return data_root() / component

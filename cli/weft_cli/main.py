@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from weft.process import uncollected_imports
+from weft.process import serve_root, uncollected_imports
 from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
@@ -45,7 +45,7 @@ app = typer.Typer(
 
     **Try it:**  `weft up --demo` starts everything on this machine with a small real model and six adapters.
 
-    **Your own:**  `weft up -f manifests/`, then from another terminal:
+    **Your own:**  `weft serve MODEL --adapters FOLDER`, or `weft up -f manifests/`; then from another terminal:
 
     - `weft get lora -A`  what is served, and why something is not
 
@@ -154,6 +154,71 @@ def up(
         exit_after=exit_after,
         executor=executor,
         log_level=log_level.value,
+    )
+
+
+@app.command(rich_help_panel="Stack")
+def serve(
+    model: Annotated[str, typer.Argument(help="A folder, ORG/NAME[@REVISION] of a Hugging Face hub, or an s3:// URI.")],
+    adapters: Annotated[
+        list[Path] | None,
+        typer.Option("--adapters", help="A folder of adapters, each in a folder that names it; may be given again."),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", help="NAME=FOLDER, NAME=ORG/NAME, or either alone; may be given again."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What clients send for the base model.", show_default="the folder's, or ORG/NAME")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the OpenAI API, on 127.0.0.1.")] = 8080,
+    pages: Annotated[
+        int | None,
+        typer.Option(min=1, help="KV pages of 16 tokens.", show_default="half of the memory that weights leave"),
+    ] = None,
+    offload: Annotated[
+        Path | None,
+        typer.Option(help="A folder on a fast disk: weights that memory has no room for are read from it."),
+    ] = None,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print the manifests, as `weft up -f` and a cluster take them, and end.")
+    ] = False,
+    exit_after: Annotated[bool, typer.Option("--exit", help="Stop when everything is ready.")] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", help="Where this stack keeps everything. Default: that of `weft up`, with -serve at its end."
+        ),
+    ] = None,
+    auth: Annotated[bool, typer.Option("--auth/--no-auth", help="Ask clients for API keys.")] = False,
+    executor: Annotated[
+        str | None, typer.Option(help="How the runner computes; default: the runner's own.", hidden=True)
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="Of every component.")] = LogLevel.INFO,
+) -> int:
+    """Serve a model and its LoRA adapters on this machine, in the foreground, without manifests.
+
+    - `weft serve models/llama --adapters adapters/`  a folder, and every adapter in another
+
+    - `weft serve Qwen/Qwen3-0.6B --adapter support=./lora`  from a Hugging Face hub, through its cache
+
+    - `weft serve models/llama --adapter a=out/a --print > manifests.yaml`  where to go on by hand
+
+    It serves what its command line names; what is applied or pushed meanwhile ends with it. `weft up` keeps objects.
+    """
+    with uncollected_imports():
+        from weft_cli.serve import Request
+        from weft_cli.serve import serve as run
+
+    return run(
+        Request(model, adapters or [], adapter or [], name, pages, offload),
+        data_dir=data_dir(directory or serve_root()),
+        port=port,
+        auth=auth,
+        executor=executor,
+        log_level=log_level.value,
+        print_only=print_only,
+        exit_after=exit_after,
     )
 
 

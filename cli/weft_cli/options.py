@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.process import data_root
+from weft.process import data_root, serve_root
 from weft_cli.errors import BadInput
 
 if TYPE_CHECKING:
@@ -67,11 +67,19 @@ def data_dir(given: Path | None) -> Path:
     return folder
 
 
+def running_data_dir(given: Path | None) -> Path:
+    """The same for commands that ask a stack: without a flag the one that runs, `weft up` before `weft serve`."""
+    description = "stack.json"
+    if given is None and not (data_root() / description).exists() and (serve_root() / description).exists():
+        return serve_root().absolute()
+    return data_dir(given)
+
+
 def controller(given: Path | None) -> "Controller":
     """The controller of that data directory; nothing is asked yet."""
     from weft_cli.client import Controller
 
-    return Controller(data_dir(given))
+    return Controller(running_data_dir(given))
 
 
 def supervisor(given: Path | None, address: str | None, tls_dir: Path | None) -> "Supervisor":

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weft.process import CannotStart, data_root
+from weft.process import CannotStart
 from weft_cli.client import Object
 from weft_cli.demo import (
     DEMO_FILE,
@@ -24,6 +24,7 @@ from weft_cli.demo import (
 )
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.objects import load_manifests
+from weft_cli.options import running_data_dir
 from weft_cli.output import note, say
 from weft_cli.progress import Progress, Signals
 from weft_cli.readiness import is_ready, is_refused, state_of
@@ -62,8 +63,23 @@ def up(
         questions, files, file_root = load_questions(folder / DEMO_FILE), demo_manifests(folder), file_root or folder
     objects = load_manifests(files) if files else []
     options = Options(data_dir, port, auth, file_root or root_of(files), executor, log_level, runner=runner)
+    return run_stack(options, objects, questions, exit_after=exit_after)
+
+
+def run_stack(
+    options: Options,
+    objects: Sequence[Object],
+    questions: Sequence[Question] = (),
+    *,
+    exit_after: bool = False,
+    keep: bool = True,
+) -> int:
+    """Apply the objects and serve until Ctrl-C. Returns the exit code; raises CommandError.
+
+    `keep`: beside what was applied to this data directory before; else instead of it.
+    """
     try:
-        return asyncio.run(_run(options, objects, questions, exit_after=exit_after))
+        return asyncio.run(_run(options, objects, questions, exit_after=exit_after, keep=keep))
     except StackError as error:
         failure = BadInput if error.exit_code == 2 else CommandError
         raise failure(str(error)) from error
@@ -73,13 +89,15 @@ def up(
         raise BadInput(error.message) from error
 
 
-async def _run(options: Options, objects: Sequence[Object], questions: Sequence[Question], *, exit_after: bool) -> int:
+async def _run(
+    options: Options, objects: Sequence[Object], questions: Sequence[Question], *, exit_after: bool, keep: bool
+) -> int:
     stop = asyncio.Event()
     serving = Signals(stop)
     progress = Progress()
     note(f"weft: data in {options.data_dir}")
     try:
-        async with running(options, objects, progress) as stack:
+        async with running(options, objects, progress, keep=keep) as stack:
             serving.graceful = True
             # What was applied before is served as well; the demo answers for its own objects only.
             awaited = [ref_of(obj) for obj in (objects if questions else stack.store.objects())]
@@ -200,7 +218,7 @@ def _banner(stack: Stack, questions: Sequence[Question]) -> None:
 
 def _data_dir_flag(folder: Path) -> str:
     """What other commands need to find a stack that is not in the usual place."""
-    return "" if folder == data_root().absolute() else f" --data-dir {shlex.quote(str(folder))}"
+    return "" if folder == running_data_dir(None) else f" --data-dir {shlex.quote(str(folder))}"
 
 
 def _call(url: str, auth: bool, model: str, text: str, key: str) -> None:

@@ -185,6 +185,8 @@ def _route(hub: FakeHub, server: str, url: str, token: str | None) -> Answer:
         return _stored(hub, query, token)
     if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
         return _revision(hub, match[1], match[2] or "main", token)
+    if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", path):
+        return _tree(hub, match[1], match[2], token)
     if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
         return _file(hub, match[1], match[2], match[3], token)
     return _error(404, "EntryNotFound")
@@ -200,6 +202,16 @@ def _revision(hub: FakeHub, name: str, revision: str, token: str | None) -> Answ
     siblings = [_sibling(path, content) for path, content in repo.commits[sha].items()]
     body = {"_id": "1", "id": name, "modelId": name, "sha": sha, "siblings": siblings, "tags": [], "downloads": 0}
     return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
+
+
+def _tree(hub: FakeHub, name: str, sha: str, token: str | None) -> Answer:
+    """What `snapshot_download` lists; pages are not needed for so few files."""
+    status, headers, body = _revision(hub, name, sha, token)
+    if status == 200:
+        rows = [{"type": "file", "path": row["rfilename"], "size": row["size"], "oid": row["blobId"]}
+                for row in json.loads(body)["siblings"]]  # fmt: skip
+        body = json.dumps(rows).encode()
+    return status, headers, body
 
 
 def _file(hub: FakeHub, name: str, sha: str, path: str, token: str | None) -> Answer:

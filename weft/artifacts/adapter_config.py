@@ -91,6 +91,11 @@ class AdapterConfig:
         """The rank of this module's A [r, in] and B [out, r]."""
         return next((rank for matches, rank in self._ranks if matches(module)), self.rank)
 
+    @property
+    def largest_rank(self) -> int:
+        """Of any module."""
+        return max(self.rank, *(rank for _, rank in self._ranks)) if self._ranks else self.rank
+
     def alpha_of(self, module: str) -> float:
         return next((alpha for matches, alpha in self._alphas if matches(module)), self.alpha)
 

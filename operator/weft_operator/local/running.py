@@ -22,16 +22,21 @@ from weft_operator.resources import Object
 
 
 @asynccontextmanager
-async def running(options: Options, objects: Iterable[Object], progress: Progress) -> AsyncGenerator[Stack]:
+async def running(
+    options: Options, objects: Iterable[Object], progress: Progress, *, keep: bool = True
+) -> AsyncGenerator[Stack]:
     """A stack with every component ready; stopped again, whatever happens, on the way out.
 
-    `objects` are applied, and on disk, before anything starts. Raises Invalid, DataDirInUse, DataDirUnusable,
-    FileRootGone, PortInUse, StoreDamaged, ComponentFailed: then nothing is left running.
+    `objects` are applied, and on disk, before anything starts; beside those of earlier runs (`keep`), or instead.
+    Raises Invalid, DataDirInUse, DataDirUnusable, FileRootGone, PortInUse, StoreDamaged, ComponentFailed: then nothing
+    is left running.
     """
     async with AsyncExitStack() as exits:
         exits.enter_context(lock_data_dir(options.data_dir, "`weft up`"))
         require_free(options.host, options.port, "--port")
         path = options.data_dir / "objects.json"
+        if not keep:
+            path.unlink(missing_ok=True)
         store = open_store(path, time.time, as_served)
         durable = Durable(store, path)
         admit = Admission(store)

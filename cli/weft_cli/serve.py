@@ -1,0 +1,272 @@
+"""`weft serve MODEL`: a model and its adapters from folders or repositories, without manifests of one's own.
+
+The command line becomes a ServingPool and a LoRAAdapter each (`--print` shows them), which a stack of their own serves.
+A stack of `weft serve` serves what its command line names and nothing else; `weft up` keeps what was applied.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.artifacts.adapter_config import parse_adapter_config
+from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.errors import Refused
+from weft_cli.client import Object
+from weft_cli.errors import BadInput
+from weft_cli.output import dump, note, say
+from weft_operator.local.components import Options
+from weft_runner.model.memory_estimate import MemoryLimit, available_memory, estimate_memory, page_bytes
+
+API_VERSION = "serving.weft.dev/v1alpha1"
+NAMESPACE = "default"
+MODEL_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
+# What is served of a repository: no weights in other formats, no code.
+REPOSITORY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+PAGE_TOKENS, SEQUENCES, LEAST_RANK, MOST_PAGES = 16, 32, 64, 1 << 20
+PROCESS_BYTES = 1 << 30  # of the stack beside weights and pages
+LABEL = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line."""
+
+    model: str
+    folders: Sequence[Path]  # of adapters
+    adapters: Sequence[str]
+    name: str | None = None
+    pages: int | None = None
+    offload: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where files are: `uri` as a manifest has it; `folder` where they are on this machine."""
+
+    uri: str
+    name: str  # as its owner calls it: a folder's name, ORG/NAME
+    revision: str | None = None
+    folder: Path | None = None
+
+    @property
+    def repository(self) -> str | None:
+        return self.uri.removeprefix("hf:") if self.uri.startswith("hf:") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """`name`: what clients send as `model`."""
+
+    name: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the command line asks for. `pages`: KV pages; None: what memory has room for."""
+
+    model: Source
+    name: str
+    adapters: Sequence[Adapter]
+    pages: int | None = None
+    offload: Path | None = None
+
+
+def serve(
+    request: Request,
+    *,
+    data_dir: Path,
+    port: int,
+    auth: bool,
+    executor: str | None,
+    log_level: str,
+    print_only: bool,
+    exit_after: bool,
+) -> int:
+    """Returns the exit code; raises CommandError."""
+    served = parse(request)
+    if print_only:
+        print_manifests(manifests(served))
+        return 0
+    from weft_cli.up import run_stack
+
+    options = Options(data_dir, port, auth, Path("/"), executor, log_level)
+    return run_stack(options, manifests(downloaded(served)), exit_after=exit_after, keep=False)
+
+
+def parse(request: Request) -> Served:
+    """Raises BadInput."""
+    model = parse_source(request.model, "model")
+    adapters = [adapter for folder in request.folders for adapter in adapters_below(folder)]
+    adapters += map(parse_adapter, request.adapters)
+    offload = Path(os.path.normpath(request.offload.absolute())) if request.offload else None
+    return Served(model, request.name or model.name, adapters, request.pages, offload)
+
+
+def parse_source(text: str, what: str) -> Source:
+    """A folder, ORG/NAME[@REVISION] of a Hugging Face hub, or a URI of a manifest. Raises BadInput."""
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        at = Path(os.path.normpath(folder.absolute()))
+        return Source(f"file:{str(at).lstrip('/')}", at.name, folder=at)
+    if found := REPOSITORY.fullmatch(text.removeprefix("hf:")):
+        return Source(f"hf:{found['name']}", found["name"], found["revision"])
+    if text.startswith(("s3://", "depot:sha256:")):
+        return Source(text, text.rstrip("/").rpartition("/")[2])
+    missing = f"there is no folder {folder}" if not folder.exists() else f"{folder} is no folder"
+    raise BadInput(
+        f"{what} {text!r}: {missing}", "name a folder, ORG/NAME of a Hugging Face hub, or s3://BUCKET/PREFIX"
+    )
+
+
+def adapters_below(folder: Path) -> list[Adapter]:
+    """Each folder there that has an adapter_config.json, by its name. Raises BadInput where none has."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise BadInput(f"--adapters {folder} is an adapter itself", f"name it with --adapter {folder}")
+    try:
+        found = sorted(path.parent for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
+    except OSError as error:
+        raise BadInput(f"--adapters {folder}: {error.strerror}") from error
+    if not found:
+        raise BadInput(f"--adapters {folder}: no folder in it has an {ADAPTER_CONFIG}")
+    return [Adapter(path.name, parse_source(str(path), "--adapters")) for path in found]
+
+
+def parse_adapter(text: str) -> Adapter:
+    """`NAME=SOURCE`, or `SOURCE` by its own name. Raises BadInput."""
+    name, equals, place = text.partition("=")
+    if not equals or Path(text).is_dir():
+        source = parse_source(text, "--adapter")
+        return Adapter(source.name.rpartition("/")[2], source)
+    return Adapter(name, parse_source(place, "--adapter"))
+
+
+def manifests(served: Served, memory: Callable[[], MemoryLimit] = available_memory) -> list[Object]:
+    """The pool, then its adapters; what their folders here say of sizes is in them. Raises BadInput."""
+    adapters = served.adapters
+    names = [served.name, *(adapter.name for adapter in adapters)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadInput(f"several models would be called {', '.join(twice)}", "name them with --adapter NAME=SOURCE")
+    labels = _labels(names)
+    pool, spec = labels[0], _model_spec(served.model)
+    rank = max([LEAST_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
+    wanted: dict[str, Any] = {"model": {"name": served.name, **_artifact(served.model)}, "lora": {"maxRank": rank}}
+    if spec is not None:
+        wanted.update(_memory(spec, served, memory()))
+    elif served.pages:
+        wanted["kvCache"] = {"pages": served.pages}
+    objects = [_object("ServingPool", pool, wanted)]
+    for label, adapter in zip(labels[1:], adapters, strict=True):
+        of = {"poolRef": {"name": pool}, "baseModel": served.name, "modelName": adapter.name}
+        objects.append(_object("LoRAAdapter", label, {**of, "source": _artifact(adapter.source)}))
+    return objects
+
+
+def print_manifests(objects: Sequence[Object]) -> None:
+    """As `weft up -f` reads them."""
+    if any(_uri(obj).startswith("file:") for obj in objects):
+        say("# file: URIs are below /: weft up --file-root / -f THIS")
+    say("---\n".join(dump(obj, "yaml").rstrip("\n") + "\n" for obj in objects).rstrip("\n"))
+
+
+def downloaded(served: Served) -> Served:
+    """The same with repositories in the user's Hugging Face cache, by that library. Raises BadInput."""
+    adapters = [replace(adapter, source=_download(adapter.source)) for adapter in served.adapters]
+    return replace(served, model=_download(served.model), adapters=adapters)
+
+
+def _download(source: Source) -> Source:
+    if source.repository is None:
+        return source
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    note(f"weft: downloading {source.uri} into the Hugging Face cache")
+    try:
+        at = snapshot_download(source.repository, revision=source.revision, allow_patterns=list(REPOSITORY_FILES))
+    except RepositoryNotFoundError as error:
+        why = "it does not exist, or is private"
+        raise BadInput(f"{source.uri}: {why}", "a private one needs `hf auth login` or HF_TOKEN") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise BadInput(f"{source.uri}: {str(error).splitlines()[0]}") from error
+    return replace(source, uri=f"file:{at.lstrip('/')}", revision=None, folder=Path(at))
+
+
+def _memory(spec: ModelSpec, served: Served, memory: MemoryLimit) -> dict[str, Any]:
+    """The spec's `kvCache` or `offload`: half of what weights leave of the memory, and no more than is of use.
+
+    Of use are pages for as many sequences as a batch has, each as long as the model's context. Raises BadInput where
+    weights and a single context do not fit, and nothing says to offload.
+    """
+    page, context = page_bytes(spec, "bf16", PAGE_TOKENS), -(-spec.max_positions // PAGE_TOKENS)
+    weights = estimate_memory(spec, "bf16", kv_pages=0, page_tokens=PAGE_TOKENS).total
+    left = memory.n_bytes - weights - PROCESS_BYTES
+    if served.offload is not None:
+        budget = (memory.n_bytes - PROCESS_BYTES) * 3 // 4 >> 20
+        pages = {"kvCache": {"pages": served.pages}} if served.pages else {}
+        return {"offload": {"mode": "Auto", "deviceBytes": f"{budget}Mi", "diskPath": str(served.offload)}, **pages}
+    pages = served.pages or min(left // 2 // page, SEQUENCES * context, MOST_PAGES)
+    if pages < 1 or pages * page > left:
+        raise BadInput(
+            f"the weights of {served.name} take {weights / 2**30:.1f} GiB, each KV page of {PAGE_TOKENS} tokens "
+            f"{page / 2**20:.2f} MiB, and {memory.limit} has {memory.n_bytes / 2**30:.1f} GiB",
+            "fewer --pages, or --offload FOLDER on a fast disk, from which weights are read in each step",
+        )
+    return {"kvCache": {"pages": pages}}
+
+
+def _model_spec(source: Source) -> ModelSpec | None:
+    """Of a model that is on this machine. Raises BadInput."""
+    if source.folder is None:
+        return None
+    path = source.folder / MODEL_CONFIG
+    if not path.is_file():
+        if (source.folder / ADAPTER_CONFIG).is_file():
+            raise BadInput(f"{source.folder} is an adapter, not a base model", "weft serve BASE --adapter NAME=FOLDER")
+        raise BadInput(f"{source.folder} has no {MODEL_CONFIG}", "a model's folder is as transformers writes it")
+    try:
+        return parse_model_config(path.read_bytes())
+    except (OSError, Refused) as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
+def _largest_rank(source: Source) -> int:
+    """0 where nothing here says it; what is wrong with an adapter the depot says, and the others are served."""
+    if source.folder is None:
+        return 0
+    try:
+        return parse_adapter_config((source.folder / ADAPTER_CONFIG).read_bytes()).largest_rank
+    except (OSError, Refused):
+        return 0
+
+
+def _artifact(source: Source) -> dict[str, str]:
+    return {"uri": source.uri, **({"revision": source.revision} if source.revision else {})}
+
+
+def _uri(obj: Object) -> str:
+    spec = obj["spec"]
+    return (spec["model"] if obj["kind"] == "ServingPool" else spec["source"])["uri"]
+
+
+def _object(kind: str, name: str, spec: dict[str, Any]) -> Object:
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+
+
+def _labels(names: Iterable[str]) -> list[str]:
+    """An object name for each, all different: what a label may not have becomes `-`."""
+    labels = list[str]()
+    for name in names:
+        label = (
+            re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[: LABEL - 5].strip("-") or "model"
+        )
+        number, free = 1, label
+        while free in labels:
+            number += 1
+            free = f"{label}-{number}"
+        labels.append(free)
+    return labels

@@ -1,0 +1,110 @@
+"""`weft serve`: from its command line to manifests, without starting anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from weft_cli.errors import BadInput
+from weft_cli.serve import Request, manifests, parse, print_manifests
+from weft_operator.local.admission import Admission
+from weft_operator.local.objects import ObjectStore
+from weft_runner.model.memory_estimate import MemoryLimit
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
+MODEL, ADAPTERS = QUICKSTART / "model", QUICKSTART / "adapters"
+ROOMY = MemoryLimit(1 << 36, "this machine")
+
+
+def request(model: object = MODEL, *adapters: str, folders: tuple[Path, ...] = (), **more: Any) -> Request:
+    return Request(str(model), folders, adapters, **more)
+
+
+def objects_of(asked: Request, memory: MemoryLimit = ROOMY) -> list[Any]:
+    """Admitted as a stack does: what is printed can be applied."""
+    objects, store = manifests(parse(asked), lambda: memory), ObjectStore(lambda: 0.0)
+    for obj in objects:
+        store.apply(Admission(store)(obj, store.find))
+    return objects
+
+
+def model_names(objects: list[Any]) -> list[str]:
+    return [obj["spec"].get("modelName") or obj["spec"]["model"]["name"] for obj in objects]
+
+
+def adapter_in(folder: Path, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    whole = json.loads((ADAPTERS / "upper" / "adapter_config.json").read_text()) | config
+    (folder / "adapter_config.json").write_text(json.dumps(whole))
+    return folder
+
+
+def test_a_folder_and_the_adapters_below_another_are_served_by_their_names(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    objects = objects_of(request(folders=(ADAPTERS,)))
+    assert model_names(objects) == ["model", "cipher", "digits", "initials", "json", "reverse-words", "upper"]
+    assert {obj["spec"]["baseModel"] for obj in objects[1:]} == {"model"}
+    assert objects[0]["spec"]["model"]["uri"] == f"file:{str(MODEL)[1:]}"
+    print_manifests(objects)
+    assert list(yaml.safe_load_all(capfd.readouterr().out)) == objects
+
+
+def test_repositories_and_uris_are_named_as_they_are() -> None:
+    objects = objects_of(request("Qwen/Qwen3-0.6B@v1", "a=hf:acme/lora@main", "acme/other", "s3://bucket/loras/third"))
+    assert model_names(objects) == ["Qwen/Qwen3-0.6B", "a", "other", "third"]
+    assert objects[0]["spec"]["model"] == {"name": "Qwen/Qwen3-0.6B", "uri": "hf:Qwen/Qwen3-0.6B", "revision": "v1"}
+    assert objects[1]["spec"]["source"] == {"uri": "hf:acme/lora", "revision": "main"}
+    assert objects[3]["spec"]["source"] == {"uri": "s3://bucket/loras/third"}
+
+
+def test_objects_of_names_that_are_alike_have_names_of_their_own(tmp_path: Path) -> None:
+    one, other = adapter_in(tmp_path / "My_Lora"), adapter_in(tmp_path / "my.lora")
+    objects = objects_of(request(MODEL, str(one), str(other), f"MY-LORA={one}"))
+    assert [obj["metadata"]["name"] for obj in objects] == ["model", "my-lora", "my-lora-2", "my-lora-3"]
+
+
+def test_the_largest_rank_of_any_adapter_is_the_pools(tmp_path: Path) -> None:
+    assert objects_of(request(folders=(ADAPTERS,)))[0]["spec"]["lora"] == {"maxRank": 64}
+    large = adapter_in(tmp_path / "large", r=8, rank_pattern={"q_proj": 96})
+    (broken := tmp_path / "broken").mkdir()
+    assert objects_of(request(MODEL, str(large), str(broken)))[0]["spec"]["lora"] == {"maxRank": 96}
+
+
+def test_pages_are_those_of_a_full_batch_else_half_of_what_the_weights_leave() -> None:
+    positions = json.loads((MODEL / "config.json").read_text())["max_position_embeddings"]
+    assert objects_of(request())[0]["spec"]["kvCache"] == {"pages": 32 * positions // 16}
+    some = objects_of(request(), MemoryLimit((1 << 30) + (64 << 20), "this machine"))[0]["spec"]["kvCache"]["pages"]
+    assert 0 < some < 32 * positions // 16
+    assert objects_of(request(pages=7))[0]["spec"]["kvCache"] == {"pages": 7}
+    with pytest.raises(BadInput, match=r"take 0\.0 GiB.* this container has 1\.0 GiB"):
+        objects_of(request(), MemoryLimit(1 << 30, "this container"))
+    with pytest.raises(BadInput, match="KV page"):
+        objects_of(request(pages=1 << 20), MemoryLimit(2 << 30, "this machine"))
+
+
+def test_a_model_larger_than_memory_offloads_to_the_folder_that_is_named() -> None:
+    spec = objects_of(request(offload=Path("/nvme/weft")), MemoryLimit(5 << 30, "this machine"))[0]["spec"]
+    assert spec["offload"] == {"mode": "Auto", "deviceBytes": "3072Mi", "diskPath": "/nvme/weft"}
+    assert "kvCache" not in spec
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (request("/nowhere"), "there is no folder /nowhere"),
+        (request("nonsense"), "there is no folder nonsense"),
+        (request(__file__), "is no folder"),
+        (request(ADAPTERS / "upper"), "is an adapter, not a base model"),
+        (request(ADAPTERS), "has no config.json"),
+        (request(MODEL, "x=/nowhere"), "there is no folder /nowhere"),
+        (request(MODEL, f"a={ADAPTERS / 'upper'}", f"a={ADAPTERS / 'json'}"), "several models would be called a"),
+        (request(folders=(ADAPTERS / "upper",)), "is an adapter itself"),
+        (request(folders=(QUICKSTART / "model",)), "no folder in it has an adapter_config.json"),
+    ],
+)
+def test_what_cannot_be_served_is_named(asked: Request, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        objects_of(asked)
