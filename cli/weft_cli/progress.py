@@ -1,4 +1,4 @@
-"""What a person sees and does at the terminal of `weft up`: progress lines, Ctrl-C."""
+"""What a person sees and does at the terminal of `weft up`: progress lines and bars, Ctrl-C."""
 
 import asyncio
 import contextlib
@@ -6,11 +6,19 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from weft.telemetry.progress import percent_of
 from weft_cli.output import note
 from weft_operator.local.processes import ProcessState
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
 SHOWN = ("Ready", "Backoff")
+SHORT_S, LINE_S = 1.0, 10.0  # work that ends within that time has no bar; without a terminal a line this often
 
 
 class Signals:
@@ -29,21 +37,85 @@ class Signals:
             self._main.cancel()
 
 
+@dataclass(slots=True)
+class Work:
+    """Something that takes long."""
+
+    began: float
+    text: str = ""
+    bar: "TaskID | None" = None
+    printed: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.printed = self.began
+
+
 class Progress:
-    """A line for each thing that gets somewhere; in colour on a terminal."""
+    """A line for each thing that gets somewhere, a bar for what takes long; in colour on a terminal."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._seen: dict[str, str] = {}
+        self._work: dict[str, Work] = {}
+        self._bars: Bars | None = None
+        self.moved = time.monotonic()  # when something last got somewhere
         self._fancy = sys.stderr.isatty() and "NO_COLOR" not in os.environ
 
     def __call__(self, name: str, state: ProcessState) -> None:
+        if state.phase == "Starting":
+            self.doing(name, state.detail if percent_of(state.detail) is not None else "")
+        else:
+            self.doing(name, "")
         if state.phase in SHOWN and self._seen.get(name) != state.phase:
             self._seen[name] = state.phase
             self.line(name, "ready" if state.phase == "Ready" else f"ended, starts again: {state.detail}")
 
+    def doing(self, what: str, text: str) -> None:
+        """How far something is, as ByteProgress writes it; "": it is over."""
+        now, work = time.monotonic(), self._work.get(what)
+        if not text:
+            if work and work.bar is not None and self._bars:
+                self._bars.remove_task(work.bar)
+            self._work.pop(what, None)
+            return
+        if work is None:
+            work = self._work[what] = Work(now)
+        if work.text != text:
+            work.text, self.moved = text, now
+        if now - work.began >= SHORT_S and self._fancy:
+            self._draw(what, work)
+        elif now - work.printed >= LINE_S and not self._fancy:
+            work.printed = now
+            self.line(what, text)
+
+    def _draw(self, what: str, work: "Work") -> None:
+        if self._bars is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, SpinnerColumn, TextColumn
+            from rich.progress import Progress as Bars
+
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.fields[what]:<36}"),
+                BarColumn(),
+                TextColumn("{task.description}"),
+            )
+            self._bars = Bars(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+            self._bars.start()
+        if work.bar is None:
+            work.bar = self._bars.add_task("", total=100, what=what)
+        self._bars.update(work.bar, description=work.text, completed=percent_of(work.text) or 0)
+
+    def close(self) -> None:
+        """No bars any more."""
+        if self._bars:
+            self._bars.stop()
+            self._bars = None
+        self._work.clear()
+
     def line(self, what: str, state: str) -> None:
         """Something has got somewhere."""
+        self.moved = time.monotonic()
         mark = "ok " if state == "ready" else ".. "
         if self._fancy:
             mark = f"\x1b[32m{mark}\x1b[0m" if state == "ready" else f"\x1b[33m{mark}\x1b[0m"

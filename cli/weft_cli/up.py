@@ -1,13 +1,19 @@
 """`weft up`: the whole stack in the foreground until Ctrl-C."""
 
 import asyncio
+import contextlib
 import json
 import shlex
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx2
+
 from weft.process import CannotStart
+from weft.telemetry.progress import progress_text
 from weft_cli.client import Object
 from weft_cli.demo import (
     DEMO_FILE,
@@ -37,7 +43,8 @@ from weft_operator.resources import Ref
 
 T = TypeVar("T")
 
-READY_S = 120.0
+READY_S = 120.0  # without anything that moves
+LOOK_S = 0.25  # until the next look at what is copied
 GATHER_S = 0.05  # many objects change together: looking at all of them for each one would be quadratic
 
 
@@ -101,7 +108,9 @@ async def _run(
             serving.graceful = True
             # What was applied before is served as well; the demo answers for its own objects only.
             awaited = [ref_of(obj) for obj in (objects if questions else stack.store.objects())]
-            if (missing := await _first(stop, _bring_up(stack, awaited, progress, all_ready=bool(questions)))) is None:
+            async with _showing_copies(stack.addresses.depot_url, progress):
+                missing = await _first(stop, _bring_up(stack, awaited, progress, all_ready=bool(questions)))
+            if missing is None:
                 return 1
             if questions and options.auth:
                 questions = await _with_keys(stack, questions)
@@ -118,30 +127,55 @@ async def _run(
 
 
 async def _bring_up(stack: Stack, refs: Sequence[Ref], progress: Progress, *, all_ready: bool) -> list[str]:
-    """Wait until every object is ready or refused, or for READY_S. Returns why some are not ready.
+    """Wait until every object is ready or refused, or nothing has moved for READY_S. Returns why some are not ready.
 
     With `all_ready` a refusal ends the wait with CommandError, and so does the time.
     """
     changed, told = asyncio.Event(), set[Ref]()
     stack.store.listen(lambda _: changed.set())
-    try:
-        async with asyncio.timeout(READY_S):
-            while True:
-                changed.clear()
-                waiting, refused = _undecided(stack, refs, told, progress)
-                if refused and all_ready:
-                    raise CommandError("; ".join(refused))
-                if not waiting:
-                    return refused
-                await changed.wait()
-                await asyncio.sleep(GATHER_S)
-    except TimeoutError:
+    while True:
+        changed.clear()
         waiting, refused = _undecided(stack, refs, told, progress)
-        if all_ready:
-            raise CommandError(f"not ready after {READY_S:.0f} s: " + "; ".join([*waiting, *refused])) from None
-        for state in waiting:  # what can be served is; the rest may still come
-            progress.line(state, f"not ready after {READY_S:.0f} s")
-        return [*waiting, *refused]
+        if refused and all_ready:
+            raise CommandError("; ".join(refused))
+        if not waiting:
+            return refused
+        if (left_s := progress.moved + READY_S - time.monotonic()) <= 0:
+            break
+        with contextlib.suppress(TimeoutError):  # looks again: bytes may have moved
+            await asyncio.wait_for(changed.wait(), left_s)
+            await asyncio.sleep(GATHER_S)
+    if all_ready:
+        raise CommandError(f"not ready after {READY_S:.0f} s: " + "; ".join([*waiting, *refused]))
+    for state in waiting:  # what can be served is; the rest may still come
+        progress.line(state, f"not ready after {READY_S:.0f} s")
+    return [*waiting, *refused]
+
+
+@asynccontextmanager
+async def _showing_copies(depot_url: str, progress: Progress) -> AsyncGenerator[None]:
+    """Show what the depot copies; the runners' own work comes with their states."""
+    showing = asyncio.create_task(_show_copies(depot_url, progress))
+    try:
+        yield
+    finally:
+        showing.cancel()
+        progress.close()
+
+
+async def _show_copies(depot_url: str, progress: Progress) -> None:
+    shown = frozenset[str]()
+    async with httpx2.AsyncClient(base_url=depot_url, trust_env=False) as http:
+        while True:
+            with contextlib.suppress(httpx2.HTTPError):  # a bar that stands still: the depot's own state says why
+                jobs = (await http.get("/v1/operations")).raise_for_status().json()["operations"]
+                texts = {job["uri"]: progress_text(job["doing"], job["doneBytes"], job["totalBytes"]) for job in jobs}
+                for uri in shown - texts.keys():
+                    progress.doing(uri, "")
+                for uri, text in texts.items():
+                    progress.doing(uri, text)
+                shown = frozenset(texts)
+            await asyncio.sleep(LOOK_S)
 
 
 def _undecided(stack: Stack, refs: Sequence[Ref], told: set[Ref], progress: Progress) -> tuple[list[str], list[str]]:

@@ -23,6 +23,7 @@ from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, FileEntry, Manifest, hex_of, parse_digest
 from weft.artifacts.errors import Damaged, Reason, Refused, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
+from weft.telemetry.progress import ByteProgress
 
 MISMATCH_HEADER = "weft-mismatch"  # asks the depot to verify its copy: the last download did not match its digest
 log = logging.getLogger(__name__)
@@ -55,18 +56,21 @@ def fetch(
     context: ssl.SSLContext | None = None,
     on_damaged: Callable[[], None] = lambda: None,
     threads: int = 1,
+    progress: ByteProgress | None = None,
 ) -> Manifest:
     """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
 
     `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest. So many
-    `threads` compare and download files, each a file at a time; one of them alone leaves cores to whoever serves. The
-    manifest's blob is made visible last: `blobs.has(digest)` means that every file is there. Raises BadDigest,
-    UnknownDigest (the depot does not have it), Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries
-    used up, also where the depot's copy stayed damaged), Stopped; OSError of the local disk passes through.
+    `threads` compare and download files, each a file at a time; one of them alone leaves cores to whoever serves.
+    `progress` counts the bytes that are compared or downloaded. The manifest's blob is made visible last:
+    `blobs.has(digest)` means that every file is there. Raises BadDigest, UnknownDigest (the depot does not have it),
+    Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries used up, also where the depot's copy stayed
+    damaged), Stopped; OSError of the local disk passes through.
     """
     limits = limits or FetchLimits()
     depot, artifact = _Depot(depot_url, limits.timeout_s, context), parse_digest(digest)
-    download = _Download(depot, artifact, blobs, limits, pause, stopping, on_damaged, alone=threads == 1)
+    progress = progress or ByteProgress()
+    download = _Download(depot, artifact, blobs, limits, pause, stopping, on_damaged, progress, alone=threads == 1)
     with blobs.lease() as lease:
         lease.name(artifact)
         manifest = download.manifest()
@@ -74,6 +78,7 @@ def fetch(
         if manifest.size_bytes > limits.max_bytes:
             what = f"{artifact} has {manifest.size_bytes} bytes, the limit here is {limits.max_bytes}"
             raise Refused(Reason.TOO_LARGE, what)
+        progress.begin("fetching", manifest.size_bytes)
         if threads == 1:
             for entry in manifest.files:
                 download.file(entry)
@@ -98,6 +103,7 @@ class _Download:
     pause: Callable[[float], None]
     stopping: Callable[[], bool]
     on_damaged: Callable[[], None]
+    progress: ByteProgress
     alone: bool  # one blob of the store is compared at a time
     mismatched: set[str] = field(default_factory=set[str])  # whose content came whole and was another
 
@@ -118,6 +124,7 @@ class _Download:
         with self.blobs.download(digest) as part:
             with self._unless_damaged(entry.name, digest):
                 self.blobs.verify(digest, entry.size_bytes, alone=self.alone)
+                self.progress.add(entry.size_bytes)
                 return
             self._tries(digest, lambda: self._resume(part, digest, entry.size_bytes))
             self.blobs.publish((part, digest))
@@ -172,8 +179,10 @@ class _Download:
             if have and response.status == http.HTTPStatus.OK:  # no range taken: from the start again
                 file.truncate(0)
                 have = 0
+            self.progress.add(have)
             for chunk in _chunks(response, self.limits.chunk_bytes):
                 have += len(chunk)
+                self.progress.add(len(chunk))
                 if have > limit:
                     raise Refused(Reason.TOO_LARGE, f"the depot sends more than the {limit} bytes of {digest}")
                 file.write(chunk)

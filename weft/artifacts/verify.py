@@ -104,9 +104,9 @@ def last_part(name: str) -> str:
 
 
 def check_finite(
-    file: BinaryIO, header: Header, *, chunk_bytes: int = CHUNK_BYTES, tick: Callable[[], None] = lambda: None
+    file: BinaryIO, header: Header, *, chunk_bytes: int = CHUNK_BYTES, tick: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Read every tensor of `file`; `tick` is called before each chunk and may raise to stop.
+    """Read every tensor of `file`; `tick` is called with the bytes of each chunk before it, and may raise to stop.
 
     Raises Refused: NotFinite (names tensor and index), DtypeNotSupported, OffsetsInvalid when the file ends early.
     """
@@ -117,7 +117,7 @@ def check_finite(
         file.seek(tensor.begin)
         done = 0
         while done < tensor.size_bytes:
-            tick()
+            tick(min(step, tensor.size_bytes - done))
             raw = file.read(min(step, tensor.size_bytes - done))
             if len(raw) % dtype.itemsize or not raw:
                 raise Refused(Reason.OFFSETS_INVALID, f"the file ends inside tensor {tensor.name!r}")

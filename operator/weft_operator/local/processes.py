@@ -29,6 +29,7 @@ STOP_S = 15.0  # SIGTERM to SIGKILL: above the 10 s in which gateway and runner 
 # Until the next question, by phase: a start is followed closely; at rest each question costs both sides a millisecond.
 PROBE_S: Mapping[str, float] = {"Starting": 0.05, "Ready": 10.0}
 PROBE_OTHER_S, PROBE_TIMEOUT_S = 2.0, 2.0
+ANSWER_BYTES = 4096
 LAST_WORDS = 5
 CHILD = Path(__file__).with_name("child.py")
 
@@ -208,7 +209,10 @@ async def not_ready(host: str, port: int) -> str | None:
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 writer.write(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                head, _, body = (await reader.read(4096)).partition(b"\r\n\r\n")
+                answer = b""
+                while len(answer) < ANSWER_BYTES and (part := await reader.read(ANSWER_BYTES)):
+                    answer += part  # the head may come before the reason
+                head, _, body = answer.partition(b"\r\n\r\n")
                 if head.split(b" ", 2)[1:2] == [b"200"]:
                     return None
                 return body.decode(errors="replace").strip() or head.decode(errors="replace")[:200]

@@ -97,13 +97,16 @@ def validate(kind: Kind, files: Files, *, base: BaseModel | None, max_rank: int 
     return _check_adapter(files, base, max_rank or MAX_RANK) if kind == "adapter" else _check_model(files)
 
 
-def check_weights_finite(files: Files, names: Iterable[str], check_cancelled: Callable[[], None]) -> None:
-    """Every weight of these files is a number. Raises Refused(NotFinite)."""
+def check_weights_finite(files: Files, names: Iterable[str], step: Callable[[int], None]) -> None:
+    """Every weight of these files is a number. `step` is called with the bytes of each chunk.
+
+    Raises Refused(NotFinite).
+    """
     for name in names:
         if name.endswith(".safetensors"):
             header = _header(files, name, MAX_MODEL_HEADER_BYTES)
             with files.open(name) as file:
-                check_finite(file, header, tick=check_cancelled)
+                check_finite(file, header, tick=step)
 
 
 def read_shape(files: Files) -> ModelSpec:

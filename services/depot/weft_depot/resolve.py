@@ -19,6 +19,7 @@ from typing import Any
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, Manifest, from_hex, hex_of
 from weft.artifacts.errors import ArtifactError, Damaged, DepotFull, Reason, Refused, UnknownDigest
+from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import (
     ArtifactLimits,
     BaseModel,
@@ -78,14 +79,17 @@ class Resolver:
         lease: Lease,
         validated: Callable[[Verdict], None],
         check_cancelled: Callable[[], None],
+        progress: ByteProgress | None = None,
     ) -> Resolved:
         """The digest; its blobs are there and named in `lease`. `validated` is called once, after the headers.
 
-        `check_cancelled` is called before each chunk of work and may raise to stop. Raises ArtifactError, OSError of
-        the disk.
+        `check_cancelled` is called before each chunk of work and may raise to stop; `progress` counts the bytes. Raises
+        ArtifactError, OSError of the disk.
         """
         base = self._base(request.base, lease)
-        ctx = ResolveContext(request, request.location(), base, lease, validated, check_cancelled)
+        ctx = ResolveContext(
+            request, request.location(), base, lease, validated, check_cancelled, progress or ByteProgress()
+        )
         source = source_of(self.sources, ctx.location)
         if source.remote and (recent := self._recent(ctx)):
             return Resolved(recent.digest)
@@ -159,13 +163,15 @@ class Resolver:
             raise DepotFull(f"{size_bytes} bytes do not fit the depot's disk, which has {free_bytes} free")
         expected = snapshot.expected_sha256
         ctx.lease.name(*map(from_hex, expected.values()))  # also their partial files, should the copy break off
+        ctx.progress.begin("copying", size_bytes)
         with StagedFiles(self.store) as staged:
             for name in files.sizes:
-                staged.copy(files, name, ctx.check_cancelled, expected.get(name))
+                staged.copy(files, name, ctx.step, expected.get(name))
             if not snapshot.unchanged() or staged.sizes != files.sizes or not staged.check_expected(expected):
                 raise _Changed
             ctx.validate(staged)
-            check_weights_finite(staged, files.sizes, ctx.check_cancelled)
+            ctx.progress.begin("checking", size_bytes)
+            check_weights_finite(staged, files.sizes, ctx.step)
             manifest = staged.manifest(ctx.request.kind)
             ctx.check_digest(manifest)
             staged.publish(manifest, ctx.lease)
@@ -199,6 +205,12 @@ class ResolveContext:
     lease: Lease
     on_validated: Callable[[Verdict], None] | None
     check_cancelled: Callable[[], None]
+    progress: ByteProgress
+
+    def step(self, count: int) -> None:
+        """So many bytes are next. Raises what stops the work."""
+        self.check_cancelled()
+        self.progress.add(count)
 
     def validated(self, verdict: Verdict) -> None:
         """Passes on the first verdict; a second reading of the source has no second one."""

@@ -21,6 +21,7 @@ from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, 
 from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
 from weft.telemetry.probes import Probes
+from weft.telemetry.progress import ByteProgress
 from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
 from weft.wire.serving import heartbeat
 from weft_depot import metrics
@@ -36,6 +37,7 @@ MAX_BODY_BYTES = 32 << 20
 MAX_WAIT_S = 60.0
 MAX_DOWNLOADS = 256  # of all runners; each holds a chunk, 64 MiB in all
 MAX_UPLOADS = 32
+MAX_LISTED = 1000  # operations
 CHUNK_BYTES = 256 << 10
 JSON = "application/json"
 
@@ -71,6 +73,9 @@ def build_app(
         found = await depot.wait(request.path_params["id"], _wait_s(request))
         unknown = {"reason": "UnknownOperation", "message": "forgotten or never started"}
         return JSONResponse(_to_json(found)) if found else JSONResponse(unknown, 404)
+
+    async def operations(_: Request) -> Response:
+        return JSONResponse({"operations": [_progress(*job) for job in depot.under_way(MAX_LISTED)]})
 
     async def blob(request: Request) -> Response:
         digest = parse_digest(request.path_params["digest"])
@@ -119,6 +124,7 @@ def build_app(
     return Starlette(
         routes=[
             Route("/v1/resolve", resolve, methods=["POST"]),
+            Route("/v1/operations", operations, methods=["GET"]),
             Route("/v1/operations/{id}", operation, methods=["GET"]),
             Route("/v1/blobs/{digest}", blob, methods=["GET", "HEAD"]),
             Route("/v1/uploads", upload, methods=["PUT"]),
@@ -203,6 +209,12 @@ def _to_json(operation: Operation) -> dict[str, Any]:
     fields = {"id": operation.id, "state": operation.state, "verdict": operation.verdict, "digest": operation.digest}
     fields |= {"watch": operation.watch, "reason": operation.reason, "message": operation.message}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _progress(operation_id: str, request: ResolveRequest, progress: ByteProgress) -> dict[str, Any]:
+    what, done, total = progress.now
+    sizes = {"doing": what or "waiting", "doneBytes": done, "totalBytes": total}
+    return {"id": operation_id, "kind": request.kind, "uri": request.uri, "namespace": request.namespace, **sizes}
 
 
 def _busy(what: str, status: int, message: str) -> JSONResponse:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import NamedTuple
 
 from weft.artifacts.blobs import BlobStore, Lease
@@ -27,6 +28,7 @@ from weft.domain.lru import LruDict
 from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
+from weft.telemetry.progress import ByteProgress
 from weft.wire.multipart import Piece
 from weft_depot import metrics
 from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
@@ -51,6 +53,7 @@ class _Resolve(NamedTuple):
     operation_id: str
     request: ResolveRequest
     lease: Lease
+    progress: ByteProgress
 
 
 class _Check(NamedTuple):
@@ -84,6 +87,7 @@ class Depot:
         self._checks: dict[str, _Check] = {}  # by host
         self._leases: dict[str, Lease] = {}
         self._changes: dict[str, asyncio.Event] = {}
+        self._unfinished: dict[str, _Resolve] = {}
         self._results: LruDict[str, tuple[str, str]] = LruDict(MAX_RESULTS)  # request key -> digest, reason
         self._suspects: dict[str, asyncio.Task[None]] = {}
         self._verifying = asyncio.Lock()
@@ -101,7 +105,9 @@ class Depot:
             return None
         lease = self._leases[operation.id] = self.store.lease()
         self._changes[operation.id] = asyncio.Event()
-        self._queue.add(self._resolver.queue_key(request), _Resolve(operation.id, request, lease))
+        resolve = _Resolve(operation.id, request, lease, ByteProgress())
+        self._unfinished[operation.id] = resolve
+        self._queue.add(self._resolver.queue_key(request), resolve)
         self._start()
         return operation
 
@@ -114,6 +120,10 @@ class Depot:
                     if not for_end:
                         break
         return self.operations.find(operation_id)
+
+    def under_way(self, most: int) -> list[tuple[str, ResolveRequest, ByteProgress]]:
+        """Unfinished resolves, the eldest first: id, request, bytes."""
+        return [(job.operation_id, job.request, job.progress) for job in islice(self._unfinished.values(), most)]
 
     async def upload(self, namespace: str, pieces: AsyncIterator[Piece]) -> Manifest | None:
         """Publish the adapter that a form has; None when too many operations are under way.
@@ -254,6 +264,8 @@ class Depot:
 
     def _changed(self, change: Callable[[], Operation]) -> None:
         operation = change()
+        if operation.finished:
+            self._unfinished.pop(operation.id, None)
         self._changes[operation.id].set()
         self._changes[operation.id] = asyncio.Event()
 
@@ -289,14 +301,14 @@ class Depot:
         post(self._ended, key)
 
     def _resolve(self, job: _Resolve, publish: Callable[[Callable[[], Operation]], None]) -> None:
-        started, (operation_id, request, lease) = time.monotonic(), job
+        started, (operation_id, request, lease, progress) = time.monotonic(), job
 
         def validated(verdict: Verdict) -> None:
             publish(lambda: self.operations.validated(operation_id, verdict, self._now()))
 
         reason, message, found = "", "", Resolved(Digest(""))
         try:
-            found = self._resolver.resolve(request, lease, validated, self._check_cancelled)
+            found = self._resolver.resolve(request, lease, validated, self._check_cancelled, progress)
         except Stopping:
             return
         except ArtifactError as error:

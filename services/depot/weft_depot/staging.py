@@ -49,12 +49,11 @@ class StagedFiles:
     def open(self, name: str) -> BinaryIO:
         return self._writers[name].path.open("rb")
 
-    def copy(
-        self, files: Files, name: str, check_cancelled: Callable[[], None], expected_sha256: str | None = None
-    ) -> None:
+    def copy(self, files: Files, name: str, step: Callable[[int], None], expected_sha256: str | None = None) -> None:
         """Copy one file, at most one byte beyond the size it had (a file that grew is noticed, not followed).
 
-        With the hex SHA-256 that its source gives, a copy that was broken off is continued.
+        With the hex SHA-256 that its source gives, a copy that was broken off is continued. `step`: called with the
+        bytes of each chunk, and of what is here already; it may raise to stop.
         """
         writer = self._stack.enter_context(self._store.writer(from_hex(expected_sha256) if expected_sha256 else None))
         if writer.size_bytes > files.sizes[name]:
@@ -63,8 +62,9 @@ class StagedFiles:
         with files.open(name) as file:
             if writer.size_bytes:
                 file.seek(writer.size_bytes)
+                step(writer.size_bytes)
             while left and (chunk := file.read(min(CHUNK_BYTES, left))):
-                check_cancelled()
+                step(len(chunk))
                 writer.write(chunk)
                 left -= len(chunk)
         writer.finish()

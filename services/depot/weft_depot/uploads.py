@@ -61,7 +61,7 @@ async def _write(writer: BlobWriter, pieces: AsyncIterator[Piece], most_bytes: i
 
 def _publish(resolver: Resolver, namespace: str, staged: StagedFiles, lease: Lease) -> Manifest:
     check_upload(staged)
-    check_weights_finite(staged, staged.sizes, lambda: None)
+    check_weights_finite(staged, staged.sizes, lambda _: None)
     manifest = staged.manifest("adapter")
     staged.publish(manifest, lease)
     uri = f"{SCHEME}:{manifest.digest}"

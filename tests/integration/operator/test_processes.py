@@ -233,5 +233,20 @@ def test_a_child_whose_parent_is_already_gone_does_not_begin() -> None:
     assert "the parent is gone" in done.stderr
 
 
+async def test_the_reason_may_come_after_the_head_of_the_answer() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+        await writer.drain()
+        await head_read.wait()
+        writer.write(b"loading\n")
+        writer.close()
+
+    head_read = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, head_read.set)  # by then the head has arrived alone
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        assert await not_ready(*server.sockets[0].getsockname()) == "loading"
+
+
 async def test_a_port_where_nobody_listens_is_not_ready() -> None:
     assert "ConnectionRefusedError" in str(await not_ready("127.0.0.1", free_port()))

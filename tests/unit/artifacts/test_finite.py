@@ -72,7 +72,7 @@ def test_the_scan_can_be_stopped_between_two_chunks() -> None:
 
     seen: list[int] = []
 
-    def tick() -> None:
+    def tick(_: int) -> None:
         seen.append(1)
         if len(seen) == 3:
             raise StopNowError

@@ -138,6 +138,22 @@ def test_progress_is_one_line_for_each_thing_and_plain_when_piped(capfd: pytest.
     assert "\x1b" not in err
 
 
+def test_long_work_is_a_line_now_and_then_when_piped(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("weft_cli.progress.time.monotonic", lambda: now)
+    progress = Progress()
+    for second in range(31):
+        now = 100.0 + second
+        progress("runner", ProcessState("Starting", detail=f"fetching 0.3 of 1.0 GiB ({second} %)"))
+        assert progress.moved == now
+    progress("runner", ProcessState("Ready"))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split("GiB ")[-1] for line in lines[:-1]] == ["(10 %)", "(20 %)", "(30 %)"]
+    assert lines[-1].endswith("ready")
+
+
 @pytest.mark.parametrize(
     ("conditions", "observed", "ready", "refused"),
     [

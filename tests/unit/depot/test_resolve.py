@@ -14,11 +14,33 @@ from tests.unit.artifacts.making import ADAPTER_CONFIG, lora, pack, safetensors,
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.digest import digest_of, hex_of
 from weft.artifacts.errors import Reason, Refused
+from weft.domain.model.safetensors import MAX_MODEL_HEADER_BYTES, read_header
+from weft.telemetry.progress import ByteProgress
 from weft_depot.artifact_layout import ArtifactLimits
+from weft_depot.requests import ResolveRequest
 from weft_depot.resolve import Resolver
 
 WEIGHTS = "adapter_model.safetensors"
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def test_every_byte_that_is_copied_and_checked_is_counted(bench: Bench) -> None:
+    pieces = dict[str, list[int]]()
+
+    class Counted(ByteProgress):
+        def add(self, count: int) -> None:
+            super().add(count)
+            pieces.setdefault(self.now[0], []).append(count)
+
+    request = ResolveRequest(kind="model", uri="file:models/tiny", namespace="default")
+    with bench.store.lease() as lease:
+        digest = bench.resolver.resolve(request, lease, lambda _: None, lambda: None, Counted()).digest
+    manifest = bench.manifest(digest)
+    path = bench.store.file(manifest, "model.safetensors")
+    with path.open("rb") as file:
+        weights = read_header(file, path.stat().st_size, max_bytes=MAX_MODEL_HEADER_BYTES)
+    assert sum(pieces["copying"]) == manifest.size_bytes
+    assert sum(pieces["checking"]) == sum(tensor.size_bytes for tensor in weights.tensors.values())
 
 
 def test_a_model_becomes_a_manifest_of_the_files_on_the_list(bench: Bench) -> None:

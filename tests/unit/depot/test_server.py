@@ -271,6 +271,16 @@ async def test_an_operation_can_be_asked_for_without_waiting(served: Served) -> 
     assert waited.json()["state"] == "Pending"
 
 
+async def test_what_is_under_way_is_listed_with_its_bytes_until_it_ends(served: Served) -> None:
+    served.hold()
+    operation = await served.ask(MODEL)
+    (listed,) = (await served.http.get("/v1/operations")).json()["operations"]
+    assert listed.items() >= {"id": operation, "kind": "model", "uri": MODEL["uri"], "doing": "waiting"}.items()
+    served.release.set()
+    assert (await served.finish(operation))["state"] == "Fetched"
+    assert (await served.http.get("/v1/operations")).json() == {"operations": []}
+
+
 async def test_an_operation_is_forgotten_after_its_time(served: Served) -> None:
     found = await served.resolve(MODEL)
     served.now = 99.0

@@ -244,7 +244,7 @@ def test_a_depot_that_is_not_up_yet_is_waited_for_and_not_for_ever():
     class Late:
         tries = 0
 
-        def base(self):
+        def base(self, progress=None):
             self.tries += 1
             if self.tries < 3:
                 raise ArtifactUnreachable("not yet")

@@ -16,6 +16,7 @@ from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.artifacts.fetch import FetchLimits, Stopped, fetch
 from weft.telemetry.logs import kv
+from weft.telemetry.progress import ByteProgress
 from weft.wire.tls import Tls
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
@@ -50,9 +51,12 @@ class DepotSource:
         self._blobs = BlobStore(folder)
         self._blobs.clean()
 
-    def base(self) -> Files:
-        """The base model's files by name. Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid."""
-        manifest = self._fetch(self._base, threads=cpu_quota())  # nothing runs beside it yet
+    def base(self, progress: ByteProgress | None = None) -> Files:
+        """The base model's files by name; `progress` counts their bytes.
+
+        Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid.
+        """
+        manifest = self._fetch(self._base, threads=cpu_quota(), progress=progress)  # nothing runs beside it yet
         return {entry.name: self._blobs.file(manifest, entry.name) for entry in manifest.files}
 
     def adapter(self, digest: str) -> AdapterFiles:
@@ -83,7 +87,7 @@ class DepotSource:
         usage = shutil.disk_usage(self._blobs.root)
         return usage.free > usage.total // SPARE
 
-    def _fetch(self, digest: str, threads: int = 1) -> Manifest:
+    def _fetch(self, digest: str, threads: int = 1, progress: ByteProgress | None = None) -> Manifest:
         try:
             return fetch(
                 self._url,
@@ -95,6 +99,7 @@ class DepotSource:
                 context=self._context,
                 on_damaged=self._on_damaged,
                 threads=threads,
+                progress=progress,
             )
         except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
             raise _named(error, digest) from error

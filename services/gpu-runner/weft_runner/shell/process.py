@@ -13,6 +13,7 @@ from weft.domain.runner import RunnerRole, RunnerSpec
 from weft.telemetry.invariants import report
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
+from weft.telemetry.progress import ByteProgress
 from weft.telemetry.tracing import Tracer
 from weft.wire.serving import heartbeat, serve, stop_on_signals
 from weft.wire.streams import channel
@@ -75,9 +76,11 @@ async def serve_runner(
         loop.call_soon_threadsafe(stop.set)
 
     gather = gather_ranks(settings, tls, on_stopping) if settings.ranks_listen else None
+    progress = ByteProgress()
+    set_not_ready(lambda: str(progress) or "starting")
     beat = asyncio.create_task(heartbeat(probes))  # the base may take minutes: alive, not ready, and SIGTERM is heard
     try:
-        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner, gather)
+        built = await asyncio.to_thread(load, settings, source, on_output, stop.is_set, wrap, runner, gather, progress)
     finally:
         beat.cancel()
     try:
@@ -92,14 +95,21 @@ async def serve_runner(
 def load(
     settings: RunnerSettings, source: DepotSource, on_output: Callable[[Output], None], stopping: Callable[[], bool],
     wrap: WrapExecutor | None = None, runner: RunnerId | None = None, gather: GatherRanks | None = None,
+    progress: ByteProgress | None = None,
 ) -> EngineBundle:  # fmt: skip
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
-    files = fetch_base(source, settings.base_wait_s, stopping)
+    progress = progress or ByteProgress()
+    files = fetch_base(source, settings.base_wait_s, stopping, progress=progress)
+    progress.begin("loading weights", 0)
     return build_engine(settings, files, source, on_output, stopping, wrap, runner, gather)
 
 
 def fetch_base(
-    source: DepotSource, wait_s: float, stopping: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    source: DepotSource,
+    wait_s: float,
+    stopping: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    progress: ByteProgress | None = None,
 ) -> Files:
     """The base's files; a depot that is not up yet is waited for, at most `wait_s`.
 
@@ -108,7 +118,7 @@ def fetch_base(
     deadline = clock() + wait_s
     while True:
         try:
-            return source.base()
+            return source.base(progress)
         except ArtifactUnreachable as error:
             if stopping():
                 raise StoppedAtStart("stopped before the base was here") from error

@@ -1,0 +1,51 @@
+"""How far a long piece of work is, in bytes: counted by whoever does it, shown to whoever waits."""
+
+import re
+import threading
+
+GIB, MIB = 1 << 30, 1 << 20
+STEP_PERCENT = 2  # a text changes so often, whatever the size
+_PERCENT = re.compile(r"\((\d{1,3}) %\)$")
+
+
+class ByteProgress:
+    """Counts the bytes of one piece of work after the other. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._what, self._total, self._done = "", 0, 0
+
+    def begin(self, what: str, total: int) -> None:
+        """The next piece, `copying` for example, of so many bytes."""
+        with self._lock:
+            self._what, self._total, self._done = what, total, 0
+
+    def add(self, count: int) -> None:
+        """So many more are done."""
+        with self._lock:
+            self._done += count
+
+    @property
+    def now(self) -> tuple[str, int, int]:
+        """What is done, bytes done, bytes in all; done is no more than all, also where a part was read twice."""
+        with self._lock:
+            return self._what, min(self._done, self._total), self._total
+
+    def __str__(self) -> str:
+        """`copying 0.6 of 1.2 GiB (50 %)`, in steps of STEP_PERCENT; the piece alone where it has no bytes."""
+        return progress_text(*self.now)
+
+
+def progress_text(what: str, done: int, total: int) -> str:
+    """See `ByteProgress`."""
+    if not total:
+        return what
+    percent = 100 * done // total // STEP_PERCENT * STEP_PERCENT
+    unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
+    return f"{what} {total * percent / 100 / unit:.1f} of {total / unit:.1f} {name} ({percent} %)"
+
+
+def percent_of(text: str) -> int | None:
+    """Of a text of ByteProgress, as readiness answers have it; None: it has none."""
+    found = _PERCENT.search(text)
+    return int(found[1]) if found else None
