@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.core.history import MAX_NAMESPACES, MINUTES, History, Tally, bucket_of, quantile, summed
+from weft_gateway.core.history import MAX_NAMESPACES, MINUTES, History, Tally, Usage, bucket_of, quantile, summed
 
 SECONDS = st.floats(2e-4, 900.0)
 
@@ -31,10 +31,10 @@ def test_an_hour_ago_is_forgotten_and_the_minutes_are_in_order() -> None:
         history.answered("acme", 200, "", 60.0 * minute)
         history.timed("acme", 0.1, 0.01, 1.0, 60.0 * minute)
     now = 60.0 * (MINUTES + 29) + 59
-    assert [tally.requests for tally in history.minutes(None, now)] == [1] * MINUTES
+    assert [tally.usage.requests for tally in history.minutes(None, now)] == [1] * MINUTES
     later = history.minutes(None, now + 60 * 10)
-    assert [tally.requests for tally in later] == [1] * (MINUTES - 10) + [0] * 10
-    assert summed(history.minutes(None, now + 3600)).requests == 0
+    assert [tally.usage.requests for tally in later] == [1] * (MINUTES - 10) + [0] * 10
+    assert summed(history.minutes(None, now + 3600)).usage.requests == 0
     assert history.by_namespace(now + 3600) == {}
 
 
@@ -46,11 +46,11 @@ def test_a_namespace_has_its_own_errors_tokens_and_times_and_no_others() -> None
     history.used("rival", 7, 9, now)
     history.timed("rival", 0.5, None, 2.0, now)
     own, rival, everybody = (summed(history.minutes(of, now)) for of in ("acme", "rival", None))
-    assert (own.requests, own.errors, own.completion_tokens, own.total.total()) == (1, {}, 0, 0)
-    assert (rival.errors, rival.prompt_tokens, rival.completion_tokens) == ({(429, "queue_full"): 1}, 7, 9)
+    assert (own.usage, own.errors, own.total.total()) == (Usage(1), {}, 0)
+    assert (rival.errors, rival.usage) == ({(429, "queue_full"): 1}, Usage(1, 1, 7, 9))
     assert everybody.errors == {(429, "queue_full"): 1, (401, "invalid_api_key"): 1}
     assert (rival.ttft.total(), rival.token.total(), everybody.total.total()) == (1, 0, 1)
-    assert set(history.by_namespace(now)) == {"acme", "rival"}
+    assert history.by_namespace(now) == {"acme": own.usage, "rival": rival.usage}
 
 
 def test_namespaces_without_end_are_counted_in_the_sum_alone() -> None:
@@ -58,4 +58,4 @@ def test_namespaces_without_end_are_counted_in_the_sum_alone() -> None:
     for number in range(MAX_NAMESPACES + 50):
         history.answered(f"ns-{number}", 200, "", 0.0)
     assert len(history.by_namespace(0.0)) == MAX_NAMESPACES
-    assert summed(history.minutes(None, 0.0)).requests == MAX_NAMESPACES + 50
+    assert summed(history.minutes(None, 0.0)).usage.requests == MAX_NAMESPACES + 50

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.costs import lines_of
 from weft.domain.limits import LimitRule, Metric
-from weft_gateway.core.limits import REPORT_S, SILENT_S, Charge, Exceeded, Limiter, rules_for
+from weft_gateway.core.limits import REPORT_S, SILENT_S, SWEEP, Charge, Exceeded, Limiter, rules_for
 from weft_gateway.shell.rate_limits import duration
 
 ASKED = st.tuples(
@@ -153,6 +154,25 @@ def test_use_that_time_has_paid_back_is_not_reported() -> None:
     rule, limiter = LimitRule("key/a", "", 60), Limiter("g")
     assert isinstance(limiter.admit([rule], 60, 0, 0.0), Charge)
     assert limiter.report(600.0).uses[0].requests == 0
+
+
+def test_a_report_names_what_was_used_since_the_last_one_and_what_runs() -> None:
+    rules = [LimitRule(f"key/{i:04}", "", 60) for i in range(SWEEP + 500)]
+    here, there = Limiter("here"), Limiter("there")
+    charges = [here.admit([rule], 1, 0, 0.0) for rule in rules]
+    there.take(here.report(0.0), 0.0)
+    for charge in charges[1:]:
+        assert isinstance(charge, Charge)
+        here.settle(charge, 0, 0.5)
+    ended = here.report(1.0)
+    assert [(use.rule, use.requests, use.concurrent) for use in ended.uses] == [(rules[0], 0, 1)]
+    there.take(ended, 1.0)
+    costs = [lines_of(work) for work in (lambda: here.report(1.5), lambda: there.take(ended, 1.5))]
+    assert max(costs) < 100, "of one rule, not of 1,500"
+    assert isinstance(there.admit(rules[:1], 59, 0, 2.0), Charge), "one of 60 in the first second, and none since"
+    for second in (400.0, 401.0):
+        here.forget(second)
+    assert lines_of(lambda: here.forget(402.0)) < 100, "nothing of the others is left"
 
 
 def test_a_rule_is_for_the_models_that_it_names() -> None:

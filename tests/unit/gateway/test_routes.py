@@ -1,17 +1,15 @@
 """The route table: who may use what; keys; changes; and that another tenant's model is as good as none."""
 
 import hashlib
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.costs import lines_of
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, Route, Routes, RoutesGap
 from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion
@@ -211,24 +209,6 @@ def test_a_scope_has_its_actions_and_no_others(scope: KeyScope, allowed: set[Act
 def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:
     with pytest.raises(ServiceUnavailable):
         authenticate("Bearer x", RouteIndex(), auth=True)
-
-
-def lines_of(work: Callable[[], object]) -> int:
-    """Lines of Python that it executes."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def test_a_change_and_a_tenants_listing_cost_the_same_beside_any_number_of_others() -> None:

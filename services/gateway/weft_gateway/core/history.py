@@ -14,6 +14,7 @@ MAX_NAMESPACES = 500  # with figures of their own in a minute; more are in the s
 LEAST_S, GROWTH = 1e-4, 1.1
 BUCKETS = 170  # the last one holds everything from 1,000 s on
 EVERYBODY = None
+FAILED = 400  # an error's HTTP status, at least
 _LOG_GROWTH = log(GROWTH)
 
 
@@ -36,6 +37,22 @@ def quantile(buckets: Mapping[int, int], share: float) -> float | None:
 
 
 @dataclass(slots=True)
+class Usage:
+    """What a namespace asked for and got. `failed`: answers that are errors."""
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, other: "Usage") -> None:
+        self.requests += other.requests
+        self.failed += other.failed
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+
+
+@dataclass(slots=True)
 class Tally:
     """What was counted in a minute, or in several. Durations by bucket; answers by (status, code)."""
 
@@ -43,24 +60,18 @@ class Tally:
     token: Counter[int] = field(default_factory=Counter[int])  # mean time of a token after the first, by answer
     total: Counter[int] = field(default_factory=Counter[int])
     answers: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    @property
-    def requests(self) -> int:
-        return self.answers.total()
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def errors(self) -> Counter[tuple[int, str]]:
-        return Counter({of: count for of, count in self.answers.items() if of[0] >= 400})
+        return Counter({of: count for of, count in self.answers.items() if of[0] >= FAILED})
 
     def add(self, other: "Tally") -> None:
         self.ttft.update(other.ttft)
         self.token.update(other.token)
         self.total.update(other.total)
         self.answers.update(other.answers)
-        self.prompt_tokens += other.prompt_tokens
-        self.completion_tokens += other.completion_tokens
+        self.usage.add(other.usage)
 
 
 @dataclass(slots=True)
@@ -85,12 +96,14 @@ class History:
         """One answer to a client. `code`: of an error, or ""; `namespace` None: of a caller that is not known."""
         for tally in self._minute(now).of(namespace):
             tally.answers[status, code] += 1
+            tally.usage.requests += 1
+            tally.usage.failed += status >= FAILED
 
     def used(self, namespace: str, prompt_tokens: int, completion_tokens: int, now: float) -> None:
         """Tokens that are billed."""
         for tally in self._minute(now).of(namespace):
-            tally.prompt_tokens += prompt_tokens
-            tally.completion_tokens += completion_tokens
+            tally.usage.prompt_tokens += prompt_tokens
+            tally.usage.completion_tokens += completion_tokens
 
     def timed(self, namespace: str, ttft_s: float | None, token_s: float | None, total_s: float, now: float) -> None:
         """The times of an answer that somebody waited for."""
@@ -107,14 +120,14 @@ class History:
         present = int(now // 60)
         return [found.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
 
-    def by_namespace(self, now: float) -> dict[str, Tally]:
+    def by_namespace(self, now: float) -> dict[str, Usage]:
         """The last hour of each namespace. The minutes cannot hold more than MAX_NAMESPACES each."""
-        sums: dict[str, Tally] = {}
+        sums: dict[str, Usage] = {}
         for minute in self._minutes:
             if minute.number > now // 60 - MINUTES:
                 for namespace, tally in minute.tallies.items():
                     if namespace is not None:
-                        sums.setdefault(namespace, Tally()).add(tally)
+                        sums.setdefault(namespace, Usage()).add(tally.usage)
         return sums
 
     def _minute(self, now: float) -> _Minute:

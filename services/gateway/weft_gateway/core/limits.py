@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from weft.domain.limits import SECONDS, LimitReport, LimitRule, LimitUse, Metric
 
@@ -26,6 +27,7 @@ SILENT_S = 5.0  # a gateway that reports nothing for so long is gone, and what i
 LONGEST_WAIT_S = 60.0  # the official clients wait no longer
 LEAST_WAIT_S = 0.1  # for a place among concurrent requests
 MEAN_WEIGHT = 0.05  # of the newest request in the mean duration
+SWEEP = 1000  # rules that `forget` looks at, in turn: all of 10,000 keep the event loop for 25 ms
 Name = tuple[str, str]  # subject and model of a rule
 
 
@@ -152,11 +154,16 @@ class Exceeded:
 
 
 class Limiter:
-    """The meters of one gateway. Times are of one clock that never goes back; one owner calls it."""
+    """The meters of one gateway. Times are of one clock that never goes back; one owner calls it.
+
+    A report, sent or taken, costs the rules that it names, however many there are.
+    """
 
     def __init__(self, gateway: str) -> None:
         self._gateway = gateway
         self._buckets: dict[Name, Bucket] = {}
+        self._unreported: dict[Name, None] = {}  # an ordered set: rules used since the last report, or running here
+        self._running_at: dict[str, list[Name]] = {}  # by the other gateways, the rules that their requests count for
         self._reported_at: dict[str, float] = {}  # by the other gateways, the last time
 
     @property
@@ -180,6 +187,7 @@ class Limiter:
             costs.append((bucket, cost))
         for bucket, cost in costs:
             bucket.running += requests
+            self._unreported[_name(bucket.rule)] = None
             for metric, amount in cost.items():
                 bucket.meters[metric].add(amount)
         charged = tuple((_name(bucket.rule), cost.get(Metric.TOKENS)) for bucket, cost in costs)
@@ -190,6 +198,7 @@ class Limiter:
         for name, charged in charge.tokens:
             if (bucket := self._buckets.get(name)) is None:
                 continue
+            self._unreported[name] = None
             bucket.running = max(0, bucket.running - charge.requests)
             bucket.mean_s += MEAN_WEIGHT * (now - charge.at - bucket.mean_s)
             bucket.advance(now, self.gateways)
@@ -207,43 +216,50 @@ class Limiter:
     def report(self, now: float) -> LimitReport:
         """What the others are to know: what was used since the last report."""
         uses: list[LimitUse] = []
-        for bucket in self._buckets.values():
+        names, self._unreported = self._unreported, {}
+        for name in names:
+            bucket = self._buckets[name]
             bucket.advance(now, self.gateways)
             requests, tokens, _ = (
                 bucket.meters[metric].reported() if metric in bucket.meters else 0 for metric in Metric
             )
             if requests or tokens or bucket.running:
                 uses.append(LimitUse(bucket.rule, requests, tokens, bucket.running))
+            if bucket.running:
+                self._unreported[name] = None
         return LimitReport(self._gateway, tuple(uses))
 
     def take(self, report: LimitReport, now: float) -> None:
         """What another gateway used. What it ran before and does not name has ended."""
         self._reported_at[report.gateway] = now
-        running = {_name(use.rule): use.concurrent for use in report.uses if use.concurrent}
+        self._end_running(report.gateway)
         for use in report.uses:
             bucket = self._bucket(use.rule, now)
+            if use.concurrent:
+                bucket.running_at[report.gateway] = use.concurrent
             for metric, amount in ((Metric.REQUESTS, use.requests), (Metric.TOKENS, use.tokens)):
                 if metric in bucket.meters:
                     bucket.meters[metric].add_others(amount)
-        for name, bucket in self._buckets.items():
-            bucket.running_at.pop(report.gateway, None)
-            if name in running:
-                bucket.running_at[report.gateway] = running[name]
+        self._running_at[report.gateway] = [_name(use.rule) for use in report.uses if use.concurrent]
 
     def reconnected(self, now: float) -> None:
         """This gateway could hear nobody: the others' silence counts from now."""
         self._reported_at = dict.fromkeys(self._reported_at, now)
 
     def forget(self, now: float) -> None:
-        """Gateways that are silent, and what nobody uses. Not while this one hears nobody."""
+        """Silent gateways, and of the next SWEEP rules those that nobody uses. Not while this one hears nobody."""
         for gateway in [one for one, at in self._reported_at.items() if now - at > SILENT_S]:
             del self._reported_at[gateway]
-            for bucket in self._buckets.values():
-                bucket.running_at.pop(gateway, None)
-        for name, bucket in list(self._buckets.items()):
+            self._end_running(gateway)
+        for name in list(islice(self._buckets, SWEEP)):
+            bucket = self._buckets.pop(name)
             bucket.advance(now, self.gateways)
-            if bucket.idle:
-                del self._buckets[name]
+            if not bucket.idle or name in self._unreported:
+                self._buckets[name] = bucket  # at the end: others are next
+
+    def _end_running(self, gateway: str) -> None:
+        for name in self._running_at.pop(gateway, ()):
+            self._buckets[name].running_at.pop(gateway, None)
 
     def _bucket(self, rule: LimitRule, now: float) -> Bucket:
         """As it is now."""

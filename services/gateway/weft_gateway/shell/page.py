@@ -20,7 +20,7 @@ from weft.api.reasons import advice
 from weft.domain.adapter import Tier
 from weft.domain.fleet import FleetAdapter, FleetRunner
 from weft.domain.routes import PoolRoute, Route, Unserved
-from weft_gateway.core.history import Tally, quantile, summed
+from weft_gateway.core.history import Tally, Usage, quantile, summed
 from weft_gateway.core.routes import Principal, RouteIndex
 from weft_gateway.core.standing import standing
 from weft_gateway.errors import BadRequest, NotFound
@@ -120,29 +120,24 @@ async def overview(state: AppState, request: Request) -> Response:
             ],
             "models": [route.model_name for route, _ in bases],
             "hour": {
-                **_usage(hour),
+                **asdict(hour.usage),
                 "latency": {name: _latency(name, hour, minutes) for name in ("ttft", "token", "total")},
                 "errors": [
                     {"status": status, "code": code, "count": count}
                     for (status, code), count in hour.errors.most_common(50)
                 ],
-                "requests_by_minute": [minute.requests for minute in minutes],
-                "errors_by_minute": [minute.errors.total() for minute in minutes],
-                "tokens_by_minute": [minute.completion_tokens for minute in minutes],
+                "requests_by_minute": [minute.usage.requests for minute in minutes],
+                "errors_by_minute": [minute.usage.failed for minute in minutes],
+                "tokens_by_minute": [minute.usage.completion_tokens for minute in minutes],
             },
-            "tenants": [{"namespace": name, **_usage(tenants[name])} for name in _busiest(tenants)],
+            "tenants": [{"namespace": name, **asdict(tenants[name])} for name in _busiest(tenants)],
             "tenants_left_out": max(0, len(tenants) - MAX_TENANTS),
         }
     )
 
 
-def _busiest(tenants: Mapping[str, Tally]) -> list[str]:
+def _busiest(tenants: Mapping[str, Usage]) -> list[str]:
     return sorted(tenants, key=lambda name: (-tenants[name].requests, name))[:MAX_TENANTS]
-
-
-def _usage(tally: Tally) -> dict[str, int]:
-    tokens = {"prompt_tokens": tally.prompt_tokens, "completion_tokens": tally.completion_tokens}
-    return {"requests": tally.requests, "failed": tally.errors.total(), **tokens}
 
 
 def _latency(name: str, hour: Tally, minutes: list[Tally]) -> dict[str, Any]:
