@@ -25,6 +25,10 @@ def names(index: RouteIndex, principal: Principal, **query: object) -> list[str]
     return [one.model_name for one in served]
 
 
+def sees(principal: Principal, one: Route | Unserved) -> bool:
+    return principal.namespace in (None, one.namespace) and (not principal.models or one.model_name[-1] in "bde")
+
+
 CHANGES = st.lists(
     st.tuples(st.sampled_from(["acme", "rival"]), st.sampled_from("abcdef"), st.sampled_from(["route", "break", "go"])),
     max_size=FEW + 20,
@@ -47,10 +51,11 @@ def test_lists_are_those_of_the_table_after_every_change(history: list[list[tupl
                 removed_unserved=better,
             )
         )  # fmt: skip
-        for principal in (ANY_NAMESPACE, Principal("acme"), Principal("nobody")):
-            own = [r for r in index.routes.values() if r.adapter and principal.namespace in (None, r.namespace)]
+        some = Principal("acme", "key", KeyScope.INFERENCE, ("acme/b", "*/[de]"))
+        for principal in (ANY_NAMESPACE, Principal("acme"), Principal("nobody"), some):
+            own = [r for r in index.routes.values() if r.adapter and sees(principal, r)]
             assert names(index, principal) == sorted(one.model_name for one in own)
-            bad = [u for u in index.unserved.values() if principal.namespace in (None, u.namespace)]
+            bad = [u for u in index.unserved.values() if sees(principal, u)]
             listed, page = index.unserved_adapters(principal, "", 0, 1000)
             assert [one.uid for one in listed] == sorted(one.uid for one in bad)
             assert index.counts(principal) == (len(own), len(bad)) == (len(own), page.total)

@@ -1,13 +1,16 @@
 """Names in order, cut into pages. A list is made when it is asked for, and kept in order while changes are small."""
 
+import re
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
+from functools import lru_cache
 from itertools import islice
 
 from weft.domain.lru import LruDict
 
-MAX_LISTS = 64  # namespaces whose lists are kept
+MAX_LISTS = 64  # that are kept
 FEW = 64  # entries of a change that are put in their places; after more the list is made again
 Key = tuple[str, str]  # model name, uid
 
@@ -22,10 +25,10 @@ class NamePage:
 
 
 class Directory:
-    """One kind of entry, by namespace; None: of all namespaces."""
+    """One kind of entry, by namespace (None: of all) and by the models of the key that asks (none: every model)."""
 
     def __init__(self) -> None:
-        self._lists = LruDict[str | None, list[Key]](MAX_LISTS)
+        self._lists = LruDict[tuple[str | None, tuple[str, ...]], list[Key]](MAX_LISTS)
 
     def change(self, removed: Sequence[tuple[str, Key]], added: Sequence[tuple[str, Key]]) -> None:
         """Entries as (namespace, key)."""
@@ -35,20 +38,36 @@ class Directory:
             self._lists.clear()
             return
         for namespace, key in removed:
-            for keys in self._of(namespace):
+            for keys in self._of(namespace, key[0]):
                 place = bisect_left(keys, key)
                 if place < len(keys) and keys[place] == key:
                     del keys[place]
         for namespace, key in added:
-            for keys in self._of(namespace):
+            for keys in self._of(namespace, key[0]):
                 insort(keys, key)
 
-    def keys(self, namespace: str | None, entries: Callable[[], Iterable[Key]]) -> Sequence[Key]:
-        """The list of a namespace; `entries`: all that is in it."""
-        return self._lists.touch(namespace, lambda: sorted(entries()))
+    def keys(
+        self, namespace: str | None, models: tuple[str, ...], entries: Callable[[], Iterable[Key]]
+    ) -> Sequence[Key]:
+        """The list of a namespace and of these models; `entries`: all that is in the namespace."""
+        made = lambda: sorted(key for key in entries() if matches(models, key[0]))  # noqa: E731
+        return self._lists.touch((namespace, models), made)
 
-    def _of(self, namespace: str) -> Iterable[list[Key]]:
-        return [self._lists[name] for name in (namespace, None) if name in self._lists]
+    def _of(self, namespace: str, model: str) -> list[list[Key]]:
+        return [
+            keys for (name, models), keys in self._lists.items() if name in (namespace, None) and matches(models, model)
+        ]
+
+
+def matches(models: tuple[str, ...], model: str) -> bool:
+    """Whether a model is among these names and patterns (with * and ?); none: every model is."""
+    return not models or _pattern_of(models).match(model) is not None
+
+
+@lru_cache(maxsize=1024)
+def _pattern_of(models: tuple[str, ...]) -> re.Pattern[str]:
+    """Of all patterns together: a list goes through every name of a namespace, and each pattern would be a pass."""
+    return re.compile("|".join(map(translate, models)))
 
 
 def page_of(keys: Sequence[Key], search: str, skip: int, limit: int) -> NamePage:

@@ -4,17 +4,14 @@ A change costs what it carries. Adapters are indexed by namespace: what one tena
 models of others.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import translate
-from functools import lru_cache
 
 from weft.domain.adapter import AdapterVersion
 from weft.domain.ids import BASE
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyScope, PoolRoute, Route, RouteBook, Routes, Unserved, limits_entry
-from weft_gateway.core.directory import Directory, Key, NamePage, page_of
+from weft_gateway.core.directory import Directory, Key, NamePage, matches, page_of
 
 DIGEST_PREFIX = "sha256:"
 MIN_PIN_HEX = 12  # of a digest's 64 digits: as many as status messages show
@@ -47,7 +44,7 @@ class Principal:
 
     def may_use(self, model: str) -> bool:
         """Whether the key's models have this name among them."""
-        return not self.models or _pattern_of(self.models).match(model) is not None
+        return matches(self.models, model)
 
 
 ANY_NAMESPACE = Principal(None)
@@ -108,29 +105,28 @@ class RouteIndex(RouteBook):
         return (_pinned(route, pool, pin) if at else route), pool
 
     def visible(self, principal: Principal) -> Iterator[tuple[Route, PoolRoute]]:
-        """Everything this caller may use, bases first, then by name."""
-        if principal.namespace is None:
-            adapters = {name: route for models in self._adapters.values() for name, route in models.items()}
-        else:
-            adapters = self._adapters.get(principal.namespace, {})
-        for models in (self._bases, adapters):
-            for name in sorted(models):
-                if found := self.find(name, principal):
-                    yield found
+        """Everything this caller may use, bases first, then by name. The table may change while it is read."""
+        for name in (*sorted(self._bases), *[name for name, _ in self._served(principal)]):
+            if found := self.find(name, principal):
+                yield found
 
     def adapters(self, principal: Principal, search: str, skip: int, limit: int) -> tuple[list[Route], NamePage]:
         """A page of the served adapters that this caller may use, by name."""
-        keys = self._names.keys(principal.namespace, lambda: _names(self._adapters, principal.namespace))
-        page = page_of(_shown(keys, principal), search, skip, limit)
+        page = page_of(self._served(principal), search, skip, limit)
         return [self.routes[name] for name, _ in page.keys], page
 
     def unserved_adapters(
         self, principal: Principal, search: str, skip: int, limit: int
     ) -> tuple[list[Unserved], NamePage]:
         """A page of this caller's adapters that are not served, by name."""
-        keys = self._unserved_names.keys(principal.namespace, lambda: _names(self._unserved, principal.namespace))
-        page = page_of(_shown(keys, principal), search, skip, limit)
+        namespace = principal.namespace
+        keys = self._unserved_names.keys(namespace, principal.models, lambda: _names(self._unserved, namespace))
+        page = page_of(keys, search, skip, limit)
         return [self.unserved[uid] for _, uid in page.keys], page
+
+    def _served(self, principal: Principal) -> Sequence[Key]:
+        namespace = principal.namespace
+        return self._names.keys(namespace, principal.models, lambda: _names(self._adapters, namespace))
 
     def name_of(self, digest: str) -> str | None:
         """The model name of an adapter with that content."""
@@ -201,17 +197,6 @@ def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:
     return pool.shared_all or namespace == pool.pool.partition("/")[0] or namespace in pool.shared_namespaces
-
-
-@lru_cache(maxsize=1024)
-def _pattern_of(models: tuple[str, ...]) -> re.Pattern[str]:
-    """Of all patterns together: a page goes through every name of a namespace, and each pattern would be a pass."""
-    return re.compile("|".join(map(translate, models)))
-
-
-def _shown(keys: Sequence[Key], principal: Principal) -> Sequence[Key]:
-    """Without the models that the key is not for."""
-    return [key for key in keys if principal.may_use(key[0])] if principal.models else keys
 
 
 def _key(of: Route | Unserved) -> Key:

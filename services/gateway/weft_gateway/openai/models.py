@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.routes import versions_of
-from weft_gateway.openai.http_requests import json_response, principal_of, wait_for_routes
+from weft_gateway.openai.http_requests import in_turns, json_response, principal_of, wait_for_routes
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import Action
 
@@ -16,7 +17,8 @@ async def list_models(state: AppState, request: Request) -> Response:
     """Bases and adapters, an adapter with its base as `parent`; `versions`: what `model@...` may pin."""
     await wait_for_routes(state, request)
     visible = state.machine.routes.visible(principal_of(state, request, Action.LIST))
-    return json_response({"object": "list", "data": [_model(*found) for found in visible]})
+    models = [orjson.Fragment(orjson.dumps(_model(*found))) async for found in in_turns(visible)]
+    return json_response({"object": "list", "data": models})
 
 
 async def one_model(state: AppState, request: Request) -> Response:

@@ -78,7 +78,7 @@ async def tokenizer_info(state: AppState, request: Request) -> Response:
     caller = await caller_of(state, request)
     name = request.query_params.get("model")
     if name is None:
-        bases = [route.model_name for route, _ in state.machine.routes.visible(caller) if not route.adapter]
+        bases = [route.model_name for route, _ in state.machine.routes.bases(caller)]
         if len(bases) != 1:
             raise ParameterError(f"This key may use {len(bases)} bases: add ?model=NAME.", param="model")
         name = bases[0]

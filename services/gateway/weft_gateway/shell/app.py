@@ -208,11 +208,11 @@ async def _readyz(state: AppState, _request: Request) -> Response:
 
 async def _metrics(state: AppState, request: Request) -> Response:
     """Prometheus metrics, of models and pools only those that the caller may see."""
-    shown = visible_labels(state, request.headers.get("authorization"))
+    shown = await visible_labels(state, request.headers.get("authorization"))
     return Response(exposition(state.registry, shown), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def _status(state: AppState, request: Request) -> Response:
     """Pools, models and requests now, as far as the caller may see them."""
-    value = status_of(state, request.headers.get("authorization"))
+    value = await status_of(state, request.headers.get("authorization"))
     return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-cache"})

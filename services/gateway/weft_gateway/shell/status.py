@@ -3,14 +3,17 @@
 from collections import Counter
 from typing import Any
 
+import orjson
+
 from weft.domain.request import Priority
 from weft_gateway.core.routes import Principal
 from weft_gateway.errors import ServiceUnavailable, Unauthorized
+from weft_gateway.openai.http_requests import in_turns
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.auth import authenticate
 
 
-def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
+async def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
     """Totals, then the caller's pools and models. With keys on and none given: totals only."""
     machine = state.machine
     totals: dict[str, Any] = {
@@ -26,18 +29,18 @@ def status_of(state: AppState, authorization: str | None) -> dict[str, Any]:
     if not machine.routes.known:
         return totals
     principal = _principal_of(state, authorization)
-    return totals | (_visible(state, principal) if principal else {"key_needed": True})
+    return totals | (await _visible(state, principal) if principal else {"key_needed": True})
 
 
-def visible_labels(state: AppState, authorization: str | None) -> frozenset[str] | None:
+async def visible_labels(state: AppState, authorization: str | None) -> frozenset[str] | None:
     """Names of models and pools that the caller's metrics may hold; None: every one (keys off, or a platform key)."""
     if not state.settings.auth:
         return None
     principal = _principal_of(state, authorization)
     if principal and principal.namespace is None:
         return None
-    visible = state.machine.routes.visible(principal) if principal else ()
-    return frozenset(name for route, pool in visible for name in (route.model_name, pool.pool))
+    visible = in_turns(state.machine.routes.visible(principal) if principal else ())
+    return frozenset([name async for route, pool in visible for name in (route.model_name, pool.pool)])
 
 
 def _principal_of(state: AppState, authorization: str | None) -> Principal | None:
@@ -47,20 +50,20 @@ def _principal_of(state: AppState, authorization: str | None) -> Principal | Non
         return None
 
 
-def _visible(state: AppState, principal: Principal) -> dict[str, Any]:
+async def _visible(state: AppState, principal: Principal) -> dict[str, Any]:
     requests = state.machine.requests.values()
     running = Counter(active.stream.request.route.model_name for active in requests)
     waiting = [active for active in requests if not active.stream.running]
     held = Counter(active.pool for active in waiting)
     lines = Counter(active.pool for active in waiting if active.stream.priority is Priority.BATCH)
     pools: dict[str, dict[str, Any]] = {}
-    models: list[dict[str, Any]] = []
-    for route, row in state.machine.routes.visible(principal):
+    models: list[orjson.Fragment] = []
+    async for route, row in in_turns(state.machine.routes.visible(principal)):
         name = row.pool
         base = {"name": name, "base": row.base_model_name, "ready_runners": row.ready_runners, "in_flight": 0}
         base |= {"held": held[name], "held_lines": lines[name]}
         pools.setdefault(name, base)["in_flight"] += running[route.model_name]
         parent = row.base_model_name if route.adapter else None
         shown = {"id": route.model_name, "parent": parent, "pool": name, "in_flight": running[route.model_name]}
-        models.append(shown | {"digest": route.adapter})
+        models.append(orjson.Fragment(orjson.dumps(shown | {"digest": route.adapter})))
     return {"pools": list(pools.values()), "models": models}
