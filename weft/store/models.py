@@ -53,6 +53,7 @@ class UsageRow(Base):
     """What a namespace used of a model on a day (UTC): the sum over its outcomes, each counted once."""
 
     __tablename__ = "usage"
+    __table_args__ = (Index(None, "day", "namespace"),)
 
     namespace: Mapped[str] = mapped_column(String(253), primary_key=True)
     model_name: Mapped[str] = mapped_column(String(512), primary_key=True)

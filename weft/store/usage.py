@@ -1,13 +1,17 @@
 """What namespaces used of models, by day (UTC): read; `weft.store.outcomes` writes it."""
 
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date
 
-from sqlalchemy import select
+from sqlalchemy import func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.store.models import UsageRow
 from weft.store.transactions import transact
+
+MAX_NAMES = 500  # in one query
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +25,6 @@ class DailyUsage:
     prompt_tokens: int
     completion_tokens: int
 
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
 
 async def since(engine: AsyncEngine, day: date, *, namespace: str = "", most: int | None = None) -> list[DailyUsage]:
     """DailyUsage from that day on, by day, namespace and model. `namespace`: "" for all. Raises StoreUnavailable."""
@@ -35,5 +35,30 @@ async def since(engine: AsyncEngine, day: date, *, namespace: str = "", most: in
 
     async def read(connection: AsyncConnection) -> list[DailyUsage]:
         return [DailyUsage(**row) for row in (await connection.execute(query)).mappings()]
+
+    return await transact(engine, read)
+
+
+async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ()) -> dict[str, dict[str, int]]:
+    """Tokens of a day by namespace: "" for all its models together, and by model for the namespaces in `by_model`.
+
+    What is not asked for by model is summed by the database. Raises StoreUnavailable.
+    """
+    used, row = func.sum(UsageRow.prompt_tokens + UsageRow.completion_tokens), UsageRow
+    totals = select(row.namespace, literal(""), used).where(row.day == day).group_by(row.namespace)
+    of_models = select(row.namespace, row.model_name, used).where(row.day == day)
+    of_models = of_models.group_by(row.namespace, row.model_name)
+    names = sorted(by_model)
+
+    async def read(connection: AsyncConnection) -> dict[str, dict[str, int]]:
+        found = defaultdict[str, dict[str, int]](dict)
+        queries = [totals]
+        queries += [
+            of_models.where(row.namespace.in_(names[i : i + MAX_NAMES])) for i in range(0, len(names), MAX_NAMES)
+        ]
+        for query in queries:
+            for namespace, model, count in await connection.execute(query):
+                found[namespace][model] = int(count)
+        return found
 
     return await transact(engine, read)

@@ -170,7 +170,8 @@ class AdminServer(AdminServicer):
         if not any(rule.tokens_per_day for rule in rules):
             return rules
         today = datetime.now(UTC).date()
-        return with_spent(rules, await usage.since(self._engine, today), today)
+        by_model = {_namespace_of(rule) for rule in rules if rule.tokens_per_day and rule.model}
+        return with_spent(rules, await usage.tokens(self._engine, today, by_model), today)
 
     async def follow_keys(self, every_s: float) -> None:
         """Send the scheduler what other supervisors change, and quotas that are spent, until cancelled.
@@ -230,22 +231,22 @@ def _checked(rule: LimitRule) -> LimitRule:
     return replace(rule, spent_until_unix_ms=0)
 
 
-def with_spent(rules: Iterable[LimitRule], used: Iterable[usage.DailyUsage], today: date) -> list[LimitRule]:
-    """The rules, those whose day's tokens are used up marked until the day's end. Reads `used` once."""
+def with_spent(rules: Iterable[LimitRule], used: Mapping[str, Mapping[str, int]], today: date) -> list[LimitRule]:
+    """The rules, those whose day's tokens are used up marked until the day's end. `used`: see `usage.tokens`."""
     end_ms = 1000 * 86_400 * (today - EPOCH + timedelta(days=1)).days
-    of_namespace = defaultdict[str, list[usage.DailyUsage]](list)
-    for row in used:
-        if row.day == today:
-            of_namespace[row.namespace].append(row)
 
     def spent(rule: LimitRule) -> bool:
         if not rule.tokens_per_day:
             return False
-        mine = of_namespace.get(rule.subject.removeprefix("namespace/"), ())
-        tokens = sum(row.tokens for row in mine if not rule.model or fnmatchcase(row.model_name, rule.model))
-        return tokens >= rule.tokens_per_day
+        mine = used.get(_namespace_of(rule), {})
+        of_models = (count for model, count in mine.items() if model and fnmatchcase(model, rule.model))
+        return (sum(of_models) if rule.model else mine.get("", 0)) >= rule.tokens_per_day
 
     return [replace(rule, spent_until_unix_ms=end_ms) if spent(rule) else rule for rule in rules]
+
+
+def _namespace_of(rule: LimitRule) -> str:
+    return rule.subject.removeprefix("namespace/")
 
 
 @asynccontextmanager

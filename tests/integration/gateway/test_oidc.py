@@ -127,6 +127,8 @@ async def test_a_service_accounts_token_is_its_namespace(issuer: Issuer, verifie
         {"kubernetes.io": None},
         {"kubernetes.io": "acme"},
         {"kubernetes.io": {"namespace": ["acme"]}},
+        {"kubernetes.io": {"namespace": "a" * 400}},
+        {"kubernetes.io": {"namespace": "../acme"}},
         {"padding": "x" * 9000},
     ],
 )

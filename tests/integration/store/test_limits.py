@@ -35,3 +35,17 @@ async def test_usage_is_read_from_a_day_on_and_by_namespace(engine):
     assert await usage.since(engine, TODAY) == today
     assert [row.day.day for row in await usage.since(engine, date(2023, 11, 1), namespace="acme")] == [13, 14]
     assert len(await usage.since(engine, date(2023, 11, 1), most=2)) == 2
+
+
+async def test_a_days_tokens_are_summed_by_namespace_and_by_model_where_that_is_asked(engine):
+    rows = [
+        outcome("r1"),
+        outcome("r2"),
+        outcome("r3", model_name="acme/lower"),
+        outcome("r4", namespace="b", model_name="b/m"),
+        outcome("r5", finished_unix_ms=outcome().finished_unix_ms - DAY),
+    ]
+    await outcomes.record(engine, rows, now_unix_ms=NOW)
+    assert await usage.tokens(engine, TODAY) == {"acme": {"": 24}, "b": {"": 8}}
+    by_model = {"acme": {"": 24, "acme/upper": 16, "acme/lower": 8}, "b": {"": 8}}
+    assert await usage.tokens(engine, TODAY, {"acme", "quiet"}) == by_model

@@ -12,6 +12,7 @@ Only signatures are taken, of the algorithms in `ALGORITHMS`: neither "none" nor
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ MAX_DOCUMENT_BYTES = 256 << 10
 FETCH_S, REFRESH_S, LEAST_S = 10.0, 600.0, 10.0
 LEEWAY_S = 30.0  # between the clocks of issuer and gateway
 DISCOVERY = "/.well-known/openid-configuration"
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +70,7 @@ class TokenVerifier:
         self._asked_at = float("-inf")
 
     def namespace_of(self, token: str) -> str:
-        """The namespace that a valid token names; it may be no Kubernetes name. Raises BadToken, KeyPending."""
+        """The namespace that a valid token names, an RFC 1123 label as those of keys. Raises BadToken, KeyPending."""
         if len(token) > MAX_TOKEN_CHARS:
             raise BadToken("the token is too long")
         try:
@@ -89,6 +91,8 @@ class TokenVerifier:
         namespace = _claim(claims, self._config.namespace_claim)
         if not isinstance(namespace, str) or not namespace:
             raise BadToken(f"the token has no claim {self._config.namespace_claim}")
+        if not NAMESPACE.fullmatch(namespace):  # other processes refuse one that is too long, and with it the stream
+            raise BadToken(f"its claim {self._config.namespace_claim} is not a DNS label")
         return namespace
 
     async def run(self) -> None:
