@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_gateway.core.history import MAX_NAMESPACES, MINUTES, History, Tally, Usage, bucket_of, quantile, summed
+from weft_gateway.core.history import MAX_NAMESPACES, MINUTES, History, Tally, UsageSum, bucket_of, quantile, summed
 
 SECONDS = st.floats(2e-4, 900.0)
 
@@ -46,8 +46,8 @@ def test_a_namespace_has_its_own_errors_tokens_and_times_and_no_others() -> None
     history.used("rival", 7, 9, now)
     history.timed("rival", 0.5, None, 2.0, now)
     own, rival, everybody = (summed(history.minutes(of, now)) for of in ("acme", "rival", None))
-    assert (own.usage, own.errors, own.total.total()) == (Usage(1), {}, 0)
-    assert (rival.errors, rival.usage) == ({(429, "queue_full"): 1}, Usage(1, 1, 7, 9))
+    assert (own.usage, own.errors, own.total.total()) == (UsageSum(1), {}, 0)
+    assert (rival.errors, rival.usage) == ({(429, "queue_full"): 1}, UsageSum(1, 1, 7, 9))
     assert everybody.errors == {(429, "queue_full"): 1, (401, "invalid_api_key"): 1}
     assert (rival.ttft.total(), rival.token.total(), everybody.total.total()) == (1, 0, 1)
     assert history.by_namespace(now) == {"acme": own.usage, "rival": rival.usage}

@@ -37,15 +37,15 @@ def quantile(buckets: Mapping[int, int], share: float) -> float | None:
 
 
 @dataclass(slots=True)
-class Usage:
-    """What a namespace asked for and got. `failed`: answers that are errors."""
+class UsageSum:
+    """What was asked for and answered. `failed`: answers that are errors."""
 
     requests: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, other: "Usage") -> None:
+    def add(self, other: "UsageSum") -> None:
         self.requests += other.requests
         self.failed += other.failed
         self.prompt_tokens += other.prompt_tokens
@@ -60,7 +60,7 @@ class Tally:
     token: Counter[int] = field(default_factory=Counter[int])  # mean time of a token after the first, by answer
     total: Counter[int] = field(default_factory=Counter[int])
     answers: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
-    usage: Usage = field(default_factory=Usage)
+    usage: UsageSum = field(default_factory=UsageSum)
 
     @property
     def errors(self) -> Counter[tuple[int, str]]:
@@ -120,14 +120,14 @@ class History:
         present = int(now // 60)
         return [found.get(number) or Tally() for number in range(present - MINUTES + 1, present + 1)]
 
-    def by_namespace(self, now: float) -> dict[str, Usage]:
+    def by_namespace(self, now: float) -> dict[str, UsageSum]:
         """The last hour of each namespace. The minutes cannot hold more than MAX_NAMESPACES each."""
-        sums: dict[str, Usage] = {}
+        sums: dict[str, UsageSum] = {}
         for minute in self._minutes:
             if minute.number > now // 60 - MINUTES:
                 for namespace, tally in minute.tallies.items():
                     if namespace is not None:
-                        sums.setdefault(namespace, Usage()).add(tally.usage)
+                        sums.setdefault(namespace, UsageSum()).add(tally.usage)
         return sums
 
     def _minute(self, now: float) -> _Minute:

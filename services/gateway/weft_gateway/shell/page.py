@@ -20,7 +20,7 @@ from weft.api.reasons import advice
 from weft.domain.adapter import Tier
 from weft.domain.fleet import FleetAdapter, FleetRunner
 from weft.domain.routes import PoolRoute, Route, Unserved
-from weft_gateway.core.history import Tally, Usage, quantile, summed
+from weft_gateway.core.history import Tally, UsageSum, quantile, summed
 from weft_gateway.core.routes import Principal, RouteIndex
 from weft_gateway.core.standing import standing
 from weft_gateway.errors import BadRequest, NotFound
@@ -136,7 +136,7 @@ async def overview(state: AppState, request: Request) -> Response:
     )
 
 
-def _busiest(tenants: Mapping[str, Usage]) -> list[str]:
+def _busiest(tenants: Mapping[str, UsageSum]) -> list[str]:
     return sorted(tenants, key=lambda name: (-tenants[name].requests, name))[:MAX_TENANTS]
 
 
