@@ -167,6 +167,10 @@ def test_a_text_is_as_likely_as_a_prompt_as_it_was_as_an_answer(client: openai.O
         assert (found[0], len(found)) == (None, len(tokens))
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 0
+        one = client.completions.create(model=case.model, prompt=tokens, echo=True, logprobs=1, max_tokens=1)
+        assert one.choices[0].logprobs is not None
+        cut = (one.choices[0].logprobs.token_logprobs or [])[:-1]  # as lm_eval does; the model would end here
+        assert cut[1:] == pytest.approx(found[1:], abs=0.05)
 
 
 def test_prompts_of_a_batch_are_answered_in_their_places(client: openai.OpenAI) -> None:

@@ -132,6 +132,9 @@ async def test_texts_and_chats_are_tokenised_and_back(world: World) -> None:
         assert text["token_strs"][0] == "<s>"
         bare = (await http.post("/tokenize", json=TEXT | {"add_special_tokens": False})).json()
         assert bare["tokens"] == world.tokens("hello")
+        unnamed = {"prompt": "hello", "add_special_tokens": False}  # as lm_eval asks
+        assert (await http.post("/tokenize", json=unnamed)).json()["tokens"] == bare["tokens"]
+        assert (await http.post("/detokenize", json={"tokens": bare["tokens"]})).json() == {"prompt": "hello"}
         chat = (await http.post("/tokenize", json={"model": "tiny", "messages": HELLO})).json()
         spelled = world.tokenizer.decode(chat["tokens"], skip_special_tokens=False)
         assert spelled == "<s><|user|>hello</s><|assistant|>"

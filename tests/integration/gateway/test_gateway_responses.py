@@ -81,6 +81,7 @@ async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path
     [
         ({"input": []}, "input"),
         ({"input": [{"type": "image"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": "hi"}, {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

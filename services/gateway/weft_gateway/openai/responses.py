@@ -110,6 +110,9 @@ def _messages(params: ResponsesRequest) -> list[Any]:
                 pass  # models do not get their earlier reasoning
             case {"role": role, **others} if others.get("type", "message") == "message":
                 messages.append({"role": role, "content": others.get("content")})
+            case {"type": "item_reference"}:
+                text = f"input[{index}]: no item is kept to refer to; send it whole (for clients: `store: false`)."
+                raise ParameterError(text, param=f"input[{index}]")
             case _:
                 text = f"input[{index}]: must be a message, a function_call, a function_call_output or reasoning."
                 raise ParameterError(text, param=f"input[{index}]")

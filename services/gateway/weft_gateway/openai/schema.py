@@ -178,6 +178,11 @@ class Common(Strict):
         return self.prompt_logprobs
 
     @property
+    def passes_eos(self) -> bool:
+        """The end of sequence is a token of the answer like any other."""
+        return self.ignore_eos
+
+    @property
     def prompts(self) -> int:
         """How many are answered."""
         return 1
@@ -353,6 +358,11 @@ class CompletionRequest(Common):
         return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
+    def passes_eos(self) -> bool:
+        """Evaluations score a text by `echo` and one token more, which they cut off: it comes even if it is the end."""
+        return self.ignore_eos or (self.echo and self.logprobs is not None and self.max_tokens == 1)
+
+    @property
     def prompts(self) -> int:
         return len(self.prompt)
 
@@ -374,7 +384,7 @@ class CompletionRequest(Common):
 class TokenizeRequest(Strict):
     """`POST /tokenize` of a text, as in vLLM."""
 
-    model: str = Field(min_length=1, max_length=512)
+    model: str | None = Field(None, min_length=1, max_length=512, description="absent: the only base of this caller")
     prompt: str
     add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text")
     return_token_strs: bool = Field(False, description="each token's text, too")
@@ -383,14 +393,14 @@ class TokenizeRequest(Strict):
 class TokenizeChatRequest(ChatPrompt):
     """`POST /tokenize` of a chat, as in vLLM: its prompt as the model's chat template renders it."""
 
-    model: str = Field(min_length=1, max_length=512)
+    model: str | None = Field(None, min_length=1, max_length=512, description="absent: the only base of this caller")
     return_token_strs: bool = Field(False, description="each token's text, too")
 
 
 class DetokenizeRequest(Strict):
     """`POST /detokenize`, as in vLLM."""
 
-    model: str = Field(min_length=1, max_length=512)
+    model: str | None = Field(None, min_length=1, max_length=512, description="absent: the only base of this caller")
     tokens: TokenIds
 
 

@@ -74,15 +74,9 @@ async def detokenize(state: AppState, request: Request) -> Response:
 
 
 async def tokenizer_info(state: AppState, request: Request) -> Response:
-    """What the model's tokenizer_config.json says. `?model=`: which; without it the only base of this caller."""
+    """What the model's tokenizer_config.json says. `?model=`: which."""
     caller = await caller_of(state, request)
-    name = request.query_params.get("model")
-    if name is None:
-        bases = [route.model_name for route, _ in state.machine.routes.bases(caller)]
-        if len(bases) != 1:
-            raise ParameterError(f"This key may use {len(bases)} bases: add ?model=NAME.", param="model")
-        name = bases[0]
-    _, tokenizer = tokenizer_of(state, caller, name)
+    _, tokenizer = tokenizer_of(state, caller, request.query_params.get("model"))
     return json_response(tokenizer.config)
 
 
@@ -97,11 +91,22 @@ async def in_thread(check: Callable[[bytes], T], body: bytes) -> T:
     return await asyncio.to_thread(check, body) if len(body) > THREAD_BYTES else check(body)
 
 
-def tokenizer_of(state: AppState, caller: Principal, name: str) -> tuple[PoolRoute, ModelTokenizer]:
-    """Of a model that this caller may use. Raises ModelNotFound, ServiceUnavailable."""
-    _, pool = state.model(name, caller)
+def tokenizer_of(state: AppState, caller: Principal, name: str | None) -> tuple[PoolRoute, ModelTokenizer]:
+    """Of a model that this caller may use; None: of the caller's only base, as clients of vLLM name none.
+
+    Raises ModelNotFound, ParameterError, ServiceUnavailable.
+    """
+    _, pool = state.model(_only_base(state, caller) if name is None else name, caller)
     tokenizer = state.tokenizers.get(pool.base_digest)
     if tokenizer is None:
         text = f"The tokenizer of pool {pool.pool} is not available yet."
         raise ServiceUnavailable(text, code="model_not_ready", retry_after_ms=1000)
     return pool, tokenizer
+
+
+def _only_base(state: AppState, caller: Principal) -> str:
+    """Raises ParameterError."""
+    bases = [route.model_name for route, _ in state.machine.routes.bases(caller)]
+    if len(bases) != 1:
+        raise ParameterError(f"This key may use {len(bases)} bases: name one as `model`.", param="model")
+    return bases[0]

@@ -276,7 +276,7 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         top_p=params.top_p,
         top_k=max(0, params.top_k),
         min_p=params.min_p,
-        ignore_eos=params.ignore_eos,
+        ignore_eos=params.passes_eos,
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         frequency_penalty=params.frequency_penalty,

@@ -1,0 +1,13 @@
+"""Clients of other projects with their defaults, against the whole stack (`harness.clients`, `e2e/clients/`)."""
+
+import pytest
+
+from harness.clients import CLIENTS, Client, use
+from weft_bench.stack import Stack
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.script)
+def test_a_client_works_with_its_defaults(stack: Stack, client: Client) -> None:
+    use(client, stack.url)
