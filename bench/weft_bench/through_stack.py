@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from weft_bench import sse
 from weft_bench.lines import Line
-from weft_bench.load import run
 from weft_bench.machine import origin
-from weft_bench.path import CASES, Case, bodies, lines
+from weft_bench.path import CASES, CLIENT, GATEWAY, RUNNER, Case, Taken, bodies, lines
 from weft_bench.stack import Stack, quickstart
 
-BUSY = "weft_runner_busy_seconds_total"
+BUSY, CPU = "weft_runner_busy_seconds_total", "process_cpu_seconds_total"
+COMPONENTS = (GATEWAY, RUNNER, "scheduler", "predictor", "supervisor", "depot", "batch")
 
 
 async def measure(seed: int) -> list[Line]:
@@ -23,8 +24,21 @@ async def measure(seed: int) -> list[Line]:
 
 
 async def _case(stack: Stack, models: Sequence[str], case: Case, seed: int) -> list[Line]:
-    await run(stack.url, list(bodies(models, case.streams + len(models), seed + 1)), case.streams)
-    busy_before, start = stack.metric("runner", BUSY), time.perf_counter()
-    timings = await run(stack.url, list(bodies(models, case.requests, seed)), case.streams)
-    wall_s, busy_s = time.perf_counter() - start, stack.metric("runner", BUSY) - busy_before
-    return list(lines(origin(), case.name, timings, wall_s, busy_s))
+    async def send(count: int, seed: int) -> list[sse.Streamed]:
+        return await sse.run("127.0.0.1", stack.port, list(bodies(models, case, count, seed)), case.streams)
+
+    await send(case.streams + len(models), seed + 1)
+    before = _taken(stack)
+    answers = await send(case.requests, seed)
+    after = _taken(stack)
+    cpu_s = {name: seconds - before.cpu_s[name] for name, seconds in after.cpu_s.items()}
+    return list(
+        lines(origin(), case, answers, Taken(after.wall_s - before.wall_s, after.busy_s - before.busy_s, cpu_s))
+    )
+
+
+def _taken(stack: Stack) -> Taken:
+    """Up to now."""
+    now, busy_s = time.perf_counter(), stack.metric(RUNNER, BUSY)
+    cpu_s = {name: stack.metric(name, CPU) for name in COMPONENTS}
+    return Taken(now, busy_s, {**cpu_s, CLIENT: time.process_time()})
