@@ -287,3 +287,10 @@ def test_the_responses_api_answers_with_calls_too(client: openai.OpenAI) -> None
     )
     assert answer.output[0].type == "function_call"
     assert json.loads(answer.output[0].arguments)["city"] in ("Rome", "Oslo")
+    assert client.responses.retrieve(answer.id).output == answer.output
+    output = {"type": "function_call_output", "call_id": answer.output[0].call_id, "output": "sunny"}
+    more = client.responses.create(model=DEMO[1].model, input=[output], previous_response_id=answer.id, tools=[tool])  # type: ignore[list-item]
+    assert more.previous_response_id == answer.id
+    client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model=DEMO[1].model, input="hello", previous_response_id=answer.id)

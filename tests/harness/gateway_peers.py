@@ -250,6 +250,7 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[batch_pb2.UploadFileHeader, bytes]] = {}
+        self.responses: dict[tuple[str, str], Any] = {}
         self.asked: list[Any] = []  # but for uploads
         self.job = batch_pb2.BatchJob()
         self.refuses: tuple[grpc.StatusCode, str] | None = None
@@ -294,6 +295,30 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
         _, data = self.files[await self._named(request, context)]
         for start in range(0, len(data), 1 << 20):
             yield batch_pb2.FileChunk(chunk=data[start : start + (1 << 20)])
+
+    async def KeepResponse(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._refusal(context)
+        self.responses[request.namespace, request.response_id] = request
+        return batch_pb2.KeepResponseAnswer()
+
+    async def GetConversation(self, request: Any, context: Any) -> Any:  # noqa: N802
+        bodies, named = list[bytes](), request.response_id
+        while named:
+            found = await self._response(request.namespace, named, context)
+            bodies.insert(0, found.body)
+            named = "" if request.alone else found.previous_id
+        return batch_pb2.Conversation(bodies=bodies)
+
+    async def DeleteResponse(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._response(request.namespace, request.response_id, context)
+        del self.responses[request.namespace, request.response_id]
+        return batch_pb2.DeleteResponseAnswer()
+
+    async def _response(self, namespace: str, response_id: str, context: Any) -> Any:
+        await self._refusal(context)
+        if (found := self.responses.get((namespace, response_id))) is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no response {response_id}")
+        return found
 
     async def CreateBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._answer(request, context)

@@ -132,6 +132,16 @@ class BatchJob:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """A response of `/v1/responses` that later ones may continue. `previous_id` "": it began its conversation."""
+
+    namespace: str
+    response_id: str
+    previous_id: str
+    body: bytes  # of the gateway: what was asked, what was answered
+
+
+@dataclass(frozen=True, slots=True)
 class LinesHello:
     """First message of a gateway, and again where its room has changed: how many lines it runs at once (0: none)."""
 

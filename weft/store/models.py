@@ -157,6 +157,21 @@ class BatchResultRow(Base):
     record: Mapped[bytes] = mapped_column(LargeBinary)  # its line of that file
 
 
+class ResponseRow(Base):
+    """A response of `/v1/responses` with what was asked (JSON of the gateway), until it expires."""
+
+    __tablename__ = "responses"
+    __table_args__ = (Index(None, "namespace", "created_unix_ms"), Index(None, "expires_unix_ms"))
+
+    response_id: Mapped[str] = mapped_column(String(160), primary_key=True)
+    namespace: Mapped[str] = mapped_column(String(320))
+    previous_id: Mapped[str] = mapped_column(String(160))  # "": it began the conversation
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+    body_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_unix_ms: Mapped[int] = mapped_column(BigInteger)
+    expires_unix_ms: Mapped[int] = mapped_column(BigInteger)
+
+
 class TermRow(Base):
     """The highest term ever seen of a role ("scheduler", "batch"); it only grows."""
 

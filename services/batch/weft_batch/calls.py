@@ -100,6 +100,26 @@ class BatchCalls(BatchServicer):
             return codec.batch_message(job)
         raise AssertionError("the call was aborted")
 
+    async def KeepResponse(  # noqa: N802
+        self, request: pb.KeepResponseRequest, context: Context
+    ) -> pb.KeepResponseAnswer:
+        async with self._answering(context):
+            await self._server.responses.keep(codec.kept_response(request))
+            return pb.KeepResponseAnswer()
+        raise AssertionError("the call was aborted")
+
+    async def GetConversation(self, request: pb.ResponseRequest, context: Context) -> pb.Conversation:  # noqa: N802
+        async with self._answering(context):
+            named = codec.response_named(request)
+            return pb.Conversation(bodies=await self._server.responses.conversation(*named, alone=request.alone))
+        raise AssertionError("the call was aborted")
+
+    async def DeleteResponse(self, request: pb.ResponseRequest, context: Context) -> pb.DeleteResponseAnswer:  # noqa: N802
+        async with self._answering(context):
+            await self._server.responses.delete(*codec.response_named(request))
+            return pb.DeleteResponseAnswer()
+        raise AssertionError("the call was aborted")
+
     async def Lines(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.GatewayToBatch], context: Context
     ) -> AsyncIterator[pb.BatchToGateway]:

@@ -21,6 +21,7 @@ from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.batch_pb2_grpc import add_BatchServicer_to_server
 from weft_batch.calls import BatchCalls
 from weft_batch.errors import StorageError
+from weft_batch.kept_responses import KeptResponses
 from weft_batch.server import BatchServer
 from weft_batch.settings import BatchSettings
 from weft_batch.storage import FileStorage, FolderStorage
@@ -83,7 +84,8 @@ async def _serve(
 ) -> None:
     shared = settings.database != ""
     limits = TenantQuotas(**{name: getattr(settings, name) for name in TenantQuotas.__slots__})  # pyright: ignore[reportAttributeAccessIssue]
-    server = BatchServer(engine, term, storage, limits, lines_in_flight=settings.lines_in_flight)
+    responses = KeptResponses(engine, settings.response_hours, settings.tenant_responses)
+    server = BatchServer(engine, term, storage, limits, responses, lines_in_flight=settings.lines_in_flight)
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.trouble)
     probes.start()
     with contextlib.closing(probes):

@@ -59,6 +59,7 @@ from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, read_lin
 from weft_batch.core.line_index import LineIndex
 from weft_batch.errors import BytesMissing, StorageError
 from weft_batch.inputs import InputFile, InputLines, blocks
+from weft_batch.kept_responses import KeptResponses
 from weft_batch.output_files import EndingBatch, OutputFiles
 from weft_batch.result_writer import PAUSE_MAX_S, PAUSE_MIN_S, ResultWriter
 from weft_batch.storage import FileStorage
@@ -96,12 +97,20 @@ class BatchServer:
     """Owns the machine. Everything but blocking I/O runs in one event loop; `handle` is the only way in."""
 
     def __init__(
-        self, engine: AsyncEngine, term: int, storage: FileStorage, limits: TenantQuotas, *, lines_in_flight: int
+        self,
+        engine: AsyncEngine,
+        term: int,
+        storage: FileStorage,
+        limits: TenantQuotas,
+        responses: KeptResponses,
+        *,
+        lines_in_flight: int,
     ) -> None:
         self.core = Batches(lines_in_flight=lines_in_flight)
         self.writer = ResultWriter(engine, term, self._stored)
         self.engine, self.term, self._storage, self._limits = engine, term, storage, limits
         self.files = TenantFiles(engine, term, storage, limits, self._spawn)
+        self.responses = responses
         self._lines = InputLines(storage)
         self._open: dict[str, _OpenBatch] = {}
         self._streams: dict[Peer, _Stream] = {}
@@ -384,6 +393,7 @@ class BatchServer:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
                 await self.files.sweep(now_unix_ms() - round(1000 * UPLOAD_S))
+                await self.responses.sweep()
                 await batches.forget(self.engine, before_unix_ms=now_unix_ms() - keep_days * 86_400_000)
             except StoreUnavailable as error:
                 log.warning("housekeeping not done", extra=kv(error=error))

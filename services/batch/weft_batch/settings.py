@@ -42,4 +42,8 @@ class BatchSettings(ProcessSettings):
     tenant_bytes: int = Field(10 << 30, ge=1, description="of all files of a tenant, outputs included")
     tenant_files: int = Field(1_000, ge=1, description="files of a tenant, outputs included")
     tenant_batches: int = Field(64, ge=1, description="batches of a tenant that have not ended")
+    response_hours: int = Field(
+        720, ge=1, le=87_600, description="a response of /v1/responses can be continued this long"
+    )
+    tenant_responses: int = Field(10_000, ge=1, description="responses of a tenant that can be continued: the newest")
     keep_days: int = Field(90, ge=1, le=3_650, description="a batch is listed this long; files stay until deleted")

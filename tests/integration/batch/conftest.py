@@ -42,6 +42,7 @@ from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_message
 from weft.wire.streams import SendQueue, channel
 from weft.wire.v1.batch_pb2_grpc import BatchStub, add_BatchServicer_to_server
 from weft_batch.calls import BatchCalls
+from weft_batch.kept_responses import KeptResponses
 from weft_batch.server import BatchServer
 from weft_batch.storage import FolderStorage
 from weft_batch.tenant_files import TenantQuotas
@@ -214,7 +215,8 @@ async def serving(
 ) -> AsyncIterator[World]:
     """A service that has started, at an address of its own."""
     term = await fencing_terms.take(engine, "batch")
-    server = BatchServer(engine, term, storage, limits or TenantQuotas(), lines_in_flight=lines_in_flight)
+    responses = KeptResponses(engine, hours=1, most=3)
+    server = BatchServer(engine, term, storage, limits or TenantQuotas(), responses, lines_in_flight=lines_in_flight)
     await server.load(sole=sole)
     running = asyncio.create_task(server.run(shared=not sole, keep_days=1))
     listener = grpc.aio.server()

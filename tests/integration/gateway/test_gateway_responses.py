@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 
 from .conftest import World, serving, soon, until
+from .test_gateway_batches import batched
 from .test_gateway_bounds import wide_context
 from .test_gateway_refusals import refused
 from .test_gateway_tools import CALL, WEATHER
@@ -60,6 +62,49 @@ async def test_calls_are_items_and_their_outputs_go_back(parts: World, tmp_path:
         assert prompts[2].endswith("21 degrees")
 
 
+async def test_a_response_is_continued_read_and_forgotten(parts: World, tmp_path: Path) -> None:
+    wide_context(parts)
+    async with batched(parts, tmp_path) as made:
+        client, world = made.world.client(), made.world
+        world.runner.answer = lambda _: world.tokens("dear reader")
+        first = await client.responses.create(model="tiny", input="hello", instructions="Be brief.")
+        async with client.responses.stream(
+            model="tiny", input=[{"role": "user", "content": "again"}], previous_response_id=first.id
+        ) as stream:
+            second = await stream.get_final_response()
+        third = await client.responses.create(model="tiny", input="once more", previous_response_id=second.id)
+        alone = await client.responses.create(model="tiny", input="hello", store=False)
+        stored = [first.model_dump()["store"], second.model_dump()["store"], alone.model_dump()["store"]]
+        assert stored == [True, True, False]
+        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(4)]
+        assert prompts[1] == "hello" + "dear reader" + "again"  # instructions are of one request
+        assert prompts[2] == prompts[1] + "dear reader" + "once more"
+        assert (third.previous_response_id, first.previous_response_id) == (second.id, None)
+        read = await client.responses.retrieve(second.id)
+        assert (read.id, read.output_text, read.usage) == (second.id, second.output_text, second.usage)
+        await client.responses.delete(first.id)
+        for gone in (first.id, third.id, alone.id, "resp_never"):
+            with pytest.raises(openai.NotFoundError, match="there is no response"):
+                await client.responses.create(model="tiny", input="and", previous_response_id=gone)
+
+
+async def test_an_answer_that_cannot_be_kept_is_given_and_says_so(parts: World, tmp_path: Path) -> None:
+    async with batched(parts, tmp_path) as made:
+        made.batch.refuses = grpc.StatusCode.UNAVAILABLE, "no store"
+        whole = await made.world.client().responses.create(model="tiny", input="hello")
+        assert (whole.status, whole.model_dump()["store"]) == ("completed", False)
+        async with made.world.client().responses.stream(model="tiny", input="hello") as stream:
+            final = await stream.get_final_response()
+        assert (final.output_text, final.model_dump()["store"]) == (whole.output_text, False)
+
+
+async def test_without_a_batch_service_nothing_is_kept(world: World) -> None:
+    whole = await world.client().responses.create(model="tiny", input="hello", store=True)
+    assert whole.model_dump()["store"] is False
+    with pytest.raises(openai.APIStatusError, match="no batch service"):
+        await world.client().responses.create(model="tiny", input="hello", previous_response_id=whole.id)
+
+
 async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path: Path) -> None:
     parts.runner.autopilot = parts.scheduler.autopilot = False
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world:
@@ -84,7 +129,6 @@ async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path
         ({"input": [{"role": "user", "content": "hi"}, {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation"),
     ],

@@ -9,6 +9,7 @@ from weft.domain.batch import (
     BatchJob,
     BatchStatus,
     CancelLines,
+    KeptResponse,
     LineEnds,
     LineReleased,
     LineResult,
@@ -28,6 +29,7 @@ from weft.wire.v1 import batch_pb2 as pb
 
 MAX_CHUNK_BYTES = 1 << 20  # of a file, in one message
 MAX_BODY_BYTES = 48 << 20  # of a request or an answer: beneath gRPC's 64 MiB
+MAX_RESPONSE_BYTES = 8 << 20
 MESSAGE_BYTES = 1 << 20  # of bodies in one message, unless one alone has more
 MAX_FILENAME = 1_000
 MAX_LINE = 1 << 31
@@ -131,6 +133,33 @@ def _purpose(value: str) -> Purpose:
     if (purpose := PURPOSES.get(value)) is None:
         raise PeerError(f"purpose {value[:60]!r} is not {' or '.join(map(repr, PURPOSES))}")
     return purpose
+
+
+# ------------------------------------------------------------------ responses
+
+
+def keep_response_request(new: KeptResponse) -> pb.KeepResponseRequest:
+    return pb.KeepResponseRequest(**same_named(new))
+
+
+def kept_response(m: pb.KeepResponseRequest) -> KeptResponse:
+    """Raises PeerError."""
+    number(len(m.body), "a response's length", MAX_RESPONSE_BYTES)
+    return KeptResponse(
+        namespace=text(m.namespace, "a namespace"),
+        response_id=named(m.response_id, "a response's id"),
+        previous_id=text(m.previous_id, "a response's id"),
+        body=m.body,
+    )
+
+
+def response_request(namespace: str, response_id: str, *, alone: bool = False) -> pb.ResponseRequest:
+    return pb.ResponseRequest(namespace=namespace, response_id=response_id, alone=alone)
+
+
+def response_named(m: pb.ResponseRequest) -> tuple[str, str]:
+    """(namespace, response id). Raises PeerError."""
+    return text(m.namespace, "a namespace"), named(m.response_id, "a response's id")
 
 
 # ------------------------------------------------------------------ batches

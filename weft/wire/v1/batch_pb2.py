@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weft/wire/v1/batch.proto\x12\x07weft.v1\"\\\n\x11UploadFileRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.weft.v1.UploadFileHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"H\n\x10UploadFileHeader\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x10\n\x08\x66ilename\x18\x02 \x01(\t\x12\x0f\n\x07purpose\x18\x03 \x01(\t\"\\\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08\x66ilename\x18\x02 \x01(\t\x12\x0f\n\x07purpose\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63reated_unix_s\x18\x05 \x01(\x04\"1\n\x0b\x46ileRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0f\n\x07\x66ile_id\x18\x02 \x01(\t\"\x1a\n\tFileChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"e\n\x0bListRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x14\n\x0coldest_first\x18\x05 \x01(\x08\":\n\x08\x46ileList\x12\x1c\n\x05\x66iles\x18\x01 \x03(\x0b\x32\r.weft.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\xd9\x01\n\x12\x43reateBatchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x15\n\rinput_file_id\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x19\n\x11\x63ompletion_window\x18\x04 \x01(\t\x12;\n\x08metadata\x18\x05 \x03(\x0b\x32).weft.v1.CreateBatchRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x0c\x42\x61tchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\t\"\x81\x05\n\x08\x42\x61tchJob\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rinput_file_id\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x19\n\x11\x63ompletion_window\x18\x04 \x01(\t\x12$\n\x06status\x18\x05 \x01(\x0e\x32\x14.weft.v1.BatchStatus\x12\x16\n\x0eoutput_file_id\x18\x06 \x01(\t\x12\x15\n\rerror_file_id\x18\x07 \x01(\t\x12#\n\x06\x65rrors\x18\x08 \x03(\x0b\x32\x13.weft.v1.BatchError\x12\x16\n\x0e\x63reated_unix_s\x18\t \x01(\x04\x12\x1a\n\x12in_progress_unix_s\x18\n \x01(\x04\x12\x16\n\x0e\x65xpires_unix_s\x18\x0b \x01(\x04\x12\x19\n\x11\x66inalizing_unix_s\x18\x0c \x01(\x04\x12\x18\n\x10\x63ompleted_unix_s\x18\r \x01(\x04\x12\x15\n\rfailed_unix_s\x18\x0e \x01(\x04\x12\x16\n\x0e\x65xpired_unix_s\x18\x0f \x01(\x04\x12\x19\n\x11\x63\x61ncelling_unix_s\x18\x10 \x01(\x04\x12\x18\n\x10\x63\x61ncelled_unix_s\x18\x11 \x01(\x04\x12\r\n\x05total\x18\x12 \x01(\r\x12\x11\n\tcompleted\x18\x13 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x14 \x01(\r\x12\x31\n\x08metadata\x18\x15 \x03(\x0b\x32\x1f.weft.v1.BatchJob.MetadataEntry\x12\x15\n\rprompt_tokens\x18\x16 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x17 \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\nBatchError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04line\x18\x03 \x01(\r\x12\r\n\x05param\x18\x04 \x01(\t\"A\n\tBatchList\x12\"\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x11.weft.v1.BatchJob\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"d\n\x0eGatewayToBatch\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.weft.v1.LinesHelloH\x00\x12!\n\x04\x65nds\x18\x02 \x01(\x0b\x32\x11.weft.v1.LineEndsH\x00\x42\t\n\x07message\"3\n\nLinesHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tmax_lines\x18\x02 \x01(\r\"Y\n\x08LineEnds\x12$\n\x07results\x18\x01 \x03(\x0b\x32\x13.weft.v1.LineResult\x12\'\n\x08released\x18\x02 \x03(\x0b\x32\x15.weft.v1.LineReleased\"\x90\x01\n\nLineResult\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\r\">\n\x0cLineReleased\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"e\n\x0e\x42\x61tchToGateway\x12 \n\x03run\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunLinesH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.weft.v1.CancelLinesH\x00\x42\t\n\x07message\"+\n\x08RunLines\x12\x1f\n\x05lines\x18\x01 \x03(\x0b\x32\x10.weft.v1.RunLine\"\\\n\x07RunLine\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\".\n\x0b\x43\x61ncelLines\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05lines\x18\x02 \x03(\r*\x8b\x02\n\x0b\x42\x61tchStatus\x12\x1c\n\x18\x42\x41TCH_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41TCH_STATUS_VALIDATING\x10\x01\x12\x17\n\x13\x42\x41TCH_STATUS_FAILED\x10\x02\x12\x1c\n\x18\x42\x41TCH_STATUS_IN_PROGRESS\x10\x03\x12\x1b\n\x17\x42\x41TCH_STATUS_FINALIZING\x10\x04\x12\x1a\n\x16\x42\x41TCH_STATUS_COMPLETED\x10\x05\x12\x18\n\x14\x42\x41TCH_STATUS_EXPIRED\x10\x06\x12\x1b\n\x17\x42\x41TCH_STATUS_CANCELLING\x10\x07\x12\x1a\n\x16\x42\x41TCH_STATUS_CANCELLED\x10\x08\x32\xb9\x04\n\x05\x42\x61tch\x12\x39\n\nUploadFile\x12\x1a.weft.v1.UploadFileRequest\x1a\r.weft.v1.File(\x01\x12.\n\x07GetFile\x12\x14.weft.v1.FileRequest\x1a\r.weft.v1.File\x12\x34\n\tListFiles\x12\x14.weft.v1.ListRequest\x1a\x11.weft.v1.FileList\x12\x31\n\nDeleteFile\x12\x14.weft.v1.FileRequest\x1a\r.weft.v1.File\x12\x36\n\x08ReadFile\x12\x14.weft.v1.FileRequest\x1a\x12.weft.v1.FileChunk0\x01\x12=\n\x0b\x43reateBatch\x12\x1b.weft.v1.CreateBatchRequest\x1a\x11.weft.v1.BatchJob\x12\x34\n\x08GetBatch\x12\x15.weft.v1.BatchRequest\x1a\x11.weft.v1.BatchJob\x12\x37\n\x0bListBatches\x12\x14.weft.v1.ListRequest\x1a\x12.weft.v1.BatchList\x12\x37\n\x0b\x43\x61ncelBatch\x12\x15.weft.v1.BatchRequest\x1a\x11.weft.v1.BatchJob\x12=\n\x05Lines\x12\x17.weft.v1.GatewayToBatch\x1a\x17.weft.v1.BatchToGateway(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weft/wire/v1/batch.proto\x12\x07weft.v1\"\\\n\x11UploadFileRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.weft.v1.UploadFileHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"H\n\x10UploadFileHeader\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x10\n\x08\x66ilename\x18\x02 \x01(\t\x12\x0f\n\x07purpose\x18\x03 \x01(\t\"\\\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08\x66ilename\x18\x02 \x01(\t\x12\x0f\n\x07purpose\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63reated_unix_s\x18\x05 \x01(\x04\"1\n\x0b\x46ileRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0f\n\x07\x66ile_id\x18\x02 \x01(\t\"\x1a\n\tFileChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"e\n\x0bListRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x14\n\x0coldest_first\x18\x05 \x01(\x08\":\n\x08\x46ileList\x12\x1c\n\x05\x66iles\x18\x01 \x03(\x0b\x32\r.weft.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"`\n\x13KeepResponseRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\x13\n\x0bprevious_id\x18\x03 \x01(\t\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\"\x14\n\x12KeepResponseAnswer\"H\n\x0fResponseRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\r\n\x05\x61lone\x18\x03 \x01(\x08\"\x1e\n\x0c\x43onversation\x12\x0e\n\x06\x62odies\x18\x01 \x03(\x0c\"\x16\n\x14\x44\x65leteResponseAnswer\"\xd9\x01\n\x12\x43reateBatchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x15\n\rinput_file_id\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x19\n\x11\x63ompletion_window\x18\x04 \x01(\t\x12;\n\x08metadata\x18\x05 \x03(\x0b\x32).weft.v1.CreateBatchRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x0c\x42\x61tchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\t\"\x81\x05\n\x08\x42\x61tchJob\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rinput_file_id\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x19\n\x11\x63ompletion_window\x18\x04 \x01(\t\x12$\n\x06status\x18\x05 \x01(\x0e\x32\x14.weft.v1.BatchStatus\x12\x16\n\x0eoutput_file_id\x18\x06 \x01(\t\x12\x15\n\rerror_file_id\x18\x07 \x01(\t\x12#\n\x06\x65rrors\x18\x08 \x03(\x0b\x32\x13.weft.v1.BatchError\x12\x16\n\x0e\x63reated_unix_s\x18\t \x01(\x04\x12\x1a\n\x12in_progress_unix_s\x18\n \x01(\x04\x12\x16\n\x0e\x65xpires_unix_s\x18\x0b \x01(\x04\x12\x19\n\x11\x66inalizing_unix_s\x18\x0c \x01(\x04\x12\x18\n\x10\x63ompleted_unix_s\x18\r \x01(\x04\x12\x15\n\rfailed_unix_s\x18\x0e \x01(\x04\x12\x16\n\x0e\x65xpired_unix_s\x18\x0f \x01(\x04\x12\x19\n\x11\x63\x61ncelling_unix_s\x18\x10 \x01(\x04\x12\x18\n\x10\x63\x61ncelled_unix_s\x18\x11 \x01(\x04\x12\r\n\x05total\x18\x12 \x01(\r\x12\x11\n\tcompleted\x18\x13 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x14 \x01(\r\x12\x31\n\x08metadata\x18\x15 \x03(\x0b\x32\x1f.weft.v1.BatchJob.MetadataEntry\x12\x15\n\rprompt_tokens\x18\x16 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x17 \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\nBatchError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04line\x18\x03 \x01(\r\x12\r\n\x05param\x18\x04 \x01(\t\"A\n\tBatchList\x12\"\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x11.weft.v1.BatchJob\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"d\n\x0eGatewayToBatch\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.weft.v1.LinesHelloH\x00\x12!\n\x04\x65nds\x18\x02 \x01(\x0b\x32\x11.weft.v1.LineEndsH\x00\x42\t\n\x07message\"3\n\nLinesHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tmax_lines\x18\x02 \x01(\r\"Y\n\x08LineEnds\x12$\n\x07results\x18\x01 \x03(\x0b\x32\x13.weft.v1.LineResult\x12\'\n\x08released\x18\x02 \x03(\x0b\x32\x15.weft.v1.LineReleased\"\x90\x01\n\nLineResult\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\r\">\n\x0cLineReleased\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"e\n\x0e\x42\x61tchToGateway\x12 \n\x03run\x18\x01 \x01(\x0b\x32\x11.weft.v1.RunLinesH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.weft.v1.CancelLinesH\x00\x42\t\n\x07message\"+\n\x08RunLines\x12\x1f\n\x05lines\x18\x01 \x03(\x0b\x32\x10.weft.v1.RunLine\"\\\n\x07RunLine\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\".\n\x0b\x43\x61ncelLines\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\r\n\x05lines\x18\x02 \x03(\r*\x8b\x02\n\x0b\x42\x61tchStatus\x12\x1c\n\x18\x42\x41TCH_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41TCH_STATUS_VALIDATING\x10\x01\x12\x17\n\x13\x42\x41TCH_STATUS_FAILED\x10\x02\x12\x1c\n\x18\x42\x41TCH_STATUS_IN_PROGRESS\x10\x03\x12\x1b\n\x17\x42\x41TCH_STATUS_FINALIZING\x10\x04\x12\x1a\n\x16\x42\x41TCH_STATUS_COMPLETED\x10\x05\x12\x18\n\x14\x42\x41TCH_STATUS_EXPIRED\x10\x06\x12\x1b\n\x17\x42\x41TCH_STATUS_CANCELLING\x10\x07\x12\x1a\n\x16\x42\x41TCH_STATUS_CANCELLED\x10\x08\x32\x93\x06\n\x05\x42\x61tch\x12\x39\n\nUploadFile\x12\x1a.weft.v1.UploadFileRequest\x1a\r.weft.v1.File(\x01\x12.\n\x07GetFile\x12\x14.weft.v1.FileRequest\x1a\r.weft.v1.File\x12\x34\n\tListFiles\x12\x14.weft.v1.ListRequest\x1a\x11.weft.v1.FileList\x12\x31\n\nDeleteFile\x12\x14.weft.v1.FileRequest\x1a\r.weft.v1.File\x12\x36\n\x08ReadFile\x12\x14.weft.v1.FileRequest\x1a\x12.weft.v1.FileChunk0\x01\x12=\n\x0b\x43reateBatch\x12\x1b.weft.v1.CreateBatchRequest\x1a\x11.weft.v1.BatchJob\x12\x34\n\x08GetBatch\x12\x15.weft.v1.BatchRequest\x1a\x11.weft.v1.BatchJob\x12\x37\n\x0bListBatches\x12\x14.weft.v1.ListRequest\x1a\x12.weft.v1.BatchList\x12\x37\n\x0b\x43\x61ncelBatch\x12\x15.weft.v1.BatchRequest\x1a\x11.weft.v1.BatchJob\x12I\n\x0cKeepResponse\x12\x1c.weft.v1.KeepResponseRequest\x1a\x1b.weft.v1.KeepResponseAnswer\x12\x42\n\x0fGetConversation\x12\x18.weft.v1.ResponseRequest\x1a\x15.weft.v1.Conversation\x12I\n\x0e\x44\x65leteResponse\x12\x18.weft.v1.ResponseRequest\x1a\x1d.weft.v1.DeleteResponseAnswer\x12=\n\x05Lines\x12\x17.weft.v1.GatewayToBatch\x1a\x17.weft.v1.BatchToGateway(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_BATCHJOB_METADATAENTRY']._loaded_options = None
   _globals['_BATCHJOB_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_BATCHSTATUS']._serialized_start=2347
-  _globals['_BATCHSTATUS']._serialized_end=2614
+  _globals['_BATCHSTATUS']._serialized_start=2597
+  _globals['_BATCHSTATUS']._serialized_end=2864
   _globals['_UPLOADFILEREQUEST']._serialized_start=37
   _globals['_UPLOADFILEREQUEST']._serialized_end=129
   _globals['_UPLOADFILEHEADER']._serialized_start=131
@@ -51,38 +51,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTREQUEST']._serialized_end=479
   _globals['_FILELIST']._serialized_start=481
   _globals['_FILELIST']._serialized_end=539
-  _globals['_CREATEBATCHREQUEST']._serialized_start=542
-  _globals['_CREATEBATCHREQUEST']._serialized_end=759
-  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_start=712
-  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_end=759
-  _globals['_BATCHREQUEST']._serialized_start=761
-  _globals['_BATCHREQUEST']._serialized_end=812
-  _globals['_BATCHJOB']._serialized_start=815
-  _globals['_BATCHJOB']._serialized_end=1456
-  _globals['_BATCHJOB_METADATAENTRY']._serialized_start=712
-  _globals['_BATCHJOB_METADATAENTRY']._serialized_end=759
-  _globals['_BATCHERROR']._serialized_start=1458
-  _globals['_BATCHERROR']._serialized_end=1530
-  _globals['_BATCHLIST']._serialized_start=1532
-  _globals['_BATCHLIST']._serialized_end=1597
-  _globals['_GATEWAYTOBATCH']._serialized_start=1599
-  _globals['_GATEWAYTOBATCH']._serialized_end=1699
-  _globals['_LINESHELLO']._serialized_start=1701
-  _globals['_LINESHELLO']._serialized_end=1752
-  _globals['_LINEENDS']._serialized_start=1754
-  _globals['_LINEENDS']._serialized_end=1843
-  _globals['_LINERESULT']._serialized_start=1846
-  _globals['_LINERESULT']._serialized_end=1990
-  _globals['_LINERELEASED']._serialized_start=1992
-  _globals['_LINERELEASED']._serialized_end=2054
-  _globals['_BATCHTOGATEWAY']._serialized_start=2056
-  _globals['_BATCHTOGATEWAY']._serialized_end=2157
-  _globals['_RUNLINES']._serialized_start=2159
-  _globals['_RUNLINES']._serialized_end=2202
-  _globals['_RUNLINE']._serialized_start=2204
-  _globals['_RUNLINE']._serialized_end=2296
-  _globals['_CANCELLINES']._serialized_start=2298
-  _globals['_CANCELLINES']._serialized_end=2344
-  _globals['_BATCH']._serialized_start=2617
-  _globals['_BATCH']._serialized_end=3186
+  _globals['_KEEPRESPONSEREQUEST']._serialized_start=541
+  _globals['_KEEPRESPONSEREQUEST']._serialized_end=637
+  _globals['_KEEPRESPONSEANSWER']._serialized_start=639
+  _globals['_KEEPRESPONSEANSWER']._serialized_end=659
+  _globals['_RESPONSEREQUEST']._serialized_start=661
+  _globals['_RESPONSEREQUEST']._serialized_end=733
+  _globals['_CONVERSATION']._serialized_start=735
+  _globals['_CONVERSATION']._serialized_end=765
+  _globals['_DELETERESPONSEANSWER']._serialized_start=767
+  _globals['_DELETERESPONSEANSWER']._serialized_end=789
+  _globals['_CREATEBATCHREQUEST']._serialized_start=792
+  _globals['_CREATEBATCHREQUEST']._serialized_end=1009
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_start=962
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_end=1009
+  _globals['_BATCHREQUEST']._serialized_start=1011
+  _globals['_BATCHREQUEST']._serialized_end=1062
+  _globals['_BATCHJOB']._serialized_start=1065
+  _globals['_BATCHJOB']._serialized_end=1706
+  _globals['_BATCHJOB_METADATAENTRY']._serialized_start=962
+  _globals['_BATCHJOB_METADATAENTRY']._serialized_end=1009
+  _globals['_BATCHERROR']._serialized_start=1708
+  _globals['_BATCHERROR']._serialized_end=1780
+  _globals['_BATCHLIST']._serialized_start=1782
+  _globals['_BATCHLIST']._serialized_end=1847
+  _globals['_GATEWAYTOBATCH']._serialized_start=1849
+  _globals['_GATEWAYTOBATCH']._serialized_end=1949
+  _globals['_LINESHELLO']._serialized_start=1951
+  _globals['_LINESHELLO']._serialized_end=2002
+  _globals['_LINEENDS']._serialized_start=2004
+  _globals['_LINEENDS']._serialized_end=2093
+  _globals['_LINERESULT']._serialized_start=2096
+  _globals['_LINERESULT']._serialized_end=2240
+  _globals['_LINERELEASED']._serialized_start=2242
+  _globals['_LINERELEASED']._serialized_end=2304
+  _globals['_BATCHTOGATEWAY']._serialized_start=2306
+  _globals['_BATCHTOGATEWAY']._serialized_end=2407
+  _globals['_RUNLINES']._serialized_start=2409
+  _globals['_RUNLINES']._serialized_end=2452
+  _globals['_RUNLINE']._serialized_start=2454
+  _globals['_RUNLINE']._serialized_end=2546
+  _globals['_CANCELLINES']._serialized_start=2548
+  _globals['_CANCELLINES']._serialized_end=2594
+  _globals['_BATCH']._serialized_start=2867
+  _globals['_BATCH']._serialized_end=3654
 # @@protoc_insertion_point(module_scope)

@@ -96,6 +96,42 @@ class FileList(_message.Message):
     has_more: bool
     def __init__(self, files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., has_more: _Optional[bool] = ...) -> None: ...
 
+class KeepResponseRequest(_message.Message):
+    __slots__ = ("namespace", "response_id", "previous_id", "body")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ID_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    response_id: str
+    previous_id: str
+    body: bytes
+    def __init__(self, namespace: _Optional[str] = ..., response_id: _Optional[str] = ..., previous_id: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class KeepResponseAnswer(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResponseRequest(_message.Message):
+    __slots__ = ("namespace", "response_id", "alone")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    response_id: str
+    alone: bool
+    def __init__(self, namespace: _Optional[str] = ..., response_id: _Optional[str] = ..., alone: _Optional[bool] = ...) -> None: ...
+
+class Conversation(_message.Message):
+    __slots__ = ("bodies",)
+    BODIES_FIELD_NUMBER: _ClassVar[int]
+    bodies: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, bodies: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class DeleteResponseAnswer(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class CreateBatchRequest(_message.Message):
     __slots__ = ("namespace", "input_file_id", "endpoint", "completion_window", "metadata")
     class MetadataEntry(_message.Message):

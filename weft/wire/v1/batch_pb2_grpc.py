@@ -84,6 +84,21 @@ class BatchStub:
                 request_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.BatchRequest.SerializeToString,
                 response_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.BatchJob.FromString,
                 _registered_method=True)
+        self.KeepResponse = channel.unary_unary(
+                '/weft.v1.Batch/KeepResponse',
+                request_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.KeepResponseRequest.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.KeepResponseAnswer.FromString,
+                _registered_method=True)
+        self.GetConversation = channel.unary_unary(
+                '/weft.v1.Batch/GetConversation',
+                request_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.ResponseRequest.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.Conversation.FromString,
+                _registered_method=True)
+        self.DeleteResponse = channel.unary_unary(
+                '/weft.v1.Batch/DeleteResponse',
+                request_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.ResponseRequest.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.DeleteResponseAnswer.FromString,
+                _registered_method=True)
         self.Lines = channel.stream_stream(
                 '/weft.v1.Batch/Lines',
                 request_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.GatewayToBatch.SerializeToString,
@@ -153,6 +168,24 @@ class BatchServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepResponse(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConversation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteResponse(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Lines(self, request_iterator, context):
         """one per gateway
         """
@@ -207,6 +240,21 @@ def add_BatchServicer_to_server(servicer, server):
                     servicer.CancelBatch,
                     request_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.BatchRequest.FromString,
                     response_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.BatchJob.SerializeToString,
+            ),
+            'KeepResponse': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepResponse,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.KeepResponseRequest.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.KeepResponseAnswer.SerializeToString,
+            ),
+            'GetConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConversation,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.ResponseRequest.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.Conversation.SerializeToString,
+            ),
+            'DeleteResponse': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteResponse,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_batch__pb2.ResponseRequest.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_batch__pb2.DeleteResponseAnswer.SerializeToString,
             ),
             'Lines': grpc.stream_stream_rpc_method_handler(
                     servicer.Lines,
@@ -462,6 +510,87 @@ class Batch:
             '/weft.v1.Batch/CancelBatch',
             weft_dot_wire_dot_v1_dot_batch__pb2.BatchRequest.SerializeToString,
             weft_dot_wire_dot_v1_dot_batch__pb2.BatchJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Batch/KeepResponse',
+            weft_dot_wire_dot_v1_dot_batch__pb2.KeepResponseRequest.SerializeToString,
+            weft_dot_wire_dot_v1_dot_batch__pb2.KeepResponseAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Batch/GetConversation',
+            weft_dot_wire_dot_v1_dot_batch__pb2.ResponseRequest.SerializeToString,
+            weft_dot_wire_dot_v1_dot_batch__pb2.Conversation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Batch/DeleteResponse',
+            weft_dot_wire_dot_v1_dot_batch__pb2.ResponseRequest.SerializeToString,
+            weft_dot_wire_dot_v1_dot_batch__pb2.DeleteResponseAnswer.FromString,
             options,
             channel_credentials,
             insecure,

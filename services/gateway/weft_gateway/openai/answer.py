@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
@@ -16,6 +16,9 @@ from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_manager import RequestManager
 from weft_gateway.shell.response_group import ResponseGroup
 
+# Called with the encoder and the tokens used once every choice has ended well, before the last bytes are sent. Returns
+# the body of an answer that is sent whole where it has become another; None: it stays.
+BeforeEnd = Callable[[AnswerEncoder, dict[str, int]], Awaitable[bytes | None]]
 THREAD_LOGPROBS = 256  # tokens with log probabilities that are encoded in the loop, at most: some ms
 log = logging.getLogger(__name__)
 
@@ -33,10 +36,11 @@ class Answer:
         digest: str,
         trace: RequestTrace | None = None,
         admitted: AdmittedCall | None = None,
+        before_end: BeforeEnd | None = None,
     ) -> None:
         """`digest`: of the weights that answer. `admitted`: within which limits, to be settled at the end."""
         self._manager, self.group, self.params, self.encoder = manager, group, params, encoder
-        self.digest, self._trace, self._admitted = digest, trace, admitted
+        self.digest, self._trace, self._admitted, self._before_end = digest, trace, admitted, before_end
         self.request_id = group.requests[0].request_id
 
     @property
@@ -64,7 +68,14 @@ class Answer:
             raise error
         ended = self._best()
         logprobs = sum(len(emit.logprobs) + len(emit.prompt_logprobs) for emit, _ in ended)
-        return await encoded(logprobs, lambda: self.encoder.body(ended, self.usage))
+        body = await encoded(logprobs, lambda: self.encoder.body(ended, self.usage))
+        return await self.before_end() or body
+
+    async def before_end(self) -> bytes | None:
+        """What the endpoint does with an answer that is whole before its client gets the end; see BeforeEnd."""
+        if self._before_end and not self.error and not self.group.client_gone:
+            return await self._before_end(self.encoder, self.usage)
+        return None
 
     def _best(self) -> list[EndedChoice]:
         """Of `best_of` answers to each prompt those `n` that are likeliest a token, the likeliest first; or all."""

@@ -1,23 +1,33 @@
-"""`POST /v1/responses`: OpenAI's newer form of a chat. Stateless: each request brings its whole conversation.
+"""`/v1/responses`: OpenAI's newer form of a chat.
 
-A request becomes one of chats (`ResponsesChat`), so everything behind it is the same: templates, tools, sampling.
+A request becomes one of chats (`ResponsesChat`), so everything behind it is the same: templates, tools, sampling. It
+brings its whole conversation, or names the response that it continues: the batch service keeps responses for a time.
 """
 
+import logging
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import orjson
 from pydantic import Field, PrivateAttr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft_gateway.errors import ParameterError
+from weft.domain.batch import KeptResponse
+from weft.telemetry.logs import kv
+from weft_gateway.errors import ApiError, ParameterError
+from weft_gateway.openai.answer import BeforeEnd
 from weft_gateway.openai.chat import form_of, prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Whole
-from weft_gateway.openai.http_requests import completion
+from weft_gateway.openai.http_requests import completion, json_response, tenant_of
+from weft_gateway.openai.response_format import AnswerEncoder
 from weft_gateway.openai.responses_format import ResponsesEncoder
 from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, object_of
-from weft_gateway.openai.validation import ModelEndpoint
+from weft_gateway.openai.validation import Call, ModelEndpoint
 from weft_gateway.shell.app_state import AppState
 
+log = logging.getLogger(__name__)
+MAX_RESPONSE_ID = 160
 PASSED_ON = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier")
 
 
@@ -37,7 +47,8 @@ class ResponsesRequest(Strict):
     text: dict[str, Any] = Field(default_factory=dict[str, Any], description="text.format: the form of the answer")
     reasoning: dict[str, Any] = Field(default_factory=dict[str, Any], description="accepted while effort is not set")
     truncation: str = Field("disabled", description="disabled: a conversation beyond the context is refused")
-    store: bool = Field(False, description="accepted; nothing is kept")
+    previous_response_id: str | None = Field(None, max_length=MAX_RESPONSE_ID, description="what this one continues")
+    store: bool | None = Field(None, description="false: it cannot be continued; kept where there is a batch service")
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any], description="returned as it is")
     user: str = Field("", max_length=MAX_CALLER_ID, description="whom the caller asks for; logged hashed")
     safety_identifier: str = Field("", max_length=MAX_CALLER_ID, description="the newer name of user")
@@ -57,17 +68,25 @@ class ResponsesChat(ChatRequest):
     """The chat that a request of `POST /v1/responses` asks for, and what its answer repeats of the request."""
 
     prompt_name: ClassVar[str] = "input"
+    _asked: ResponsesRequest = PrivateAttr()
     _repeated: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+
+    @property
+    def asked(self) -> ResponsesRequest:
+        return self._asked
 
     @property
     def repeated(self) -> dict[str, Any]:
         return self._repeated
 
     @classmethod
-    def of(cls, params: ResponsesRequest) -> "ResponsesChat":
-        """Raises ParameterError; a parameter of chats is named as the one that it was made of."""
+    def of(cls, params: ResponsesRequest, earlier: Sequence[Any] = (), *, keep: bool = False) -> "ResponsesChat":
+        """`earlier`: items of the conversation that it continues; `keep`: whether it can be continued itself.
+
+        Raises ParameterError; a parameter of chats is named as the one that it was made of.
+        """
         chat = {name: getattr(params, name) for name in PASSED_ON}
-        chat["messages"] = _messages(params)
+        chat["messages"] = _messages(params.instructions, [*earlier, *items_of(params)])
         chat["max_completion_tokens"] = params.max_output_tokens
         chat["tools"] = [_tool(tool) for tool in params.tools]
         chat["tool_choice"] = _tool_choice(params.tool_choice)
@@ -77,11 +96,14 @@ class ResponsesChat(ChatRequest):
         except ParameterError as error:
             param = error.param and error.param.replace("messages", "input").replace("response_format", "text.format")
             raise ParameterError(error.message.replace("messages[", "input["), param=param, code=error.code) from error
+        request._asked = params
         request._repeated = {
             "instructions": params.instructions or None,
             "max_output_tokens": params.max_output_tokens,
             "metadata": params.metadata,
             "parallel_tool_calls": params.parallel_tool_calls,
+            "previous_response_id": params.previous_response_id,
+            "store": keep,
             "temperature": params.temperature,
             "text": params.text or {"format": {"type": "text"}},
             "tool_choice": params.tool_choice,
@@ -92,12 +114,17 @@ class ResponsesChat(ChatRequest):
         return request
 
 
-def _messages(params: ResponsesRequest) -> list[Any]:
-    """Calls that follow each other are those of one assistant's message. Raises ParameterError."""
-    messages: list[Any] = [{"role": "system", "content": params.instructions}] if params.instructions else []
+def items_of(params: ResponsesRequest) -> list[Any]:
+    """The input as items."""
     if isinstance(params.input, str):
-        return [*messages, {"role": "user", "content": params.input}]
-    for index, item in enumerate(params.input):
+        return [{"type": "message", "role": "user", "content": params.input}]
+    return params.input
+
+
+def _messages(instructions: str, items: Sequence[Any]) -> list[Any]:
+    """Calls that follow each other are those of one assistant's message. Raises ParameterError."""
+    messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
+    for index, item in enumerate(items):
         match item:
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
                 call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -150,9 +177,66 @@ def parse_responses(body: bytes) -> ResponsesChat:
     return ResponsesChat.of(checked(ResponsesRequest, object_of(body)))
 
 
-RESPONSES = ModelEndpoint("/v1/responses", parse_responses, prompts_of, ResponsesEncoder, form_of=form_of)
+async def _continued(state: AppState, call: Call, request: ChatRequest) -> ChatRequest:
+    """With the conversation that it continues. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
+    assert isinstance(request, ResponsesChat)
+    params, earlier = request.asked, list[Any]()
+    if params.previous_response_id:
+        namespace = call.principal.namespace or ""
+        for body in await state.batch.conversation(namespace, params.previous_response_id):
+            kept = orjson.loads(body)
+            earlier += [*kept["input"], *kept["response"]["output"]]
+    keep = state.batch.configured and params.store is not False
+    return ResponsesChat.of(params, earlier, keep=keep) if earlier or keep else request
+
+
+def _keeping(state: AppState, call: Call, request: ChatRequest) -> BeforeEnd:
+    """Keeps the response before its client has it whole, so that the next request may name it."""
+    assert isinstance(request, ResponsesChat)
+
+    async def keep(encoder: AnswerEncoder, usage: dict[str, int]) -> bytes | None:
+        assert isinstance(encoder, ResponsesEncoder)
+        if not request.repeated["store"]:
+            return None
+        response, params = encoder.response(usage), request.asked
+        body = orjson.dumps({"input": items_of(params), "response": response})
+        namespace, previous = call.principal.namespace or "", params.previous_response_id or ""
+        try:
+            await state.batch.keep_response(KeptResponse(namespace, response["id"], previous, body))
+        except ApiError as error:  # the answer is there all the same, and says that it cannot be continued
+            log.warning("response not kept", extra=kv(response_id=response["id"], error=error))
+            encoder.not_kept()
+            return orjson.dumps(encoder.response(usage))
+        return None
+
+    return keep
+
+
+RESPONSES = ModelEndpoint(
+    "/v1/responses",
+    parse_responses,
+    prompts_of,
+    ResponsesEncoder,
+    form_of=form_of,
+    completed=_continued,
+    before_end=_keeping,
+)
 
 
 async def create_response(state: AppState, request: Request) -> Response:
     """A chat in OpenAI's newer form."""
     return await completion(RESPONSES, state, request)
+
+
+async def one_response(state: AppState, request: Request) -> Response:
+    """A response that was kept, as it was answered."""
+    namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
+    (body,) = await state.batch.conversation(namespace, response_id, alone=True)
+    return json_response(orjson.loads(body)["response"])
+
+
+async def delete_response(state: AppState, request: Request) -> Response:
+    """Forget a response: those that continue it cannot be continued any more."""
+    namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
+    await state.batch.delete_response(namespace, response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})

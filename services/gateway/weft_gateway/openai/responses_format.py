@@ -32,6 +32,7 @@ class ResponsesEncoder:
         self._is_open = False  # the last item
         self._events = 0
         self._reason: FinishReason | None = None
+        self._kept = bool(params.repeated["store"])
 
     def first_chunk(self) -> bytes:
         response = self._response("in_progress", None)
@@ -45,8 +46,8 @@ class ResponsesEncoder:
         return b"".join(self._take(delta) for delta in self._reader.flush()) + self._close()
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
-        status = "incomplete" if self._reason is FinishReason.LENGTH else "completed"
-        return self._event(status, response=self._response(status, usage))
+        response = self.response(usage)
+        return self._event(response["status"], response=response)
 
     def error_body(self, error: ApiError) -> bytes:
         return error.body()
@@ -59,8 +60,15 @@ class ResponsesEncoder:
         ((emit, reason),) = choices
         self.chunk(0, emit)
         self.finish_chunk(0, reason)
-        status = "incomplete" if reason is FinishReason.LENGTH else "completed"
-        return orjson.dumps(self._response(status, usage))
+        return orjson.dumps(self.response(usage))
+
+    def response(self, usage: dict[str, int]) -> dict[str, Any]:
+        """Of an answer that has ended."""
+        return self._response("incomplete" if self._reason is FinishReason.LENGTH else "completed", usage)
+
+    def not_kept(self) -> None:
+        """Its response says that it cannot be continued."""
+        self._kept = False
 
     # ---------------------------------------------------------------- items
 
@@ -137,13 +145,12 @@ class ResponsesEncoder:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._params.model,
             "output": self._items,
-            "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
-            "store": False,
             "truncation": "disabled",
             "usage": usage and _usage(usage),
             **self._params.repeated,
+            "store": self._kept,
         }
 
     def _event(self, event: str, /, **fields: Any) -> bytes:

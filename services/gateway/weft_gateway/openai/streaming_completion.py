@@ -79,6 +79,7 @@ class StreamingCompletion(Response):
             chunk = await self._next_chunk() if awake else PING
         if not self._group.client_gone:
             chunk += await self._next_chunk()  # the end may have come while something was sent
+            await self._answer.before_end()
             await send({"type": "http.response.body", "body": chunk + self._rest(), "more_body": False})
         return None
 

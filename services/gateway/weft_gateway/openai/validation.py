@@ -6,7 +6,7 @@ Requests of clients and lines of batches take this one way.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +24,7 @@ from weft_gateway.errors import (
     ServiceUnavailable,
     TooLarge,
 )
-from weft_gateway.openai.answer import Answer
+from weft_gateway.openai.answer import Answer, BeforeEnd
 from weft_gateway.openai.answer_parts import AnswerForm
 from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
 from weft_gateway.openai.schema import Common
@@ -88,12 +88,14 @@ class ModelEndpoint(Generic[T]):
     encoder: EncoderOf
     operation: str = "chat"  # `gen_ai.operation.name` of its spans
     form_of: Callable[[ParsedRequest[T], str], AnswerForm] = lambda _parsed, _end: PLAIN
+    completed: Callable[[AppState, Call, T], Awaitable[T]] | None = None  # with what is not in the body
+    before_end: Callable[[AppState, Call, T], BeforeEnd] | None = None
 
 
 async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> Answer:
     """Check a request that counts already, whole, and hand it to the scheduler. Raises ApiError."""
     try:
-        parsed = await _parse(state, endpoint.parse, call, body)
+        parsed = await _parse(state, endpoint, call, body)
     except ApiError:
         call.named_model = _named_model(body)
         raise
@@ -107,7 +109,11 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         encoder = endpoint.encoder(parsed.params, AnswerContext(head, parsed.tokenizer, parts, form))
         admitted = _admit(state, call, prepared)
         group = state.manager.submit(prepared)
-        return Answer(state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace, admitted=admitted)
+        before_end = endpoint.before_end and endpoint.before_end(state, call, parsed.params)
+        return Answer(
+            state.manager, group, parsed.params, encoder, digest=digest, trace=call.trace, admitted=admitted,
+            before_end=before_end,
+        )  # fmt: skip
 
 
 def _admit(state: AppState, call: Call, prepared: Sequence[PreparedRequest]) -> AdmittedCall | None:
@@ -127,13 +133,15 @@ def _named_model(body: bytes) -> str | None:
     return model[:MAX_ASKED_CHARS] if isinstance(model, str) else None
 
 
-async def _parse(state: AppState, parse: Callable[[bytes], T], call: Call, body: bytes) -> ParsedRequest[T]:
+async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: bytes) -> ParsedRequest[T]:
     """Raises ApiError: everything but the prompts is checked."""
     if len(body) > state.settings.max_body_bytes:
         raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
-    params = await asyncio.to_thread(parse, body) if len(body) > THREAD_BYTES else parse(body)
+    params = await asyncio.to_thread(endpoint.parse, body) if len(body) > THREAD_BYTES else endpoint.parse(body)
     route, pool = state.model(params.model, call.principal)
     call.model = route.model_name
+    if endpoint.completed:
+        params = await endpoint.completed(state, call, params)
     _check_way(state, call, params)
     if params.priority:
         call.priority = Priority.BATCH

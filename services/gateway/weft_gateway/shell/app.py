@@ -26,7 +26,7 @@ from weft_gateway.openai.completions import completions
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
 from weft_gateway.openai.http_requests import json_response
 from weft_gateway.openai.models import list_models, one_model
-from weft_gateway.openai.responses import ResponsesRequest, create_response
+from weft_gateway.openai.responses import ResponsesRequest, create_response, delete_response, one_response
 from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from weft_gateway.openai.tokenize import detokenize, tokenize, tokenizer_info
 from weft_gateway.openai.validation import Call
@@ -56,6 +56,8 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest)
     _route(app, state, "/v1/completions", completions, post, CompletionRequest)
     _route(app, state, "/v1/responses", create_response, post, ResponsesRequest)
+    _route(app, state, "/v1/responses/{response_id:path}", one_response, get)
+    _route(app, state, "/v1/responses/{response_id:path}", delete_response, ["DELETE"])
     _route(app, state, messages.PATH, messages.create_message, post, messages.MessagesRequest)
     _route(app, state, f"{messages.PATH}/count_tokens", messages.count_tokens, post, messages.CountRequest)
     _route(app, state, "/v1/models", list_models, get)

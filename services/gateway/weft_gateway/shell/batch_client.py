@@ -1,14 +1,14 @@
 """Calls to the batch service for callers of the API. What it refuses becomes an error here and nowhere else."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
-from weft.domain.batch import BatchJob, NewBatch, NewFile, Page, StoredFile
+from weft.domain.batch import BatchJob, KeptResponse, NewBatch, NewFile, Page, StoredFile
 from weft.wire.codec import batch as codec
 from weft.wire.streams import channel
 from weft.wire.tls import Tls
@@ -44,11 +44,15 @@ class BatchClient:
         self._stub = batch_pb2_grpc.BatchStub(self._channel) if self._channel else None
 
     @property
+    def configured(self) -> bool:
+        return self._stub is not None
+
+    @property
     def stub(self) -> batch_pb2_grpc.BatchStub:
         """Raises NotConfigured."""
         if self._stub is None:
             raise NotConfigured(
-                "Files and batches are not served here: this gateway has no batch service. "
+                "Files, batches and kept responses are not served here: this gateway has no batch service. "
                 "Start it with `--batch HOST:PORT`; the chart does with `batch.enabled: true`.",
                 code="batch_not_configured",
             )
@@ -96,6 +100,18 @@ class BatchClient:
                     yield codec.file_chunk(message)
             finally:
                 call.cancel()
+
+    async def keep_response(self, new: KeptResponse) -> None:
+        await _called(self.stub.KeepResponse(codec.keep_response_request(new), timeout=CALL_S))
+
+    async def conversation(self, namespace: str, response_id: str, *, alone: bool = False) -> Sequence[bytes]:
+        """The body of a response, and unless `alone` those of all before it, the eldest first."""
+        request = codec.response_request(namespace, response_id, alone=alone)
+        return (await _called(self.stub.GetConversation(request, timeout=CALL_S))).bodies
+
+    async def delete_response(self, namespace: str, response_id: str) -> None:
+        request = codec.response_request(namespace, response_id)
+        await _called(self.stub.DeleteResponse(request, timeout=CALL_S))
 
     async def create(self, new: NewBatch) -> BatchJob:
         return codec.batch_job(await _called(self.stub.CreateBatch(codec.create_batch_request(new), timeout=CALL_S)))

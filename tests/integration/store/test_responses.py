@@ -1,0 +1,68 @@
+import pytest
+
+from weft.domain.batch import KeptResponse
+from weft.store import responses
+from weft.store.errors import Absent, Conflict
+
+HOUR = 3_600_000
+
+
+async def keep(engine, name, previous="", *, at=0, namespace="a", hours=1, most=100):
+    new = KeptResponse(namespace, name, previous, name.encode())
+    await responses.keep(engine, new, now_unix_ms=at, expires_unix_ms=at + hours * HOUR, most=most)
+
+
+async def chain(engine, name, *, at=1, namespace="a"):
+    bodies = await responses.conversation(engine, namespace, name, now_unix_ms=at)
+    return b" ".join(bodies).decode()
+
+
+async def test_a_conversation_is_a_chain_and_of_its_tenant_alone(engine):
+    await keep(engine, "r1")
+    await keep(engine, "r2", "r1")
+    await keep(engine, "r3", "r2")
+    await keep(engine, "other", "r2")
+    assert await chain(engine, "r3") == "r1 r2 r3"
+    assert await chain(engine, "other") == "r1 r2 other"
+    assert await responses.find(engine, "a", "r2", now_unix_ms=1) == b"r2"
+    with pytest.raises(Absent):
+        await chain(engine, "r3", namespace="b")
+    await keep(engine, "theirs", "r2", namespace="b")
+    with pytest.raises(Absent, match="r2"):
+        await chain(engine, "theirs", namespace="b")
+    await responses.remove(engine, "a", "r2")
+    with pytest.raises(Absent, match="r2"):
+        await chain(engine, "r3")
+    with pytest.raises(Absent):
+        await responses.remove(engine, "b", "r1")
+    assert await chain(engine, "r1") == "r1"
+
+
+async def test_a_response_ends_with_its_time_and_the_oldest_with_their_number(engine):
+    await keep(engine, "old", at=0)
+    await keep(engine, "new", "old", at=HOUR // 2)
+    assert await chain(engine, "new", at=HOUR - 1) == "old new"
+    with pytest.raises(Absent, match="old"):
+        await chain(engine, "new", at=HOUR)
+    assert await responses.forget(engine, now_unix_ms=HOUR) == 1
+    assert await responses.forget(engine, now_unix_ms=HOUR) == 0
+    for i in range(4):
+        await keep(engine, f"n{i}", at=HOUR + i, most=3)
+    await keep(engine, "theirs", namespace="b", at=HOUR)
+    found = [await responses.find(engine, "a", f"n{i}", now_unix_ms=HOUR + 5) for i in range(1, 4)]
+    assert found == [b"n1", b"n2", b"n3"]
+    with pytest.raises(Absent):
+        await responses.find(engine, "a", "n0", now_unix_ms=HOUR + 5)
+    assert await chain(engine, "theirs", namespace="b", at=HOUR) == "theirs"
+
+
+async def test_a_conversation_that_is_too_long_is_named(engine, monkeypatch):
+    monkeypatch.setattr(responses, "MAX_DEPTH", 3)
+    for i in range(4):
+        await keep(engine, f"r{i}", f"r{i - 1}" if i else "")
+    assert await chain(engine, "r2") == "r0 r1 r2"
+    with pytest.raises(Conflict, match="too long"):
+        await chain(engine, "r3")
+    monkeypatch.setattr(responses, "MAX_CONVERSATION_BYTES", 5)
+    with pytest.raises(Conflict, match="too long"):
+        await chain(engine, "r2")

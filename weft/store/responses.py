@@ -1,0 +1,121 @@
+"""Responses of `/v1/responses` that later ones continue. A body is what the gateway made of it: bytes to the store.
+
+A response names the one before it, so that each is kept once, however long a conversation becomes.
+"""
+
+from typing import Any
+
+from sqlalchemy import delete, insert, literal, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from weft.domain.batch import KeptResponse
+from weft.store.errors import Absent, Conflict
+from weft.store.models import ResponseRow
+from weft.store.transactions import transact
+
+MAX_DEPTH = 1_000  # responses of one conversation
+MAX_CONVERSATION_BYTES = 32 << 20
+
+
+async def keep(engine: AsyncEngine, new: KeptResponse, *, now_unix_ms: int, expires_unix_ms: int, most: int) -> None:
+    """Keep a response until it expires; of a namespace the newest `most` are kept. Raises StoreUnavailable."""
+    row = {
+        "response_id": new.response_id,
+        "namespace": new.namespace,
+        "previous_id": new.previous_id,
+        "body": new.body,
+        "body_bytes": len(new.body),
+        "created_unix_ms": now_unix_ms,
+        "expires_unix_ms": expires_unix_ms,
+    }
+    of_tenant = ResponseRow.namespace == new.namespace
+    newest = select(ResponseRow.created_unix_ms).where(of_tenant).order_by(ResponseRow.created_unix_ms.desc())
+
+    async def write(connection: AsyncConnection) -> None:
+        await connection.execute(insert(ResponseRow).values(row))
+        oldest = (await connection.execute(newest.offset(most).limit(1))).scalar_one_or_none()
+        if oldest is not None:
+            await connection.execute(delete(ResponseRow).where(of_tenant, ResponseRow.created_unix_ms <= oldest))
+
+    await transact(engine, write)
+
+
+async def find(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> bytes:
+    """One response. Raises Absent, StoreUnavailable."""
+    query = select(ResponseRow.body).where(*_named(namespace, response_id), _unexpired(now_unix_ms))
+
+    async def read(connection: AsyncConnection) -> bytes:
+        body = (await connection.execute(query)).scalar_one_or_none()
+        if body is None:
+            raise absent(response_id)
+        return body
+
+    return await transact(engine, read)
+
+
+async def conversation(engine: AsyncEngine, namespace: str, response_id: str, *, now_unix_ms: int) -> list[bytes]:
+    """A response and all before it, the eldest first.
+
+    Raises Absent (one of them too), Conflict (too long to continue), StoreUnavailable.
+    """
+    unexpired = _unexpired(now_unix_ms)
+    columns = ResponseRow.response_id, ResponseRow.previous_id, ResponseRow.body_bytes
+    last = select(*columns, literal(1).label("depth")).where(*_named(namespace, response_id), unexpired)
+    chain = last.cte("chain", recursive=True)
+    before = select(*columns, chain.c.depth + 1).where(
+        ResponseRow.response_id == chain.c.previous_id,
+        ResponseRow.namespace == namespace,
+        unexpired,
+        chain.c.depth <= MAX_DEPTH,
+    )
+    chain = chain.union_all(before)
+    about = select(chain.c.response_id, chain.c.previous_id, chain.c.body_bytes).order_by(chain.c.depth)
+
+    async def read(connection: AsyncConnection) -> list[bytes]:
+        found = (await connection.execute(about)).all()
+        if not found:
+            raise absent(response_id)
+        if len(found) > MAX_DEPTH or sum(row.body_bytes for row in found) > MAX_CONVERSATION_BYTES:
+            raise Conflict(f"the conversation of response {response_id} is too long to be continued; send its items")
+        if missing := found[-1].previous_id:
+            raise absent(missing)
+        bodies = select(ResponseRow.response_id, ResponseRow.body).join(
+            chain, chain.c.response_id == ResponseRow.response_id
+        )
+        by_id: dict[str, bytes] = {row.response_id: row.body for row in await connection.execute(bodies)}
+        return [by_id[row.response_id] for row in reversed(found)]
+
+    return await transact(engine, read)
+
+
+async def remove(engine: AsyncEngine, namespace: str, response_id: str) -> None:
+    """Delete a response; those that continue it cannot be continued any more. Raises Absent, StoreUnavailable."""
+
+    async def write(connection: AsyncConnection) -> None:
+        done = await connection.execute(delete(ResponseRow).where(*_named(namespace, response_id)))
+        if not done.rowcount:
+            raise absent(response_id)
+
+    await transact(engine, write)
+
+
+async def forget(engine: AsyncEngine, *, now_unix_ms: int) -> int:
+    """Delete those that have expired; returns how many. Raises StoreUnavailable."""
+    expired = delete(ResponseRow).where(ResponseRow.expires_unix_ms <= now_unix_ms)
+
+    async def write(connection: AsyncConnection) -> int:
+        return (await connection.execute(expired)).rowcount
+
+    return await transact(engine, write)
+
+
+def absent(response_id: str) -> Absent:
+    return Absent(f"there is no response {response_id}: it was not kept, was deleted or has expired")
+
+
+def _named(namespace: str, response_id: str) -> tuple[Any, Any]:
+    return ResponseRow.response_id == response_id, ResponseRow.namespace == namespace
+
+
+def _unexpired(now_unix_ms: int) -> Any:
+    return ResponseRow.expires_unix_ms > now_unix_ms
