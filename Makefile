@@ -17,11 +17,19 @@ help:  ## this list
 install: $(VENV)/.installed  ## create or refresh .venv (a second when current)
 
 $(VENV)/.installed: pyproject.toml requirements.lock
+	$(call install_lock,requirements.lock)
+
+$(VENV)/.installed-up: pyproject.toml up.lock
+	$(call install_lock,up.lock)
+
+# $(1): with the same versions in all locks, the larger installation goes over the smaller one.
+define install_lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv==0.13.8
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r $(1)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
+endef
 
 sim-check: install  ## the shipped machines in drawn scenarios with faults: SEEDS=500 FIRST=0 (5 minutes)
 	@$(BIN)/python -m weft_sim check --seeds $(SEEDS) --first $(FIRST)
@@ -29,7 +37,8 @@ sim-check: install  ## the shipped machines in drawn scenarios with faults: SEED
 kernels: install  ## build the CPU kernels for this checkout, of every level (first time: half a minute)
 	@$(BIN)/python -m weft_kernels.cpu
 
-up: install  ## install, then the whole stack on this machine with a small real model
+# Without torch, unless `make install` has been here: then a GPU serves that torch sees.
+up: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.installed-up)  ## install, then the whole stack on this machine with a small real model
 	@$(BIN)/python -m weft_kernels.cpu --here
 	@$(BIN)/weft up --demo
 
@@ -65,7 +74,7 @@ dev-cluster-down: install  ## end the dev cluster
 bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API server of its own (3 minutes)
 	@$(CLUSTER) bench-operator
 
-# From the checkout as it is: torch, Triton and numpy of GPU_PYTHON, no virtual environment. GPU_FLAGS: `--help` has them.
+# From the checkout as it is: torch, Triton, numpy and ml_dtypes of GPU_PYTHON, no virtual environment. GPU_FLAGS: `--help` has them.
 GPU_PYTHON ?= python3
 GPU := PYTHONPATH=kernels:services/gpu-runner:bench:. PYTHONUNBUFFERED=1 $(GPU_PYTHON) -m weft_bench.gpu
 
@@ -85,7 +94,7 @@ crds: install  ## write crds/ again from weft/api
 golden: install  ## write the chart's golden renders again (needs helm: make cluster-tools)
 	$(HARNESS).chart
 
-lock: install  ## write requirements.lock again from pyproject.toml
+lock: install  ## write requirements.lock, up.lock and those of the images again from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --generate-hashes --no-emit-index-url --output-file requirements.lock --quiet
 	$(BIN)/python images/lock.py
 

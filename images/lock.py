@@ -1,4 +1,4 @@
-"""`make lock`: the locks of the images, of the same versions as requirements.lock."""
+"""`make lock`: the locks of the images and of `make up`, of the same versions as requirements.lock."""
 
 import subprocess
 import sys
@@ -7,14 +7,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CONTROL = ("kubernetes", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "cli", "tracing")
 RUNNER = ("runner", "offload", "tracing")
-NO_CUDA = ("--excludes", "images/no-cuda.txt", "--no-emit-package", "torch")
+UP = ("operator", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "runner", "cli")
 
 
 def main() -> int:
-    lock("build", "images/build.in")
-    lock("control", *extras(*CONTROL))
-    lock("runner", *extras(*RUNNER))
-    lock("runner-cpu", *extras(*RUNNER), *NO_CUDA)
+    lock("images/build.lock", "images/build.in")
+    lock("images/control.lock", *extras(*CONTROL))
+    lock("images/runner.lock", *extras("torch", *RUNNER))
+    lock("images/runner-cpu.lock", *extras(*RUNNER))
+    lock("up.lock", *extras(*UP))
     return 0
 
 
@@ -23,7 +24,7 @@ def extras(*names: str) -> tuple[str, ...]:
     return ("pyproject.toml", *flags, "--constraint", "requirements.lock")
 
 
-def lock(name: str, *what: str) -> None:
+def lock(path: str, *what: str) -> None:
     how = ("--python-version", "3.11", "--universal", "--generate-hashes", "--no-emit-index-url", "--quiet")
     command = (
         Path(sys.executable).with_name("uv"),
@@ -32,7 +33,7 @@ def lock(name: str, *what: str) -> None:
         *what,
         *how,
         "--output-file",
-        f"images/{name}.lock",
+        path,
     )
     subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 (our own words)
 

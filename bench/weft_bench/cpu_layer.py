@@ -31,6 +31,7 @@ from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model.checkpoint import Checkpoint, LayerTensors, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.host_tensors import arrays_of, tensor_of
 
 SITES = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 PAGE_TOKENS = 16
@@ -53,8 +54,9 @@ class TorchLayer:
 
     @classmethod
     def of(cls, layer: LayerTensors, spec: ModelSpec, dtype: torch.dtype) -> "TorchLayer":
-        parts = (torch.cat([layer.projections[name] for name in site]).to(dtype) for site in SITES)
-        return cls(spec, layer.attention_norm.to(dtype), layer.mlp_norm.to(dtype), *parts)
+        parts = (torch.cat([tensor_of(layer.projections[name]) for name in site]).to(dtype) for site in SITES)
+        norms = (tensor_of(norm).to(dtype) for norm in (layer.attention_norm, layer.mlp_norm))
+        return cls(spec, *norms, *parts)
 
     def keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[KV heads, T, D] of x[T, H] at positions from 0 on."""
@@ -144,8 +146,8 @@ class _Layers:
             library, checkpoint, threads=threads, pages=rows * self._pages, page_tokens=PAGE_TOKENS, slots=rows
         )
         for slot, tensors in enumerate(adapters):
-            self._native.adapters.put(slot, self._native.adapters.build(tensors, Scale(1.0)))
-        self._embedding = checkpoint.embedding
+            self._native.adapters.put(slot, self._native.adapters.build(arrays_of(tensors), Scale(1.0)))
+        self._embedding = tensor_of(checkpoint.embedding)
         self._torch = {dtype: TorchLayer.of(checkpoint.layer(0), checkpoint.spec, dtype) for dtype in DTYPES}
         self._fill(rows)
 
@@ -159,7 +161,7 @@ class _Layers:
         ]
         step = step_of(parts, PAGE_TOKENS)
         runs: dict[tuple[str, torch.dtype], Run] = {
-            (OURS, torch.float32): partial(self._native.run, step, first=0, last=1)
+            (OURS, torch.float32): lambda: torch.from_numpy(self._native.run(step, first=0, last=1))
         }
         for dtype, layer in self._torch.items():
             x, kv = self._embedding[tokens].to(dtype), [one[: batch.rows].to(dtype) for one in self._kv]

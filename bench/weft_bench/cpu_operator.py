@@ -34,6 +34,7 @@ from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import BF16, ModelStruct, SegmentStruct, StepStruct
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.model.cpu.adapters import CpuAdapterStore
+from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.partition import Partition
 
 PROJECTION, SITE = "o_proj", 1
@@ -78,7 +79,7 @@ class Adapters:
         plain: dict[torch.dtype, list[Weights]] = {dtype: [] for dtype in DTYPES}
         for slot in range(operator.most_rows):
             tensors = peft_tensors(spec, {PROJECTION: rank}, slot, torch.bfloat16)
-            store.put(slot, store.build(tensors, Scale(SCALE)))
+            store.put(slot, store.build(arrays_of(tensors), Scale(SCALE)))
             a, b = (
                 next(t for name, t in tensors.items() if part in name) for part in ("lora_A", "lora_B")
             )  # layer 0's

@@ -22,8 +22,10 @@ from weft_bench.gpu_models import (
 from weft_bench.gpu_placed import Deck
 from weft_kernels.int4 import dequantised, quantised
 from weft_kernels.triton import int4
+from weft_runner.model.arrays import Array
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
+from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
@@ -71,14 +73,14 @@ ADAPTERS: tuple[dict[str, int], ...] = (
 class HostAdapter:
     """As PEFT saves it."""
 
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Array]
     scales: Scale
 
     @classmethod
     def made(cls, spec: ModelSpec, number: int, dtype: torch.dtype) -> "HostAdapter":
         """Number i has ranks of `ADAPTERS`, by turns, and numbers of its own."""
         ranks = ADAPTERS[number % len(ADAPTERS)]
-        return cls(peft_tensors(spec, ranks, 100 + number, dtype), Scale(0.5 + 0.25 * (number % 3)))
+        return cls(arrays_of(peft_tensors(spec, ranks, 100 + number, dtype)), Scale(0.5 + 0.25 * (number % 3)))
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ def _same(context: CheckContext, vocab: int, make: Make) -> None:
     (n_rows,) = context.of((64,), (4,))
     logits = _logits(n_rows, vocab)
     draws = [make(rng, row, vocab) for row in range(n_rows)]
-    expected = [None if choice is None else choice.token for choice in sample(logits, draws)]
+    expected = [None if choice is None else choice.token for choice in sample(logits.numpy(), draws)]
     chooser = GpuSampler(n_rows, vocab, context.device)
     found = [None if token < 0 else token for token in chooser.tokens(logits.to(context.device), draws).tolist()]
     wrong = [row for row in range(n_rows) if found[row] != expected[row]]

@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.plan import plan_rows
+from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.step import StepInput, StepRow
 
 SCALE = 0.75
@@ -41,7 +43,7 @@ def write_model(root: Path, seed: int, dtype: torch.dtype = torch.bfloat16, **co
     return {path.name: path for path in root.iterdir()}
 
 
-def adapter_tensors(spec: ModelSpec, seed: int, ranks: dict[str, int]) -> dict[str, torch.Tensor]:
+def adapter_tensors(spec: ModelSpec, seed: int, ranks: dict[str, int]) -> dict[str, Array]:
     """A random adapter with these ranks by projection, in PEFT's names."""
     random = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -52,7 +54,7 @@ def adapter_tensors(spec: ModelSpec, seed: int, ranks: dict[str, int]) -> dict[s
             key = f"base_model.model.model.layers.{layer}.{block}.{name}"
             tensors[f"{key}.lora_A.weight"] = torch.randn(rank, n_in, generator=random) / n_in**0.5
             tensors[f"{key}.lora_B.weight"] = torch.randn(n_out, rank, generator=random) / rank**0.5
-    return tensors
+    return arrays_of(tensors)
 
 
 def make_step(rows: Iterable[tuple[Sequence[int], int, Sequence[int], int | None]]) -> StepInput:

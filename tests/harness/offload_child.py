@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness.native_models import make_step
 from weft_kernels.cpu.library import load
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
@@ -46,7 +48,7 @@ def main(model: Path, folder: Path, device_bytes: int, kv_disk_pages: int, group
     executor.run(make_step([(list(range(12)), 0, pages[7:], None)]))
     for step in range(STEPS):
         logits = executor.run(make_step([(list(range(100)), 0, pages[:7], None), ([step], 12 + step, pages[7:], None)]))
-        sums.append(logits.double().sum().item())
+        sums.append(float(logits.sum(dtype=np.float64)))
     figures = executor.figures
     (packed,) = folder.glob("*.packed")
     print(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from harness import interpreter
+from harness.arrays import as_tensor
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import load as load_library
@@ -310,7 +311,7 @@ class Rows:
             sequence.position += count
         step = StepInput(tuple(tokens), tuple(rows), plan_rows(slots, self._ranks))
         check_step(step, self._page_tokens)
-        logits = self._executor.run(step)
+        logits = as_tensor(self._executor.run(step))
         return {key: logits[i].clone() for i, key in enumerate(counts)}
 
     def _load(self, slot: int, folder: Path) -> None:

@@ -15,8 +15,9 @@ import torch
 
 from harness.waiting import PATIENCE_S
 from weft.artifacts.adapter_config import parse_adapter_config
-from weft_runner import executors
-from weft_runner.executors import ModelSource, make_executor
+from weft_runner import torch_executors
+from weft_runner.cpu_executors import ModelSource
+from weft_runner.executors import make_executor
 from weft_runner.model.adapter_store import AdapterFiles, map_tensors
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.tensor_parallel import ProcessGroup
@@ -71,7 +72,7 @@ def staged(
 
 def _patient(settings: RunnerSettings, files: dict[str, Path], patience_s: float) -> Any:
     """What a runner makes, but for the patience of its ranks."""
-    with mock.patch.object(executors, "PATIENCE_S", patience_s):
+    with mock.patch.object(torch_executors, "PATIENCE_S", patience_s):
         return make_executor(settings, base_of(files))
 
 

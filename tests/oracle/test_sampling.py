@@ -28,7 +28,7 @@ finite_logits = st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=60)
 def chosen_of(logits: torch.Tensor, sampling: Sampling, n: int) -> list[int]:
     """What one row chooses at positions 0..n-1."""
     draws = [SamplingArgs(sampling, position, logit_adjustments(sampling, ())) for position in range(n)]
-    return [choice.token for choice in sample(logits.repeat(n, 1), draws) if choice is not None]
+    return [choice.token for choice in sample(logits.repeat(n, 1).numpy(), draws) if choice is not None]
 
 
 @given(finite_logits, st.dictionaries(st.integers(0, 59), st.floats(-100, 100, width=32), max_size=8))
@@ -108,6 +108,6 @@ def test_before_min_tokens_the_answers_ends_are_banned_as_in_transformers(values
 
 
 def likeliest(row: torch.Tensor, sampling: Sampling, prompt, answer, eos=()) -> int:
-    (found,) = sample(row[None], [SamplingArgs(sampling, 0, logit_adjustments(sampling, answer, prompt, eos))])
+    (found,) = sample(row[None].numpy(), [SamplingArgs(sampling, 0, logit_adjustments(sampling, answer, prompt, eos))])
     assert found is not None
     return found.token

@@ -45,6 +45,10 @@ def main(argv: list[str] | None = None, wrap: "WrapExecutor | None" = None) -> i
 
 def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     """The first rank of another host. Raises RunnerError, CannotStart."""
+    from weft_runner.executors import require_torch
+
+    require_torch("--host-index")
+
     from weft_runner.parallel.hosts import local_ranks
     from weft_runner.shell.depot import DepotSource
     from weft_runner.shell.engine_factory import machine_here
@@ -83,7 +87,7 @@ def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     probes.start()
     try:
         with uncollected_imports():
-            from weft_runner.shell.process import serve_runner  # torch, after everything that fails fast
+            from weft_runner.shell.process import serve_runner  # after everything that fails fast
 
         return asyncio.run(serve_runner(settings, probes, not_ready.append, tls, wrap, spans))
     finally:

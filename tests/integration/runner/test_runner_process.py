@@ -6,6 +6,7 @@ A start is most of what a test here costs: what can be asked of a runner that ot
 import asyncio
 import logging
 import math
+import os
 import re
 import signal
 import socket
@@ -297,10 +298,20 @@ async def test_a_runner_registers_serves_two_adapters_and_drains(long_world, dep
                 await supervisor.until(lambda: supervisor.states[-1].draining)
 
 
-async def test_every_torch_executor_gives_the_same_tokens_over_the_wire_and_a_runner_started_again_is_known(
-    new_world, small_config, make_driver, depot, tmp_path
+def hide_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that start from now on cannot import it."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text('import sys\n\nsys.modules["torch"] = None\n')
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    assert (
+        b"import of torch halted" in subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).stderr
+    )
+
+
+async def test_every_executor_gives_the_same_tokens_over_the_wire_and_a_runner_started_again_is_known(
+    new_world, small_config, make_driver, depot, tmp_path, monkeypatch
 ):
-    """The engine's alone on the reference. cuda: under Triton's interpreter, as the environment says."""
+    """The engine's alone on the reference. cuda: under Triton's interpreter, as the environment says. cpu: no torch."""
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     world = new_world(tmp_path / "narrow", {**small_config, **heads})
     base, digest = depot.publish("model", world.write_base()), depot.publish("adapter", world.write_adapter("a"))
@@ -309,7 +320,9 @@ async def test_every_torch_executor_gives_the_same_tokens_over_the_wire_and_a_ru
         expected.post(expected.request(key, [5, 6, 7], 4, adapter, sampling=Sampling(ignore_eos=True)))
     expected.finish()
     lives = []
-    for flags in (("--executor=reference",), ("--executor=cuda", "--dtype=fp32")):
+    for flags in (("--executor=reference",), ("--executor=cuda", "--dtype=fp32"), ("--executor=cpu", "--dtype=fp32")):
+        if flags[0] == "--executor=cpu":
+            hide_torch(tmp_path / "site", monkeypatch)
         async with supervised() as (supervisor, where):
             with running(depot.url, where, base, tmp_path / "data", "--profile=off", *flags) as runner:
                 await supervisor.until(lambda: bool(supervisor.states))
@@ -323,8 +336,8 @@ async def test_every_torch_executor_gives_the_same_tokens_over_the_wire_and_a_ru
                     answers = await gateway.answers("base", "adapted")
                     assert answers == {key: expected.answer(key) for key in ("base", "adapted")}
                 assert await runner.stop() == 0
-    assert lives[0].uuid == lives[1].uuid
-    assert lives[0].incarnation != lives[1].incarnation
+    assert len({life.uuid for life in lives}) == 1
+    assert len({life.incarnation for life in lives}) == len(lives)
 
 
 def flipped(data: bytes) -> bytes:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +47,7 @@ def told(choices: list[SampledToken | None]) -> list[str]:
     return [repr(choice) for choice in choices]
 
 
-def assert_same(choosers: dict[str, NativeSampler], logits: torch.Tensor, draws: list[SamplingArgs]) -> None:
+def assert_same(choosers: dict[str, NativeSampler], logits: np.ndarray, draws: list[SamplingArgs]) -> None:
     expected = told(sample(logits, draws))
     for level, chooser in choosers.items():
         assert told(chooser.sample(logits, draws)) == expected, level
@@ -111,14 +110,14 @@ def test_every_level_chooses_what_numpy_chooses(choosers, kind, data, vocab, see
     random = np.random.default_rng(seed)
     rows = ROWS[kind](random.normal(size=(len(data), vocab)) * 3).astype(np.float32)
     draws = [draw_of(sampling, position, tuple(answer)) for sampling, position, answer in data]
-    assert_same(choosers, torch.tensor(rows), draws)
+    assert_same(choosers, rows, draws)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40), samplings, st.integers(0, 9999))
 @settings(max_examples=2 * EXAMPLES)
 def test_any_bits_in_the_logits_give_what_numpy_gives(choosers, bits, sampling, position):
     """NaNs of both signs and with any payload, infinities, denormals: a choice or none, and the same one."""
-    logits = torch.from_numpy(np.array(bits, np.uint32).view(np.float32)).clone()[None]
+    logits = np.array(bits, np.uint32).view(np.float32)[None]
     assert_same(choosers, logits, [draw_of(sampling, position, (0, 0, len(bits) - 1))])
 
 
@@ -133,7 +132,7 @@ def test_masked_rows_choose_among_their_tokens_as_numpy_does_and_the_others_as_b
     choosers, kind, data, vocab, seed
 ):
     random = np.random.default_rng(seed)
-    rows = torch.tensor(ROWS[kind](random.normal(size=(len(data), vocab)) * 3).astype(np.float32))
+    rows = ROWS[kind](random.normal(size=(len(data), vocab)) * 3).astype(np.float32)
     share = [set(np.flatnonzero(random.random(vocab) < part).tolist()) if masked else () for _, part, masked in data]
     draws = [draw_of(d[0], 0, (), tokens, vocab) for d, tokens in zip(data, share, strict=True)]
     assert_same(choosers, rows, draws)
@@ -145,7 +144,7 @@ def test_masked_rows_choose_among_their_tokens_as_numpy_does_and_the_others_as_b
 
 
 def test_a_row_whose_mask_is_empty_or_leaves_what_is_impossible_has_no_token(choosers):
-    logits = torch.tensor([[1.0, 2.0, -math.inf]])
+    logits = np.array([[1.0, 2.0, -math.inf]], np.float32)
     for allowed, token in (((2,), None), ((0, 2), 0), ((0, 1, 2), 1)):
         draw = draw_of(Sampling(), allowed=allowed, vocab=3)
         assert_same(choosers, logits, [draw])
@@ -159,7 +158,7 @@ def test_a_row_whose_mask_is_empty_or_leaves_what_is_impossible_has_no_token(cho
 
 @pytest.mark.parametrize(("vocab", "spread"), [(32_000, 4.0), (49_152, 0.0), (151_936, 1.0), (200_000, 4.0)])
 def test_whole_vocabularies_give_what_numpy_gives(choosers, vocab, spread):
-    logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+    logits = np.random.default_rng(vocab).normal(size=(8, vocab)).astype(np.float32) * np.float32(spread)
     logits[0, 77] += 12
     draws = [
         draw_of(
@@ -195,15 +194,15 @@ def test_given_tokens_have_the_log_probabilities_that_numpy_gives(choosers, kind
     sampling = Sampling(seed=seed, temperature=1.0, prompt_logprobs=n_top)
     draws = [SamplingArgs(sampling, at, given=token) for at, token in enumerate(given)]
     draws += [SamplingArgs(sampling, 9), SamplingArgs(sampling, 9, given=3)]
-    assert_same(choosers, torch.tensor(rows), draws)
-    found = choosers["portable"].sample(torch.tensor(rows), draws)
+    assert_same(choosers, rows, draws)
+    found = choosers["portable"].sample(rows, draws)
     assert [one and one.token for one in found[: len(given)]] == given
     assert found[-1] is None
 
 
 def test_draws_reach_every_part_of_a_flat_distribution(choosers):
     """Past the few likeliest tokens: 3,000 equal ones, cut by top_p, each draw among the lowest ids that it keeps."""
-    logits = torch.zeros(2000, 3000)
+    logits = np.zeros((2000, 3000), np.float32)
     draws = [draw_of(Sampling(seed=9, temperature=1.0, top_p=0.25), position) for position in range(2000)]
     for chooser in choosers.values():
         tokens = [choice.token for choice in chooser.sample(logits, draws) if choice is not None]
@@ -220,7 +219,7 @@ def test_draws_reach_every_part_of_a_flat_distribution(choosers):
 def test_a_row_chooses_the_same_whatever_its_batch_mates_and_its_place(choosers, chosen, seed):
     """The workspace is shared by rows one after another: nothing of one shows in the next, spoiled rows included."""
     random = np.random.default_rng(seed)
-    logits = torch.tensor(random.normal(size=(len(chosen), 400)).astype(np.float32) * 5)
+    logits = random.normal(size=(len(chosen), 400)).astype(np.float32) * 5
     logits[int(random.integers(len(chosen))), 3] = float(random.choice([math.nan, math.inf, 0.0]))
     draws = [draw_of(sampling, int(random.integers(10_000)), (1, 2, 2)) for sampling in chosen]
     order = random.permutation(len(draws)).tolist()
@@ -232,11 +231,11 @@ def test_a_row_chooses_the_same_whatever_its_batch_mates_and_its_place(choosers,
 
 def test_what_lies_between_and_behind_the_rows_is_not_read(choosers):
     """Rows of 130 logits with a stride of 160: the rest is NaN, which any read would turn into no choice."""
-    whole = torch.full((5, 160), math.nan)
-    whole[:, :130] = torch.randn(5, 130, generator=torch.Generator().manual_seed(1))
+    whole = np.full((5, 160), math.nan, np.float32)
+    whole[:, :130] = np.random.default_rng(1).normal(size=(5, 130))
     draws = [draw_of(Sampling(seed=i, temperature=float(i), top_logprobs=20)) for i in range(5)]
     for chooser in choosers.values():
-        assert told(chooser.sample(whole[:, :130], draws)) == told(sample(whole[:, :130].contiguous(), draws))
+        assert told(chooser.sample(whole[:, :130], draws)) == told(sample(whole[:, :130].copy(), draws))
 
 
 def test_the_workspace_is_all_that_is_written_and_what_it_held_does_not_matter(library):
@@ -263,12 +262,12 @@ def test_the_workspace_is_all_that_is_written_and_what_it_held_does_not_matter(l
 
 
 def test_inputs_stay_as_they_are(choosers):
-    logits = torch.randn(3, 200)
-    before = logits.clone()
+    logits = np.random.default_rng(0).normal(size=(3, 200)).astype(np.float32)
+    before = logits.copy()
     draws = [draw_of(Sampling(temperature=1.0, presence_penalty=1.0, top_logprobs=0), i, (1, 2, 3)) for i in range(3)]
     for chooser in choosers.values():
         chooser.sample(logits, draws)
-    assert torch.equal(logits, before)
+    assert np.array_equal(logits, before)
 
 
 # ---- refusals

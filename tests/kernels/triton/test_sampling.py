@@ -107,7 +107,7 @@ def put(x: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int
 
 
 def assert_same(logits: torch.Tensor, draws: list[SamplingArgs], device: torch.device, listed: int = LISTED) -> None:
-    expected = [None if choice is None else choice.token for choice in sample(logits, draws)]
+    expected = [None if choice is None else choice.token for choice in sample(logits.numpy(force=True), draws)]
     assert drawn(logits, draws, device, listed) == expected
 
 
@@ -215,7 +215,7 @@ def test_what_is_scaled_banned_and_cut_is_what_numpy_has(
     logits = logits_of(kind, len(draws), 40, seed)
     before = logits.clone()
     found = GpuSampler(len(draws), 40, device).tokens(logits.to(device), draws).tolist()
-    assert found == [-1 if choice is None else choice.token for choice in sample(logits, draws)]
+    assert found == [-1 if choice is None else choice.token for choice in sample(logits.numpy(force=True), draws)]
     assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "log probabilities are of the raw logits"
 
 
@@ -228,7 +228,7 @@ def test_a_bin_with_more_tokens_than_are_listed_is_searched_in_the_row(kind: str
 def test_tokens_are_drawn_from_all_over_the_row(device: torch.device) -> None:
     logits = logits_of("normal", 1, 1000, 3).repeat(16, 1)
     draws = [SamplingArgs(Sampling(seed=9, temperature=1.5, top_p=0.99), position) for position in range(16)]
-    expected = [choice and choice.token for choice in sample(logits, draws)]
+    expected = [choice and choice.token for choice in sample(logits.numpy(force=True), draws)]
     assert len(set(expected)) > 8
     assert drawn(logits, draws, device) == expected
 
@@ -251,7 +251,7 @@ def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> Non
             put([0.8] * len(draws), device, torch.float64),
             put([0.7] * len(draws), device, torch.float64),
         )
-        assert chosen.tolist() == [choice and choice.token for choice in sample(logits, draws)]
+        assert chosen.tolist() == [choice and choice.token for choice in sample(logits.numpy(force=True), draws)]
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 33, 300, SHARE + 33])
@@ -272,7 +272,7 @@ def test_masked_rows_draw_what_numpy_draws_beside_rows_without_a_mask(vocab: int
     logits = logits_of("normal", len(draws), vocab, 1)
     logits[5, 0] = -INF
     found = GpuSampler(len(draws), vocab, device).tokens(logits.to(device), draws).tolist()
-    assert found == [-1 if choice is None else choice.token for choice in sample(logits, draws)]
+    assert found == [-1 if choice is None else choice.token for choice in sample(logits.numpy(force=True), draws)]
     assert found[5] == -1
 
 

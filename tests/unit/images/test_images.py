@@ -113,7 +113,7 @@ def test_the_control_planes_image_has_every_extra_but_the_runners() -> None:
     wanted = [
         re.split(r"[\[<>=!~ ]", requirement)[0].lower()
         for extra, requirements in project["optional-dependencies"].items()
-        if extra not in ("runner", "bench", "dev", "all")
+        if extra not in ("runner", "torch", "bench", "dev", "all")
         for requirement in (*requirements, *project["dependencies"])
     ]
     assert set(wanted) - {"weft"} <= names("images/control.lock")
@@ -134,8 +134,15 @@ def test_the_runners_image_has_no_web_framework_and_no_control_plane() -> None:
     assert names("images/runner.lock") & light == set()
 
 
-def test_the_cpu_variant_is_the_runner_without_torch_and_cuda() -> None:
+def test_the_cpu_variant_is_the_runner_without_torch_and_what_torch_alone_asks_for() -> None:
     without = names("images/runner.lock") - names("images/runner-cpu.lock")
     assert "torch" in without
-    assert [name for name in without if not re.match(r"torch|triton|nvidia|cuda", name)] == []
+    asked = {"filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "setuptools", "sympy"}
+    assert [name for name in without - asked if not re.match(r"torch|triton|nvidia|cuda", name)] == []
     assert names("images/runner-cpu.lock") < names("images/runner.lock")
+
+
+def test_make_up_installs_every_process_and_no_torch() -> None:
+    assert pins("up.lock") <= pins("requirements.lock"), "run `make lock`"
+    assert {"fastapi", "scipy", "sqlalchemy", "boto3", "ml-dtypes", "typer"} <= names("up.lock")
+    assert [name for name in names("up.lock") if re.match(r"torch|triton|nvidia|cuda|transformers", name)] == []

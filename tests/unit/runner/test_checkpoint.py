@@ -18,7 +18,9 @@ from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.model.tensors import model_tensors
 from weft_runner.errors import StoppedAtStart, WeightsInvalid
 from weft_runner.model.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
-from weft_runner.model.weights import check_finite, load_weights
+from weft_runner.model.finite import check_finite
+from weft_runner.model.host_tensors import array_of, tensor_of
+from weft_runner.model.weights import load_weights
 
 Q0 = "model.layers.0.self_attn.q_proj"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -93,9 +95,9 @@ def test_every_tensor_is_a_view_in_its_stored_dtype(tmp_path, architecture, dtyp
     checkpoint = open_checkpoint(write(tmp_path, tensors, shards), spec)
     for name, tensor in tensors.items():
         read = checkpoint.tensor(name)
-        assert read.dtype is dtype
-        assert torch.equal(read, tensor)
-        assert read.data_ptr() == checkpoint.tensor(name).data_ptr(), "no copy was made"
+        assert tensor_of(read).dtype is dtype
+        assert torch.equal(tensor_of(read), tensor)
+        assert read.ctypes.data == checkpoint.tensor(name).ctypes.data, "no copy was made"
 
 
 def test_a_layer_has_what_its_family_has(tmp_path):
@@ -104,10 +106,10 @@ def test_a_layer_has_what_its_family_has(tmp_path):
     checkpoint = open_checkpoint(write(tmp_path, tensors), spec)
     layer = checkpoint.layer(2)
     assert list(layer.projections) == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    assert torch.equal(layer.projections["down_proj"], tensors["model.layers.2.mlp.down_proj.weight"])
-    assert torch.equal(layer.biases["v_proj"], tensors["model.layers.2.self_attn.v_proj.bias"])
+    assert torch.equal(tensor_of(layer.projections["down_proj"]), tensors["model.layers.2.mlp.down_proj.weight"])
+    assert torch.equal(tensor_of(layer.biases["v_proj"]), tensors["model.layers.2.self_attn.v_proj.bias"])
     assert (layer.q_norm, layer.k_norm, layer.window, checkpoint.layer(1).window) == (None, None, 9, 0)
-    assert torch.equal(checkpoint.head, tensors["lm_head.weight"])
+    assert torch.equal(tensor_of(checkpoint.head), tensors["lm_head.weight"])
 
 
 def test_weights_for_the_reference_are_stacked_and_in_fp32(tmp_path):
@@ -152,7 +154,7 @@ def test_a_view_outlives_its_checkpoint_and_its_file(tmp_path):
     files = write(tmp_path, tensors)
     view = open_checkpoint(files, spec).tensor(f"{Q0}.weight")
     files[SINGLE].unlink()
-    assert torch.equal(view, tensors[f"{Q0}.weight"])
+    assert torch.equal(tensor_of(view), tensors[f"{Q0}.weight"])
 
 
 def test_loading_stops_between_two_tensors(tmp_path):
@@ -178,7 +180,7 @@ def test_a_header_that_is_not_padded_is_read(tmp_path):
     text += b" " * (1 - len(text) % 2)  # an odd length
     (tmp_path / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + data)
     checkpoint = open_checkpoint(files_of(tmp_path), spec)
-    assert all(torch.equal(checkpoint.tensor(name), tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(tensor_of(checkpoint.tensor(name)), tensor) for name, tensor in tensors.items())
 
 
 # ---- refusals
@@ -233,7 +235,7 @@ def test_rotary_tables_and_a_tied_head_are_let_be(tmp_path):
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     checkpoint = open_checkpoint(write(tmp_path, tensors), spec)
-    assert checkpoint.head.data_ptr() == checkpoint.embedding.data_ptr()
+    assert checkpoint.head.ctypes.data == checkpoint.embedding.ctypes.data
 
 
 def rewrite_index(folder: Path, change: Callable[[dict[str, str]], Any]) -> dict[str, Path]:
@@ -300,20 +302,20 @@ def test_a_torn_or_empty_file_is_named(tmp_path):
 )
 def test_a_number_that_is_not_finite_is_named_by_its_place(dtype, shape, wrong, rng: random.Random):
     tensor = torch.full(shape, -torch.finfo(dtype).max, dtype=dtype)
-    check_finite("t", tensor)
+    check_finite("t", array_of(tensor))
     at = tuple(rng.randrange(size) for size in shape)
     tensor[at] = wrong
     with pytest.raises(WeightsInvalid, match=rf"t is NaN or infinite at \[{', '.join(map(str, at))}\]"):
-        check_finite("t", tensor)
+        check_finite("t", array_of(tensor))
 
 
 @pytest.mark.parametrize("at", [0, (1 << 18) - 1, 1 << 18, (1 << 19) + 6])
 def test_every_chunk_is_looked_at(at):
     tensor = torch.zeros((1 << 19) + 7, dtype=torch.bfloat16)
-    check_finite("t", tensor)
+    check_finite("t", array_of(tensor))
     tensor[at] = float("nan")
     with pytest.raises(WeightsInvalid, match=rf"\[{at}\]"):
-        check_finite("t", tensor)
+        check_finite("t", array_of(tensor))
 
 
 @pytest.mark.parametrize("name", [n for n, _ in model_tensors(spec_of()) if "layers.1" in n or "layers" not in n])

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 from harness.native_models import Scales, adapter_tensors, write_model
 from weft.domain.model.config import ModelSpec
@@ -19,12 +19,13 @@ from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.structs import BF16, FP32
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.adapter_store import map_tensors
+from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array, native
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.adapters import CpuAdapter, CpuAdapterStore, SpareMemory
 from weft_runner.model.lora import adapter_pairs
 from weft_runner.model.partition import Partition
 
-DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+DTYPES = (BFLOAT16, FLOAT32, FLOAT16)
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANKS = dict.fromkeys(MODULES, 8)
 
@@ -46,26 +47,26 @@ def store_of(spec: ModelSpec, kind: int = BF16, threads: int = 1) -> CpuAdapterS
     return CpuAdapterStore(library(), library().pool(threads), Partition(spec), 4, kind)
 
 
-def packed(matrix: torch.Tensor, kind: int, pad_in: int) -> bytes:
+def packed(matrix: Array, kind: int, pad_in: int) -> bytes:
     """By the function that packs a matrix of the base."""
-    source = (matrix if matrix.dtype is not torch.float16 else matrix.float()).contiguous()
+    source = np.ascontiguousarray(native(matrix))
     n_out, n_in = source.shape
-    to = torch.zeros(library().packed_bytes(kind, n_out, n_in, pad_in) + 64, dtype=torch.uint8)
-    at, stored = -to.data_ptr() % 64, FP32 if source.dtype is torch.float32 else BF16
+    to = np.zeros(library().packed_bytes(kind, n_out, n_in, pad_in) + 64, np.uint8)
+    at, stored = -to.ctypes.data % 64, FP32 if source.dtype == np.float32 else BF16
     with library().pool(1) as pool:
         library().pack(
-            pool, source.data_ptr(), stored, n_in, (n_out, n_in), to[at:].data_ptr(), kind, pad_in=pad_in
+            pool, source.ctypes.data, stored, n_in, (n_out, n_in), to[at:].ctypes.data, kind, pad_in=pad_in
         )  # fmt: skip
-    return bytes(to[at : len(to) - 64 + at].tolist())
+    return to[at : len(to) - 64 + at].tobytes()
 
 
-def check(adapter: CpuAdapter, tensors: Mapping[str, torch.Tensor], spec: ModelSpec, kind: int) -> None:
+def check(adapter: CpuAdapter, tensors: Mapping[str, Array], spec: ModelSpec, kind: int) -> None:
     """Every matrix is where its site says, as it would be alone."""
     end = adapter.memory.address
     by_site = [site for layer in adapter_pairs(tensors, Scales(), spec) for site in layer]
     for site, pairs in zip(adapter.sites, by_site, strict=True):
         assert site["n_slices"] == len(pairs)
-        parts = [(site["a"], torch.cat([pair.a for pair in pairs]), 32)] if pairs else []
+        parts = [(site["a"], np.concatenate([native(pair.a) for pair in pairs]), 32)] if pairs else []
         parts += [(part["b"], pair.b, 2) for part, pair in zip(site["slice"], pairs, strict=False)]
         for address, matrix, pad_in in parts:
             assert address == -(-end // 64) * 64
@@ -85,22 +86,22 @@ def test_any_split_into_slices_gives_the_bytes_of_whole_matrices(spec: ModelSpec
     slice_bytes = data.draw(st.one_of(st.integers(1, 20_000), st.just(1 << 30)), label="slice bytes")
     dtypes = data.draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3), label="dtypes")
     drawn = adapter_tensors(spec, data.draw(st.integers(0, 99)), ranks)
-    tensors = {name: tensor.to(dtypes[i % len(dtypes)]) for i, (name, tensor) in enumerate(drawn.items())}
+    tensors = {name: tensor.astype(dtypes[i % len(dtypes)]) for i, (name, tensor) in enumerate(drawn.items())}
     store = store_of(spec, kind, threads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("weft_runner.model.cpu.adapter_plan.SLICE_BYTES", slice_bytes)
         check(store.build(tensors, Scales()), tensors, spec, kind)
 
 
-def saved(folder: Path, spec: ModelSpec, seed: int, dtype: torch.dtype = torch.bfloat16) -> Path:
+def saved(folder: Path, spec: ModelSpec, seed: int, dtype: np.dtype = BFLOAT16) -> Path:
     path = folder / f"{seed}.safetensors"
-    save_file({name: tensor.to(dtype) for name, tensor in adapter_tensors(spec, seed, RANKS).items()}, path)
+    save_file({name: tensor.astype(dtype) for name, tensor in adapter_tensors(spec, seed, RANKS).items()}, path)
     return path
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_files_of_one_layout_share_a_plan_and_nothing_else(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype
 ) -> None:
     store, planned = store_of(spec), list[object]()
     plan = store._planner.plan
@@ -109,7 +110,7 @@ def test_files_of_one_layout_share_a_plan_and_nothing_else(
     for tensors in files:
         check(store.build(tensors, Scales()), tensors, spec, BF16)
         assert store.needs(tensors, Scales()) == store.build(tensors, Scales()).n_bytes
-    assert len(planned) == (1 if dtype is not torch.float16 else 9), "copies of other numbers have other addresses"
+    assert len(planned) == (1 if dtype != FLOAT16 else 9), "copies of other numbers have other addresses"
 
 
 def test_scales_are_each_adapters_own(spec: ModelSpec, tmp_path: Path) -> None:

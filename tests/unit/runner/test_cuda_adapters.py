@@ -10,8 +10,10 @@ import torch
 from harness.small_runner import PROJECTIONS, adapter_tensors
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import AdapterInvalid
+from weft_runner.model.arrays import Array
 from weft_runner.model.cuda import adapters as paged_adapters
 from weft_runner.model.cuda.adapters import PagedAdapterStore
+from weft_runner.model.host_tensors import arrays_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.partition import Partition
 
@@ -35,8 +37,8 @@ def store(small_config, monkeypatch) -> PagedAdapterStore:
 
 
 @pytest.fixture
-def tensors(store) -> dict[str, torch.Tensor]:
-    return adapter_tensors(store._part.whole, 3, 8, PROJECTIONS)
+def tensors(store) -> dict[str, Array]:
+    return arrays_of(adapter_tensors(store._part.whole, 3, 8, PROJECTIONS))
 
 
 @pytest.fixture
@@ -102,4 +104,4 @@ def test_a_copy_whose_load_failed_half_way_is_packed_from_there_on(store, tensor
 
 def test_a_wrong_adapter_is_refused_before_anything_is_kept(store):
     with pytest.raises(AdapterInvalid, match="rank 17 is above"):
-        store.copy(adapter_tensors(store._part.whole, 3, 17, PROJECTIONS), Doubled())
+        store.copy(arrays_of(adapter_tensors(store._part.whole, 3, 17, PROJECTIONS)), Doubled())

@@ -1,6 +1,7 @@
 """Which executor serves, and what is said where it is not the one that was hoped for."""
 
 import logging
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
-from weft_runner import executors
+from weft_runner import cpu_executors, torch_executors
+from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorUnavailable
-from weft_runner.executors import ModelSource, make_executor
+from weft_runner.executors import make_executor
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import RunnerSettings, parse_settings
 
@@ -51,13 +53,13 @@ def no_library(monkeypatch) -> None:
     def load(*args: Any) -> Any:
         raise NativeUnavailable("no compiler: tried c++, g++, clang++")
 
-    monkeypatch.setattr(executors, "load", load)
+    monkeypatch.setattr(cpu_executors, "load", load)
 
 
 @pytest.fixture
 def any_model(monkeypatch) -> None:
     """The small model's sizes do not matter: the library is what is missing."""
-    monkeypatch.setattr(executors, "unsupported_reason", no_fault)
+    monkeypatch.setattr(cpu_executors, "unsupported_reason", no_fault)
 
 
 def test_reference_is_what_it_is_asked_to_be(base):
@@ -79,9 +81,37 @@ def test_without_a_library_the_reference_serves_and_the_log_says_why_and_what_it
 @pytest.mark.parametrize("how", [["--executor=auto"], ["--executor=cuda"], ["--pipeline-parallel=2"]])
 def test_who_names_an_attention_of_gpus_is_not_served_by_a_cpu(base, how, monkeypatch):
     """Under the interpreter our kernels would run, and FlashInfer does not. What else the model lacks is not asked."""
-    monkeypatch.setattr(executors, "unsupported_on_gpu", lambda *_: "")
+    monkeypatch.setattr(torch_executors, "unsupported_on_gpu", lambda *_: "")
     with pytest.raises(ExecutorUnavailable, match="--attention flashinfer needs a GPU"):
         make_executor(settings("--attention=flashinfer", *how), base)
+
+
+@pytest.fixture
+def no_torch(monkeypatch) -> None:
+    """An installation of the extra `runner` alone."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--executor=reference", "--executor reference"),
+        ("--executor=cuda", "--executor cuda"),
+        ("--attention=flashinfer", "--executor cuda"),
+        ("--tensor-parallel=2", "--tensor-parallel"),
+        ("--pipeline-parallel=2", "--pipeline-parallel"),
+    ],
+)
+def test_without_torch_what_needs_it_is_refused_and_the_extra_is_named(base, no_torch, flag, named):
+    with pytest.raises(ExecutorUnavailable, match=rf"{named}.*: torch is not installed: pip install 'weft\[torch\]'"):
+        make_executor(settings(flag), base)
+
+
+def test_without_torch_a_model_that_the_native_executor_cannot_serve_is_refused_with_both_reasons(
+    base, no_torch, no_library, any_model
+):
+    with pytest.raises(ExecutorUnavailable, match=r"no compiler.*; the reference executor: torch is not installed"):
+        make_executor(settings(), base)
 
 
 def test_a_pod_names_its_attention_and_dtype_in_its_environment(monkeypatch, capsys):
@@ -134,7 +164,7 @@ def test_pages_that_the_kernels_cannot_lay_out_are_refused_by_name_or_served_by_
 
 
 def test_a_model_whose_sizes_do_not_fit_is_served_by_the_reference(base, monkeypatch, caplog):
-    monkeypatch.setattr(executors, "unsupported_reason", odd_heads)
+    monkeypatch.setattr(cpu_executors, "unsupported_reason", odd_heads)
     with caplog.at_level(logging.WARNING, "weft_runner.executors"):
         assert isinstance(make_executor(settings(), base), ReferenceExecutor)
     assert caplog.records[0].__dict__["kv"]["reason"] == "head_dim 7 is odd"

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,9 +14,10 @@ from weft.domain.model.config import RopeSpec, parse_spec
 from weft_kernels.plan import SegmentPlan
 from weft_runner.errors import AdapterInvalid, WeightsInvalid
 from weft_runner.model.adapter_store import map_tensors
+from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.lora import SITES, adapter_pairs, stack_adapter
-from weft_runner.model.reference.adapters import TorchAdapterStore
+from weft_runner.model.lora import SITES, adapter_pairs
+from weft_runner.model.reference.adapters import TorchAdapterStore, stack_adapter
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import StepInput, StepRow, check_step
 from weft_runner.model.weights import load_weights
@@ -120,12 +122,12 @@ NO_LAYER = "no such linear layer|no base_model"
     ("change", "word"),
     [
         (lambda t: t.pop(next(k for k in t if "lora_B" in k)), "lora_B"),
-        (lambda t: t.update({"base_model.model.model.embed_tokens.weight": torch.ones(2)}), "whole modules"),
+        (lambda t: t.update({"base_model.model.model.embed_tokens.weight": np.ones(2, np.float32)}), "whole modules"),
         (
             lambda t: t.update({k.replace("layers.1", "layers.7"): v for k, v in list(t.items())}),
             "has 2 layers",
         ),
-        (lambda t: t.update({next(k for k in t if "lora_A" in k): torch.ones(4, 5)}), "it has to be"),
+        (lambda t: t.update({next(k for k in t if "lora_A" in k): np.ones((4, 5), np.float32)}), "it has to be"),
         (lambda t: t.update({k.replace("q_proj", "qq_proj"): v for k, v in list(t.items())}), "no such linear layer"),
         (
             lambda t: t.update({k.replace("self_attn", "mlp"): v for k, v in list(t.items())}),
@@ -139,9 +141,9 @@ NO_LAYER = "no such linear layer|no base_model"
             lambda t: t.update({k.replace(".weight", ".bias"): v for k, v in list(t.items())}),
             "no such linear layer|no base_model",
         ),
-        (lambda t: t.update({next(k for k in t if "lora_A" in k): torch.ones(())}), "it has to be"),
-        (lambda t: t.update({k: v.double() for k, v in t.items()}), "float64"),
-        (lambda t: t.update({k: v.to(torch.int8) for k, v in t.items()}), "int8"),
+        (lambda t: t.update({next(k for k in t if "lora_A" in k): np.ones((), np.float32)}), "it has to be"),
+        (lambda t: t.update({k: v.astype(np.float64) for k, v in t.items()}), "float64"),
+        (lambda t: t.update({k: v.astype(np.int8) for k, v in t.items()}), "int8"),
         (lambda t: t.update({k: v[:0] if "lora_A" in k else v[:, :0] for k, v in t.items()}), "it has to be"),
         (lambda t: t.clear(), "no tensors"),
     ],
@@ -157,7 +159,7 @@ def test_an_adapter_keeps_its_true_ranks_and_counts_its_bytes(world):
     tensors = map_tensors(world.write_adapter("a", rank=3, modules=("q_proj", "v_proj")) / "adapter_model.safetensors")
     adapter = stack_adapter(adapter_pairs(tensors, One(), world.spec), world.spec)
     assert (adapter.rank, adapter.site_rank) == (3, 6)
-    assert adapter.n_bytes == sum(t.numel() * 4 for t in tensors.values())
+    assert adapter.n_bytes == sum(t.size * 4 for t in tensors.values())
     assert [site is None for site in adapter.sites[0]] == [False, True, True, True]
 
 
@@ -179,12 +181,12 @@ def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(dat
     )
     modules = [(layer, name) for layer in range(spec.layers) for site in SITES for name in site]
     ranks = data.draw(st.dictionaries(st.sampled_from(modules), st.integers(1, 256), min_size=1))
-    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-    tensors: dict[str, torch.Tensor] = {}
+    dtype = data.draw(st.sampled_from([FLOAT32, FLOAT16, BFLOAT16]))
+    tensors: dict[str, Array] = {}
     for layer, name in data.draw(st.permutations(sorted(ranks))):
         n_in, n_out = spec.projection(name)
-        tensors[tensor_name(layer, name, "A")] = torch.rand(ranks[layer, name], n_in).to(dtype)
-        tensors[tensor_name(layer, name, "B")] = torch.rand(n_out, ranks[layer, name]).to(dtype)
+        tensors[tensor_name(layer, name, "A")] = np.ones((ranks[layer, name], n_in), dtype)
+        tensors[tensor_name(layer, name, "B")] = np.ones((n_out, ranks[layer, name]), dtype)
     pairs = adapter_pairs(tensors, ByName(), spec)
     assert [len(layer) for layer in pairs] == [len(SITES)] * spec.layers
     found = [(layer, pair) for layer, sites in enumerate(pairs) for site in sites for pair in site]
@@ -195,7 +197,7 @@ def test_pairs_are_the_tensors_of_each_site_in_the_order_of_the_stacked_base(dat
         assert (pair.rank, pair.scale) == (ranks[layer, pair.projection], ByName().scale_of(pair.projection))
     built = stack_adapter(adapter_pairs(tensors, ByName(), spec), spec)
     assert built.rank == max(ranks.values())
-    assert built.n_bytes == 4 * sum(tensor.numel() for tensor in tensors.values())
+    assert built.n_bytes == 4 * sum(tensor.size for tensor in tensors.values())
 
 
 class ByName:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,8 +26,10 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
 from weft_kernels.cpu.structs import KINDS
 from weft_runner.core.batch import Candidate, form_batch
+from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
-from weft_runner.executors import ModelSource, make_executor
+from weft_runner.executors import make_executor
+from weft_runner.model.arrays import BFLOAT16
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
@@ -183,7 +186,7 @@ def same(one: CpuExecutor, other: CpuExecutor, turns: list[Turn]) -> None:
             executor.clear_pages(turn.granted)
             executor.allocate_adapter_pages(turn.taken)
         found, expected = one.run(make_step(turn.rows)), other.run(make_step(turn.rows))
-        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+        assert np.array_equal(found.view(np.int32), expected.view(np.int32))
 
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
@@ -246,9 +249,9 @@ def test_layers_are_read_in_the_order_of_their_requests(
     made.append(executor)
     step = make_step([([5, 6, 7] * 13, 0, [0, 2, 3], None), ([8] * 50, 0, [1, 4, 5, 6], None)])
     found = [[one.run(step, last=2) for _ in range(2)] for one in (executor, expected)]
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert torch.equal(*(one.run(step, first=2, hidden=found[0][0]).clone() for one in (executor, expected)))
-    assert torch.equal(*(one.run(step).clone() for one in (executor, expected)))
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    assert np.array_equal(*(one.run(step, first=2, hidden=found[0][0]).copy() for one in (executor, expected)))
+    assert np.array_equal(*(one.run(step).copy() for one in (executor, expected)))
 
 
 @pytest.mark.parametrize("disk_pages", [0, 63])
@@ -266,8 +269,8 @@ def test_a_step_that_advances_has_the_bits_of_one_made_anew(
         step.advance([9, 8, 7, 6, 5], [1] * 5)
         if anew:
             step = make_step([([9 - i], 1, [i], None) for i in range(5)])
-        found.append(executor.run(step).clone())
-    assert torch.equal(*found)
+        found.append(executor.run(step).copy())
+    assert np.array_equal(*found)
 
 
 @on_disk
@@ -314,7 +317,7 @@ def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
             made[-1].adapters.put(slot, made[-1].adapters.build(tensors, Scales()))
     for turn in script(3):
         step = make_step(turn.rows)
-        assert torch.equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
+        assert np.array_equal(made[1].run(step, hidden=made[0].run(step)), expected.run(step))
 
 
 def test_rows_that_come_to_a_stage_and_leave_it_are_in_its_budget(
@@ -588,7 +591,7 @@ def group() -> Iterator[list[str]]:
 
 
 BUDGET = 48 << 20
-SLACK = 40 << 20  # Python's objects, torch's and threads' memory, buffers of the start: 18 to 27 MiB
+SLACK = 40 << 20  # Python's objects, threads' memory, buffers of the start: 18 to 27 MiB
 
 
 def child(*arguments: object) -> "subprocess.Popen[str]":
@@ -643,7 +646,7 @@ def test_a_full_disk_is_named_and_keeps_nothing(files_of: Callable[..., dict[str
     """A model that no disk has room for."""
     spec = replace(read_spec(files_of()["config.json"]), intermediate_size=1 << 36)
     packer = RowPacker(LIBRARY, LIBRARY.pool(1), KINDS["bf16"])
-    layout = PackedLayout(packer, Partition(spec), BASE, "bf16", torch.bfloat16)
+    layout = PackedLayout(packer, Partition(spec), BASE, "bf16", BFLOAT16)
     with (
         pytest.raises(DiskUnusable, match=f"has no room for {layout.n_bytes} bytes of packed weights"),
         packed_file(tmp_path, layout, packer, disk_bytes=1 << 60, stopping=lambda: False),
@@ -696,7 +699,7 @@ def test_layers_with_a_window_load_the_pages_that_it_has(
     for number, rows in enumerate(steps):
         made[0].allocate_adapter_pages([])  # waits for what is stored
         before = made[0].figures.kv.read_bytes
-        assert torch.equal(made[0].run(make_step(rows)), expected.run(make_step(rows)))
+        assert np.array_equal(made[0].run(make_step(rows)), expected.run(make_step(rows)))
         if number == 1:
             seen = 150 // page_tokens + 1
             of_window = seen - 128 // page_tokens

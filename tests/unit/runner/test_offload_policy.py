@@ -16,9 +16,10 @@ from weft_kernels.cpu.sources import SOURCES
 from weft_operator.capacity import launch
 from weft_operator.pod_template import launch_flags
 from weft_operator.resources import parse_pool
-from weft_runner import executors
+from weft_runner import torch_executors
+from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import NoPolicyFits
-from weft_runner.executors import ModelSource, make_executor
+from weft_runner.executors import make_executor
 from weft_runner.model.checkpoint import read_spec
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cuda.device import Gpu
@@ -226,7 +227,7 @@ def test_the_plans_of_weft_plan_offload_are_those_that_a_runner_of_the_pool_find
     rates = MachineRates(
         1e9, 5e8, 1e10, 1e10, 2e10, 1e10, 1e10, 1e11, products, sparse_attention=2e10, one_memory=not gpu
     )
-    monkeypatch.setattr(executors, "find_gpu", lambda _index=0: Gpu(torch.device("cpu")))
+    monkeypatch.setattr(torch_executors, "find_gpu", lambda _index=0: Gpu(torch.device("cpu")))
     monkeypatch.setattr(offload_policy, "measured_machine", lambda *_: rates)
     addresses = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": folder}
     several = {"ranks-listen": "h:5", "ranks-per-host": stages // hosts} if hosts > 1 else {}

@@ -26,12 +26,12 @@ def uniform(seed: int, choice: int, position: int) -> float:
 def tokens_of(logits: torch.Tensor, sampling: Sampling, n: int, answer: tuple[int, ...] = ()) -> list[int]:
     """What one row chooses at positions 0..n-1."""
     shifts = logit_adjustments(sampling, answer)
-    chosen = sample(logits.repeat(n, 1), [SamplingArgs(sampling, position, shifts) for position in range(n)])
+    chosen = sample(logits.repeat(n, 1).numpy(), [SamplingArgs(sampling, position, shifts) for position in range(n)])
     return [choice.token for choice in chosen if choice is not None]
 
 
 def one(logits: torch.Tensor, sampling: Sampling, position: int = 0, answer: tuple[int, ...] = ()) -> SampledToken:
-    (choice,) = sample(logits[None], [SamplingArgs(sampling, position, logit_adjustments(sampling, answer))])
+    (choice,) = sample(logits[None].numpy(), [SamplingArgs(sampling, position, logit_adjustments(sampling, answer))])
     assert choice is not None
     return choice
 
@@ -331,7 +331,7 @@ def test_impossible_tokens_are_never_drawn_and_never_told():
 
 
 def test_rows_without_a_finite_maximum_have_no_token_and_the_others_do():
-    logits = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [-math.inf, -math.inf], [math.inf, 0.0], [2.0, 1.0]])
+    logits = np.array([[1, 2], [math.nan, 2], [-math.inf, -math.inf], [math.inf, 0], [2, 1]], np.float32)
     for sampling in (Sampling(), Sampling(temperature=1e-3), Sampling(presence_penalty=1.0, top_logprobs=0)):
         chosen = sample(logits, [SamplingArgs(sampling, 1, logit_adjustments(sampling, ()))] * 5)
         assert [choice and choice.token for choice in chosen] == [1, None, None, None, 0]
@@ -339,7 +339,7 @@ def test_rows_without_a_finite_maximum_have_no_token_and_the_others_do():
 
 def test_a_bias_that_leaves_no_finite_maximum_ends_the_row_alone():
     overflow = Sampling(logit_bias=((0, 3.4e38),))
-    logits = torch.full((2, 2), 3e38)
+    logits = np.full((2, 2), 3e38, np.float32)
     assert sample(
         logits, [SamplingArgs(overflow, 1, logit_adjustments(overflow, ())), SamplingArgs(Sampling(), 1)]
     ) == [
@@ -349,7 +349,7 @@ def test_a_bias_that_leaves_no_finite_maximum_ends_the_row_alone():
 
 
 def test_no_rows_choose_nothing():
-    assert sample(torch.zeros(0, 5), []) == []
+    assert sample(np.zeros((0, 5), np.float32), []) == []
 
 
 sampled = st.builds(
@@ -367,7 +367,7 @@ sampled = st.builds(
 
 @given(st.lists(sampled, min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
 def test_a_row_chooses_the_same_whatever_its_batch_mates(samplings, seed, random):
-    logits = torch.randn(len(samplings), 40, generator=torch.Generator().manual_seed(seed)) * 4
+    logits = np.random.default_rng(seed).normal(size=(len(samplings), 40)).astype(np.float32) * 4
     draws = [
         SamplingArgs(s, random.randrange(1000), logit_adjustments(s, [random.randrange(40) for _ in range(9)]))
         for s in samplings

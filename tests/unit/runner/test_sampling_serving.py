@@ -225,7 +225,7 @@ def test_a_sequences_account_is_that_of_its_answer_whenever_it_is_looked_at(answ
     sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=((6, 0.5),))
     kept = logit_adjustments(sampling, ())
     assert kept is not None
-    logits = torch.linspace(0, 1, 7)[None]
+    logits = np.linspace(0, 1, 7, dtype=np.float32)[None]
     for n, token in enumerate(answer):
         rebuilt = logit_adjustments(sampling, answer[:n])
         assert sample(logits, [SamplingArgs(sampling, n, kept)]) == sample(logits, [SamplingArgs(sampling, n, rebuilt)])

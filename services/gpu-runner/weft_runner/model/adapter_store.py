@@ -8,11 +8,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Protocol
 
-import torch
+import numpy as np
 
 from weft.domain.model.errors import Refused
 from weft.domain.model.safetensors import MAX_ADAPTER_HEADER_BYTES, Header, check_dtype, read_header
 from weft_runner.errors import AdapterInvalid
+from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import MappedTensor, map_file
 from weft_runner.model.lora import Scales
 
@@ -54,7 +55,7 @@ class FileLayout:
     header: Header
 
 
-class MappedTensors(Mapping[str, torch.Tensor]):
+class MappedTensors(Mapping[str, Array]):
     """The tensors of a safetensors file, each a view of its mapping, which lives as long as this or one of them.
 
     `address`: where the file's first byte is.
@@ -62,10 +63,10 @@ class MappedTensors(Mapping[str, torch.Tensor]):
 
     def __init__(self, layout: FileLayout, file: mmap.mmap) -> None:
         self.layout, self.n_bytes = layout, len(file)
-        self.address = torch.frombuffer(file, dtype=torch.uint8, count=1).data_ptr()
+        self.address = np.frombuffer(file, np.uint8, 1).ctypes.data
         self._file = file
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Array:
         return MappedTensor(self._file, self.layout.header.tensors[name]).view()
 
     def __iter__(self) -> Iterator[str]:
@@ -153,11 +154,11 @@ class AdapterStore(Protocol):
     @property
     def slots(self) -> int: ...
 
-    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> int:
+    def needs(self, tensors: Mapping[str, Array], scales: Scales, /) -> int:
         """The bytes that `build` will take on the device, exactly. Raises AdapterInvalid."""
         ...
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int], /) -> DeviceAdapter:
+    def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int], /) -> DeviceAdapter:
         """PEFT's tensors -> device form, at true ranks. Raises AdapterInvalid.
 
         It runs beside a step and touches nothing that one reads. `tensors` may be views of a mapped file. `pages`: of
@@ -165,7 +166,7 @@ class AdapterStore(Protocol):
         """
         ...
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales, /) -> HostAdapter:
+    def copy(self, tensors: Mapping[str, Array], scales: Scales, /) -> HostAdapter:
         """What to keep of it in host memory: from that it is built soonest. Raises AdapterInvalid."""
         ...
 
@@ -183,7 +184,7 @@ class HostTensors:
     """A HostAdapter as its file has it: views of the mapping, or copies of them."""
 
     store: AdapterStore
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Array]
     scales: Scales
 
     @property
@@ -203,6 +204,6 @@ class HostTensors:
 class HostTensorStore:
     """A store whose host copies are the tensors themselves."""
 
-    def copy(self: AdapterStore, tensors: Mapping[str, torch.Tensor], scales: Scales) -> HostAdapter:
+    def copy(self: AdapterStore, tensors: Mapping[str, Array], scales: Scales) -> HostAdapter:
         """See `AdapterStore.copy`."""
-        return HostTensors(self, {name: tensor.clone() for name, tensor in tensors.items()}, scales)
+        return HostTensors(self, {name: tensor.copy() for name, tensor in tensors.items()}, scales)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import torch
+import numpy as np
 
 from weft.domain.model.config import ModelSpec, parse_model_config
 from weft.domain.model.errors import Refused
@@ -32,13 +32,15 @@ from weft.domain.model.tensors import (
     some_of,
 )
 from weft_runner.errors import ModelUnsupported, StoppedAtStart, WeightsInvalid
+from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16}
 Files = Mapping[str, Path]  # plain file name -> where it is
-# torch has no read-only tensors, so a mapping is private and writable; nothing is ever written, so no memory has to be
-# set aside for it, and a file may be larger than memory. Python names the flag from 3.13 on; this is Linux's.
+# torch, which shares these arrays, has no read-only tensors, so a mapping is private and writable; nothing is ever
+# written, so no memory has to be set aside for it, and a file may be larger than memory. Python names the flag from
+# 3.13 on; this is Linux's.
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -58,14 +60,14 @@ class MappedTensor:
     file: mmap.mmap
     info: TensorInfo
 
-    def view(self) -> torch.Tensor:
-        begin, end, shape, dtype = self.info.begin, self.info.end, self.info.shape, TORCH_DTYPES[self.info.dtype]
+    def view(self) -> Array:
+        begin, end, shape, dtype = self.info.begin, self.info.end, self.info.shape, DTYPES[self.info.dtype]
         if begin == end:
-            return torch.empty(shape, dtype=dtype)
-        if begin % dtype.itemsize:  # no writer that pads its header does this; torch wants numbers aligned
-            return torch.frombuffer(bytearray(self.file[begin:end]), dtype=dtype).view(shape)
+            return np.empty(shape, dtype)
+        if begin % dtype.itemsize:  # no writer that pads its header does this; kernels read aligned numbers
+            return np.frombuffer(bytearray(self.file[begin:end]), dtype).reshape(shape)
         count = (end - begin) // dtype.itemsize
-        return torch.frombuffer(self.file, dtype=dtype, count=count, offset=begin).view(shape)
+        return np.frombuffer(self.file, dtype, count, begin).reshape(shape)
 
     def release(self) -> None:
         """Let the pages leave memory: they are the file's own and clean, so nothing is lost."""
@@ -91,12 +93,12 @@ class LayerTensors:
     `projections`: the seven by name (`q_proj`), each [out, in]; `biases`: [out] of those that have one.
     """
 
-    attention_norm: torch.Tensor  # [H]
-    mlp_norm: torch.Tensor  # [H]
-    projections: Mapping[str, torch.Tensor]
-    biases: Mapping[str, torch.Tensor]
-    q_norm: torch.Tensor | None  # [D]
-    k_norm: torch.Tensor | None  # [D]
+    attention_norm: Array  # [H]
+    mlp_norm: Array  # [H]
+    projections: Mapping[str, Array]
+    biases: Mapping[str, Array]
+    q_norm: Array | None  # [D]
+    k_norm: Array | None  # [D]
     window: int
 
 
@@ -107,24 +109,24 @@ class Checkpoint:
         self.spec = spec
         self._stored, self._stopping = stored, stopping
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """A view of the mapped file, in the stored dtype. Raises StoppedAtStart; KeyError for what is no weight."""
         if self._stopping():
             raise StoppedAtStart(f"stopped before {name} was loaded")
         return self._stored[name].view()
 
     @property
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Array:
         """[V, H]"""
         return self.tensor(EMBEDDING)
 
     @property
-    def norm(self) -> torch.Tensor:
+    def norm(self) -> Array:
         """[H]"""
         return self.tensor(NORM)
 
     @property
-    def head(self) -> torch.Tensor:
+    def head(self) -> Array:
         """[V, H]; the embedding where the two are tied."""
         return self.tensor(EMBEDDING if self.spec.tied_embeddings else HEAD)
 
@@ -132,7 +134,7 @@ class Checkpoint:
         """One layer, not stacked. Raises StoppedAtStart."""
         spec, prefix = self.spec, f"model.layers.{index}"
 
-        def head_norm(name: str) -> torch.Tensor | None:
+        def head_norm(name: str) -> Array | None:
             return self.tensor(f"{prefix}.self_attn.{name}.weight") if spec.qk_norm else None
 
         return LayerTensors(

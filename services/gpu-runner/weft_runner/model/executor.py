@@ -5,9 +5,7 @@ is done) and weight streaming; a whole step is layers [0, L). Executors own no p
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import Any, Protocol, runtime_checkable
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.runner import OffloadState
@@ -19,6 +17,7 @@ from weft_runner.model.step import StepInput
 from weft_runner.offload.plan import PassTime
 from weft_runner.offload.stages import StageState
 
+Rows = Any  # [rows, width] in fp32: an array of the executor's own kind, which its caller only hands on
 LayerDone = Callable[[int], None]  # called with the layer's index when its keys, values and output are complete
 
 
@@ -110,7 +109,7 @@ class Executor(Protocol):
 
     @property
     def torch_threads(self) -> int:
-        """How many threads torch's operators may use on the engine's thread; its idle workers spin for a while."""
+        """How many threads torch's operators may use on the engine's thread, where it computes with torch."""
         ...
 
     @property
@@ -129,9 +128,9 @@ class Executor(Protocol):
         ...
 
     def run(
-        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: Rows | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Rows:  # fmt: skip
         """Run layers [first, last) and write their keys and values to the step's pages.
 
         `hidden`: [tokens, H] of the layer before `first`; None embeds the tokens (first = 0). Returns hidden
@@ -139,7 +138,7 @@ class Executor(Protocol):
         """
         ...
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
+    def sample(self, logits: Rows, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """A token for each row of the logits that `run` returned, see `model.sampling`; None where a row has none."""
         ...
 

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
-from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.kv_window import DirectKvWindow, KvWindow, StagedKvWindow
-
-Bytes = npt.NDArray[np.uint8]
+from weft_runner.model.arrays import Bytes
+from weft_runner.model.kv_window import DirectKvWindow, KvWindow
 
 
 class KvMemory(Protocol):
@@ -58,10 +54,6 @@ class LocalKvMemory:
     def __init__(self, pages: Bytes, layers: int = 1, layout: str = "") -> None:
         self._pages, self._layers, self.layout = pages, layers, layout
         self.page_bytes = pages.shape[1]
-
-    @classmethod
-    def of(cls, kv: KvCache) -> "LocalKvMemory":
-        return cls(_bytes_of(kv).numpy(), kv.tensor.shape[1], _layout(kv))
 
     def window(self) -> DirectKvWindow:
         return DirectKvWindow(self._pages, self._layers)
@@ -114,56 +106,6 @@ class NativeKvMemory:
 
     def _addresses(self, pages: Sequence[int]) -> list[int]:
         return [self._memory.address + page * self.page_bytes for page in pages]
-
-
-class CudaKvMemory:
-    """Pages on a GPU; pinned memory on the host, a stream of its own between them."""
-
-    between_steps = False
-
-    def __init__(self, kv: KvCache) -> None:
-        self._pages, self._layers, self.layout = _bytes_of(kv), kv.tensor.shape[1], _layout(kv)
-        self.page_bytes = self._pages.shape[1]
-        self._copies = torch.cuda.Stream(self._pages.device)
-
-    def window(self) -> StagedKvWindow:
-        return StagedKvWindow(self._pages.view(len(self._pages), self._layers, -1))
-
-    def host_page(self) -> torch.Tensor:
-        return torch.empty(self.page_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def fence(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._pages.device))
-        return event
-
-    def copy_out(self, pages: Sequence[int], hosts: Sequence[torch.Tensor], fence: torch.cuda.Event) -> None:
-        self._copy(hosts, [self._pages[page] for page in pages], fence)
-
-    def copy_in(self, pages: Sequence[int], hosts: Sequence[torch.Tensor], fence: torch.cuda.Event) -> None:
-        self._copy([self._pages[page] for page in pages], hosts, fence)
-
-    def _copy(self, to: Sequence[torch.Tensor], source: Sequence[torch.Tensor], fence: torch.cuda.Event) -> None:
-        with torch.inference_mode(), torch.cuda.stream(self._copies):
-            self._copies.wait_event(fence)
-            for target, page in zip(to, source, strict=True):
-                target.copy_(page, non_blocking=True)
-        self._copies.synchronize()
-
-
-def kv_memory(kv: KvCache) -> LocalKvMemory | CudaKvMemory:
-    """Of a torch executor."""
-    return CudaKvMemory(kv) if kv.tensor.is_cuda else LocalKvMemory.of(kv)
-
-
-def _bytes_of(kv: KvCache) -> torch.Tensor:
-    return kv.tensor.view(len(kv.tensor), -1).view(torch.uint8)
-
-
-def _layout(kv: KvCache) -> str:
-    """Of torch executors: Punica's."""
-    dtype = str(kv.tensor.dtype).removeprefix("torch.")
-    return "/".join(["paged", dtype, *map(str, kv.tensor.shape[1:])])
 
 
 def _addresses(hosts: Sequence[Bytes]) -> list[int]:

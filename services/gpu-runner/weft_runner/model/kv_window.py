@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-Bytes = npt.NDArray[np.uint8]
+from weft_runner.model.arrays import Bytes
 
 
 class KvWindow(Protocol):
@@ -60,49 +56,6 @@ class DirectKvWindow:
 
     def _part(self, begin: int, size: int) -> memoryview:
         return self._bytes[begin : begin + size]
-
-
-class StagedKvWindow:
-    """Pages of a device, [pages, layers, bytes]: they pass through pinned memory, on a stream of their own."""
-
-    def __init__(self, pages: torch.Tensor) -> None:
-        self.layers, self.layer_bytes = pages.shape[1], pages.shape[2]
-        self.piece_bytes = max(PIECE_BYTES, self.layer_bytes)
-        self._pages, on_gpu = pages, pages.is_cuda
-        self._staging = torch.empty(self.piece_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-        self._bytes: memoryview = self._staging.numpy().data
-        self._copies = torch.cuda.Stream(pages.device) if on_gpu else None
-
-    def outgoing(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> list[memoryview]:
-        with torch.inference_mode(), torch.cuda.stream(self._copies):
-            self._after(fence)
-            for staged, page in zip(self._staged(len(pages), layers), pages, strict=True):
-                staged.copy_(self._pages[page, first_layer : first_layer + layers], non_blocking=True)
-        self._complete()
-        return self.incoming(pages, first_layer, layers)
-
-    def incoming(self, pages: Sequence[int], first_layer: int, layers: int) -> list[memoryview]:
-        del first_layer
-        return [self._bytes[: len(pages) * layers * self.layer_bytes]]
-
-    def arrived(self, pages: Sequence[int], first_layer: int, layers: int, fence: Any) -> None:
-        with torch.inference_mode(), torch.cuda.stream(self._copies):
-            self._after(fence)
-            for staged, page in zip(self._staged(len(pages), layers), pages, strict=True):
-                self._pages[page, first_layer : first_layer + layers].copy_(staged, non_blocking=True)
-        self._complete()
-
-    def _staged(self, pages: int, layers: int) -> torch.Tensor:
-        """[pages, layers, bytes] of the staging memory."""
-        return self._staging[: pages * layers * self.layer_bytes].view(pages, layers, self.layer_bytes)
-
-    def _after(self, fence: Any) -> None:
-        if self._copies is not None:
-            self._copies.wait_event(fence)
-
-    def _complete(self) -> None:
-        if self._copies is not None:
-            self._copies.synchronize()
 
 
 def _runs(pages: Sequence[int], page_bytes: int) -> list[tuple[int, int]]:

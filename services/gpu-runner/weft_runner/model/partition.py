@@ -20,11 +20,10 @@ each of them sends the residual stream to the rank of its place in the next stag
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
-
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.layer_cut import stage_layers
 from weft_runner.errors import ExecutorUnavailable
+from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import LayerTensors
 from weft_runner.model.lora import AdapterPairs, LoraPair
 
@@ -81,15 +80,18 @@ class Partition:
             biases={name: bias[self.outputs(name)] for name, bias in layer.biases.items()},
         )
 
-    def embedding(self, embedding: torch.Tensor) -> torch.Tensor:
+    def embedding(self, embedding: Array) -> Array:
         """[V, H] -> the same, or [0, H] where the layers do not begin here; a view."""
         return embedding if self.begins else embedding[:0]
 
-    def head(self, head: torch.Tensor) -> torch.Tensor:
+    def head(self, head: Array) -> Array:
         """[V, H] -> the rows of this rank's part of the vocabulary, [0, H] where the layers do not end here; a view."""
-        if not self.ends:
-            return head[:0]
-        return head if self.size == 1 else head[self._share(self.whole.vocab_size)]
+        return head[self.head_slice]
+
+    @property
+    def head_slice(self) -> slice:
+        """Rows of the head that are here."""
+        return self._share(self.whole.vocab_size) if self.ends else slice(0)
 
     @property
     def head_rows(self) -> int:
@@ -144,7 +146,7 @@ class Partition:
         each = total // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def _matrix(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+    def _matrix(self, name: str, weight: Array) -> Array:
         return weight[:, self.inputs(name)] if name in ROW else weight[self.outputs(name)]
 
     def _site(self, site: tuple[LoraPair, ...]) -> Iterator[LoraPair]:

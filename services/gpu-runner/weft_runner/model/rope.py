@@ -1,16 +1,27 @@
-"""Rotary position embeddings, the same arithmetic as transformers in fp32 (default, linear, llama3)."""
+"""Frequencies of rotary position embeddings: transformers' formulas (default, linear, llama3), for every executor.
+
+They are computed in fp64 and rounded once, so that they follow from the configuration alone: transformers' fp32 rounds
+at each step, and differs in the last bits with the version of torch and the CPU.
+"""
 
 import math
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from weft.domain.model.config import ModelSpec, RopeSpec
 
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
-def inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
+
+def inverse_frequencies(spec: ModelSpec) -> Floats:
     """[D / 2] in fp32."""
-    rope, dim = spec.rope, spec.head_dim
-    inverse = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim))
+    return _frequencies(spec.rope, spec.head_dim).astype(np.float32)
+
+
+def _frequencies(rope: RopeSpec, dim: int) -> Doubles:
+    inverse = rope.theta ** (-np.arange(0, dim, 2) / dim)
     match rope.kind:
         case "linear":
             return inverse / rope.factor
@@ -20,29 +31,15 @@ def inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
             return inverse
 
 
-def _llama3(inverse: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
+def _llama3(inverse: Doubles, rope: RopeSpec) -> Doubles:
     """Long wavelengths are stretched by `factor`, short ones stay, those between are blended (Llama 3.1)."""
     low_wavelength = rope.original_max_positions / rope.low_freq_factor
     high_wavelength = rope.original_max_positions / rope.high_freq_factor
     wavelength = 2 * math.pi / inverse
-    stretched = torch.where(wavelength > low_wavelength, inverse / rope.factor, inverse)
+    stretched = np.where(wavelength > low_wavelength, inverse / rope.factor, inverse)
     smooth = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
     )
     blended = (1 - smooth) * stretched / rope.factor + smooth * stretched
     between = (wavelength >= high_wavelength) & (wavelength <= low_wavelength)
-    return torch.where(between, blended, stretched)
-
-
-def cos_sin(positions: torch.Tensor, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """positions [T] -> cos, sin [T, 1, D], to be shared by all heads and layers of a step."""
-    angles = positions.to(torch.float32)[:, None] * inverse
-    both = torch.cat((angles, angles), dim=-1)[:, None, :]
-    return both.cos(), both.sin()
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D] rotated by its position; halves are paired as in transformers, not neighbours."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return torch.addcmul(x * cos, turned, sin)
+    return np.where(between, blended, stretched)

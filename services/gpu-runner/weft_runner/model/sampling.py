@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from weft.domain.request import Sampling, TokenLogprob
 from weft_kernels.cpu.sampling import SAMPLING_ARGS, Sampler
@@ -73,17 +72,16 @@ class SamplingArgs(NamedTuple):
         return self.sampling.top_k > 0 or self.sampling.min_p > 0.0
 
 
-def sample(logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
+def sample(logits: Floats, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
     """A token for each row of logits [rows, V], in numpy; None where the row has no finite maximum."""
-    best = logits.max(dim=-1)
-    peaks, tokens = best.values.tolist(), best.indices.tolist()
+    peaks, tokens = logits.max(axis=-1, initial=-math.inf).tolist(), logits.argmax(axis=-1).tolist()
     masks = masks_of(draws, logits.shape[1])
     return [
         None
         if not math.isfinite(peak)
         else SampledToken(token)
         if draw.is_plain
-        else _sample_row(logits[i].float().numpy(), draw, masks.get(i))
+        else _sample_row(logits[i], draw, masks.get(i))
         for i, (peak, token, draw) in enumerate(zip(peaks, tokens, draws, strict=True))
     ]
 
@@ -94,15 +92,16 @@ class NativeSampler:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        """A token for each row of logits [rows, V], float32 on the CPU with unit stride inside a row."""
-        assert logits.dtype == torch.float32, logits.dtype
-        assert logits.stride(1) == 1, logits.stride()
+    def sample(self, logits: Floats, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
+        """A token for each row of logits [rows, V], float32 with unit stride inside a row."""
+        assert logits.dtype == np.float32, logits.dtype
+        assert logits.strides[1] == 4, logits.strides
         if not draws:
             return []
         masks = masks_of(draws, logits.shape[1])
         rows = None if all(draw.is_plain for draw in draws) else _draws_of(draws, masks)
-        sampled = self._sampler.sample(logits.data_ptr(), logits.stride(0), logits.shape[1], len(draws), rows)
+        stride = logits.strides[0] // 4 if len(logits) > 1 else logits.shape[1]  # numpy gives one row any stride
+        sampled = self._sampler.sample(logits.ctypes.data, stride, logits.shape[1], len(draws), rows)
         asked = any(draw.n_top is not None for draw in draws)
         logprobs = _logprobs_of(sampled) if asked else [None] * len(draws)
         return [

@@ -11,18 +11,13 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
-from weft_runner.errors import WeightsInvalid
+from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import Checkpoint, Files, open_checkpoint
+from weft_runner.model.finite import check_finite
+from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.partition import Partition
 
 Pack = Callable[[torch.Tensor], torch.Tensor]
-FINITE_CHUNK = 1 << 18  # numbers; 12.7 GB/s of bf16 on two cores of a Xeon with AMX, 1.1 with torch.isfinite
-# dtype -> integer of the same width, all bits but the sign, the exponent's bits: all of these set is NaN or infinite
-_BITS = {
-    torch.float32: (torch.int32, 0x7FFF_FFFF, 0x7F80_0000),
-    torch.float16: (torch.int16, 0x7FFF, 0x7C00),
-    torch.bfloat16: (torch.int16, 0x7FFF, 0x7F80),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,30 +88,16 @@ def load_weights(
     embedding = _converted(EMBEDDING, part.embedding(checkpoint.embedding), dtype, device)
     shared, head = spec.tied_embeddings and part.begins, EMBEDDING if spec.tied_embeddings else HEAD
 
-    def matrix(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return _converted(name, tensor, dtype, device) if pack is None else pack(_placed(name, tensor, device))
+    def matrix(name: str, array: Array) -> torch.Tensor:
+        return _converted(name, array, dtype, device) if pack is None else pack(_placed(name, array, device))
 
+    tied = embedding if part.ends and part.size == 1 else embedding[part.head_slice]
     return ModelWeights(
         embedding=embedding,
         layers=tuple(stacked_layer(checkpoint, part, layer, dtype, device, matrix) for layer in part.layers),
         norm=_converted(NORM, checkpoint.norm, torch.float32, device),
-        head=part.head(embedding) if shared and pack is None else matrix(head, part.head(checkpoint.head)),
+        head=tied if shared and pack is None else matrix(head, part.head(checkpoint.head)),
     )
-
-
-def check_finite(name: str, tensor: torch.Tensor) -> None:
-    """Raises WeightsInvalid where a number is NaN or infinite: one of them can spoil a whole batch.
-
-    Numbers are compared as integers, in chunks that stay in the cache: no copy of the tensor is made.
-    """
-    integer, magnitude, exponent = _BITS[tensor.dtype]
-    flat = tensor.reshape(-1)
-    for start in range(0, flat.numel(), FINITE_CHUNK):
-        chunk = flat[start : start + FINITE_CHUNK]
-        if int((chunk.view(integer) & magnitude).max()) >= exponent:
-            at = start + int(torch.isfinite(chunk).logical_not().nonzero()[0])
-            index = [int(i) for i in torch.unravel_index(torch.tensor(at), tensor.shape)]
-            raise WeightsInvalid(f"{name} is NaN or infinite at {index}")
 
 
 def stacked_layer(
@@ -125,23 +106,23 @@ def stacked_layer(
     index: int,
     dtype: torch.dtype,
     device: torch.device | str,
-    matrix: Callable[[str, torch.Tensor], torch.Tensor],
+    matrix: Callable[[str, Array], torch.Tensor],
 ) -> LayerWeights:
     """Norms and biases on `device`, matrices as `matrix` makes them of their parts' names and stored numbers."""
     layer = part.layer(checkpoint.layer(index))
     where = f"of layer {index}" + (f", part {part.rank} of {part.size}" if part.size > 1 else "")
 
-    def of(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return matrix(f"{name} {where}", tensor)
+    def of(name: str, array: Array) -> torch.Tensor:
+        return matrix(f"{name} {where}", array)
 
-    def bias(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return _converted(f"{name} {where}", tensor, dtype, device)
+    def bias(name: str, array: Array) -> torch.Tensor:
+        return _converted(f"{name} {where}", array, dtype, device)
 
-    def norm(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return _converted(f"{name} {where}", tensor, torch.float32, device)
+    def norm(name: str, array: Array) -> torch.Tensor:
+        return _converted(f"{name} {where}", array, torch.float32, device)
 
-    def stack(tensors: Mapping[str, torch.Tensor], *names: str) -> torch.Tensor:
-        return torch.cat([of(name, tensors[name]) for name in names])
+    def stack(arrays: Mapping[str, Array], *names: str) -> torch.Tensor:
+        return torch.cat([of(name, arrays[name]) for name in names])
 
     stacked = LayerWeights(
         attention_norm=norm("input_layernorm", layer.attention_norm),
@@ -159,12 +140,12 @@ def stacked_layer(
     return stacked
 
 
-def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+def _converted(name: str, array: Array, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
     """On the CPU in `dtype` already: the view itself, where its rows follow each other."""
-    check_finite(name, tensor)
-    return tensor.to(device, dtype).contiguous()
+    check_finite(name, array)
+    return tensor_of(array).to(device, dtype).contiguous()
 
 
-def _placed(name: str, tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+def _placed(name: str, array: Array, device: torch.device | str) -> torch.Tensor:
     """In the dtype in which it is stored."""
-    return _converted(name, tensor, tensor.dtype, device)
+    return _converted(name, array, tensor_of(array).dtype, device)

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from weft.domain.model.config import ModelSpec
 from weft_runner.model.adapter_store import AdapterStore, DeviceAdapter, HostTensorStore
+from weft_runner.model.arrays import Array
 from weft_runner.model.lora import Scales, adapter_pairs
 from weft_runner.parallel.commands import BuiltShard
 from weft_runner.parallel.shared_tensors import RecordedScales, share_tensors
@@ -61,11 +60,11 @@ class ShardedAdapterStore(HostTensorStore):
     def slots(self) -> int:
         return self.own.slots
 
-    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
+    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         """See `AdapterStore.needs`; on each rank."""
         return self.own.needs(tensors, scales)
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> ShardedAdapter:
+    def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> ShardedAdapter:
         """See `AdapterStore.build`; returns when every rank has built its part. Raises ExecutorLost too."""
         recorded = self._recorded(tensors, scales)
         number = next(self._numbers)
@@ -104,14 +103,14 @@ class ShardedAdapterStore(HostTensorStore):
         del others  # none is larger
         return ShardedAdapter(number, own, own.rank, own.site_rank, own.n_bytes)
 
-    def _recorded(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> RecordedScales:
+    def _recorded(self, tensors: Mapping[str, Array], scales: Scales) -> RecordedScales:
         """Of all modules, whichever rank has them. Raises AdapterInvalid: a wrong one is refused before it is sent."""
         recorded = RecordedScales(scales)
         adapter_pairs(tensors, recorded, self._whole_spec)
         return recorded
 
     def _request(
-        self, name: str, tensors: Mapping[str, torch.Tensor], scales: RecordedScales, arguments: tuple[object, ...] = ()
+        self, name: str, tensors: Mapping[str, Array], scales: RecordedScales, arguments: tuple[object, ...] = ()
     ) -> None:
         file, table = share_tensors(tensors)
         try:
@@ -131,7 +130,7 @@ class PipelineAdapterStore(ShardedAdapterStore):
         super().__init__(own, workers, whole)
         self._kv_page_bytes = page_bytes
 
-    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
+    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         """See `AdapterStore.needs`. Raises ExecutorLost too."""
         recorded = self._recorded(tensors, scales)
         own = self.own.needs(tensors, recorded)

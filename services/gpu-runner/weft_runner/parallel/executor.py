@@ -6,15 +6,12 @@ samples. Nothing is tried again: after a step that failed on one rank the others
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import LayerDone
+from weft_runner.model.executor import LayerDone, Rows
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
-from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.commands import Layers
 from weft_runner.parallel.worker_group import LaunchedRanks
@@ -38,7 +35,7 @@ class MultiProcessExecutor:
         """`on_lost` is called, from any thread, for a rank that is lost between steps."""
         self._workers.watch(on_lost)
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
+    def sample(self, logits: Rows, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         return self._own.sample(logits, draws)
 
     def clear_pages(self, pages: list[int]) -> None:
@@ -62,7 +59,7 @@ class TensorParallelExecutor(MultiProcessExecutor):
 
     def __init__(self, whole: ModelSpec, ranks: LaunchedRanks) -> None:
         super().__init__(whole, ranks, ShardedAdapterStore(ranks.own.adapters, ranks.workers, whole))
-        self._group: ProcessGroup = ranks.ranks.tensor
+        self._group = ranks.ranks.tensor
         self._sent: StepInput | None = None  # the workers have it too
 
     @property
@@ -71,9 +68,9 @@ class TensorParallelExecutor(MultiProcessExecutor):
         return self._group.sent_bytes
 
     def run(
-        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: Rows | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Rows:  # fmt: skip
         """See `model.executor.Executor.run`; `layer_done` speaks for rank 0. Raises ExecutorLost."""
         last = self.spec.layers if last is None else last
         self._broadcast_step(step, Layers(first, last, hidden is not None))

@@ -21,19 +21,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from weft_kernels.cpu.ranks import FetchedSlots
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, MachineInvalid, StoppedAtStart
 from weft_runner.offload.machine import MachineRates, machine_json, machine_of
 from weft_runner.parallel.ipc import ChannelLost
-from weft_runner.parallel.process_group import TensorGroup
 from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.parallel.worker_group import END_S, POLL_S, START_S, RankChannels, Worker
 from weft_runner.settings import RunnerSettings
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+    from weft_runner.parallel.process_group import TensorGroup
 
 log = logging.getLogger(__name__)
 HANDSHAKE_S = 10.0
@@ -77,12 +80,14 @@ class RemoteProcess:
 class HostsMeeting:
     """See `process_group.RankMeeting`. `local_host`: the address of this host that the others reach."""
 
-    def __init__(self, store: Store, local_host: str) -> None:
+    def __init__(self, store: "Store", local_host: str) -> None:
         self.store, self.interface = store, interface_of(local_host)
 
     @classmethod
     def of_rank_0(cls, size: int, local_host: str, timeout_s: float) -> tuple["HostsMeeting", int]:
         """And the port that the others need."""
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
         store = TCPStore(
             local_host, 0, size, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
         )
@@ -91,17 +96,19 @@ class HostsMeeting:
     @classmethod
     def of_another(cls, host: str, port: int, size: int, local_host: str, timeout_s: float) -> "HostsMeeting":
         """Raises ExecutorLost."""
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
         try:
             store = TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise ExecutorLost(f"the store of rank 0 at {host}:{port} does not answer: {error}") from error
         return cls(store, local_host)
 
-    def open_store(self, size: int) -> Store:
+    def open_store(self, size: int) -> "Store":
         del size  # it knows
         return self.store
 
-    def slots(self, native: Any, tensor: TensorGroup, stage: int, slot_bytes: int, patience_s: float) -> FetchedSlots:
+    def slots(self, native: Any, tensor: "TensorGroup", stage: int, slot_bytes: int, patience_s: float) -> FetchedSlots:
         """Fetched by Gloo, which has its own patience."""
         del native, stage, patience_s
         slots = FetchedSlots(rank=tensor.rank, size=tensor.size, slot_bytes=slot_bytes)

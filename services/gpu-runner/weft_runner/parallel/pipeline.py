@@ -10,13 +10,13 @@ and before the next.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import LayerDone, OffloadsStage
+from weft_runner.model.executor import LayerDone, OffloadsStage, Rows
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.offload.figures import OffloadFigures
@@ -27,7 +27,7 @@ from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.worker_group import LaunchedRanks
 
-Sample = Callable[[torch.Tensor, Sequence[SamplingArgs]], list[SampledToken | None]]
+Sample = Callable[[Rows, Sequence[SamplingArgs]], list[SampledToken | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,14 +73,14 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         return PipelineStepHandle(self._begin(step), draws, self._own.sample)
 
     def run(
-        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: Rows | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Rows:  # fmt: skip
         """See `model.executor.Executor.run`; whole steps only, one at a time. Raises ExecutorLost."""
         assert (first, last or self.spec.layers, hidden) == (0, self.spec.layers, None), "a stage runs its own layers"
         assert layer_done is None, "no stage hears of the others' layers"
         logits = self._begin(step)
-        return torch.empty(0, self.spec.vocab_size) if logits is None else _landed(logits)
+        return np.empty((0, self.spec.vocab_size), np.float32) if logits is None else _landed(logits)
 
     def close(self) -> None:
         super().close()
@@ -136,7 +136,7 @@ class OffloadedPipeline(PipelineParallelExecutor):
         return [self._stage.stage_state, *(state for _, state in sorted(self._workers.stages.items()))]
 
 
-def _landed(logits: PendingTensor) -> torch.Tensor:
+def _landed(logits: PendingTensor) -> Rows:
     try:
         return logits.wait()
     except RuntimeError as error:

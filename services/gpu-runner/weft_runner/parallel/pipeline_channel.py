@@ -7,15 +7,14 @@ wait for the data plane), so that a stage can begin to receive while it computes
 from collections import deque
 from typing import Protocol
 
-import torch
-
 from weft.domain.model.config import ModelSpec
+from weft_runner.model.executor import Rows
 
 
 class PendingTensor(Protocol):
     """A tensor on its way."""
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Rows:
         """Once it is there. Raises RuntimeError where the other stage is gone, or does not send or take it in time."""
         ...
 
@@ -37,7 +36,7 @@ class Peers(Protocol):
     @property
     def sent_bytes(self) -> int: ...
 
-    def send(self, x: torch.Tensor, to: int) -> PendingTensor: ...
+    def send(self, x: Rows, to: int) -> PendingTensor: ...
 
     def receive(self, shape: tuple[int, ...], source: int) -> PendingTensor: ...
 
@@ -73,7 +72,7 @@ class PipelineChannel:
         assert rows, "steps without sampled rows have no logits"
         return self._peers.receive((rows, self._whole.vocab_size), self._peers.size - 1)
 
-    def send_next(self, x: torch.Tensor) -> None:
+    def send_next(self, x: Rows) -> None:
         """Send this stage's result of a step to the next stage. Waits only while more than `kept` are unreceived.
 
         Of the last stage's tensor ranks one has the logits. Raises RuntimeError as `PendingTensor.wait` does.

@@ -18,6 +18,7 @@ from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateI
 
 from weft_kernels.cpu.ranks import SharedSlots, slots_bytes
 from weft_runner.errors import ExecutorLost
+from weft_runner.model.executor import Rows
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.ipc import memfd
@@ -200,8 +201,8 @@ class TensorGroup:
         dist.gather(x.contiguous(), list(out.unbind()), group=self._group, group_dst=0)
         return out
 
-    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
+    def broadcast(self, x: Rows) -> torch.Tensor:
+        x = torch.as_tensor(x).contiguous()
         dist.broadcast(x, group=self._group, group_src=0)
         self.sent_bytes += 0 if self.rank else x.nbytes
         return x
@@ -239,9 +240,9 @@ class StagePeers:
     def open(self, down: dist.ProcessGroup | None) -> None:
         self._down = down
 
-    def send(self, x: torch.Tensor, to: int) -> Transfer:
+    def send(self, x: Rows, to: int) -> Transfer:
         """Begin to."""
-        x = x.contiguous()
+        x = torch.as_tensor(x).contiguous()
         self.sent_bytes += x.nbytes
         work = dist.isend(x, self._peer(to), group=self._way(self.rank, to))
         return Transfer(x, _begun(work), self._timeout_s)

@@ -6,14 +6,17 @@ Rank 0 hands out the bytes, not a path: what it builds may be a host copy whose 
 import mmap
 import os
 from collections.abc import Mapping
+from math import prod
 
-import torch
+import numpy as np
 
-from weft_runner.model.lora import Scales
+from weft_runner.model.arrays import Array
+from weft_runner.model.lora import DTYPES, Scales
 from weft_runner.parallel.ipc import memfd
 
 ALIGNED = 64  # bytes
-Table = dict[str, tuple[torch.dtype, torch.Size, int]]  # of each tensor; the number is where it begins
+_BY_NAME = {dtype.name: dtype for dtype in DTYPES}
+Table = dict[str, tuple[str, tuple[int, ...], int]]  # of each tensor: the dtype's name, the shape, where it begins
 
 
 class RecordedScales:
@@ -35,29 +38,29 @@ class FixedScales(dict[str, float]):
         return self[module]
 
 
-def share_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[int, Table]:
+def share_tensors(tensors: Mapping[str, Array]) -> tuple[int, Table]:
     """A file with all of them, and where each is. The caller closes the file."""
     table: Table = {}
     end = 0
     for name, tensor in tensors.items():
-        table[name] = tensor.dtype, tensor.shape, end
+        table[name] = tensor.dtype.name, tensor.shape, end
         end += -(-tensor.nbytes // ALIGNED) * ALIGNED
     file = memfd("weft-adapter")
     os.ftruncate(file, end)
     for view, tensor in zip(_views(mmap.mmap(file, end), table).values(), tensors.values(), strict=True):
-        view.copy_(tensor)
+        view[...] = tensor
     return file, table
 
 
-def open_shared(file: int, table: Table) -> dict[str, torch.Tensor]:
+def open_shared(file: int, table: Table) -> dict[str, Array]:
     """Views of the file, which lives as long as one of them. Closes `file`."""
     memory = mmap.mmap(file, 0)
     os.close(file)
     return _views(memory, table)
 
 
-def _views(memory: mmap.mmap, table: Table) -> dict[str, torch.Tensor]:
+def _views(memory: mmap.mmap, table: Table) -> dict[str, Array]:
     return {
-        name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
+        name: np.frombuffer(memory, _BY_NAME[dtype], prod(shape), offset).reshape(shape)
         for name, (dtype, shape, offset) in table.items()
     }

@@ -18,15 +18,13 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
-import torch
-
 from weft_runner.errors import RunnerError
 from weft_runner.parallel.ipc import ChannelLost, memfd
 
 MAX_MESSAGE = 1 << 32  # bytes: of an adapter's tensors, which go as one
 CHUNK = 1 << 20
 IDLE_S, PROBES_S, PROBES = 5, 2, 3  # a host that is gone is noticed within some 11 s
-_PLAIN = {("builtins", "set"), ("builtins", "frozenset"), ("builtins", "range"), ("torch", "Size")}
+_PLAIN = {("builtins", "set"), ("builtins", "frozenset"), ("builtins", "range")}
 _PATHS = {("pathlib", "PosixPath"), ("pathlib", "Path")}
 _LENGTH = struct.Struct(">Q")
 
@@ -149,8 +147,6 @@ class _DataUnpickler(pickle.Unpickler):
         """Values of this program, its errors, and the few plain kinds that they are made of."""
         if (module, name) in _PLAIN | _PATHS:
             return super().find_class(module, name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
         if module.partition(".")[0] in ("weft", "weft_runner", "weft_kernels"):
             found = super().find_class(module, name)
             if isinstance(found, type) and (is_dataclass(found) or issubclass(found, (tuple, Enum, RunnerError))):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weft_runner.errors import ExecutorLost, RunnerError, StoppedAtStart
 from weft_runner.model.executor import Executor
@@ -24,7 +24,9 @@ from weft_runner.offload.stages import StageState
 from weft_runner.parallel.commands import RankReady, RankStopping
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.ipc import Channel, ChannelLost, RankChannel
-from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
+
+if TYPE_CHECKING:  # torch is imported where there are several ranks
+    from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,7 +70,7 @@ class Worker:
         return self.channels.loads
 
 
-def spawn_workers(size: int, shared: RankFiles) -> list[Worker]:
+def spawn_workers(size: int, shared: "RankFiles") -> list[Worker]:
     """Ranks 1 .. size - 1, in sessions of their own: a terminal's Ctrl-C is the runner's business, which drains."""
     workers: list[Worker] = []
     for rank in range(1, size):
@@ -249,7 +251,7 @@ class LaunchedRanks:
     """Rank 0's own executor, and the others. `ending`: what closing undoes."""
 
     own: Executor
-    ranks: TorchRanks
+    ranks: "TorchRanks"
     workers: WorkerGroup
     ending: ExitStack
     kv_addresses: tuple[str, ...] = ()  # where the others take KV of other runners, where they do
@@ -264,7 +266,7 @@ class GatheredRanks:
     """
 
     workers: Sequence[Worker]
-    meeting: RankMeeting
+    meeting: "RankMeeting"
     store_port: int = 0
     on_stopping: Callable[[], None] = lambda: None
     ending: ExitStack = field(default_factory=ExitStack)
@@ -275,6 +277,8 @@ GatherRanks = Callable[[int, Mapping[str, Path], Callable[[], bool]], GatheredRa
 
 
 def _children(size: int) -> GatheredRanks:
+    from weft_runner.parallel.process_group import RankFiles
+
     files = RankFiles.made()
     return GatheredRanks(spawn_workers(size, files), files)
 
@@ -282,7 +286,7 @@ def _children(size: int) -> GatheredRanks:
 def launch_ranks(
     grid: RankGrid,
     settings: Mapping[str, Any],
-    make_own: Callable[[TorchRanks], Executor],
+    make_own: "Callable[[TorchRanks], Executor]",
     stopping: Callable[[], bool],
     *,
     patience_s: float,
@@ -293,6 +297,8 @@ def launch_ranks(
     `patience_s`: of the ranks for each other. `gather`: they are on other hosts; else children are started. Raises
     ExecutorLost, StoppedAtStart, and what loading a part raises on any rank; nothing is left behind then.
     """
+    from weft_runner.parallel.process_group import TorchRanks, device_of
+
     with ExitStack() as ending:
         found = _children(grid.size) if gather is None else gather(grid.size, settings["files"], stopping)
         ending.push(found.ending)

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
-
 from weft.domain.request import EndReason
 from weft_runner.core.events import (
     Action,
@@ -41,6 +39,7 @@ from weft_runner.model.adapter_store import (
     Source,
     map_tensors,
 )
+from weft_runner.model.operator_threads import set_operator_threads
 
 log = logging.getLogger(__name__)
 NICE = 10  # of threads that load: a step's thread gets nine tenths of a core that both want
@@ -246,7 +245,7 @@ class AdapterPool:
 
 
 def _begin_building() -> None:
-    torch.set_num_threads(1)
+    set_operator_threads(1)
     _lower_priority()
 
 

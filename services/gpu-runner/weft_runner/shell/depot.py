@@ -21,7 +21,7 @@ from weft.wire.tls import Tls
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, RunnerError
 from weft_runner.model.adapter_store import AdapterFiles
-from weft_runner.model.weights import Files
+from weft_runner.model.checkpoint import Files
 
 log = logging.getLogger(__name__)
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

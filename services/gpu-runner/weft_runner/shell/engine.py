@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
-
 from weft.domain.machine import TICK, Close, Kind, Peer, Send
 from weft_runner.core.events import (
     AdapterBrought,
@@ -45,6 +43,7 @@ from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, Offloads, Pipelined
 from weft_runner.model.grammar import Grammars
 from weft_runner.model.layer_progress import CalledLayerCounter, CountsLayers, LayerProgress
+from weft_runner.model.operator_threads import set_operator_threads
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.grammar_pool import GrammarPool
 from weft_runner.shell.kv_swapper import KvSwapper
@@ -313,7 +312,7 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)
+        set_operator_threads(self._threads)
         try:
             self._engine.run()
         except BaseException as error:

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 
-import torch
-
 from weft.domain.ids import RunnerId
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
@@ -20,14 +18,14 @@ from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.profile_model import Profile
 from weft_runner.core.runner import Runner
 from weft_runner.core.step_time_model import GUESS
-from weft_runner.executors import ModelSource, OffloadPolicy, make_executor
+from weft_runner.cpu_executors import ModelSource, OffloadPolicy
+from weft_runner.executors import make_executor
 from weft_runner.model.adapter_store import Source
-from weft_runner.model.checkpoint import read_spec
+from weft_runner.model.checkpoint import Files, read_spec
 from weft_runner.model.cpu.adapters import CpuAdapterStore
 from weft_runner.model.executor import Executor, WrapExecutor
 from weft_runner.model.grammar import Grammars
 from weft_runner.model.tiers.budget import Offloading
-from weft_runner.model.weights import Files
 from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.adapters import ShardedAdapterStore
 from weft_runner.parallel.executor import MultiProcessExecutor
@@ -43,7 +41,6 @@ from weft_runner.shell.profile import measure_profile
 log = logging.getLogger(__name__)
 WEIGHTS_OF_A_THREAD = 1 << 18  # of a layer: half a MiB in bf16, some 20 us of reading
 CHUNK_TIME_MS = 100.0  # of a pool without objectives: prompts are chunked to keep to it all the same
-MOST_TORCH_THREADS = 4  # of the reference executor's operators: they do not gain from more
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,6 @@ def build_engine(
     started = time.perf_counter()
     spec = read_spec(files["config.json"], files.get("generation_config.json"))
     threads = rank_threads(settings, spec)
-    torch.set_num_threads(min(threads, MOST_TORCH_THREADS))
     with ExitStack() as ending:
         settings, policy, gather = _settled(settings, spec, files, threads, gather, stopping, ending)
         ending.pop_all()  # of ranks that `make_executor` ends from now on

@@ -3,18 +3,17 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.sources import SOURCES
+from weft_runner.cpu_executors import OffloadPolicy, offload_folder
 from weft_runner.errors import ExecutorUnavailable, NoPolicyFits, OffloadError
-from weft_runner.executors import OffloadPolicy, offload_folder, offload_gpu
+from weft_runner.executors import offload_gpu
 from weft_runner.model.cpu.machine_rates import measure_rates
-from weft_runner.model.cuda.device import Gpu
 from weft_runner.model.tiers.budget import formats_of
 from weft_runner.model.tiers.kept_rates import kept_rates, rates_identity
 from weft_runner.offload.machine import MachineRates
@@ -23,6 +22,9 @@ from weft_runner.offload.policy import Budgets, Formats, Shares
 from weft_runner.offload.serving import RunnerRequest, ServingLimits, serving_limits, stage_searches
 from weft_runner.offload.wire import solve_ranks
 from weft_runner.settings import KV_PAGES, MAX_BATCH_TOKENS, MAX_SEQUENCES, RunnerSettings
+
+if TYPE_CHECKING:
+    from weft_runner.model.cuda.device import Gpu
 
 log = logging.getLogger(__name__)
 SOLVE_S = 60.0
@@ -83,9 +85,11 @@ def _machine(settings: RunnerSettings, spec: ModelSpec, threads: int) -> Machine
         raise ExecutorUnavailable(f"--offload-policy auto: {error.reason}") from error
 
 
-def _gpu_machine(settings: RunnerSettings, spec: ModelSpec, gpu: Gpu) -> MachineRates:
+def _gpu_machine(settings: RunnerSettings, spec: ModelSpec, gpu: "Gpu") -> MachineRates:
     """Raises DiskUnusable."""
-    from weft_runner.model.cuda.machine_rates import measure_gpu_rates  # not where torch comes without Triton
+    import torch
+
+    from weft_runner.model.cuda.machine_rates import measure_gpu_rates
     from weft_runner.model.cuda.matrix_packer import DevicePacker
 
     folder, formats = offload_folder(settings), formats_of(settings.dtype, executor="cuda")

@@ -21,9 +21,9 @@ from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2_grpc import add_RunnerServicer_to_server
 from weft_runner.errors import ArtifactUnreachable, StoppedAtStart
+from weft_runner.model.checkpoint import Files
 from weft_runner.model.executor import WrapExecutor
 from weft_runner.model.tiers.budget import Offloading
-from weft_runner.model.weights import Files
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.parallel.worker_group import GatherRanks

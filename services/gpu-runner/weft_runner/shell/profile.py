@@ -9,13 +9,12 @@ fitted line. Adapters are not part of it: which ones will run together is not kn
 import time
 from collections.abc import Callable
 
-import torch
-
 from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
 from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
+from weft_runner.model.operator_threads import wait_for_devices
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, StepRow
 
@@ -109,8 +108,7 @@ class _Bench:
             self._executor.launch(step, [SamplingArgs(Sampling(), row.context) for row in step.rows]).result()
         else:
             self._executor.run(step)
-            if torch.cuda.is_initialized():  # as above, of a model that is split over GPUs
-                torch.cuda.synchronize()
+            wait_for_devices()  # as above, of a model that is split over GPUs
         return max(self._clock() - began, 1e-9) * 1e3
 
     def _decode_step(self, rows: int, context: int) -> StepInput:

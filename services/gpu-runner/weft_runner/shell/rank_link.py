@@ -21,7 +21,6 @@ from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.commands import RankStopping
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect, local_ranks
 from weft_runner.parallel.ipc import ChannelLost
-from weft_runner.parallel.process_group import RankMeeting
 from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks, RankChannels
 from weft_runner.settings import RunnerSettings
@@ -124,7 +123,7 @@ def join_runner(
     stop = channels, stopping, joined
     threading.Thread(target=_report_stop, args=stop, name="stop", daemon=True).start()
 
-    def meet(start: Mapping[str, Any]) -> RankMeeting:
+    def meet(start: Mapping[str, Any]) -> HostsMeeting:
         joined.set()
         return HostsMeeting.of_another(host, start["store_port"], start["grid"].size, local_host, start["patience_s"])
 

@@ -20,13 +20,13 @@ from weft.telemetry.logs import configure, kv
 from weft.wire.tls import load_tls
 from weft_runner.core.kv_shards import shard_runner
 from weft_runner.core.kv_transfer import KvIdentity
+from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import RunnerError
-from weft_runner.executors import ModelSource, local_gpu, make_partition
 from weft_runner.model.adapter_store import DeviceAdapter
+from weft_runner.model.checkpoint import Files
 from weft_runner.model.executor import Executor, OffloadsStage
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
-from weft_runner.model.weights import Files
 from weft_runner.offload.stages import StageState, unreceived
 from weft_runner.parallel.commands import BuiltShard, Layers, RankReady
 from weft_runner.parallel.ipc import ChannelLost, RankChannel
@@ -37,6 +37,7 @@ from weft_runner.parallel.worker_group import RankChannels
 from weft_runner.settings import RunnerSettings
 from weft_runner.shell.kv_ranks import RankKv, rank_kv
 from weft_runner.shell.kv_transfer import KvPlace, kv_address
+from weft_runner.torch_executors import local_gpu, make_partition
 
 log = logging.getLogger(__name__)
 REPORT_S = 1.0

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from weft.domain.model.config import parse_spec
 from weft_runner.errors import AdapterInvalid, ExecutorLost
@@ -13,8 +13,8 @@ from weft_runner.parallel.adapters import ShardedAdapterStore
 
 MODULE = "model.layers.0.self_attn.q_proj"
 TENSORS = {
-    f"base_model.model.{MODULE}.lora_A.weight": torch.ones(2, 32),
-    f"base_model.model.{MODULE}.lora_B.weight": torch.ones(32, 2),
+    f"base_model.model.{MODULE}.lora_A.weight": np.ones((2, 32), np.float32),
+    f"base_model.model.{MODULE}.lora_B.weight": np.ones((32, 2), np.float32),
 }
 
 

@@ -8,8 +8,9 @@ import pytest
 from harness.ranks import settings_of
 from weft.domain.model.config import parse_spec
 from weft.domain.request import Sampling
+from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, OutOfMemory
-from weft_runner.executors import ModelSource, make_executor
+from weft_runner.executors import make_executor
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
 from weft_runner.shell.engine import ExecutorFailed
 
@@ -51,11 +52,11 @@ def test_auto_splits_over_gpus_wherever_there_is_one(sees, takes, how, maker, sm
     """Too few of them for the parts is an error then: a split model on a CPU is nothing that anybody wants unasked."""
     made: list[str] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: sees)
-    monkeypatch.setattr("weft_runner.executors._check_gpus", lambda *_: "cuda")
+    monkeypatch.setattr("weft_runner.torch_executors._check_gpus", lambda *_: "cuda")
     monkeypatch.setattr(
-        "weft_runner.executors.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
+        "weft_runner.torch_executors.launch_ranks", lambda _, start, *__, **___: made.append(start["settings"].executor)
     )
-    monkeypatch.setattr(f"weft_runner.executors.{maker}Executor", lambda *_: SimpleNamespace(workers=()))
+    monkeypatch.setattr(f"weft_runner.torch_executors.{maker}Executor", lambda *_: SimpleNamespace(workers=()))
     base = ModelSource(parse_spec(small_config | {"vocab_size": 64}), {}, 1, lambda: False)
     make_executor(settings_of(executor="auto", **{f"{how}_parallel": 2}), base)
     assert made == [takes]
@@ -85,7 +86,7 @@ def test_each_rank_has_the_embedding_and_shared_key_value_heads_of_its_own(small
 
 
 def test_ranks_that_find_no_room_on_this_machine_are_not_started(world, small_config, monkeypatch):
-    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
+    monkeypatch.setattr("weft_runner.cpu_executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
     spec = parse_spec(small_config | {"vocab_size": 64})
     with pytest.raises(OutOfMemory, match="this machine has"):
         make_executor(settings_of(tensor_parallel=2), ModelSource(spec, {}, 1, lambda: False))

@@ -15,9 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
+from harness.arrays import as_tensor
 from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
@@ -94,12 +96,12 @@ class Split:
                 executor.adapters.put(slot, adapter)
         return self
 
-    def run(self, step: StepInput) -> torch.Tensor:
-        found: list[torch.Tensor] = [torch.empty(0)] * len(self.stages[0])
+    def run(self, step: StepInput) -> np.ndarray:
+        found: list[np.ndarray] = [np.empty(0)] * len(self.stages[0])
         for index, stage in enumerate(self.stages):
             given = [None] * len(stage) if index == 0 else found
             found = list(self._threads.map(lambda one, x: one.run(step, hidden=x), stage, given))
-        return found[0].clone()
+        return found[0].copy()
 
 
 @contextmanager
@@ -174,7 +176,7 @@ def played(executor: Any, sequences: list[tuple[list[int], int | None]], chunk: 
     while any(len(logits) < ANSWER for logits in found):
         running = [i for i, logits in enumerate(found) if len(logits) < ANSWER]
         rows: list[Row] = [(texts[i][done[i] : done[i] + chunk], done[i], own[i], sequences[i][1]) for i in running]
-        logits = executor.run(make_step(rows))
+        logits = as_tensor(executor.run(make_step(rows)))
         for row, i in enumerate(running):
             done[i] += len(rows[row][0])
             if done[i] == len(texts[i]):
@@ -218,11 +220,11 @@ def test_what_a_stage_returns_stays_while_the_next_step_runs(model_of):
         (first,), (last,) = stages.stages
         one, other = (make_step([([token, token + 1], 0, [0], None)]) for token in (3, 90))
         hidden = first.run(one)
-        logits, kept_hidden = last.run(one, hidden=hidden), hidden.clone()
-        kept = logits.clone()
+        logits, kept_hidden = last.run(one, hidden=hidden), hidden.copy()
+        kept = logits.copy()
         last.run(other, hidden=first.run(other))
-        assert torch.equal(hidden, kept_hidden)
-        assert torch.equal(logits, kept)
+        assert np.array_equal(hidden, kept_hidden)
+        assert np.array_equal(logits, kept)
 
 
 def test_slots_that_are_fetched_give_the_bits_of_shared_ones(model_of):

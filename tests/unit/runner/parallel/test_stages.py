@@ -5,6 +5,7 @@ from collections import deque
 from itertools import combinations, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,8 +18,9 @@ from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core.layer_cut import layer_cost
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, make_profile
+from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
-from weft_runner.executors import ModelSource, make_executor
+from weft_runner.executors import make_executor
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.memory_estimate import MemoryLimit, estimate_memory
@@ -259,7 +261,7 @@ def test_an_adapter_is_built_after_the_steps_that_may_write_to_its_pages():
     executor = Executor()
     rank = WorkerLoop(executor, StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), PATIENCE_S)
     shares: list[BuiltShard] = []
-    file, table = share_tensors({"a": torch.ones(1)})
+    file, table = share_tensors({"a": np.ones(1, np.float32)})
     builder = threading.Thread(target=lambda: shares.append(rank.build(file, "build", table, {}, 1, [3], 1)))
     builder.start()
     rank.act_of(("run", STEP, Layers(0, 2, hidden=False)))()
@@ -274,7 +276,7 @@ def test_pages_that_are_never_allocated_are_not_waited_for_for_ever():
         executor := Executor(), StageWork(executor, PipelineChannel(Peers(1, 2), spec_of(2)), early=True), 0.01
     )
     with pytest.raises(TimeoutError, match="allocated 1 times, and 0 times"):
-        rank.build(*share_tensors({"a": torch.ones(1)})[:1], "build", {}, {}, 1, [3], 1)
+        rank.build(*share_tensors({"a": np.ones(1, np.float32)})[:1], "build", {}, {}, 1, [3], 1)
 
 
 # ---- what a runner is told, and what it tells
@@ -288,7 +290,7 @@ def test_stages_take_the_memory_of_one_and_a_head_of_its_own_where_it_is_tied(sm
 
 
 def test_stages_that_find_no_room_on_this_machine_are_not_started(world, monkeypatch):
-    monkeypatch.setattr("weft_runner.executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
+    monkeypatch.setattr("weft_runner.cpu_executors.available_memory", lambda: MemoryLimit(1000, "this machine"))
     with pytest.raises(OutOfMemory, match="this machine has"):
         make_executor(settings_of(pipeline_parallel=2), ModelSource(world.spec, {}, 1, lambda: False))
 

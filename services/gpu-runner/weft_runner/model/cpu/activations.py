@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.model.cpu.page_file import PageFile
@@ -22,6 +22,7 @@ from weft_runner.model.tiers.outside_pages import OutsidePages, Piece, SlotRun
 from weft_runner.offload.figures import PageFigures
 from weft_runner.offload.placement import ActivationSplit
 
+Floats = npt.NDArray[np.float32]
 NONE = np.empty(0, np.int32)
 
 
@@ -31,7 +32,7 @@ class DiskActivations:
     def __init__(self, folder: Path, split: ActivationSplit) -> None:
         """Raises DiskUnusable."""
         self._split, self._memory = split, MappedMemory(split.memory_bytes)
-        self._numbers = torch.from_numpy(self._memory.array().view(np.float32))
+        self._numbers = self._memory.array().view(np.float32)
         self.rows = self._view(0, split.whole_rows)
         self._file = PageFile(folder, 1, split.disk_bytes // PAGE, PAGE, "activations")
         ring = self._memory.address + split.ring_at
@@ -39,8 +40,8 @@ class DiskActivations:
         self._in_memory, self._done = 0, 0
         self._passing: list[MicroBatch] = []
         self._pieces: list[Piece] = []
-        self._entering: torch.Tensor | None = None
-        self._wanted, self._leaving, self._loaded = NONE, torch.empty(0), torch.empty(0)
+        self._entering: Floats | None = None
+        self._wanted, self._leaving, self._loaded = NONE, np.empty((0, 0), np.float32), np.empty((0, 0), np.float32)
 
     @property
     def figures(self) -> PageFigures:
@@ -53,7 +54,7 @@ class DiskActivations:
         return PAGE * sum(one.n for one in pages if one.loads), PAGE * sum(one.n for one in pages if one.stores)
 
     def begin(
-        self, batches: Sequence[MicroBatch], layers: range, entering: torch.Tensor | None, wanted: Ints
+        self, batches: Sequence[MicroBatch], layers: range, entering: npt.ArrayLike | None, wanted: Ints
     ) -> list[bool]:
         """A pass: which micro-batches' rows are on disk, and loaded from now on. Raises ExecutorLost.
 
@@ -67,10 +68,11 @@ class DiskActivations:
         self._in_memory = self._passing[0].start if self._passing else batches[-1].end
         self._pieces = [Piece(0, pages) for layer in layers for pages in self._pages_of(layer, layers)]
         self._stream.begin(self._pieces)
-        self._done, self._entering, self._wanted = 0, entering, wanted
-        self._leaving = torch.empty(len(wanted), self.rows.shape[1])
-        if entering is not None:
-            self.rows[: self._in_memory] = entering[: self._in_memory]
+        self._done, self._wanted = 0, wanted
+        self._entering = None if entering is None else np.asarray(entering, np.float32)
+        self._leaving = np.empty((len(wanted), self.rows.shape[1]), np.float32)
+        if self._entering is not None:
+            self.rows[: self._in_memory] = self._entering[: self._in_memory]
         return on_disk
 
     def acquire(self) -> int:
@@ -89,7 +91,7 @@ class DiskActivations:
         self._stream.release()
         self._done += 1
 
-    def leaving(self) -> torch.Tensor:
+    def leaving(self) -> Floats:
         """The rows that are wanted, after the last layer."""
         self._leave(self.rows, 0, self._in_memory)
         return self._leaving
@@ -102,14 +104,14 @@ class DiskActivations:
     def _current(self) -> MicroBatch:
         return self._passing[self._done % len(self._passing)]
 
-    def _leave(self, rows: torch.Tensor, start: int, end: int) -> None:
+    def _leave(self, rows: Floats, start: int, end: int) -> None:
         """Of tokens [start, end)."""
         (places,) = np.nonzero((self._wanted >= start) & (self._wanted < end))
-        self._leaving[torch.from_numpy(places)] = rows[torch.from_numpy(self._wanted[places] - start).long()]
+        self._leaving[places] = rows[self._wanted[places] - start]
 
-    def _view(self, offset: int, n_rows: int) -> torch.Tensor:
+    def _view(self, offset: int, n_rows: int) -> Floats:
         width = self._split.row_bytes // 4
-        return self._numbers[offset // 4 : offset // 4 + n_rows * width].view(n_rows, width)
+        return self._numbers[offset // 4 : offset // 4 + n_rows * width].reshape(n_rows, width)
 
     def _pages_of(self, layer: int, layers: range) -> list[OutsidePages]:
         """Of each such micro-batch in this layer."""

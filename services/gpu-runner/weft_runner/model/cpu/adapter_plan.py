@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import module_name
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.pool import ThreadPool
-from weft_kernels.cpu.structs import BF16, FP32, LoraSiteStruct, LoraSliceStruct, PackJob
+from weft_kernels.cpu.structs import LoraSiteStruct, LoraSliceStruct, PackJob
+from weft_runner.model.arrays import NATIVE_KINDS, Array
 from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, scale_of
 from weft_runner.model.partition import Partition
 
@@ -26,7 +26,6 @@ SLICE_BYTES = 256 << 10  # of the file: some 20 us
 N_SITES = len(SITES)
 _LINE = 64
 _ADDRESSES = 1 << 64
-_STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 Structs = npt.NDArray[Any]
 Slices = Iterator[None]  # each step of it does a slice of the work
 
@@ -72,7 +71,7 @@ class Planner:
         self._sizes: dict[tuple[int, int, int], int] = {}
         self._starts = tuple(_starts(names, part.local) for names in SITES)
 
-    def plan(self, pairs: AdapterPairs, file: int = 0) -> tuple[Plan, list[torch.Tensor]]:
+    def plan(self, pairs: AdapterPairs, file: int = 0) -> tuple[Plan, list[Array]]:
         """The plan, and what its jobs read: the pairs' tensors, or copies of those that the native code cannot read."""
         writing = _Writing(file, self._packed_bytes)
         by_site = [site for layer in pairs for site in layer]
@@ -118,15 +117,15 @@ class _Writing:
     """The jobs of a plan so far; `end`: of the adapter's memory."""
 
     def __init__(self, file: int, packed_bytes: Callable[[int, int, int], int]) -> None:
-        self.jobs, self.ends, self.kept, self.end = list[PackJob](), list[int](), list[torch.Tensor](), 0
+        self.jobs, self.ends, self.kept, self.end = list[PackJob](), list[int](), list[Array](), 0
         self._file, self._packed_bytes = file, packed_bytes
 
-    def add(self, matrices: Sequence[torch.Tensor], *, pad_in: int) -> int:
+    def add(self, matrices: Sequence[Array], *, pad_in: int) -> int:
         """Matrices [rows, n_in] under each other, packed as one. Where it begins."""
         parts, begin = _readable(matrices), self.end
         n_in, rows = parts[0].shape[1], tuple(part.shape[0] for part in parts)
-        source = tuple((part.data_ptr() - self._file) % _ADDRESSES for part in parts)
-        self.jobs.append(PackJob(source, begin, rows, _STORED[parts[0].dtype], n_in, pad_in))
+        source = tuple((part.ctypes.data - self._file) % _ADDRESSES for part in parts)
+        self.jobs.append(PackJob(source, begin, rows, NATIVE_KINDS[parts[0].dtype], n_in, pad_in))
         self.ends.append((self.ends[-1] if self.ends else 0) + sum(part.nbytes for part in parts))
         self.kept += parts
         self.end += self._packed_bytes(sum(rows), n_in, pad_in)
@@ -155,12 +154,12 @@ class AdapterPacking:
             yield
 
 
-def _readable(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _readable(matrices: Sequence[Array]) -> list[Array]:
     """Dense, of one kind of numbers that the native code knows."""
     dtype = matrices[0].dtype
-    if dtype not in _STORED or any(matrix.dtype != dtype for matrix in matrices):
-        matrices = [matrix.float() for matrix in matrices]
-    return [matrix.contiguous() for matrix in matrices]
+    if dtype not in NATIVE_KINDS or any(matrix.dtype != dtype for matrix in matrices):
+        matrices = [matrix.astype(np.float32) for matrix in matrices]
+    return [np.ascontiguousarray(matrix) for matrix in matrices]
 
 
 def _array(structs: "ctypes.Array[Any]") -> Structs:

@@ -9,12 +9,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
 from weft_runner.model.adapter_store import MOST_LAYOUTS, DeviceAdapter, FileLayout, HostTensorStore, MappedTensors
+from weft_runner.model.arrays import Array
 from weft_runner.model.cpu.adapter_plan import AdapterPacking, Plan, Planner, Slices, Structs
 from weft_runner.model.lora import Scales, adapter_pairs
 from weft_runner.model.partition import Partition
@@ -72,11 +71,11 @@ class CpuAdapterStore(HostTensorStore):
         adapter = self._held.get(slot)
         return 0 if adapter is None else adapter.n_bytes
 
-    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
+    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         """See `AdapterStore.needs`."""
         return self._plan(tensors, scales)[0].n_bytes
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> CpuAdapter:
+    def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> CpuAdapter:
         """See `AdapterStore.build`."""
         del pages  # memory of its own: its KV pages stay untouched
         plan, kept = self._plan(tensors, scales)
@@ -98,14 +97,14 @@ class CpuAdapterStore(HostTensorStore):
         if (adapter := self._held.pop(slot, None)) is not None:
             self._spare.give(adapter.memory)
 
-    def _plan(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> tuple[Plan, Sequence[torch.Tensor]]:
+    def _plan(self, tensors: Mapping[str, Array], scales: Scales) -> tuple[Plan, Sequence[Array]]:
         """And tensors that have to live until it is carried out. Raises AdapterInvalid."""
         if isinstance(tensors, MappedTensors) and (known := self._plans.get(tensors.layout)) is not None:
             return known, ()
         file = _address(tensors)
         pairs = self._part.pairs(adapter_pairs(tensors, scales, self._part.whole))
         plan, read = self._planner.plan(pairs, file)
-        if isinstance(tensors, MappedTensors) and all(0 <= t.data_ptr() - file < tensors.n_bytes for t in read):
+        if isinstance(tensors, MappedTensors) and all(0 <= t.ctypes.data - file < tensors.n_bytes for t in read):
             if len(self._plans) == MOST_LAYOUTS:
                 del self._plans[next(iter(self._plans))]
             self._plans[tensors.layout] = plan
@@ -141,6 +140,6 @@ def run_slices(slices: Slices) -> None:
         pass
 
 
-def _address(tensors: Mapping[str, torch.Tensor]) -> int:
+def _address(tensors: Mapping[str, Array]) -> int:
     """What the sources of its plan are counted from."""
     return tensors.address if isinstance(tensors, MappedTensors) else 0

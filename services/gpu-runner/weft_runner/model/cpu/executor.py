@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from weft.domain.model.packed import kv_token_bytes
 from weft_kernels.cpu.errors import CallRefused
@@ -27,10 +27,10 @@ from weft_runner.model.cpu.packed_weights import PackedMemory, PackedWeights, Ro
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_memory import NativeKvMemory
 from weft_runner.model.partition import Partition
-from weft_runner.model.sampling import NativeSampler, SamplingArgs
+from weft_runner.model.sampling import Floats, NativeSampler, SamplingArgs
 from weft_runner.model.step import StepInput
 
-VERSION = "1"
+VERSION = "2"
 # Levels that compute the same bits: fused multiply-adds and tiles follow one order (dot.h).
 _TILE32 = ("amx_bf16", "avx512", "avx2")
 
@@ -91,7 +91,7 @@ class CpuExecutor:
         self.adapters = CpuAdapterStore(library, self._pool, part, slots, model.kind)
         self._token_sampler = NativeSampler(Sampler(library.native, library.level_number))
         self._workspace = MappedMemory(0)
-        self._hidden, self._logits = torch.empty(0, spec.hidden_size), torch.empty(0, spec.vocab_size)
+        self._hidden, self._logits = _rows(0, spec.hidden_size), _rows(0, spec.vocab_size)
         self.layer_counter = library.layer_counter()  # for threads that read KV while a step runs
         self._native, self._prepared = StepStruct(layers_done=self.layer_counter.address), None
 
@@ -121,14 +121,15 @@ class CpuExecutor:
         return f"cpu/{VERSION}/{'tile32' if tiles else level}/{self._dtype}/tp{self._part.size}{kv}{top}"
 
     def run(
-        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: npt.ArrayLike | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Floats:  # fmt: skip
         """See `model.executor.Executor.run`. Logits of a whole model are valid until the next call.
 
         Hidden rows and the logits of a later stage are the caller's: they may be on their way while the next step runs.
 
-        A later stage of a pipeline begins with `hidden`, an earlier one ends in it. Logits are whole on tensor rank 0
+        `hidden` may be anything that numpy reads without a copy, as a tensor of torch on the CPU. A later stage of a
+        pipeline begins with `hidden`, an earlier one ends in it. Logits are whole on tensor rank 0
         alone. Raises ExecutorLost where another rank is lost.
         """
         last = self.spec.layers if last is None else last
@@ -140,9 +141,9 @@ class CpuExecutor:
             self._hidden[: native.n_tokens] = hidden
         self._run(native, layer_done)
         if last < self.spec.layers or not self._part.ends:
-            return self._hidden[: native.n_tokens].clone()
+            return self._hidden[: native.n_tokens].copy()
         logits = self._logits[: native.n_sampled]
-        return logits if self._part.begins else logits.clone()
+        return logits if self._part.begins else logits.copy()
 
     def _run(self, native: StepStruct, layer_done: LayerDone | None) -> None:
         try:
@@ -153,9 +154,9 @@ class CpuExecutor:
             cause = self._ranks.error if self._ranks is not None else None
             raise ExecutorLost(f"a step of {self._part.size} ranks failed: {error}") from cause or error
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
+    def sample(self, logits: npt.ArrayLike, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """See `model.executor.Executor.sample`."""
-        return self._token_sampler.sample(logits, draws)
+        return self._token_sampler.sample(np.asarray(logits, np.float32), draws)
 
     def clear_pages(self, pages: list[int]) -> None:
         """See `model.executor.Executor.clear_pages`."""
@@ -177,22 +178,26 @@ class CpuExecutor:
         native.tokens, native.rows = address_of(arrays.tokens), address_of(arrays.rows)
         native.page_table, native.segments = address_of(arrays.pages), address_of(arrays.segments)
         native.sampled, native.slots = address_of(arrays.sampled), ctypes.addressof(self.adapters.table)
-        native.hidden, native.logits = self._hidden.data_ptr(), self._logits.data_ptr()
+        native.hidden, native.logits = address_of(self._hidden), address_of(self._logits)
         native.workspace, native.workspace_bytes = self._workspace.address, self._workspace.n_bytes
         self._prepared = step
 
     def _grow_workspace(self, n_tokens: int, n_sampled: int) -> None:
         """Buffers grow to the largest step so far."""
         if n_tokens > len(self._hidden):
-            self._hidden = torch.empty(n_tokens, self.spec.hidden_size)
+            self._hidden = _rows(n_tokens, self.spec.hidden_size)
         if n_sampled > len(self._logits):
-            self._logits = torch.empty(n_sampled, self.spec.vocab_size)
+            self._logits = _rows(n_sampled, self.spec.vocab_size)
         needed = self._workspace_of(n_tokens, n_sampled, self.adapters.site_rank)
         if needed > self._workspace.n_bytes:
             self._workspace = MappedMemory(needed)
 
     def _workspace_of(self, n_tokens: int, n_sampled: int, site_rank: int) -> int:
         return self._library.workspace_bytes(self._base.model, n_tokens, site_rank, n_sampled)
+
+
+def _rows(count: int, width: int) -> Floats:
+    return np.empty((count, width), np.float32)
 
 
 def address_of(array: "np.ndarray[Any, Any]") -> int:

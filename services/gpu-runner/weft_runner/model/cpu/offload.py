@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from weft.domain.runner import OffloadState
 from weft_kernels.cpu.library import Library
@@ -29,6 +29,7 @@ from weft_runner.model.cpu.page_file import bounce_bytes
 from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
+from weft_runner.model.sampling import Floats
 from weft_runner.model.step import Ints, StepInput
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of, state_of
 from weft_runner.model.tiers.direct_io import DirectFile
@@ -149,9 +150,9 @@ class OffloadExecutor(CpuExecutor):
         self._embedding.close()
 
     def run(
-        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: torch.Tensor | None = None,
+        self, step: StepInput, *, first: int = 0, last: int | None = None, hidden: npt.ArrayLike | None = None,
         layer_done: LayerDone | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Floats:  # fmt: skip
         """See `model.executor.Executor.run`. Raises ExecutorLost where the disk fails."""
         began = time.perf_counter()
         layers = self.spec.layers
@@ -177,7 +178,7 @@ class OffloadExecutor(CpuExecutor):
         if leaves:
             return rows
         logits = self._logits[:n_sampled]
-        return logits if self._part.begins else logits.clone()
+        return logits if self._part.begins else logits.copy()
 
     def _layers(self, step: StepInput, first: int, last: int, layer_done: LayerDone | None) -> None:
         """Over all micro-batches. A layer is done, to those who wait for it, with the last of them."""
@@ -212,29 +213,29 @@ class OffloadExecutor(CpuExecutor):
         if layer_done is not None:
             layer_done(layer)
 
-    def _leaving(self, wanted: Ints) -> torch.Tensor:
+    def _leaving(self, wanted: Ints) -> Floats:
         """Rows after the last layer of the pass, a copy."""
         if self._activations is not None:
             return self._activations.leaving()
-        return self._hidden[torch.from_numpy(wanted).long()]
+        return self._hidden[wanted]
 
-    def _sample(self, rows: torch.Tensor) -> None:
+    def _sample(self, rows: Floats) -> None:
         """Logits of the rows that sample, from the head's pieces as they come."""
         for begin, matrix in self._weights.head():
             self._head.head, self._head.vocab = matrix, matrix.n_out
             for done in range(0, len(rows), self._budget.micro_batch):
                 part = rows[done : done + self._budget.micro_batch]
                 to = self._logits[done : done + len(part), begin : begin + matrix.n_out]
-                to.copy_(self._logits_of(part, matrix.n_out))
+                to[:] = self._logits_of(part, matrix.n_out)
 
-    def _logits_of(self, rows: torch.Tensor, n_out: int) -> torch.Tensor:
+    def _logits_of(self, rows: Floats, n_out: int) -> Floats:
         """[n, n_out] of the head's present piece: a native step of no layers."""
-        found, count = torch.empty(len(rows), n_out), np.arange(len(rows), dtype=np.int32)
+        found, count = np.empty((len(rows), n_out), np.float32), np.arange(len(rows), dtype=np.int32)
         row = np.array([[0, len(rows), 0, 0]], np.int32)
         native = StepStruct(
             n_tokens=len(rows), n_rows=1, n_segments=0, n_sampled=len(rows), first=self.spec.layers,
-            last=self.spec.layers, rows=address_of(row), sampled=address_of(count), hidden=rows.data_ptr(),
-            logits=found.data_ptr(), workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
+            last=self.spec.layers, rows=address_of(row), sampled=address_of(count), hidden=address_of(rows),
+            logits=address_of(found), workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
         )  # fmt: skip
         self._library.run(self._pool, self._head, native)
         return found
@@ -253,7 +254,7 @@ class OffloadExecutor(CpuExecutor):
 
     # ---- a step
 
-    def _begin(self, step: StepInput, layers: range, entering: torch.Tensor | None, wanted: Ints) -> None:
+    def _begin(self, step: StepInput, layers: range, entering: npt.ArrayLike | None, wanted: Ints) -> None:
         """Micro-batches of a step, for as long as it lives and its pages lie there; their positions now.
 
         `entering`: hidden rows of the caller; `wanted`: which are read after the last layer.
@@ -283,7 +284,7 @@ class OffloadExecutor(CpuExecutor):
                 tokens=address_of(self._tokens) + 4 * batch.start, rows=address_of(batch.rows),
                 page_table=address_of(self._page_table), segments=address_of(batch.segments),
                 slots=ctypes.addressof(self.adapters.table),
-                hidden=self._hidden.data_ptr() + hidden_bytes * batch.start,
+                hidden=address_of(self._hidden) + hidden_bytes * batch.start,
                 workspace=self._workspace.address, workspace_bytes=self._workspace.n_bytes,
             )
             for batch in self._batches

@@ -8,21 +8,21 @@ a `MatrixStore`: memory here, a file in `tiers/packed_file.py`.
 import hashlib
 from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
 
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_kernels.cpu.library import Library
 from weft_kernels.cpu.memory import MappedMemory
 from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.structs import ABI, BF16, FP32, INT8, KINDS, Layer, Matrix, ModelStruct
+from weft_runner.model.arrays import NATIVE_KINDS, Array, native
 from weft_runner.model.checkpoint import Checkpoint
+from weft_runner.model.finite import check_finite
 from weft_runner.model.partition import Partition
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.tiers.matrices import MatrixRows, MatrixStore, matrix_shapes
-from weft_runner.model.weights import check_finite
 
 LINE = 64  # bytes
-STORED = {torch.bfloat16: BF16, torch.float32: FP32}
 
 
 class RowPacker:
@@ -41,20 +41,20 @@ class RowPacker:
         """Of int8's, which have a place of their own."""
         return -(-n_out // 16) * 64 if self.kind == INT8 else 0
 
-    def pack(self, weight: torch.Tensor, to: int, scale: int | None) -> None:
+    def pack(self, weight: Array, to: int, scale: int | None) -> None:
         """`to`, `scale`: where its first row goes. fp16 goes through fp32: bf16 cannot hold its fraction."""
-        source = weight if weight.dtype in STORED else weight.float()
+        source = native(weight)
         self._library.pack(
-            self._pool, source.data_ptr(), STORED[source.dtype], source.stride(0), (source.shape[0], source.shape[1]),
-            to, self.kind, scale=scale,
+            self._pool, source.ctypes.data, NATIVE_KINDS[source.dtype], source.strides[0] // source.itemsize,
+            (source.shape[0], source.shape[1]), to, self.kind, scale=scale,
         )  # fmt: skip
 
     def fingerprint(self) -> str:
         """Of how numbers are packed: that of a small matrix. Another version of the kernels may pack otherwise."""
-        matrix = torch.linspace(-1.0, 1.0, 32 * 192).square().view(32, 192)
-        packed, scale = MappedMemory(self.n_bytes(32, 192)), torch.zeros(32)
-        self.pack(matrix, packed.address, scale.data_ptr() if self.kind == INT8 else None)
-        return hashlib.sha256(packed.array().tobytes() + scale.numpy().tobytes()).hexdigest()
+        matrix = np.linspace(-1.0, 1.0, 32 * 192, dtype=np.float32).reshape(32, 192) ** 2
+        packed, scale = MappedMemory(self.n_bytes(32, 192)), np.zeros(32, np.float32)
+        self.pack(matrix, packed.address, scale.ctypes.data if self.kind == INT8 else None)
+        return hashlib.sha256(packed.array().tobytes() + scale.tobytes()).hexdigest()
 
 
 class PackedMemory:
@@ -64,31 +64,31 @@ class PackedMemory:
         self._packer = packer
         self._memory = MappedMemory(sum(self._matrix_bytes(*shape) for shape in matrix_shapes(part)))
         self._taken = 0
-        self._kept: list[torch.Tensor] = []
+        self._kept: list[Array] = []
 
     def add(self, rows: MatrixRows) -> tuple[int, int | None]:
         n_out, n_in = rows.shape
         address = self._memory.address + self._taken
         self._taken += self._matrix_bytes(n_out, n_in)
-        scale = torch.zeros(-(-n_out // 16) * 16) if self._packer.kind == INT8 else None
+        scale = np.zeros(-(-n_out // 16) * 16, np.float32) if self._packer.kind == INT8 else None
         done = 0
         for weight in rows.in_order():
             to = address + self._packer.n_bytes(done, n_in)
-            self._packer.pack(weight, to, None if scale is None else scale[done:].data_ptr())
+            self._packer.pack(weight, to, None if scale is None else scale[done:].ctypes.data)
             done += weight.shape[0]
         return address, None if scale is None else self._keep(scale)
 
-    def embed(self, embedding: torch.Tensor) -> int:
+    def embed(self, embedding: Array) -> int:
         """A view of the file, converted where the kernels cannot read it (fp16)."""
         check_finite(EMBEDDING, embedding)
-        return self._keep(embedding if embedding.dtype in STORED else embedding.float())
+        return self._keep(native(embedding))
 
     def _matrix_bytes(self, n_out: int, n_in: int) -> int:
         return -(-self._packer.n_bytes(n_out, n_in) // LINE) * LINE
 
-    def _keep(self, tensor: torch.Tensor) -> int:
+    def _keep(self, tensor: Array) -> int:
         self._kept.append(tensor)
-        return tensor.data_ptr()
+        return tensor.ctypes.data
 
 
 class PackedWeights:
@@ -111,8 +111,8 @@ class PackedWeights:
             kind=FP32 if self._kind == FP32 else BF16, eps=spec.norm_eps, layer=layers,
             embedding=embedding if part.begins else None, norm=self._vector(NORM, checkpoint.norm),
             head=head,
-            inverse_frequency=self._keep(inverse_frequencies(spec).contiguous()), kv=None,
-            embedding_kind=STORED.get(checkpoint.embedding.dtype, FP32), page_tokens=page_tokens, rope_scale=1.0,
+            inverse_frequency=self._keep(inverse_frequencies(spec)), kv=None,
+            embedding_kind=NATIVE_KINDS.get(checkpoint.embedding.dtype, FP32), page_tokens=page_tokens, rope_scale=1.0,
         )  # fmt: skip
 
     def _layer(self, index: int) -> Layer:
@@ -136,20 +136,18 @@ class PackedWeights:
     def _matrix(
         self,
         name: str,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Array],
         parts: Sequence[str],
-        biases: Sequence[torch.Tensor] | None = None,
+        biases: Sequence[Array] | None = None,
         *,
         beside: bool = False,
     ) -> Matrix:
         rows = MatrixRows(name, {part: tensors[part] for part in parts}, beside)
         n_out, n_in = rows.shape
         data, scale = self._store.add(rows)
-        return Matrix(
-            data=data, scale=scale,
-            bias=None if biases is None else self._vector(f"{name} biases", torch.cat([b.float() for b in biases])),
-            n_in=n_in, n_out=n_out, kind=self._kind,
-        )  # fmt: skip
+        wide = None if biases is None else np.concatenate([bias.astype(np.float32) for bias in biases])
+        bias = None if wide is None else self._vector(f"{name} biases", wide)
+        return Matrix(data=data, scale=scale, bias=bias, n_in=n_in, n_out=n_out, kind=self._kind)
 
     def _head(self) -> Matrix:
         """Of the stage that has it, this rank's part of the vocabulary."""
@@ -165,13 +163,13 @@ class PackedWeights:
         self._checkpoint.release(EMBEDDING)
         return address
 
-    def _vector(self, name: str, tensor: torch.Tensor) -> int:
+    def _vector(self, name: str, tensor: Array) -> int:
         check_finite(name, tensor)
-        return self._keep(tensor.to(torch.float32, copy=True).contiguous())
+        return self._keep(np.array(tensor, np.float32, order="C"))
 
-    def _keep(self, tensor: torch.Tensor) -> int:
+    def _keep(self, tensor: Array) -> int:
         self._kept.append(tensor)
-        return tensor.data_ptr()
+        return tensor.ctypes.data
 
 
 def unsupported_reason(part: Partition) -> str:

@@ -18,7 +18,9 @@ from weft_kernels.triton.packing import Adapter, PackedImage, Projection, fill_l
 from weft_kernels.triton.tables import SLICES, UNIT, Layout, LoraTables, SiteShape, SlotEntry
 from weft_runner.errors import AdapterInvalid
 from weft_runner.model.adapter_store import DeviceAdapter
+from weft_runner.model.arrays import Array
 from weft_runner.model.cuda.device import on_device
+from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.lora import SITES, LoraPair, Scales, adapter_pairs
 from weft_runner.model.partition import Partition
@@ -110,15 +112,15 @@ class PagedAdapterStore:
         """Of the adapter there."""
         return self._bytes.get(slot, 0)
 
-    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
+    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         """See `AdapterStore.needs`: whole pages."""
         return self.copy(tensors, scales).needs()
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int]) -> PagedAdapter:
+    def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int]) -> PagedAdapter:
         """See `AdapterStore.build`. Returns when all copies are under way."""
         return self.place(self.copy(tensors, scales), pages)
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> HostImage:
+    def copy(self, tensors: Mapping[str, Array], scales: Scales) -> HostImage:
         """See `AdapterStore.copy`. It is packed when it is built for the first time, or completed."""
         return HostImage(self, *self._parts(tensors, scales))
 
@@ -180,7 +182,7 @@ class PagedAdapterStore:
 
     # ---- the builder's thread
 
-    def _parts(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> tuple[Adapter, int, int]:
+    def _parts(self, tensors: Mapping[str, Array], scales: Scales) -> tuple[Adapter, int, int]:
         """The adapter by layer and site, its largest rank and its largest sum of ranks at a site."""
         pairs = adapter_pairs(tensors, scales, self._part.whole)
         rank = max(pair.rank for layer in pairs for site in layer for pair in site)
@@ -248,4 +250,6 @@ def unsupported_in_pages(part: Partition, page_tokens: int, max_rank: int) -> st
 
 
 def _site(pairs: Sequence[LoraPair], names: Sequence[str]) -> list[Projection]:
-    return [Projection(names.index(pair.projection), pair.a, pair.b, pair.scale) for pair in pairs]
+    return [
+        Projection(names.index(pair.projection), tensor_of(pair.a), tensor_of(pair.b), pair.scale) for pair in pairs
+    ]

@@ -28,15 +28,18 @@ from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpr
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import LayerSource, run_layers
 from weft_runner.model.executor import LayerDone
+from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.kv_memory import KvMemory, kv_memory
+from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.partition import Partition
-from weft_runner.model.rope import cos_sin, inverse_frequencies
+from weft_runner.model.rope import inverse_frequencies
+from weft_runner.model.rotation import cos_sin
 from weft_runner.model.sampling import SamplingArgs, logprob
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
+from weft_runner.model.torch_kv_memory import kv_memory
 
-VERSION = "1"
+VERSION = "2"
 DECODE_CHUNK, PROMPT_CHUNK = 16, 64  # most tokens of a chunk: one tile of tensor cores; enough of them for wgmma
 PROMPT_TOKENS = 128  # from so many tokens on a step has the chunks of prompts
 INTERPRETED_SMS = 4  # of a device that is not there
@@ -363,7 +366,7 @@ def chunk_tokens(n_tokens: int) -> int:
 def _rotary(spec: ModelSpec, context: int) -> torch.Tensor:
     """cos and sin of every position: fp32 [context, 2, D / 2]."""
     half = spec.head_dim // 2
-    cos, sin = cos_sin(torch.arange(context), inverse_frequencies(spec))
+    cos, sin = cos_sin(torch.arange(context), tensor_of(inverse_frequencies(spec)))
     return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
 
 

@@ -7,7 +7,9 @@ import torch
 
 from weft.domain.model.packed import CUDA_INT4, packed_bytes
 from weft_kernels.triton import int4
+from weft_runner.model.arrays import Array
 from weft_runner.model.cuda.device import DTYPES
+from weft_runner.model.host_tensors import tensor_of
 
 
 class DevicePacker:
@@ -28,9 +30,12 @@ class DevicePacker:
         del n_out
         return 0
 
-    def pack(self, weight: torch.Tensor, to: int, scale: int | None) -> None:
+    def pack(self, weight: Array, to: int, scale: int | None) -> None:
         """See `MatrixPacker.pack`."""
         del scale
+        self._pack(tensor_of(weight), to)
+
+    def _pack(self, weight: torch.Tensor, to: int) -> None:
         made = int4.pack(weight.to(self._device)).cpu() if self.packed else weight.to(self.dtype).contiguous()
         ctypes.memmove(to, made.data_ptr(), made.numel() * made.element_size())
 
@@ -45,5 +50,5 @@ class DevicePacker:
         """See `MatrixPacker.fingerprint`."""
         matrix = torch.linspace(-1.0, 1.0, 32 * 192).square().view(32, 192)
         memory = torch.zeros(self.n_bytes(32, 192), dtype=torch.uint8)
-        self.pack(matrix, memory.data_ptr(), None)
+        self._pack(matrix, memory.data_ptr())
         return hashlib.sha256(memory.numpy().tobytes()).hexdigest()

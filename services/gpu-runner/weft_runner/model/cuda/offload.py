@@ -19,6 +19,7 @@ import torch
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD
 from weft.domain.runner import OffloadState
 from weft_runner.errors import PolicyInvalid
+from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import Checkpoint
 from weft_runner.model.cuda.activations import HostActivations
 from weft_runner.model.cuda.adapters import layout_of
@@ -33,6 +34,8 @@ from weft_runner.model.cuda.step import DeviceStep
 from weft_runner.model.cuda.weight_copies import FromDisk, FromHost, Piece, WeightCopies
 from weft_runner.model.decoder import run_layer
 from weft_runner.model.executor import LayerDone
+from weft_runner.model.finite import check_finite
+from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.memory_estimate import device_workspace, page_bytes
@@ -45,7 +48,7 @@ from weft_runner.model.tiers.matrices import MatrixRows
 from weft_runner.model.tiers.packed_file import PackedFile, PackedLayout, Region, packed_file, region_groups
 from weft_runner.model.tiers.pass_work import pass_work
 from weft_runner.model.tiers.weight_stream import Extent, WeightStream
-from weft_runner.model.weights import LayerWeights, ModelWeights, check_finite, stacked_layer
+from weft_runner.model.weights import LayerWeights, ModelWeights, stacked_layer
 from weft_runner.offload.accuracy import Accuracy
 from weft_runner.offload.device_placement import DevicePlacement, check_device_placement, place_on_device
 from weft_runner.offload.figures import OffloadFigures, PageFigures, StreamFigures
@@ -89,8 +92,8 @@ class OffloadCudaExecutor(CudaExecutor):
         check_device_placement(self.placement, budgets)
         with packed_file(budget.path, layout, packer, disk_bytes=budget.disk_bytes, stopping=stopping) as self._file:
             layers = _load(self._file, checkpoint, part, packer.dtype, gpu.device)
-        norm = checkpoint.norm.to(gpu.device, torch.float32)
-        check_finite("norm", norm)
+        check_finite("norm", checkpoint.norm)
+        norm = tensor_of(checkpoint.norm).to(gpu.device, torch.float32)
         self._placed = _PlacedWeights(gpu.device, self._file, self.placement, packer, layers, norm)
         self._rows = EmbeddingRows(self._file, resident=False)
         self._stored = torch.bfloat16 if layout.row_bytes == 2 * part.local.hidden_size else torch.float32
@@ -351,8 +354,8 @@ def _load(
 ) -> list[LayerWeights]:  # fmt: skip
     """Layers whose matrices are still empty; those go to the file, where it is written. Raises WeightsInvalid."""
 
-    def empty(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        del name, tensor
+    def empty(name: str, array: Array) -> torch.Tensor:
+        del name, array
         return torch.empty(0, device=device)
 
     layers = list[LayerWeights]()

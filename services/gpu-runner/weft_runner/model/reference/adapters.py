@@ -1,14 +1,30 @@
 """The reference executor's adapters on its device: stacked LoRA sites by slot, as plain torch tensors."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from weft.domain.model.config import ModelSpec
-from weft_kernels.lora import LoraSite
+from weft_kernels.lora import LoraSite, LoraSlice
 from weft_runner.model.adapter_store import DeviceAdapter, HostTensorStore
-from weft_runner.model.lora import SITES, AdapterPairs, AdapterWeights, Scales, adapter_pairs, stack_adapter
+from weft_runner.model.arrays import Array
+from weft_runner.model.host_tensors import tensor_of
+from weft_runner.model.lora import SITES, AdapterPairs, LoraPair, Scales, adapter_pairs
 from weft_runner.model.partition import Partition
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterWeights:
+    """`sites[layer][site]`, None where the adapter leaves a site alone.
+
+    `rank` is the largest true rank, `site_rank` the largest sum of ranks at a stacked site.
+    """
+
+    sites: tuple[tuple[LoraSite | None, ...], ...]
+    rank: int
+    site_rank: int
+    n_bytes: int
 
 
 class TorchAdapterStore(HostTensorStore):
@@ -25,17 +41,17 @@ class TorchAdapterStore(HostTensorStore):
     def page_bytes(self) -> int:
         return 0
 
-    def needs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> int:
+    def needs(self, tensors: Mapping[str, Array], scales: Scales) -> int:
         """See `AdapterStore.needs`."""
         pairs = [pair for layer in self._pairs(tensors, scales) for site in layer for pair in site]
-        return 4 * sum(pair.a.numel() + pair.b.numel() for pair in pairs)
+        return 4 * sum(pair.a.size + pair.b.size for pair in pairs)
 
-    def build(self, tensors: Mapping[str, torch.Tensor], scales: Scales, pages: Sequence[int] = ()) -> AdapterWeights:
+    def build(self, tensors: Mapping[str, Array], scales: Scales, pages: Sequence[int] = ()) -> AdapterWeights:
         """See `AdapterStore.build`."""
         del pages  # tensors of its own
         return stack_adapter(self._pairs(tensors, scales), self._part.local)
 
-    def _pairs(self, tensors: Mapping[str, torch.Tensor], scales: Scales) -> AdapterPairs:
+    def _pairs(self, tensors: Mapping[str, Array], scales: Scales) -> AdapterPairs:
         """This part's. Raises AdapterInvalid."""
         return self._part.pairs(adapter_pairs(tensors, scales, self._part.whole))
 
@@ -49,3 +65,30 @@ class TorchAdapterStore(HostTensorStore):
         for row in self._table:
             for sites in row:
                 sites[slot] = None
+
+
+def stack_adapter(pairs: AdapterPairs, spec: ModelSpec) -> AdapterWeights:
+    """Pairs -> stacked sites in fp32, of one device's part or whole. A stage may have none: then its ranks are 0."""
+    sites = tuple(tuple(_site(site, names, spec) for site, names in zip(layer, SITES, strict=True)) for layer in pairs)
+    present = [site for layer in sites for site in layer if site is not None]
+    return AdapterWeights(
+        sites=sites,
+        rank=max((pair.rank for layer in pairs for site in layer for pair in site), default=0),
+        site_rank=max((site.slices[-1].rank_end for site in present), default=0),
+        n_bytes=sum(site.n_bytes for site in present),
+    )
+
+
+def _site(pairs: tuple[LoraPair, ...], names: tuple[str, ...], spec: ModelSpec) -> LoraSite | None:
+    by_name = {pair.projection: pair for pair in pairs}
+    slices: list[LoraSlice] = []
+    rank_start = out_start = 0
+    for name in names:
+        if (pair := by_name.get(name)) is not None:
+            b_t, begin = tensor_of(pair.b).float().t().contiguous(), out_start + pair.out_start
+            slices.append(LoraSlice(rank_start, rank_start + pair.rank, begin, begin + pair.n_out, b_t, pair.scale))
+            rank_start += pair.rank
+        out_start += spec.projection(name)[1]
+    if not slices:
+        return None
+    return LoraSite(torch.cat([tensor_of(pair.a).float() for pair in pairs]).t().contiguous(), tuple(slices))

@@ -12,8 +12,8 @@ from weft.domain.model.config import ModelSpec
 from weft_runner.core.sampling import SampledToken
 from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
+from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.kv_memory import kv_memory
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.ops import ReferenceOps
 from weft_runner.model.reference.step import StepMaker
@@ -21,9 +21,10 @@ from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.sampling import SamplingArgs, sample
 from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
+from weft_runner.model.torch_kv_memory import kv_memory
 from weft_runner.model.weights import ModelWeights
 
-VERSION = "1"
+VERSION = "2"
 
 
 class ReferenceExecutor:
@@ -43,7 +44,7 @@ class ReferenceExecutor:
     ) -> None:
         self.spec, self.adapters, self._weights, self._kv = spec, adapters, weights, kv
         self._tensor = TensorParallel(group or SingleProcessGroup())
-        self._steps = StepMaker(kv, inverse_frequencies(spec), frozenset(spec.windows))
+        self._steps = StepMaker(kv, tensor_of(inverse_frequencies(spec)), frozenset(spec.windows))
         self.page_bytes, self.torch_threads = kv.page_bytes, torch.get_num_threads()
         self.kv_memory = kv_memory(kv)
 
@@ -52,7 +53,7 @@ class ReferenceExecutor:
         return f"reference/{VERSION}/fp32/torch{torch.__version__.partition('+')[0]}/tp{self._tensor.size}"
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        return sample(logits, draws)
+        return sample(logits.numpy(), draws)
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         """Their memory stays with the tensor: this executor is the oracle, not the one that serves a full machine."""

@@ -14,7 +14,7 @@ from weft_kernels.lora import LoraSite, add_lora, expand, shrink
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.step import DecodeRows, PrefillRow, PreparedStep
-from weft_runner.model.rope import rotate
+from weft_runner.model.rotation import rotate
 from weft_runner.model.tensor_parallel import TensorParallel
 from weft_runner.model.weights import LayerWeights
 

@@ -7,7 +7,7 @@ import torch
 
 from weft_kernels.plan import SegmentPlan
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.rope import cos_sin
+from weft_runner.model.rotation import cos_sin
 from weft_runner.model.step import StepInput, StepRow
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from weft_runner.model.arrays import Array
+from weft_runner.model.finite import check_finite
 from weft_runner.model.partition import Partition
-from weft_runner.model.weights import check_finite
 
 UNIT_ROWS = 32  # of gate, and of up, by turns: what the native step computes together
 
@@ -20,7 +19,7 @@ class MatrixRows:
     """
 
     name: str
-    parts: Mapping[str, torch.Tensor]  # [outputs, inputs] by name
+    parts: Mapping[str, Array]  # [outputs, inputs] by name
     beside: bool = False
 
     @property
@@ -29,14 +28,14 @@ class MatrixRows:
         weights = [*self.parts.values()]
         return sum(weight.shape[0] for weight in weights), weights[0].shape[1]
 
-    def in_order(self) -> list[torch.Tensor]:
+    def in_order(self) -> list[Array]:
         """Views, in the order in which their rows are packed. Raises WeightsInvalid (NaN or infinite numbers)."""
         for part, weight in self.parts.items():
             check_finite(f"{self.name}.{part}", weight)
         weights = [*self.parts.values()]
         if not self.beside:
             return weights
-        turns = zip(*(weight.split(UNIT_ROWS) for weight in weights), strict=True)
+        turns = zip(*(in_runs(weight, UNIT_ROWS) for weight in weights), strict=True)
         return [rows for turn in turns for rows in turn]
 
 
@@ -47,7 +46,7 @@ class MatrixStore(Protocol):
         """Addresses of the packed numbers and of int8's scales; None: they are there only while a step needs them."""
         ...
 
-    def embed(self, embedding: torch.Tensor) -> int | None:
+    def embed(self, embedding: Array) -> int | None:
         """[V, H] as it is stored, or [0, H]. The address of its rows as BF16 or FP32; None as above."""
         ...
 
@@ -66,13 +65,18 @@ class MatrixPacker(Protocol):
         """Of scales that have a place of their own, behind the matrix; 0: there are none."""
         ...
 
-    def pack(self, weight: torch.Tensor, to: int, scale: int | None) -> None:
+    def pack(self, weight: Array, to: int, scale: int | None) -> None:
         """`to`, `scale`: where its first row goes."""
         ...
 
     def fingerprint(self) -> str:
         """Of how numbers are packed: that of a small matrix."""
         ...
+
+
+def in_runs(rows: Array, count: int) -> Iterator[Array]:
+    """So many rows at a time: views."""
+    return (rows[begin : begin + count] for begin in range(0, len(rows), count))
 
 
 def matrix_shapes(part: Partition) -> Iterator[tuple[int, int]]:

@@ -25,20 +25,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from weft.domain.model.tensors import EMBEDDING
 from weft_kernels.cpu.memory import MappedMemory
 from weft_runner.errors import DiskUnusable, StoppedAtStart
+from weft_runner.model.arrays import BFLOAT16, Array, native
+from weft_runner.model.finite import check_finite
 from weft_runner.model.partition import Partition
 from weft_runner.model.tiers.direct_io import BLOCK, PAGE, DirectFile, up
-from weft_runner.model.tiers.matrices import MatrixPacker, MatrixRows, matrix_shapes
-from weft_runner.model.weights import check_finite
+from weft_runner.model.tiers.matrices import MatrixPacker, MatrixRows, in_runs, matrix_shapes
 from weft_runner.offload.plan import MATRICES
 
 FORMAT = 1
 LINE = 64  # bytes: scales begin on one
-STORED = (torch.bfloat16, torch.float32)  # of the embedding; others are stored as the latter
 PIECE_ROWS = 64  # the head is cut at multiples of so many: a unit of the native product
 CHECKERS = 2  # threads that compare a file with its digests
 WAIT_S = 0.05  # between two looks at a lock that another runner holds
@@ -66,12 +66,12 @@ class Region:
 class PackedLayout:
     """Where everything lies. `matrices`: four a layer; `head`: pieces, none of a part that does not end the model."""
 
-    def __init__(self, packer: MatrixPacker, part: Partition, base: str, dtype: str, stored: torch.dtype) -> None:
+    def __init__(self, packer: MatrixPacker, part: Partition, base: str, dtype: str, stored: np.dtype[Any]) -> None:
         """`base`: the digest of the model; `stored`: the dtype of its embedding."""
         self._packer, self.dtype, shapes = packer, dtype, [*matrix_shapes(part)]
         of_layers, spec = shapes[: 4 * part.local.layers], part.local
         pieces = list(_pieces(packer, shapes[-1], max(packer.n_bytes(*shape) for shape in of_layers))) * part.ends
-        self.row_bytes = spec.hidden_size * (2 if stored == torch.bfloat16 else 4)
+        self.row_bytes = spec.hidden_size * (2 if stored == BFLOAT16 else 4)
         self.rows = part.whole.vocab_size if part.begins else 0
         self.identity: dict[str, Any] = {
             "format": FORMAT, "version": packer.version, "packing": packer.fingerprint(), "base": base, "dtype": dtype,
@@ -133,7 +133,7 @@ class PackedFile:
             self._writer.matrix(rows)
         return None, None
 
-    def embed(self, embedding: torch.Tensor) -> None:
+    def embed(self, embedding: Array) -> None:
         if self._writer is not None:
             self._writer.embedding(embedding)
 
@@ -280,25 +280,25 @@ class _Writer:
         weights = iter(_split(rows.in_order(), self._most_rows(rows.shape[1])))
         weight = next(weights)
         for region in regions:
-            stream, scale = self._stream(region.offset), torch.zeros(-(-region.n_out // 16) * 16)
+            stream, scale = self._stream(region.offset), np.zeros(-(-region.n_out // 16) * 16, np.float32)
             done = 0
             while done < region.n_out:
                 take = min(len(weight), region.n_out - done)
-                of_scale = scale[done:].data_ptr() if region.scale_bytes else None
+                of_scale = scale[done:].ctypes.data if region.scale_bytes else None
                 self._packer.pack(weight[:take], stream.allocate(self._packer.n_bytes(take, region.n_in)), of_scale)
                 done, weight = done + take, weight[take:]
                 if not len(weight):
                     weight = next(weights, weight)
             if region.scale_bytes:
-                stream.copy(scale.data_ptr(), region.scale_bytes)
+                stream.copy(scale.ctypes.data, region.scale_bytes)
             self._digests[region.offset] = stream.end()
 
-    def embedding(self, embedding: torch.Tensor) -> None:
+    def embedding(self, embedding: Array) -> None:
         check_finite(EMBEDDING, embedding)
         stream, row_bytes = self._stream(self._layout.embedding), self._layout.row_bytes
-        for rows in embedding.split(max(1, BLOCK // 2 // row_bytes)):
-            kept = (rows if rows.dtype in STORED else rows.float()).contiguous()
-            stream.copy(kept.data_ptr(), len(kept) * row_bytes)
+        for rows in in_runs(embedding, max(1, BLOCK // 2 // row_bytes)):
+            kept = np.ascontiguousarray(native(rows))
+            stream.copy(kept.ctypes.data, len(kept) * row_bytes)
         self._digests[self._layout.embedding] = stream.end()
 
     def finish(self, path: Path) -> None:
@@ -338,9 +338,9 @@ def _free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _split(weights: Sequence[torch.Tensor], rows: int) -> Iterator[torch.Tensor]:
+def _split(weights: Sequence[Array], rows: int) -> Iterator[Array]:
     for weight in weights:
-        yield from weight.split(rows)
+        yield from in_runs(weight, rows)
 
 
 class _RegionStream:
