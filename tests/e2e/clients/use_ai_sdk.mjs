@@ -16,10 +16,8 @@ for (const one of [openai(model), openai.chat(model), compatible(model)]) {
   const first = await generateText({ ...asked, prompt: text });
   assert.equal(first.text, answer);
   assert.equal(await streamText({ ...asked, prompt: text }).text, answer);
-  // what a server keeps is named by id unless the client says that it keeps nothing
-  const providerOptions = { openai: { store: false } };
   const messages = [{ role: "user", content: text }, ...first.response.messages, { role: "user", content: text }];
-  assert.equal((await generateText({ ...asked, messages, providerOptions })).text, answer);
+  assert.equal((await generateText({ ...asked, messages })).text, answer);
   const weather = tool({ inputSchema: Weather, execute: async () => "sunny" });
   const called = await generateText({ ...asked, prompt: text, tools: { weather }, toolChoice: "required" });
   assert(Weather.safeParse(called.toolCalls[0].input).success);

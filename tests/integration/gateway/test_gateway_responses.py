@@ -82,7 +82,15 @@ async def test_a_response_is_continued_read_and_forgotten(parts: World, tmp_path
         assert (third.previous_response_id, first.previous_response_id) == (second.id, None)
         read = await client.responses.retrieve(second.id)
         assert (read.id, read.output_text, read.usage) == (second.id, second.output_text, second.usage)
+        reference: Any = {"type": "item_reference", "id": first.output[0].id}
+        referred = await client.responses.create(model="tiny", input=[reference, {"role": "user", "content": "!"}])
+        after = await client.responses.create(model="tiny", input="?", previous_response_id=referred.id)
+        assert after.status == "completed"
+        prompts = [world.tokenizer.decode((await world.runner.next("start")).prompt_tokens) for _ in range(2)]
+        assert prompts == ["dear reader!", "dear reader!dear reader?"]
         await client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="tiny", input=[reference])
         for gone in (first.id, third.id, alone.id, "resp_never"):
             with pytest.raises(openai.NotFoundError, match="there is no response"):
                 await client.responses.create(model="tiny", input="and", previous_response_id=gone)
@@ -127,6 +135,7 @@ async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path
         ({"input": []}, "input"),
         ({"input": [{"type": "image"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": "hi"}, {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
+        ({"input": [{"type": "item_reference"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),

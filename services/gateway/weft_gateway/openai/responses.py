@@ -5,6 +5,7 @@ brings its whole conversation, or names the response that it continues: the batc
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -28,6 +29,8 @@ from weft_gateway.shell.app_state import AppState
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
+MAX_REFERRED = 64  # responses whose items one request refers to
+ITEM_ID = re.compile(r"(?:msg|rs|fc)_(resp_.{1,160})_([0-9]{1,4})")  # of `ResponsesEncoder`
 PASSED_ON = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier")
 
 
@@ -69,6 +72,7 @@ class ResponsesChat(ChatRequest):
 
     prompt_name: ClassVar[str] = "input"
     _asked: ResponsesRequest = PrivateAttr()
+    _own: list[Any] = PrivateAttr(default_factory=list[Any])
     _repeated: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
     @property
@@ -76,17 +80,25 @@ class ResponsesChat(ChatRequest):
         return self._asked
 
     @property
+    def own_items(self) -> list[Any]:
+        """The input's."""
+        return self._own
+
+    @property
     def repeated(self) -> dict[str, Any]:
         return self._repeated
 
     @classmethod
-    def of(cls, params: ResponsesRequest, earlier: Sequence[Any] = (), *, keep: bool = False) -> "ResponsesChat":
-        """`earlier`: items of the conversation that it continues; `keep`: whether it can be continued itself.
+    def of(
+        cls, params: ResponsesRequest, own: list[Any] | None = None, earlier: Sequence[Any] = (), *, keep: bool = False
+    ) -> "ResponsesChat":
+        """`own`: the input's items, none of them a reference; `earlier`: those before it; `keep`: for later requests.
 
         Raises ParameterError; a parameter of chats is named as the one that it was made of.
         """
+        own = items_of(params) if own is None else own
         chat = {name: getattr(params, name) for name in PASSED_ON}
-        chat["messages"] = _messages(params.instructions, [*earlier, *items_of(params)])
+        chat["messages"] = _messages(params.instructions, [*earlier, *own])
         chat["max_completion_tokens"] = params.max_output_tokens
         chat["tools"] = [_tool(tool) for tool in params.tools]
         chat["tool_choice"] = _tool_choice(params.tool_choice)
@@ -96,7 +108,7 @@ class ResponsesChat(ChatRequest):
         except ParameterError as error:
             param = error.param and error.param.replace("messages", "input").replace("response_format", "text.format")
             raise ParameterError(error.message.replace("messages[", "input["), param=param, code=error.code) from error
-        request._asked = params
+        request._asked, request._own = params, own
         request._repeated = {
             "instructions": params.instructions or None,
             "max_output_tokens": params.max_output_tokens,
@@ -137,11 +149,11 @@ def _messages(instructions: str, items: Sequence[Any]) -> list[Any]:
                 pass  # models do not get their earlier reasoning
             case {"role": role, **others} if others.get("type", "message") == "message":
                 messages.append({"role": role, "content": others.get("content")})
-            case {"type": "item_reference"}:
-                text = f"input[{index}]: no item is kept to refer to; send it whole (for clients: `store: false`)."
-                raise ParameterError(text, param=f"input[{index}]")
+            case {"type": "item_reference", "id": str()}:
+                messages.append({"role": "assistant", "content": ""})  # until `_continued` has found it
             case _:
-                text = f"input[{index}]: must be a message, a function_call, a function_call_output or reasoning."
+                kinds = "a message, function_call, function_call_output, reasoning or item_reference"
+                text = f"input[{index}]: must be {kinds}."
                 raise ParameterError(text, param=f"input[{index}]")
     return messages
 
@@ -178,16 +190,35 @@ def parse_responses(body: bytes) -> ResponsesChat:
 
 
 async def _continued(state: AppState, call: Call, request: ChatRequest) -> ChatRequest:
-    """With the conversation that it continues. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
+    """With the responses that it names. Raises NotFound, NotConfigured, ServiceUnavailable, ParameterError."""
     assert isinstance(request, ResponsesChat)
-    params, earlier = request.asked, list[Any]()
+    params, namespace, earlier = request.asked, call.principal.namespace or "", list[Any]()
     if params.previous_response_id:
-        namespace = call.principal.namespace or ""
         for body in await state.batch.conversation(namespace, params.previous_response_id):
             kept = orjson.loads(body)
             earlier += [*kept["input"], *kept["response"]["output"]]
+    own, named = list[Any](), dict[str, list[Any]]()  # of responses: their output
+    for index, item in enumerate(items_of(params)):
+        is_reference = isinstance(item, dict) and item.get("type") == "item_reference"  # pyright: ignore[reportUnknownMemberType]
+        own.append(await _referred(state, namespace, item["id"], index, named) if is_reference else item)
     keep = state.batch.configured and params.store is not False
-    return ResponsesChat.of(params, earlier, keep=keep) if earlier or keep else request
+    return ResponsesChat.of(params, own, earlier, keep=keep)
+
+
+async def _referred(state: AppState, namespace: str, item_id: str, index: int, named: dict[str, list[Any]]) -> Any:
+    """The item of a kept response. `named`: the items of responses that are known already. Raises ApiError."""
+    found = ITEM_ID.fullmatch(item_id)
+    if found and (response_id := found[1]) not in named:
+        if len(named) == MAX_REFERRED:
+            text = f"input: items of more than {MAX_REFERRED} responses are referred to; use previous_response_id."
+            raise ParameterError(text, param="input")
+        (body,) = await state.batch.conversation(namespace, response_id, alone=True)
+        named[response_id] = orjson.loads(body)["response"]["output"]
+    items = named[found[1]] if found else []
+    if found is None or int(found[2]) >= len(items):
+        text = f"input[{index}]: there is no item {item_id[:MAX_RESPONSE_ID]!r}; send it whole."
+        raise ParameterError(text, param=f"input[{index}]")
+    return items[int(found[2])]
 
 
 def _keeping(state: AppState, call: Call, request: ChatRequest) -> BeforeEnd:
@@ -199,7 +230,7 @@ def _keeping(state: AppState, call: Call, request: ChatRequest) -> BeforeEnd:
         if not request.repeated["store"]:
             return None
         response, params = encoder.response(usage), request.asked
-        body = orjson.dumps({"input": items_of(params), "response": response})
+        body = orjson.dumps({"input": request.own_items, "response": response})
         namespace, previous = call.principal.namespace or "", params.previous_response_id or ""
         try:
             await state.batch.keep_response(KeptResponse(namespace, response["id"], previous, body))

@@ -80,7 +80,7 @@ class ResponsesEncoder:
             case {"content": str(text)}:
                 return self._add_text("message", text)
             case {"tool_calls": [{"id": call_id, "function": {"name": name}}]}:
-                item = {"id": f"fc_{call_id}", "type": "function_call", "status": "in_progress"}
+                item = {"id": self._item_id("fc"), "type": "function_call", "status": "in_progress"}
                 return self._open({**item, "call_id": call_id, "name": name, "arguments": ""})
             case {"tool_calls": [{"function": {"arguments": str(text)}}]}:
                 self._items[-1]["arguments"] += text
@@ -95,7 +95,8 @@ class ResponsesEncoder:
         return events + self._event(f"{name}.delta", **self._place(), content_index=0, delta=text, **more)
 
     def _open_text(self, kind: str) -> bytes:
-        item: dict[str, Any] = {"id": f"{kind[:3]}_{self._id}_{len(self._items)}", "type": kind, "content": []}
+        prefix = "msg" if kind == "message" else "rs"
+        item: dict[str, Any] = {"id": self._item_id(prefix), "type": kind, "content": []}
         part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         if kind == "message":
             item |= {"status": "in_progress", "role": "assistant"}
@@ -106,6 +107,10 @@ class ResponsesEncoder:
         events += self._event("content_part.added", **self._place(), content_index=0, part=part)
         item["content"] = [part]
         return events
+
+    def _item_id(self, prefix: str) -> str:
+        """Of the next item. It names its response, so that a request can refer to it."""
+        return f"{prefix}_{self._id}_{len(self._items)}"
 
     def _open(self, item: dict[str, Any]) -> bytes:
         closed = self._close()
