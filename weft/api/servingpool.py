@@ -223,8 +223,9 @@ class SchedulingSpec(ApiModel):
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] | None = None
     """Tokens of one iteration of one runner; longer prompts are processed in chunks. Unset: 512; of a
     pool that offloads as maxSequences."""
-    max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
-    """Prompts that one iteration of one runner works on; in a pool that offloads as many as maxBatchTokens allows."""
+    max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] = 4
+    """Prompts that one iteration of one runner works on, within maxBatchTokens; in a pool that offloads as many as that
+    allows. 1 is Punica's."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """Requests that may wait; more are answered 429 with a computed retry-after. A namespace that has less than its
     share of them waiting is still accepted."""

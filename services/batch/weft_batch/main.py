@@ -6,6 +6,7 @@ import logging
 from functools import partial
 
 import grpc.aio
+import uvloop
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         with lock_data_dir(settings.data_dir, "batch"):
-            asyncio.run(_run(settings))
+            uvloop.run(_run(settings))
     except (CannotStart, OSError, StoreError, StorageError) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START

@@ -1,12 +1,13 @@
 """`python -m weft_runner`: one process, one base model, one engine."""
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
+
+import uvloop
 
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir, uncollected_imports
 from weft.telemetry.logs import configure, kv
@@ -89,7 +90,7 @@ def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
         with uncollected_imports():
             from weft_runner.shell.process import serve_runner  # after everything that fails fast
 
-        return asyncio.run(serve_runner(settings, probes, not_ready.append, tls, wrap, spans))
+        return uvloop.run(serve_runner(settings, probes, not_ready.append, tls, wrap, spans))
     finally:
         probes.close()
         if spans:

@@ -134,7 +134,7 @@ class RunnerSettings:
         "tokens of an iteration; longer prompts are chunked (512; 0: by --offload-policy auto)", MAX_BATCH_TOKENS, 0,
         1 << 20,
     )  # fmt: skip
-    max_prefills: int = _number("prompts that an iteration works on", 1, 1, 1024)
+    max_prefills: int = _number("prompts that an iteration works on", 4, 1, 1024)
     batching: str = _flag(
         "what an iteration runs: prompts beside running sequences; prompts alone and first; one batch of requests to "
         "its end before the next begins (the last two are for comparison)",

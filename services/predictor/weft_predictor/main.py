@@ -6,6 +6,7 @@ import sys
 from functools import partial
 
 import grpc.aio
+import uvloop
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "predictor"):
-            asyncio.run(_run(settings))
+            uvloop.run(_run(settings))
     except (CannotStart, OSError, PredictorError) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START

@@ -1,9 +1,10 @@
 """`python -m weft_scheduler`: settings, logs, probes, serve until SIGTERM."""
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+
+import uvloop
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure("scheduler", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "scheduler"):
-            return asyncio.run(run(settings))
+            return uvloop.run(run(settings))
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START

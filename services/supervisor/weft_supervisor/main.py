@@ -5,6 +5,7 @@ import contextlib
 import logging
 
 import grpc.aio
+import uvloop
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)  # one line about the store is enough
     try:
         with lock_data_dir(settings.data_dir, "supervisor"):
-            asyncio.run(_run(settings))
+            uvloop.run(_run(settings))
     except (CannotStart, OSError, StoreError) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START

@@ -49,7 +49,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
                 "fairness": {"mode": "Tenant"},
                 "reservation": "calibrated", "consolidation": "autoscaled", "consolidationSeconds": 10,
                 "prefetch": "never",
-                "maxPrefills": 1, "maxQueue": 1000, "maxMoves": 8,
+                "maxPrefills": 4, "maxQueue": 1000, "maxMoves": 8,
             },
             "drainSeconds": 300,
             "allowedNamespaces": {"from": "Same"},

@@ -43,13 +43,13 @@ FLAGS = [
 def test_the_defaults_are_those_of_the_contract(small_config):
     settings = parse_settings(FLAGS)
     assert (settings.page_tokens, settings.kv_pages, settings.max_sequences, settings.max_adapters) == (16, 1024, 32, 0)
-    assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 1)
+    assert (settings.max_rank, settings.max_batch_tokens, settings.max_prefills) == (64, 512, 4)
     assert (settings.executor, settings.dtype, settings.advertise) == ("auto", "bf16", settings.listen)
     assert (settings.token_time_ms, settings.profile) == (0, True)
     assert parse_settings([*FLAGS, "--profile=off"]).profile is False
     limits = pool_limits(settings, parse_spec(small_config), page_bytes=1024, slots=8)
     assert limits.max_context_tokens == 256, "the model's, below what the pages hold"
-    assert limits.batch == BatchLimits(1, 512, chunk_time_ms=100.0), "no objective: only prompts keep to a time"
+    assert limits.batch == BatchLimits(4, 512, chunk_time_ms=100.0), "no objective: only prompts keep to a time"
     stated = pool_limits(parse_settings([*FLAGS, "--token-time-ms=50"]), parse_spec(small_config), 1024, slots=8)
     assert (stated.batch.token_time_ms, stated.batch.prompt_time_ms) == (50.0, 50.0)
     few = parse_settings([*FLAGS, "--kv-pages=3"])
