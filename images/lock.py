@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CONTROL = ("kubernetes", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "cli", "tracing")
+CONTROL = ("kubernetes", "gateway", "scheduler", "encoder", "supervisor", "batch", "depot", "cli", "tracing")
 RUNNER = ("runner", "offload", "tracing")
 UP = ("operator", "gateway", "scheduler", "predictor", "supervisor", "batch", "depot", "runner", "cli")
 

@@ -443,7 +443,9 @@ def predictor(context: typer.Context) -> int:
     try:
         from weft_predictor.training import main as run
     except ImportError as error:
-        raise CommandError(f"the predictor is not installed: {error}", "pip install 'weft[predictor]'") from error
+        raise CommandError(
+            f"the predictor's training is not installed: {error}", "pip install 'weft[training]'"
+        ) from error
     return run(words[1:] if words[:1] == ["train"] else words)
 
 

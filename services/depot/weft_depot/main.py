@@ -107,10 +107,14 @@ def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, Art
 
 
 def _secrets(kind: str) -> Secrets:
+    """Raises CannotStart."""
     if kind == "none":
         return NoSecrets()
     if kind == "kubernetes":
-        from weft_depot.credentials.kubernetes import in_cluster
+        try:
+            from weft_depot.credentials.kubernetes import in_cluster
+        except ImportError as error:
+            raise CannotStart(f"--secrets kubernetes: {error}: pip install 'weft[kubernetes]'") from error
 
         return in_cluster()
     return FolderSecrets(Path(kind))

@@ -34,9 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM. 0 after a drain, 2 for wrong settings, an address or a data directory in use."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["train"]:
-        from weft_predictor import training  # with scipy: serving starts without it
-
-        return training.main(argv[1:])
+        return _train(argv[1:])
     if argv[:1] == ["retrain"]:
         from weft_predictor import retrain
 
@@ -50,6 +48,15 @@ def main(argv: list[str] | None = None) -> int:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
     return 0
+
+
+def _train(argv: list[str]) -> int:
+    try:
+        from weft_predictor.training import main as train  # with scipy, which a predictor with a ridge does not need
+    except ImportError as error:
+        sys.stderr.write(f"training is not installed: {error}: pip install 'weft[training]'\n")
+        return EXIT_CANNOT_START
+    return train(argv)
 
 
 def report(decision: PromotionDecision) -> None:

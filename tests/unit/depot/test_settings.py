@@ -1,11 +1,13 @@
 """The depot's settings, and who may call what."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from weft.process import CannotStart
 from weft.wire.roles import ANYONE
-from weft_depot.main import build_sources, main
+from weft_depot.main import build, build_sources, main
 from weft_depot.role_auth import callers
 from weft_depot.settings import DepotSettings
 from weft_depot.sources.retry_policy import RetryPolicy
@@ -91,3 +93,12 @@ def test_what_is_below_a_named_path_is_for_the_same_callers() -> None:
     assert callers("/v1/blobs/sha256:x/y") == callers("/v1/blobs") == {"runner", "gateway", "operator"}
     assert callers("/v1/operations/7") == callers("/v1/resolve") == {"operator"}
     assert callers("/readyz") == ANYONE
+
+
+def test_secrets_of_the_cluster_without_its_client_name_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.delitem(sys.modules, "weft_depot.credentials.kubernetes", raising=False)
+    with pytest.raises(CannotStart, match=r"pip install 'weft\[kubernetes\]'"):
+        build(DepotSettings.parse(["--data-dir", str(tmp_path), "--secrets", "kubernetes"]))

@@ -1,6 +1,7 @@
 """The S3 form: a small network trained on made-up prompts, its files, and what the ridge makes of its classes."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -188,3 +189,9 @@ def test_the_command_writes_a_folder_that_it_measured(tmp_path, capsys):
     assert json.loads((out / "config.json").read_text())["weft_bucket_tokens"][0] == 100
     read = partial(RidgeModel.load, featurizer=encoder_of(read_files(out)))
     assert load(out / CALIBRATION, read).version == read_model(out).version
+
+
+def test_an_encoder_without_scipy_is_refused_and_the_extra_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(CorruptModel, match=r"pip install 'weft\[encoder\]'"):
+        read_model(folder)

@@ -2,6 +2,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from weft_predictor.core.ridge_model import RidgeModel
 from weft_predictor.datasets import Columns, read
 from weft_predictor.errors import BadData
 from weft_predictor.evaluation import best_constant, bucket, evaluate, packing
+from weft_predictor.main import main
 
 
 @pytest.fixture
@@ -135,3 +137,10 @@ def test_a_predictor_that_knows_everything_scores_like_the_oracle():
     assert report.pinball == 0.0
     assert report.packings[-1].initial == report.packings[-2].initial == 1.0
     assert best_constant(used) == 91
+
+
+def test_training_without_scipy_is_refused_and_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.delitem(sys.modules, "weft_predictor.training")
+    assert main(["train", "data.jsonl"]) == 2
+    assert "pip install 'weft[training]'" in capsys.readouterr().err

@@ -107,10 +107,13 @@ class _Layer:
 
 
 class Encoder:
-    """The network. Raises CorruptModel for weights that are not those of the shape, or not finite."""
+    """The network. Raises CorruptModel for weights that are not of the shape or not finite, and without scipy."""
 
     def __init__(self, shape: EncoderShape, weights: Mapping[str, Array]) -> None:
-        from scipy.special import erf  # here: a predictor with a ridge serves without scipy
+        try:
+            from scipy.special import erf  # here: a predictor with a ridge serves without scipy
+        except ImportError as error:
+            raise CorruptModel(f"an encoder needs the scipy package: pip install 'weft[encoder]' ({error})") from error
 
         self.shape, self._erf = shape, erf
         names, d = NAMES[shape.kind], shape.dim
