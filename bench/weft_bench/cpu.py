@@ -19,6 +19,8 @@ operator and layer are Punica's figures (section 7.1). The operator is y += scal
 row; the layer a decode step with adapters on all seven projections, every row with a full context of its own. The
 baselines are torch's: a loop over adapters, and each row's adapter copied for one batched product (Gather-BMM), in bf16
 and in fp32, of which the faster counts. 512 MB are read before each run: weights come from memory, as in a model.
+
+masks are those of structured outputs: each row with a JSON schema, beside steps of the same rows without.
 """
 
 import random
@@ -32,6 +34,7 @@ from weft_bench.cpu_kv import kv_case
 from weft_bench.cpu_layer import layer_case
 from weft_bench.cpu_loading import loading_case
 from weft_bench.cpu_machine import Machine, meter
+from weft_bench.cpu_masks import masks_case
 from weft_bench.cpu_operator import operator_case
 from weft_bench.cpu_priority import priority_case
 from weft_bench.cpu_shapes import SHAPES
@@ -55,6 +58,7 @@ CASES: dict[str, Callable[[Context], Iterator[Line]]] = {
     "swap": swap_case,
     "priority": priority_case,
     "textgen": textgen_case,
+    "masks": masks_case,
     "operator": operator_case,
     "layer": layer_case,
 }
@@ -66,6 +70,7 @@ SERVING: dict[str, tuple[str, ...]] = {
     "swap": BRISK,
     "priority": BRISK,
     "textgen": BRISK,
+    "masks": BRISK,
     "operator": ("mid",),  # whatever the shape: once
     "layer": ("m135", "mid"),
 }

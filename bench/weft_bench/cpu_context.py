@@ -1,10 +1,11 @@
 """What every case of `weft bench cpu` is given: a model, a machine, amounts, and where lines come from."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from weft_bench.cpu_decode import Batch, Model
 from weft_bench.cpu_engine import PAGE_TOKENS, Sizes, Subject
@@ -78,10 +79,16 @@ class Context:
     bar: Bar
     said: Callable[[str], None]
 
-    def subject(self, sizes: Sizes, dtype: str = "", adapter_bytes: float | None = None) -> Subject:
+    def subject(
+        self,
+        sizes: Sizes,
+        dtype: str = "",
+        adapter_bytes: float | None = None,
+        others: Mapping[str, Path] = MappingProxyType({}),
+    ) -> Subject:
         """An engine with this model, as the options want it, and with room for so many bytes of adapters.
 
-        `adapter_bytes` None: its slots are all taken by adapters of the usual rank.
+        `adapter_bytes` None: its slots are all taken by adapters of the usual rank. `others`: more files of the model.
         """
         options, shape = self.options, self.model.shape
         n_bytes = sizes.slots * lora_bytes(shape, RANK) if adapter_bytes is None else adapter_bytes
@@ -90,7 +97,7 @@ class Context:
             adapter_pages=adapter_pages(shape, n_bytes, sizes.slots),
         )  # fmt: skip
         base = base_model(options.folder, self.model.name, self.model.shape)
-        return Subject(files(base), asked)
+        return Subject({**files(base), **others}, asked)
 
     def on(self, subject: Subject, dtype: str = "") -> "Reporter":
         """Lines about this subject."""

@@ -113,9 +113,9 @@ def cpu(
         str,
         typer.Option(
             help="Of decode, retention, batch1, prefill, whole, int8, int4, loading, slots, swap, priority, textgen, "
-            "operator, layer."
+            "masks, operator, layer."
         ),
-    ] = "decode,retention,batch1,prefill,whole,int8,int4,loading,slots,textgen",
+    ] = "decode,retention,batch1,prefill,whole,int8,int4,loading,slots,textgen,masks",
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast.")] = False,
     executor: Annotated[str, typer.Option(help="auto, cpu or reference, as the runner's flag.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bf16, fp32, int8 or int4 (weights), as the runner's flag.")] = "bf16",

@@ -36,6 +36,7 @@ class Ask:
     tokens: int
     salt: str = ""
     priority: Priority = Priority.INTERACTIVE
+    grammar: str = ""  # as the runner takes it; "": any text
 
 
 @dataclass(slots=True)
@@ -167,7 +168,8 @@ class Player:
         key = str(self._count)
         start = Start(
             key, Epoch(1, self._count), tuple(ask.prompt), (), max_tokens=ask.tokens, reservation_tokens=ask.tokens,
-            adapter=ask.adapter, sampling=Sampling(ignore_eos=True), cache_salt=ask.salt, priority=ask.priority,
+            adapter=ask.adapter, sampling=Sampling(ignore_eos=True, grammar=ask.grammar), cache_salt=ask.salt,
+            priority=ask.priority,
         )  # fmt: skip
         life = self._lives[key] = Life(ask, time.perf_counter())
         self._running.add(key)

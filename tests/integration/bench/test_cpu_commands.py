@@ -4,6 +4,7 @@ Times are those of whatever else this machine does meanwhile: held against nothi
 """
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from weft_bench.cpu_cases import RETAINED
-from weft_bench.cpu_shapes import POPULARITIES, RANK
+from weft_bench.cpu_masks import SCHEMAS
+from weft_bench.cpu_shapes import POPULARITIES, RANK, SHAPES
 from weft_bench.cpu_slots import MIB, OVER
 from weft_bench.cpu_textgen import LENGTHS, MOST_OUTPUT, MOST_PROMPT, cut
 from weft_bench.lines import Line, read
@@ -68,6 +70,17 @@ def test_prefill_whole_runs_and_loading(tmp_path: Path) -> None:
         (loading["decode step p50, adapters load"] or 0) / (loading["decode step p50, nothing loads"] or 1)
     )
     assert loading["adapters loaded beside the steps"] is not None  # none may have come in so few steps
+
+
+def test_masks_of_structured_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", replace(SMALLEST, vocab=512))  # every byte is a token
+    lines, _ = lines_of(tmp_path, "masks")
+    measured = {(line.case.rpartition(", ")[2], line.metric): line for line in lines}
+    for schema in SCHEMAS:
+        step = measured[schema, "decode step"]
+        assert step.value
+        assert step.baseline
+        assert measured[schema, "masks, of a step without"].value is not None
 
 
 def test_slots_and_text_generation(tmp_path: Path) -> None:
