@@ -13,7 +13,7 @@ from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, PolicyInvalid
-from weft_runner.model.checkpoint import Files, open_checkpoint
+from weft_runner.model.checkpoint import Files, LoadProgress, open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason
@@ -36,7 +36,7 @@ class ModelSource:
     """The model to compute, and how many threads may (of each rank). `stopping`: asked while weights load.
 
     `gather`: where the ranks of a split model are on other hosts. `runner`: who it is, for others. `policy`: by which
-    it offloads (None: as many weights stay as fit, or as --offload-plan says).
+    it offloads (None: as many weights stay as fit, or as --offload-plan says). `progress`: of this process's weights.
     """
 
     spec: ModelSpec
@@ -46,6 +46,7 @@ class ModelSource:
     gather: GatherRanks | None = None
     runner: RunnerId | None = None
     policy: "OffloadPolicy | None" = None
+    progress: LoadProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def cpu_part(
     if settings.offload_device_bytes:
         return OffloadExecutor(
             library,
-            open_checkpoint(base.files, base.spec, base.stopping),
+            open_checkpoint(base.files, base.spec, base.stopping, base.progress),
             offload_budget_of(settings, base.policy, rank),
             dtype=settings.dtype,
             kv_dtype=settings.kv_dtype,
@@ -93,7 +94,7 @@ def cpu_part(
         )
     return CpuExecutor(
         library,
-        open_checkpoint(base.files, base.spec, base.stopping),
+        open_checkpoint(base.files, base.spec, base.stopping, base.progress),
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
         top_share=settings.sparse_attention,

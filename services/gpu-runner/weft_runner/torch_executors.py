@@ -168,7 +168,9 @@ def _cuda_part(
     if settings.offload_device_bytes:
         return _cuda_offload(settings, base, found, part, rank)
     dtype, pack = DTYPES[settings.dtype], int4.pack if settings.dtype == "int4" else None
-    weights = load_weights(base.files, base.spec, dtype, base.stopping, part=part, device=found.device, pack=pack)
+    weights = load_weights(
+        base.files, base.spec, dtype, base.stopping, part=part, device=found.device, pack=pack, progress=base.progress
+    )
     with _named_shortage(settings):
         return CudaExecutor(base.spec, weights, _cuda_sizes(settings, found, part), group, part)
 
@@ -177,7 +179,7 @@ def _cuda_offload(settings: RunnerSettings, base: ModelSource, found: Gpu, part:
     """Raises WeightsInvalid, OutOfMemory, NoPolicyFits, PolicyInvalid, DiskUnusable, StoppedAtStart."""
     from weft_runner.model.cuda.offload import OffloadCudaExecutor  # not where torch comes without Triton
 
-    checkpoint = open_checkpoint(base.files, base.spec, base.stopping)
+    checkpoint = open_checkpoint(base.files, base.spec, base.stopping, base.progress)
     budget = offload_budget_of(settings, base.policy, rank)
     sizes = replace(_cuda_sizes(settings, found, part), slots=settings.max_adapters or settings.max_sequences)
     with _named_shortage(settings):
@@ -255,7 +257,7 @@ def local_gpu(settings: RunnerSettings, rank: int) -> int:
 def _reference_part(
     settings: RunnerSettings, base: ModelSource, part: Partition, group: ProcessGroup
 ) -> ReferenceExecutor:
-    weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part)
+    weights = load_weights(base.files, base.spec, stopping=base.stopping, part=part, progress=base.progress)
     kv_cache = KvCache(part.local, settings.kv_pages, settings.page_tokens)
     adapters = TorchAdapterStore(base.spec, most_slots(settings), part)
     return ReferenceExecutor(part.local, weights, kv_cache, adapters, group)

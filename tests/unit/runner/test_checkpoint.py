@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.model.tensors import model_tensors
+from weft.telemetry.progress import ByteProgress
 from weft_runner.errors import StoppedAtStart, WeightsInvalid
 from weft_runner.model.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
 from weft_runner.model.finite import check_finite
@@ -327,3 +328,11 @@ def test_no_tensor_escapes_the_look(tmp_path, name):
     assert isinstance(open_checkpoint(files, spec), Checkpoint)
     with pytest.raises(WeightsInvalid, match="NaN or infinite"):
         load_weights(files, spec)
+
+
+def test_the_bytes_of_weights_are_counted_as_they_are_loaded(tmp_path):
+    spec, progress = spec_of(), ByteProgress()
+    tensors = tensors_of(spec)
+    load_weights(write(tmp_path, tensors, 3), spec, progress=progress)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    assert progress.now == ("loading", size, size)

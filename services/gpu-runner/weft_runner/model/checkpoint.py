@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 
@@ -102,17 +102,31 @@ class LayerTensors:
     window: int
 
 
+class LoadProgress(Protocol):
+    """How far the weights of a process are loaded, as `weft.telemetry.progress` counts it."""
+
+    def begin(self, what: str, total: int) -> None: ...
+    def add(self, count: int) -> None: ...
+
+
 class Checkpoint:
     """The tensors of one base, in one file or in shards. Made by `open_checkpoint`; nothing of it may be written to."""
 
-    def __init__(self, spec: ModelSpec, stored: Mapping[str, MappedTensor], stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        stored: Mapping[str, MappedTensor],
+        stopping: Callable[[], bool],
+        taken: Callable[[int], None],
+    ) -> None:
         self.spec = spec
-        self._stored, self._stopping = stored, stopping
+        self._stored, self._stopping, self._taken = stored, stopping, taken
 
     def tensor(self, name: str) -> Array:
         """A view of the mapped file, in the stored dtype. Raises StoppedAtStart; KeyError for what is no weight."""
         if self._stopping():
             raise StoppedAtStart(f"stopped before {name} was loaded")
+        self._taken(self._stored[name].info.size_bytes)
         return self._stored[name].view()
 
     @property
@@ -157,8 +171,15 @@ class Checkpoint:
         self.release(*(name for name, _ in layer_tensors(self.spec, index)))
 
 
-def open_checkpoint(files: Files, spec: ModelSpec, stopping: Callable[[], bool] = lambda: False) -> Checkpoint:
+def open_checkpoint(
+    files: Files,
+    spec: ModelSpec,
+    stopping: Callable[[], bool] = lambda: False,
+    progress: LoadProgress | None = None,
+) -> Checkpoint:
     """Map the weights and compare names, shapes and dtypes with the spec; no weight is read yet.
+
+    `progress` counts the bytes of tensors as they are taken.
 
     Raises WeightsInvalid: files or tensors that are missing, not part of the model, in two files, misshaped, quantised.
     """
@@ -182,7 +203,10 @@ def open_checkpoint(files: Files, spec: ModelSpec, stopping: Callable[[], bool] 
         for shard, header in headers.items()
         for name, info in header.tensors.items()
     }
-    return Checkpoint(spec, stored, stopping)
+    if progress is None:
+        return Checkpoint(spec, stored, stopping, lambda _: None)
+    progress.begin("loading", sum(tensor.info.size_bytes for tensor in stored.values()))
+    return Checkpoint(spec, stored, stopping, progress.add)
 
 
 # ---- the index

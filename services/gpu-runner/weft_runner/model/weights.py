@@ -12,7 +12,7 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.tensors import BIASED, EMBEDDING, HEAD, NORM
 from weft_runner.model.arrays import Array
-from weft_runner.model.checkpoint import Checkpoint, Files, open_checkpoint
+from weft_runner.model.checkpoint import Checkpoint, Files, LoadProgress, open_checkpoint
 from weft_runner.model.finite import check_finite
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.partition import Partition
@@ -78,13 +78,14 @@ def load_weights(
     device: torch.device | str = "cpu",
     part: Partition | None = None,
     pack: Pack | None = None,
+    progress: LoadProgress | None = None,
 ) -> ModelWeights:
     """The model, converted and stacked, on `device`: all of it, or `part`. Norms are fp32.
 
     `pack`: what makes the layers' matrices and the head of the stored numbers, once these are on the device; None: they
-    are in `dtype`. Raises WeightsInvalid, StoppedAtStart.
+    are in `dtype`. `progress`: see `open_checkpoint`. Raises WeightsInvalid, StoppedAtStart.
     """
-    part, checkpoint = part or Partition(spec), open_checkpoint(files, spec, stopping)
+    part, checkpoint = part or Partition(spec), open_checkpoint(files, spec, stopping, progress)
     embedding = _converted(EMBEDDING, part.embedding(checkpoint.embedding), dtype, device)
     shared, head = spec.tied_embeddings and part.begins, EMBEDDING if spec.tied_embeddings else HEAD
 

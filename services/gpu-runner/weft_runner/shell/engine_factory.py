@@ -10,6 +10,7 @@ from math import inf
 from weft.domain.ids import RunnerId
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
+from weft.telemetry.progress import ByteProgress
 from weft_kernels.cpu.threads import cpu_quota
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import Batching, BatchLimits
@@ -65,10 +66,12 @@ def build_engine(
     wrap: WrapExecutor | None = None,
     runner: RunnerId | None = None,
     gather: GatherRanks | None = None,
+    progress: ByteProgress | None = None,
 ) -> EngineBundle:
     """Load the base, make its engine, and time it. `wrap`: around the executor of one process.
 
     `runner`: who it is, for other runners; None: it exchanges no KV with any. `gather`: ranks of other hosts.
+    `progress`: of this process's weights.
 
     Raises ModelUnsupported, WeightsInvalid, ExecutorUnavailable, NoPolicyFits, DiskUnusable, StoppedAtStart.
     """
@@ -78,7 +81,7 @@ def build_engine(
     with ExitStack() as ending:
         settings, policy, gather = _settled(settings, spec, files, threads, gather, stopping, ending)
         ending.pop_all()  # of ranks that `make_executor` ends from now on
-    executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy))
+    executor = make_executor(settings, ModelSource(spec, files, threads, stopping, gather, runner, policy, progress))
     if wrap is not None:
         assert not isinstance(executor, MultiProcessExecutor), "its other ranks would go unwatched"
         executor = wrap(executor)

@@ -100,8 +100,7 @@ def load(
     """The base from the depot, and the engine around it. Blocking. Raises RunnerError."""
     progress = progress or ByteProgress()
     files = fetch_base(source, settings.base_wait_s, stopping, progress=progress)
-    progress.begin("loading weights", 0)
-    return build_engine(settings, files, source, on_output, stopping, wrap, runner, gather)
+    return build_engine(settings, files, source, on_output, stopping, wrap, runner, gather, progress)
 
 
 def fetch_base(
