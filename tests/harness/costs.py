@@ -1,5 +1,6 @@
 """What code costs, without a clock."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -15,10 +16,14 @@ def lines_of(work: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.collect()
+    gc.disable()  # the finalisers of what other tests left are not the work's
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return count

@@ -141,6 +141,7 @@ async def test_a_stop_string_ends_the_answer_and_what_follows_is_not_billed(worl
     world.runner.answer = lambda _: world.tokens("one, two, END three four")
     answer = await world.client().completions.create(model="tiny", prompt="hello", stop=["absent", "END"])
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one, two, ", "stop")
+    assert answer.choices[0].model_dump()["stop_reason"] == "END"
     billed = answer.usage.completion_tokens if answer.usage else 0
     assert billed < len(world.tokens("one, two, END three four"))
     await world.settled()

@@ -108,6 +108,18 @@ async def test_errors_have_anthropics_form(world: World, changes: dict[str, Any]
     assert answer["error"]["message"]
 
 
+async def test_a_stop_sequence_is_named(world: World) -> None:
+    world.runner.answer = lambda _: world.tokens("one, two, END")
+    async with world.http() as http:
+        body = ASKED | {"stop_sequences": ["absent", "END"]}
+        whole = (await http.post("/v1/messages", json=body)).json()
+        streamed = message_of(events_of((await http.post("/v1/messages", json=body | {"stream": True})).text))
+        plain = (await http.post("/v1/messages", json=ASKED)).json()
+    for message in (whole, streamed):
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+    assert (plain["stop_reason"], plain["stop_sequence"]) == ("end_turn", None)
+
+
 async def test_a_key_may_come_as_anthropics_clients_send_it(parts: World, tmp_path: Path) -> None:
     async with serving(parts, parts.settings(tmp_path, auth=True)) as world, world.http() as http:
         unknown = await http.post("/v1/messages", json=ASKED, headers={"x-api-key": "nobody's"})

@@ -16,6 +16,7 @@ from weft_gateway.openai.response_format import (
     AnswerHead,
     ChatEncoder,
     CompletionEncoder,
+    EndedChoice,
     PromptPart,
     ResponseEncoder,
     usage_of,
@@ -66,7 +67,8 @@ def test_a_chunk_is_the_same_by_template_and_made_whole(make: type[Any]) -> None
 
 def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
     encoder: ResponseEncoder = ChatEncoder(*meta(2))
-    body = encoder.body([(Emit("r", "a"), FinishReason.EOS), (Emit("r", "b"), FinishReason.LENGTH)], USAGE)
+    ended = [EndedChoice(Emit("r", "a"), FinishReason.EOS), EndedChoice(Emit("r", "b"), FinishReason.LENGTH)]
+    body = encoder.body(ended, USAGE)
     chat = ChatCompletion.model_validate_json(body)
     assert [(c.index, c.message.content, c.finish_reason) for c in chat.choices] == [
         (0, "a", "stop"),
@@ -80,7 +82,7 @@ def test_a_chat_of_several_choices_is_a_chat_to_the_client() -> None:
 
 def test_parts_of_characters_special_and_unknown_tokens_are_spelled_by_name() -> None:
     emit = Emit("r", "hié", tuple(out(token) for token in (1, 2, 3, 4, 0, 9)))
-    body = ChatEncoder(*meta(alternatives=0)).body([(emit, FinishReason.EOS)], USAGE)
+    body = ChatEncoder(*meta(alternatives=0)).body([EndedChoice(emit, FinishReason.EOS)], USAGE)
     logprobs = ChatCompletion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -102,7 +104,7 @@ def test_alternatives_are_as_many_as_asked_for_and_a_completion_adds_the_sampled
     (chat,) = events(ChatEncoder(*meta(alternatives=2)).chunk(0, emit))
     entry = chat["choices"][0]["logprobs"]["content"][0]
     assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("</s>", -0.1), ("\\xc3", -0.2)]
-    body = CompletionEncoder(*meta(alternatives=2)).body([(emit, FinishReason.STOP)], USAGE)
+    body = CompletionEncoder(*meta(alternatives=2)).body([EndedChoice(emit, FinishReason.STOP)], USAGE)
     logprobs = Completion.model_validate_json(body).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.top_logprobs == [{"</s>": -0.1, "bytes:\\xc3": -0.2, "hi": -0.5}]
@@ -121,7 +123,7 @@ def test_a_completions_prompt_is_echoed_before_each_of_its_answers_and_token_ids
     params = CompletionRequest(model="m", prompt="p", n=2, echo=True, return_token_ids=True)
     prompts = [PromptPart((5,), "a:"), PromptPart((6, 7), "b:")]
     encoder = CompletionEncoder(params, AnswerContext(HEAD, Names(), prompts))
-    ended = [(Emit("r", str(i), (), 1, (i,)), FinishReason.STOP) for i in range(4)]
+    ended = [EndedChoice(Emit("r", str(i), (), 1, (i,)), FinishReason.STOP) for i in range(4)]
     body = orjson.loads(encoder.body(ended, USAGE))
     assert [choice["text"] for choice in body["choices"]] == ["a:0", "a:1", "b:2", "b:3"]
     assert [choice["token_ids"] for choice in body["choices"]] == [[0], [1], [2], [3]]
@@ -150,7 +152,7 @@ def test_an_echoed_prompt_has_its_log_probabilities_before_the_answers_and_offse
     encoder = CompletionEncoder(params, AnswerContext(HEAD, Names(), [PromptPart((0, 2, 3, 1), "éhi")]))
     of_prompt = [None, *(TokenLogprob(-i, ((1, -0.25),)) for i in (1, 2, 3))]
     emit = Emit("r", "hi", (out(1),), 1, (), of_prompt)
-    (choice,) = orjson.loads(encoder.body([(emit, FinishReason.LENGTH)], USAGE))["choices"]
+    (choice,) = orjson.loads(encoder.body([EndedChoice(emit, FinishReason.LENGTH)], USAGE))["choices"]
     assert choice["text"] == "éhihi"
     assert choice["logprobs"] == {
         "tokens": ["</s>", "bytes:\\xc3", "bytes:\\xa9", "hi", "hi"],
@@ -165,7 +167,7 @@ def test_an_echoed_prompt_has_its_log_probabilities_before_the_answers_and_offse
 def test_prompt_log_probabilities_are_by_token_id_and_a_chats_stand_beside_its_choices() -> None:
     of_prompt = [None, TokenLogprob(-3.0, ((1, -0.25), (2, -0.5))), TokenLogprob(-0.25, ((3, -0.25), (1, -1.0)))]
     params = CompletionRequest(model="m", prompt="p", n=2, prompt_logprobs=1)
-    ended = [(Emit("r", "a", (), 1, (), of_prompt), FinishReason.EOS)] * 2
+    ended = [EndedChoice(Emit("r", "a", (), 1, (), of_prompt), FinishReason.EOS)] * 2
     expected = [
         None,
         {

@@ -12,13 +12,13 @@ letters = st.text("ab", max_size=30)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
 
 
-def reference(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The text before the stop string that ends first (the longest of those), and whether there is one."""
+def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The text before the stop string that ends first (the longest of those), and that string."""
     ends = [(text.find(stop) + len(stop), -len(stop)) for stop in stops if stop in text]
     if not ends:
-        return text, False
+        return text, None
     end, minus_length = min(ends)
-    return text[: end + minus_length], True
+    return text[: end + minus_length], text[end + minus_length : end]
 
 
 def chunked(text: str, cuts: list[int]) -> list[str]:

@@ -242,14 +242,14 @@ def test_a_stop_string_ends_the_request_and_the_tokens_after_it_do_not_count() -
     effects = run(one, assign(1), step(1, 0, "well E"), step(1, 6, "NDmore"))
     assert text_of(effects) == "well "
     assert stopped(1, FinishReason.STOP) in effects
-    assert one.end == End(FinishReason.STOP)
+    assert one.end == End(FinishReason.STOP, stop="END")
     assert len(one.tokens) == len("well END")
 
 
 def test_a_stop_string_in_the_runners_last_step_needs_no_stop() -> None:
     one = stream(stops=["c"])
     effects = run(one, assign(1), step(1, 0, "abc", FinishReason.EOS))
-    assert (effects[-1], one.end) == (Emit("r", "ab", (), 3), End(FinishReason.STOP))
+    assert (effects[-1], one.end) == (Emit("r", "ab", (), 3), End(FinishReason.STOP, stop="c"))
     assert not sent(effects, Stop)
 
 

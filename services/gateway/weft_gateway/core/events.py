@@ -203,6 +203,7 @@ class Finish:
     ttft_s: float | None
     total_s: float
     priority: Priority = Priority.INTERACTIVE
+    stop: str | int | None = None  # the stop string, or the stop token, that ended it
 
 
 @dataclass(frozen=True, slots=True)

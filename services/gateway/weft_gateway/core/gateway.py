@@ -365,7 +365,7 @@ class Gateway:
         ttft_s = None if stream.first_token_at is None else stream.first_token_at - active.stream.arrived
         self.admission.finished(stream.priority, total_s)
         outcome = _outcome_of(active, total_s, ttft_s)
-        finish = events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s, stream.priority)
+        finish = events.Finish(request_id, end.reason, end.failure, outcome, ttft_s, total_s, stream.priority, end.stop)
         effects: list[Effect] = [finish]
         assert request_id not in self.outcomes, "a second outcome"
         try:

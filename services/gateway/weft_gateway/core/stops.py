@@ -19,7 +19,7 @@ class StopMatcher:
         self._stops, self._include = tuple(stops), include
         self._begun = [0] * len(stops)  # characters at the text's end that begin each stop string
         self._held = ""  # the longest of these ends
-        self.matched = False
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """The text that is certain to be part of the answer; nothing after a match.
@@ -42,8 +42,8 @@ class StopMatcher:
             self._begun[index] = size - start if start >= 0 else 0
             keep = min(keep, size - self._begun[index])
         if found:
-            self.matched = True
             end, start = min(found)
+            self.matched = text[start:end]
             return text[: end if self._include else start]
         self._held = text[keep:]
         return text[:keep]

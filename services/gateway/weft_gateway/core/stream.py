@@ -119,6 +119,7 @@ class End:
 
     reason: FinishReason
     failure: Failure | None = None
+    stop: str | int | None = None  # the stop string, or the stop token, that ended it
 
 
 class Located(NamedTuple):
@@ -466,8 +467,14 @@ class RequestStream:
         if text or released or new:
             effects.append(Emit(self.request_id, text, released, len(self.tokens), new))
         if reason is not None:
-            self._finish(End(reason))
+            self._finish(End(reason, stop=self._stopped_by(reason)))
         return effects
+
+    def _stopped_by(self, reason: FinishReason) -> str | int | None:
+        """The stop string, else the stop token, of an answer that ended there."""
+        if reason is not FinishReason.STOP or self._stops.matched:
+            return self._stops.matched
+        return self.tokens[-1] if self.tokens[-1] in self.request.sampling.stop_token_ids else None
 
     def _take_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[StreamEffect]:
         """Those that are new: a runner that computes a prompt again sends all of them."""

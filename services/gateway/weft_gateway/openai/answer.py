@@ -5,7 +5,6 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from weft.domain.request import FinishReason
 from weft.telemetry.logs import kv
 from weft_gateway.core.events import Emit, Finish
 from weft_gateway.errors import ApiError, Internal, from_failure
@@ -67,7 +66,7 @@ class Answer:
         if error := self.error:
             raise error
         ended = self._best()
-        logprobs = sum(len(emit.logprobs) + len(emit.prompt_logprobs) for emit, _ in ended)
+        logprobs = sum(len(one.emit.logprobs) + len(one.emit.prompt_logprobs) for one in ended)
         body = await encoded(logprobs, lambda: self.encoder.body(ended, self.usage))
         return await self.before_end() or body
 
@@ -85,7 +84,7 @@ class Answer:
             assert answer.finish
             of_prompt = answers[index - index % drawn].prompt_logprobs  # they come with its first answer
             emit = (answer.take() or Emit("", ""))._replace(prompt_logprobs=of_prompt)
-            ended.append((emit, answer.finish.reason))
+            ended.append(EndedChoice(emit, answer.finish.reason, answer.finish.stop))
         if drawn == n:
             return ended
         prompts = [ended[first : first + drawn] for first in range(0, len(ended), drawn)]
@@ -135,8 +134,8 @@ class Answer:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def _mean_logprob(choice: tuple[Emit, FinishReason]) -> float:
-    logprobs = choice[0].logprobs
+def _mean_logprob(choice: EndedChoice) -> float:
+    logprobs = choice.emit.logprobs
     return sum(one.logprob.logprob for one in logprobs) / max(1, len(logprobs))
 
 

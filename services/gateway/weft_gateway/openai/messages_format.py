@@ -36,6 +36,7 @@ class MessagesEncoder:
         self._blocks: list[dict[str, Any]] = []
         self._is_open = False  # the last block
         self._stop_reason: str | None = None
+        self._stop: str | None = None  # the stop sequence that ended it
 
     def first_chunk(self) -> bytes:
         return _event("message_start", message=self._message({"input_tokens": self._prompt_tokens, "output_tokens": 0}))
@@ -43,14 +44,16 @@ class MessagesEncoder:
     def chunk(self, _index: int, emit: Emit) -> bytes:
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
-    def finish_chunk(self, _index: int, reason: FinishReason) -> bytes:
+    def finish_chunk(self, _index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
         left = b"".join(self._take(delta) for delta in self._reader.flush())
         calls = any(block["type"] == "tool_use" for block in self._blocks)
         self._stop_reason = "tool_use" if calls and reason is not FinishReason.LENGTH else _REASONS[reason]
+        if isinstance(stop, str) and self._stop_reason != "tool_use":
+            self._stop_reason, self._stop = "stop_sequence", stop
         return left + self._close()
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
-        ended = {"stop_reason": self._stop_reason, "stop_sequence": None}
+        ended = {"stop_reason": self._stop_reason, "stop_sequence": self._stop}
         delta = _event("message_delta", delta=ended, usage=_usage(usage))
         return delta + _event("message_stop")
 
@@ -61,9 +64,9 @@ class MessagesEncoder:
         return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        ((emit, reason),) = choices
+        ((emit, reason, stop),) = choices
         self.chunk(0, emit)
-        self.finish_chunk(0, reason)
+        self.finish_chunk(0, reason, stop)
         for block in self._blocks:
             if block["type"] == "tool_use":
                 block["input"] = _arguments(block["input"])
@@ -116,7 +119,7 @@ class MessagesEncoder:
             "model": self._model,
             "content": self._blocks,
             "stop_reason": self._stop_reason,
-            "stop_sequence": None,
+            "stop_sequence": self._stop,
             "usage": usage,
         }
 

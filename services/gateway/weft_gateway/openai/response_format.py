@@ -29,7 +29,16 @@ PING = b": ping\n\n"
 REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
-EndedChoice = tuple[Emit, FinishReason]
+
+
+class EndedChoice(NamedTuple):
+    """An answer that has ended. `stop`: the stop string, or the stop token, that ended it."""
+
+    emit: Emit
+    reason: FinishReason
+    stop: str | int | None = None
+
+
 PLAIN = AnswerForm()
 FINGERPRINT_CHARS = 16
 
@@ -77,7 +86,7 @@ class AnswerEncoder(Protocol):
 
     def first_chunk(self) -> bytes: ...
     def chunk(self, index: int, emit: Emit, /) -> bytes: ...
-    def finish_chunk(self, index: int, reason: FinishReason, /) -> bytes: ...
+    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None, /) -> bytes: ...
     def last_chunk(self, usage: dict[str, int]) -> bytes: ...
     def error_body(self, error: ApiError) -> bytes: ...
     def error_chunk(self, error: ApiError) -> bytes: ...
@@ -134,8 +143,9 @@ class ResponseEncoder:
             choice["token_ids"] = list(emit.tokens)
         return self._event([choice], self._usage_so_far())
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
-        return self._event([self._delta(index, "", None, REASONS[reason])], self._usage_so_far())
+    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
+        choice = self._delta(index, "", None, REASONS[reason]) | _stopped(stop)
+        return self._event([choice], self._usage_so_far())
 
     def last_chunk(self, usage: dict[str, int]) -> bytes:
         """What closes a stream: usage, if the client asked for it, and [DONE]."""
@@ -150,7 +160,7 @@ class ResponseEncoder:
         return b"data: " + error.body() + b"\n\n"
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        whole = [self._whole_choice(index, emit, reason) for index, (emit, reason) in enumerate(choices)]
+        whole = [self._whole_choice(i, one.emit, one.reason) | _stopped(one.stop) for i, one in enumerate(choices)]
         return orjson.dumps({**self._head, "choices": whole, "usage": usage})
 
     def _whole_choice(self, index: int, emit: Emit, reason: FinishReason) -> dict[str, Any]:
@@ -238,11 +248,11 @@ class ChatEncoder(ResponseEncoder):
             for first, delta in zip([True] + [False] * len(deltas), deltas, strict=False)
         )
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> bytes:
+    def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None) -> bytes:
         if not self._readers:
-            return super().finish_chunk(index, reason)
+            return super().finish_chunk(index, reason, stop)
         left = b"".join(self._part(index, delta) for delta in self._readers[index].flush())
-        choice = self._delta(index, "", None, self._reason(index, reason))
+        choice = self._delta(index, "", None, self._reason(index, reason)) | _stopped(stop)
         return left + self._event([choice], self._usage_so_far())
 
     def _part(self, index: int, delta: dict[str, Any], logprobs: Any = None, tokens: list[int] | None = None) -> bytes:
@@ -271,7 +281,7 @@ class ChatEncoder(ResponseEncoder):
         return b"".join(self._event([delta], self._usage_so_far(), **tokens) for delta in deltas)
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        whole = [self._whole_choice(index, emit, reason) for index, (emit, reason) in enumerate(choices)]
+        whole = [self._whole_choice(i, one.emit, one.reason) | _stopped(one.stop) for i, one in enumerate(choices)]
         more = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
         if self._params.prompt_logprobs is not None:  # they are the prompt's, as in vLLM
             of_prompt = [choice.pop("prompt_logprobs") for choice in whole]
@@ -285,3 +295,8 @@ class ChatEncoder(ResponseEncoder):
     def _delta(self, index: int, text: str, logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         delta = {"content": text} if reason is None else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _stopped(stop: str | int | None) -> dict[str, Any]:
+    """vLLM's name for what ended a choice, where it was asked for."""
+    return {} if stop is None else {"stop_reason": stop}

@@ -41,7 +41,7 @@ class ResponsesEncoder:
     def chunk(self, _index: int, emit: Emit) -> bytes:
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
-    def finish_chunk(self, _index: int, reason: FinishReason) -> bytes:
+    def finish_chunk(self, _index: int, reason: FinishReason, _stop: str | int | None = None) -> bytes:
         self._reason = reason
         return b"".join(self._take(delta) for delta in self._reader.flush()) + self._close()
 
@@ -57,7 +57,7 @@ class ResponsesEncoder:
         return self._event("failed", response=failed)
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
-        ((emit, reason),) = choices
+        ((emit, reason, _),) = choices
         self.chunk(0, emit)
         self.finish_chunk(0, reason)
         return orjson.dumps(self.response(usage))

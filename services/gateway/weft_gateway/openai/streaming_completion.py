@@ -92,7 +92,7 @@ class StreamingCompletion(Response):
                 encode = lambda index=index, emit=emit: self._encoder.chunk(index, emit)  # noqa: E731
                 chunk += await encoded(len(emit.logprobs), encode)
             if finish and finish.reason not in (FinishReason.CANCELLED, FinishReason.FAILED):
-                chunk += self._encoder.finish_chunk(index, finish.reason)
+                chunk += self._encoder.finish_chunk(index, finish.reason, finish.stop)
                 del self._open[index]
         return chunk
 
