@@ -34,7 +34,7 @@ ADAPTERS, PROMPT_TOKENS, OUTPUT_TOKENS, REQUESTS_PER_STREAM = 8, 64, 64, 4
 MODEL, NAMESPACE = "base", "default"  # the adapters say that they were trained on "base"
 SPECIAL = ("<unk>", "<s>", "</s>")
 READY_S = 180.0
-TARGETS = {"m135, 32 streams": ">= 0.75"}
+TARGETS = {"m135, 32 streams": ">= 0.85"}
 BUSY = "weft_runner_busy_seconds_total"
 
 
