@@ -41,6 +41,9 @@ CALLERS: Mapping[str, frozenset[Role]] = {
                 "GetBatch",
                 "ListBatches",
                 "CancelBatch",
+                "KeepResponse",
+                "GetConversation",
+                "DeleteResponse",
                 "Lines",
             )
         ),

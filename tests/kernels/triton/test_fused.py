@@ -10,7 +10,7 @@ from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
 from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
 from weft_kernels.triton.lora import ChunkTable
-from weft_runner.model.rope import rotate
+from weft_runner.model.rotation import rotate
 
 # What fp64 of the same inputs may differ by: the rounding of what is stored (a device rounds to the nearest, the
 # interpreter cuts bf16 off), and that of fp32 before it.
