@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from weft.domain.model.packed import int4_kv_group
 from weft_bench.cpu_models import base_model, files
@@ -28,6 +28,7 @@ from weft_bench.lines import Line, Origin
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.threads import cpu_quota
+from weft_runner.model.arrays import Array
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 
@@ -119,7 +120,7 @@ def continued(executor: CpuExecutor, beginnings: Sequence[Sequence[int]]) -> lis
     """Prompts with ANSWER_TOKENS tokens of greedy decoding."""
     answers: list[list[int]] = [[] for _ in beginnings]
 
-    def likeliest(i: int, logits: torch.Tensor) -> int | None:
+    def likeliest(i: int, logits: Array) -> int | None:
         answers[i].append(int(logits.argmax()))
         return answers[i][-1] if len(answers[i]) < ANSWER_TOKENS else None
 
@@ -132,9 +133,10 @@ def scored(executor: CpuExecutor, texts: Sequence[Text]) -> Score:
     surprises: list[list[float]] = [[] for _ in texts]
     wrong = [0] * len(texts)
 
-    def given(i: int, logits: torch.Tensor) -> int | None:
+    def given(i: int, logits: Array) -> int | None:
         answer, at = texts[i].answer, len(surprises[i])
-        surprises[i].append(-float(torch.log_softmax(logits, 0)[answer[at]]))
+        highest = logits.max()
+        surprises[i].append(float(highest + np.log(np.exp(logits - highest).sum()) - logits[answer[at]]))
         wrong[i] += int(logits.argmax()) != answer[at]
         return answer[at] if at + 1 < len(answer) else None
 
@@ -143,9 +145,7 @@ def scored(executor: CpuExecutor, texts: Sequence[Text]) -> Score:
     return Score(sum(map(sum, surprises)) / total, wrong.count(0) / len(texts), 1 - sum(wrong) / total)
 
 
-def play(
-    executor: CpuExecutor, beginnings: Sequence[Sequence[int]], token: Callable[[int, torch.Tensor], int | None]
-) -> None:
+def play(executor: CpuExecutor, beginnings: Sequence[Sequence[int]], token: Callable[[int, Array], int | None]) -> None:
     """Decode after each prompt: `token(i, logits)` is the next one of prompt i, None where it has ended."""
     for begin in range(0, len(beginnings), ROWS):
         fed = dict.fromkeys(range(begin, min(begin + ROWS, len(beginnings))), 0)

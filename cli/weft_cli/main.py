@@ -489,6 +489,42 @@ def sim(
     run(trace, pool, changes or [], speed=speed, limit=limit, seed=seed, timeline=timeline, example=example)
 
 
+@app.command(rich_help_panel="Tools")
+def conformance(
+    url: Annotated[str | None, typer.Argument(help="As http://HOST:PORT. Default: this machine's stack.")] = None,
+    base: Annotated[str | None, typer.Option(help="The base model.", show_default="by /v1/models")] = None,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter", help="NAME, or NAME={...}: what its requests hold beside the name; may be given again."
+        ),
+    ] = None,
+    update: Annotated[
+        str | None,
+        typer.Option(help="A shell command that replaces the first adapter's content, and ends when it is served."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    key: Key = None,
+    directory: DataDir = None,
+) -> int:
+    """Check what a server of LoRA adapters promises: of Weft, vLLM or any other with OpenAI's completions.
+
+    - `weft conformance`  this machine's stack
+
+    - `weft conformance http://HOST:8000 --base m --adapter a --adapter b`  another server
+
+    - `weft conformance http://HOST:8080 --base m --adapter 'a={"lora": [{"id": 0, "scale": 1}]}' ...`  llama.cpp
+
+    - `weft conformance --adapter acme/upper ... --update "weft push upper out/ -n acme"`  with an update in flight
+
+    The server is compared with itself: greedy answers under load with those of each model alone. It should have nothing
+    else to do; the checks send some hundred requests. Exit code 1 when a check fails.
+    """
+    from weft_cli.conformance_command import run
+
+    return run(gateway_url(directory, url), key, base, adapters or [], update, as_json=as_json)
+
+
 def _existing(folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise BadInput(f"--file-root: {folder} is not a folder")
