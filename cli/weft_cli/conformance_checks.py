@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -229,7 +230,7 @@ async def update(trial: Trial) -> Outcome:
     changed = trial.adapters[0]
     async with _load(trial, changed, 4) as load:
         await asyncio.wait_for(load.full.wait(), TIMEOUT_S)
-        process = await asyncio.create_subprocess_shell(trial.update)
+        process = await asyncio.create_subprocess_shell(trial.update, stdout=sys.stderr)
         if code := await asyncio.wait_for(process.wait(), UPDATE_S):
             raise CommandError(f"--update: the command ended with {code}")
         before = len(load.done)

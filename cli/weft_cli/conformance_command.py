@@ -20,7 +20,6 @@ def run(
     url: str, key: str | None, base: str | None, adapters: Sequence[str], update: str | None, *, as_json: bool
 ) -> int:
     """Exit code 0 when no check fails. Raises CommandError."""
-    url = url.rstrip("/").removesuffix("/v1")
     chosen = [model_of(one) for one in adapters]
     headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S)

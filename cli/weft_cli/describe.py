@@ -27,7 +27,7 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list
     ]
     residency = table(("RUNNER", "TIER", "RUNNING", "NOTE"), rows) if rows else ["no runner has it in memory"]
     contents = [
-        (version["digest"], version.get("name", NONE), str(version.get("rank", NONE)), version["publishedAt"])
+        (version["digest"], version.get("name", NONE), str(version.get("rank", NONE)), version["publishTime"])
         for version in status.get("versions", ())
     ]
     versions = ["", "Versions:", *_indent(table(("DIGEST", "NAME", "RANK", "PUBLISHED"), contents))] if contents else []

@@ -169,14 +169,14 @@ def _versions(facts: AdapterFacts, now: float) -> list[Object] | None:
     serving, stored = facts.serving, facts.adapter.status.get("versions")
     if serving is None:
         return stored
-    published_at = next((v["publishedAt"] for v in stored or () if v["digest"] == serving.digest), timestamp(now))
+    publish_time = next((v["publishTime"] for v in stored or () if v["digest"] == serving.digest), timestamp(now))
     current = {
         "digest": serving.digest,
         "name": serving.version,
         "rank": serving.verdict.get("rank"),
         "sizeBytes": serving.verdict.get("sizeBytes"),
         "baseDigest": serving.base_digest,
-        "publishedAt": published_at,
+        "publishTime": publish_time,
     }
     return [{k: v for k, v in current.items() if v is not None}, *_earlier_versions(facts, serving)]
 

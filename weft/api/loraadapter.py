@@ -74,7 +74,7 @@ class PublishedContent(ApiModel):
     """Of all its files."""
     base_digest: DigestText | None = None
     """The base model that this content was checked against."""
-    published_at: Timestamp
+    publish_time: Timestamp
     """When it was first published."""
 
 

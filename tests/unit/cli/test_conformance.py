@@ -1,69 +1,130 @@
-"""How `weft conformance` judges answers, without a server."""
+"""`weft conformance` against a played server: right, and wrong in one way at a time."""
 
+import asyncio
+import json
+
+import httpx2
 import pytest
 
-from weft_cli.conformance import Answer, Model, Verdict, alike, attributed, discovered, fair, judged, model_of, updated
+from weft_cli.conformance import (
+    PROMPTS,
+    Answer,
+    Model,
+    Verdict,
+    attributed,
+    discovered,
+    fair,
+    judged,
+    model_of,
+    updated,
+)
+from weft_cli.conformance_checks import run
 from weft_cli.errors import BadInput
 
-TEXTS = {"base": "one two three", "a": "ONE TWO THREE", "b": "ONE TWO four"}
-REFERENCES = {"p": TEXTS}
+MODELS = ("base", "a", "b")
+
+
+class Played:
+    """An OpenAI-compatible server whose models answer with their name and the prompt. `fault`: how it is wrong."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        self.active: list[str] = []
+        self.prefixes: dict[str, str] = {}  # who computed a prompt first
+
+    async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/v1/models":
+            listed = MODELS[:2] if self.fault == "lists one adapter" else MODELS
+            return httpx2.Response(200, json={"data": [{"id": name, "parent": _parent(name)} for name in listed]})
+        body = json.loads(request.content)
+        if body["model"] not in MODELS and self.fault != "answers for any name":
+            return httpx2.Response(404, json={"error": {"message": "no such model"}})
+        self.active.append(body["model"])
+        await asyncio.sleep(0)  # others come in
+        text = f"{self._weights(body)} says {body['prompt']}"
+        self.active.remove(body["model"])
+        return httpx2.Response(200, text=f"data: {json.dumps({'choices': [{'text': text}]})}\n\ndata: [DONE]\n\n")
+
+    def _weights(self, body: dict[str, str]) -> str:
+        if self.fault == "ignores adapters":
+            return "base"
+        if self.fault == "one adapter a batch":
+            return self.active[-1]
+        if self.fault == "one prefix cache for all" and "cache_salt" not in body and len(body["prompt"]) > 100:
+            return self.prefixes.setdefault(body["prompt"], body["model"])
+        return body["model"]
+
+
+def _parent(name: str) -> str | None:
+    return None if name == "base" else "base"
+
+
+async def verdicts(fault: str, update: str | None = None) -> dict[str, Verdict]:
+    transport = httpx2.MockTransport(Played(fault))
+    base, adapters = Model("base"), [Model("a"), Model("b")]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
+        _, results = await run(client, base, adapters, update, lambda _: None)
+    return {one.name: one.verdict for one in results}
 
 
 @pytest.mark.parametrize(
-    ("text", "whose"),
+    ("fault", "failing"),
     [
-        ("one two three", "base"),
-        ("one two 3", "base"),
-        ("ONE TWO THR", "a"),
-        ("ONE TWO", None),
-        ("x", None),
-        ("", None),
+        ("", set()),
+        ("lists one adapter", {"listed"}),
+        ("ignores adapters", {"own-answers"}),
+        ("answers for any name", {"unknown"}),
+        ("one adapter a batch", {"beside", "slots", "alternation", "starvation"}),
+        ("one prefix cache for all", {"prefix-cache"}),
     ],
 )
-def test_an_answer_is_of_the_model_whose_reference_begins_like_it(text: str, whose: str | None) -> None:
-    assert attributed(text, TEXTS) == whose
+async def test_each_fault_fails_its_checks_and_no_other(fault: str, failing: set[str]) -> None:
+    found = await verdicts(fault)
+    assert {name for name, verdict in found.items() if verdict is Verdict.FAIL} == failing
+    assert found["update"] is Verdict.NOT_APPLICABLE
 
 
-def test_answers_pass_when_each_is_its_own_models() -> None:
-    right = [Answer(model, "p", text) for model, text in TEXTS.items()]
-    late = Answer("a", "p", "ONE TWO THREx")
-    outcome = judged([*right, late], REFERENCES)
-    assert (outcome.verdict, outcome.detail) == (Verdict.PASS, "4 answers, 3 equal to the references")
-    wrong = judged([*right, Answer("a", "p", TEXTS["b"])], REFERENCES)
-    assert wrong.verdict is Verdict.FAIL
-    assert "1 of 4 answers are not their model's; a gave 'ONE TWO four', which is of b" in wrong.detail
+async def test_an_update_that_changes_nothing_says_nothing() -> None:
+    assert (await verdicts("", update="true"))["update"] is Verdict.NOT_APPLICABLE
 
 
-def test_models_that_answer_alike_are_named() -> None:
-    assert alike(REFERENCES) == []
-    assert alike({"p": TEXTS | {"c": TEXTS["a"]}, "q": {"base": "1", "a": "2", "b": "3", "c": "2"}}) == [("a", "c")]
+async def test_a_base_and_two_adapters_are_needed() -> None:
+    transport = httpx2.MockTransport(Played("lists one adapter"))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
+        with pytest.raises(BadInput, match="at least 2 adapters"):
+            await run(client, None, [], None, lambda _: None)
 
 
-def test_a_rare_adapter_waits_as_the_flood_does() -> None:
-    assert fair([0.5], [0.3], 0.01).verdict is Verdict.PASS
-    assert fair([0.7], [0.3], 0.01).verdict is Verdict.FAIL
+def test_an_answer_is_of_the_model_whose_reference_it_follows_longest() -> None:
+    texts = {"base": "the hall", "a": "the house", "b": "a hut"}
+    assert attributed("the house", texts) == "a"
+    assert attributed("the hou..", texts) == "a"
+    assert attributed("the h...", texts) is None
+    assert attributed("xyz", texts) is None
+    references = {PROMPTS[0]: texts}
+    assert judged([Answer("a", PROMPTS[0], "the house!")], references).verdict is Verdict.PASS
+    wrong = judged([Answer("a", PROMPTS[0], "a hut")], references)
+    assert (wrong.verdict, wrong.detail.endswith("which is of b")) == (Verdict.FAIL, True)
 
 
-def test_while_a_content_is_replaced_answers_are_of_either() -> None:
-    old, new = {"p": "old text", "q": "same"}, {"p": "new text", "q": "same"}
-    during = [Answer("a", "p", "old text"), Answer("a", "p", "new text"), Answer("a", "q", "same")]
-    outcome = updated(during, old, new)
-    assert (outcome.verdict, outcome.detail) == (Verdict.PASS, "1 answers of the old content, 1 of the new one")
-    assert updated([Answer("a", "p", "mixed")], old, new).verdict is Verdict.FAIL
-    assert updated(during, old, old).verdict is Verdict.NOT_APPLICABLE
+def test_a_rare_adapter_may_wait_twice_as_long_as_the_flood_itself() -> None:
+    assert fair([1.9, 0.1, 2.0], [0.9, 1.0, 1.1], 0.1).verdict is Verdict.PASS
+    assert fair([2.2, 0.1, 2.2], [0.9, 1.0, 1.1], 0.1).verdict is Verdict.FAIL
 
 
-def test_the_base_with_most_adapters_is_found() -> None:
-    listed = [{"id": "m"}, {"id": "x", "parent": "n"}, {"id": "a", "parent": "m"}, {"id": "b", "parent": "m"}]
+def test_an_answer_during_an_update_is_of_one_content() -> None:
+    old, new = {"p": "old words"}, {"p": "new words"}
+    both = [Answer("a", "p", "old words"), Answer("a", "p", "new words")]
+    assert updated(both, old, new).verdict is Verdict.PASS
+    assert updated([*both, Answer("a", "p", "mixed")], old, new).verdict is Verdict.FAIL
+
+
+def test_models_are_names_with_fields_and_found_by_their_parent() -> None:
+    assert model_of('a={"lora": []}') == Model("a", {"lora": []})
+    with pytest.raises(BadInput, match="JSON object"):
+        model_of("a={")
+    listed = [{"id": "m"}, {"id": "a", "parent": "m"}, {"id": "b", "parent": "m"}, {"id": "c", "parent": "n"}]
     assert discovered(listed, None) == ("m", ["a", "b"])
-    assert discovered(listed, "n") == ("n", ["x"])
-    with pytest.raises(BadInput, match="no adapter"):
-        discovered([{"id": "m", "parent": None}], None)
-
-
-def test_a_model_may_be_selected_by_a_field() -> None:
-    assert model_of('a={"lora": [{"id": 0}]}') == Model("a", {"lora": [{"id": 0}]})
-    assert model_of("acme/upper") == Model("acme/upper")
-    for wrong in ("a={", "a=3", '={"x": 1}'):
-        with pytest.raises(BadInput):
-            model_of(wrong)
+    assert discovered(listed, "n") == ("n", ["c"])
+    with pytest.raises(BadInput, match="parent"):
+        discovered(listed[:1], None)
