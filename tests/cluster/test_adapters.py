@@ -63,7 +63,8 @@ async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_t
     shutil.copytree(installation.sources / "adapters" / "upper", source)
     with (source / "adapter_config.json").open("a") as config:
         config.write("\n")  # a digest of its own
-    installation.plane.apply(adapter_manifest("changing", "acme", "file:adapters/changing"))
+    spec = {"revisionHistoryLimit": 0}  # earlier contents are served to requests that pin them
+    installation.plane.apply(adapter_manifest("changing", "acme", "file:adapters/changing", **spec))
     await until_answer(installation.url, "acme/changing", PROMPT.upper())
     old = adapter(installation, "changing", "acme")["status"]["digest"]
     running = [Case("acme/changing", c.prompt, c.prompt.upper()) for c in sure_cases(("acme/upper",), 4, seed=5)]
