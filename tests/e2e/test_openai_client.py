@@ -294,3 +294,13 @@ def test_the_responses_api_answers_with_calls_too(client: openai.OpenAI) -> None
     client.responses.delete(answer.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model=DEMO[1].model, input="hello", previous_response_id=answer.id)
+
+
+def test_embeddings_of_a_base_and_of_its_adapters(client: openai.OpenAI) -> None:
+    """The same text has the same vector by any neighbour, another one by other weights."""
+    texts = ["hello world", "hello", "hello world"]
+    by_model = {case.model: client.embeddings.create(model=case.model, input=texts).data for case in DEMO}
+    for found in by_model.values():
+        assert found[0].embedding == found[2].embedding != found[1].embedding
+        assert sum(x * x for x in found[0].embedding) == pytest.approx(1.0, abs=1e-5)
+    assert len({tuple(found[0].embedding) for found in by_model.values()}) == len(DEMO)

@@ -146,6 +146,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.address = ""
         self.autopilot = True
         self.answer: Callable[[runner_pb2.Start], Sequence[int]] = lambda _: ()
+        self.state: Callable[[runner_pb2.Start], bytes] = lambda _: b""
         self.outboxes: list[SendQueue[runner_pb2.RunnerToGateway]] = []
         self.inbox: asyncio.Queue[runner_pb2.GatewayToRunner] = asyncio.Queue()
         self.iteration = 0
@@ -173,6 +174,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
 
     def answer_whole(self, start: runner_pb2.Start) -> None:
         done = len(start.emitted_tokens)
+        if start.sampling.pooling and (state := self.state(start)):
+            self.send(pooled_state=runner_pb2.PooledState(request_id=start.request_id, epoch=start.epoch, vector=state))
         tokens = list(self.answer(start))[: start.max_tokens]
         for position in range(done, len(tokens)):
             self.step(start, position, [tokens[position]])

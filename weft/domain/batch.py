@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")  # of lines
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # of lines
 COMPLETION_WINDOW, COMPLETION_WINDOW_S = "24h", 24 * 3600  # the only one
 MAX_BATCH_ERRORS = 50  # that a failed batch lists
 

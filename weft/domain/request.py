@@ -1,7 +1,7 @@
 """A request, and the messages about it. Times are seconds unless a name says otherwise.
 
 gateway --Submit, Failed, Cancel, Started, OutcomeReport--> scheduler --Assign, Preempt, Reject, OutcomeAck--> gateway
-gateway --Start, Stop, Freeze--> runner --Step, PromptLogprobs, NoCapacity, Ended, Frozen--> gateway
+gateway --Start, Stop, Freeze--> runner --Step, PromptLogprobs, PooledState, NoCapacity, Ended, Frozen--> gateway
 scheduler --OutcomeReport--> supervisor --OutcomeAck--> scheduler
 """
 
@@ -75,6 +75,7 @@ class Sampling:
     neither EOS nor a stop token is sampled; `bad_words` are sequences of tokens, whose last one is never sampled behind
     the others of the answer; `allowed_token_ids`: empty for all; `grammar`: an llguidance grammar, "" for none;
     `prompt_logprobs`: alternatives reported for each token of the prompt but the first; None: nothing of the prompt.
+    `pooling`: a PooledState of the prompt and no token, with `max_tokens` of 0.
     """
 
     seed: int = 0
@@ -95,6 +96,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] = ()
     grammar: str = ""
     prompt_logprobs: int | None = None
+    pooling: bool = False
 
 
 class TokenLogprob(NamedTuple):
@@ -225,6 +227,18 @@ class PromptLogprobs:
     epoch: Epoch
     first: int
     logprobs: Sequence[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledState:
+    """The hidden state of a prompt's last token behind the final norm, before the sequence's end.
+
+    `vector`: little-endian fp32 [H]. A runner sends it as often as it computes it.
+    """
+
+    request_id: str
+    epoch: Epoch
+    vector: bytes
 
 
 class Step(NamedTuple):

@@ -110,6 +110,8 @@ def test_windows_that_are_served(change: dict[str, Any]) -> None:
         ({"mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"is_causal": False}, "causal"),
+        ({"use_bidirectional_attention": True}, "causal"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "rope_scaling"),

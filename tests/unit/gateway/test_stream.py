@@ -19,6 +19,7 @@ from weft.domain.request import (
     FailReason,
     FinishReason,
     NoCapacity,
+    PooledState,
     Preempt,
     PromptLogprobs,
     Reject,
@@ -75,6 +76,7 @@ def request(
     shown: bool = False,
     min_tokens: int = 0,
     scored: int | None = None,
+    pooling: bool = False,
 ) -> PreparedRequest:
     return PreparedRequest(
         request_id="r",
@@ -85,7 +87,10 @@ def request(
         prompt_text="",
         max_tokens=max_tokens,
         sampling=Sampling(
-            top_logprobs=0 if logprobs else None, min_tokens=min_tokens, prompt_logprobs=None if scored is None else 2
+            top_logprobs=0 if logprobs else None,
+            min_tokens=min_tokens,
+            prompt_logprobs=None if scored is None else 2,
+            pooling=pooling,
         ),
         bytes_of=letter,
         arrived_unix_ms=0,
@@ -320,6 +325,26 @@ def test_a_request_for_its_prompt_alone_ends_without_a_token(prompt: int) -> Non
     effects = run(one, assign(1), *([scores(1, 1, 2)] if prompt > 1 else []), step(1, 0, "", FinishReason.LENGTH))
     assert reported(effects) == [[None, *likely(range(1, prompt))]]
     assert (one.tokens, one.end, text_of(effects)) == ([], End(FinishReason.LENGTH), "")
+
+
+def test_a_hidden_state_is_reported_at_the_end_and_a_runner_that_sends_none_has_failed() -> None:
+    ended, pooled = step(1, 0, "", FinishReason.LENGTH), PooledState("r", Epoch(1, 1), b"1234")
+    for events, whole in (([pooled, ended], True), ([ended], False), ([replace(pooled, vector=b"123"), ended], False)):
+        one = stream(pooling=True, max_tokens=0)
+        effects = run(one, assign(1), *events)
+        states = [effect.state for effect in effects if isinstance(effect, Emit)]
+        assert states == ([b"1234"] if whole else [])
+        assert one.end == (End(FinishReason.LENGTH) if whole else None)
+        failed = [one.reason for one in sent(effects, Failed) if isinstance(one, Failed)]
+        assert failed == ([] if whole else [FailReason.RUNNER_ERROR])
+        check_stream(one)
+
+
+def test_a_moved_text_is_pooled_by_the_runner_that_has_it() -> None:
+    one, stale = stream(pooling=True, max_tokens=0), PooledState("r", Epoch(1, 1), b"1111")
+    new, ended = PooledState("r", Epoch(1, 2), b"2222"), step(2, 0, "", FinishReason.LENGTH)
+    effects = run(one, assign(1), Preempt("r", Epoch(1, 1)), assign(2), stale, new, ended)
+    assert [effect.state for effect in effects if isinstance(effect, Emit)] == [b"2222"]
 
 
 def test_a_prompt_is_scored_for_the_first_of_several_answers_alone() -> None:

@@ -7,12 +7,13 @@ of one layer, unless what a test looks at may differ between layers (every layer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from triton.runtime.interpreter import GridExecutor
 
 from harness import interpreter
 from weft.domain.model.config import ModelSpec
-from weft.domain.request import FinishReason, PromptLogprobs, Sampling, Stop
+from weft.domain.request import FinishReason, PooledState, PromptLogprobs, Sampling, Stop
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.request_pool import check_pool
@@ -248,3 +249,21 @@ def test_warming_up_leaves_nothing_behind(pair_of):
     for driver in pair:
         driver.finish()
     assert cuda.answer("x") == reference.answer("x")
+
+
+def test_hidden_states_are_the_references_beside_rows_that_decode(pair_of):
+    cuda, reference = pair = pair_of()
+    both(pair, ("beside", [7, 7], 12, "c", GREEDY))
+    for driver in pair:
+        driver.beat(2)
+    pools = Sampling(pooling=True)
+    both(pair, ("pooled", [(5 * i) % 60 for i in range(50)], 0, "a", pools), ("alone", [4], 0, "", pools))
+    for driver in pair:
+        driver.finish()
+        check_pool(driver.pool)
+    ours, theirs = ({e.request_id: e.vector for e in d.events if isinstance(e, PooledState)} for d in pair)
+    assert set(ours) == set(theirs) == {"pooled", "alone"}
+    for key, vector in ours.items():
+        assert np.frombuffer(vector, "<f4") == pytest.approx(np.frombuffer(theirs[key], "<f4"), abs=1e-4)
+    assert cuda.answer("beside") == reference.answer("beside")
+    assert cuda.engine.executor.followed, "steps without a prompt are launched ahead again"

@@ -191,6 +191,8 @@ def _check_options(config: JsonObject) -> None:
         raise _unsupported(f"hidden_act is {quoted(config['hidden_act'])}; only silu is served")
     if config.get("auto_map") is not None:
         raise _unsupported("auto_map is set; code that comes with a model is never run")
+    if config.get("is_causal") is False or _flag(config, "use_bidirectional_attention"):
+        raise _unsupported("every token attends to all of the text; only causal models are served")
     if config.get("partial_rotary_factor") not in (None, 1):
         raise _unsupported("partial_rotary_factor is set; only whole heads are rotated")
 

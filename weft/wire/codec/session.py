@@ -15,6 +15,7 @@ from weft.domain.request import (
     Frozen,
     KvTarget,
     NoCapacity,
+    PooledState,
     PromptLogprobs,
     Sampling,
     SequenceTokens,
@@ -52,6 +53,7 @@ T = TypeVar("T")
 MAX_DOUBLINGS = 64  # of a 32-bit number of tokens there are fewer
 MAX_STOP_TOKENS, MAX_BAD_WORDS, MAX_BANNED_TOKENS, MAX_ALLOWED_TOKENS = 128, 64, 64, 4096
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_STATE_BYTES = 4 << 16  # of 65,536 numbers: several times the largest model's
 LEAST_TOP_P = 1e-30  # the contract's floats are short, and 0 is "not set"
 # One of each for every token: their own constructors are Python functions, which take twice as long.
 _new_epoch, _new_sequence_tokens = partial(tuple.__new__, Epoch), partial(tuple.__new__, SequenceTokens)
@@ -154,6 +156,7 @@ def _fill_sampling(sampling: Sampling, m: runner_pb2.Sampling) -> None:
     m.grammar = sampling.grammar
     if sampling.prompt_logprobs is not None:
         m.prompt_logprobs = sampling.prompt_logprobs
+    m.pooling = sampling.pooling
 
 
 def _sampling(m: runner_pb2.Sampling) -> Sampling:
@@ -183,6 +186,7 @@ def _sampling(m: runner_pb2.Sampling) -> Sampling:
         allowed_token_ids=tuple(m.allowed_token_ids),
         grammar=m.grammar,
         prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
+        pooling=m.pooling,
     )
 
 
@@ -330,6 +334,16 @@ def _prompt_logprobs(m: runner_pb2.PromptLogprobs) -> PromptLogprobs:
     return PromptLogprobs(named(m.request_id, "a request id"), epoch(m.epoch), first, read_logprobs(m.logprobs))
 
 
+def _fill_pooled_state(state: PooledState, m: runner_pb2.PooledState) -> None:
+    m.request_id, m.vector = state.request_id, state.vector
+    fill_epoch(state.epoch, m.epoch)
+
+
+def _pooled_state(m: runner_pb2.PooledState) -> PooledState:
+    number(len(m.vector), "the length of a hidden state", MAX_STATE_BYTES, least=1)
+    return PooledState(named(m.request_id, "a request id"), epoch(m.epoch), m.vector)
+
+
 def _fill_no_capacity(refusal: NoCapacity, m: runner_pb2.NoCapacity) -> None:
     m.request_id = refusal.request_id
     fill_epoch(refusal.epoch, m.epoch)
@@ -370,13 +384,14 @@ GATEWAY_TO_RUNNER: Direction[runner_pb2.GatewayToRunner, SessionHello | Start | 
     Entry("stop", Stop, _fill_stop, _stop),
     Entry("freeze", Freeze, _fill_freeze, _freeze),
 )
-RunnerMessage = SessionReady | Step | PromptLogprobs | NoCapacity | Ended | Draining | Frozen
+RunnerMessage = SessionReady | Step | PromptLogprobs | PooledState | NoCapacity | Ended | Draining | Frozen
 RUNNER_TO_GATEWAY: Direction[runner_pb2.RunnerToGateway, RunnerMessage] = Direction(
     runner_pb2.RunnerToGateway,
     "runner",
     Entry("ready", SessionReady, _fill_ready, _ready),
     Entry("step", Step, _fill_step, _step),
     Entry("prompt_logprobs", PromptLogprobs, _fill_prompt_logprobs, _prompt_logprobs),
+    Entry("pooled_state", PooledState, _fill_pooled_state, _pooled_state),
     Entry("no_capacity", NoCapacity, _fill_no_capacity, _no_capacity),
     Entry("ended", Ended, _fill_ended, _ended),
     Entry("draining", Draining),

@@ -97,7 +97,7 @@ class Freeze(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., next_epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., to: _Optional[_Union[KvTarget, _Mapping]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("seed", "choice", "temperature", "top_p", "ignore_eos", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "grammar", "prompt_logprobs")
+    __slots__ = ("seed", "choice", "temperature", "top_p", "ignore_eos", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "grammar", "prompt_logprobs", "pooling")
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class Sampling(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     seed: int
     choice: int
     temperature: float
@@ -136,7 +137,8 @@ class Sampling(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     grammar: str
     prompt_logprobs: int
-    def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., ignore_eos: _Optional[bool] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    pooling: bool
+    def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., ignore_eos: _Optional[bool] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., pooling: _Optional[bool] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("tokens",)
@@ -165,7 +167,7 @@ class Stop(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., finish: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class RunnerToGateway(_message.Message):
-    __slots__ = ("ready", "step", "no_capacity", "ended", "draining", "frozen", "prompt_logprobs")
+    __slots__ = ("ready", "step", "no_capacity", "ended", "draining", "frozen", "prompt_logprobs", "pooled_state")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NO_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +175,7 @@ class RunnerToGateway(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_STATE_FIELD_NUMBER: _ClassVar[int]
     ready: SessionReady
     step: Step
     no_capacity: NoCapacity
@@ -180,7 +183,8 @@ class RunnerToGateway(_message.Message):
     draining: Draining
     frozen: Frozen
     prompt_logprobs: PromptLogprobs
-    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    pooled_state: PooledState
+    def __init__(self, ready: _Optional[_Union[SessionReady, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., no_capacity: _Optional[_Union[NoCapacity, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., frozen: _Optional[_Union[Frozen, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pooled_state: _Optional[_Union[PooledState, _Mapping]] = ...) -> None: ...
 
 class SessionReady(_message.Message):
     __slots__ = ("runner",)
@@ -239,6 +243,16 @@ class PromptLogprobs(_message.Message):
     first: int
     logprobs: SequenceLogprobs
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., first: _Optional[int] = ..., logprobs: _Optional[_Union[SequenceLogprobs, _Mapping]] = ...) -> None: ...
+
+class PooledState(_message.Message):
+    __slots__ = ("request_id", "epoch", "vector")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: _common_pb2.Epoch
+    vector: bytes
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class NoCapacity(_message.Message):
     __slots__ = ("request_id", "epoch", "free_pages", "reason")

@@ -175,7 +175,7 @@ class Emit(NamedTuple):
 
     `answer_tokens`: of the answer so far. `tokens`: those that are new, where the request returns tokens.
     `prompt_logprobs`: of every token of the prompt, None for the first one, once for an answer whose request asks for
-    them, before all of its text.
+    them, before all of its text. `state`: of a request that pools, see `PooledState`.
     """
 
     request_id: str
@@ -184,6 +184,7 @@ class Emit(NamedTuple):
     answer_tokens: int = 0
     tokens: Sequence[int] = ()
     prompt_logprobs: Sequence[TokenLogprob | None] = ()
+    state: bytes = b""
 
 
 class FirstToken(NamedTuple):

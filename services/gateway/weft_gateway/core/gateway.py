@@ -29,6 +29,7 @@ from weft.domain.request import (
     Outcome,
     OutcomeAck,
     OutcomeReport,
+    PooledState,
     Preempt,
     Priority,
     PromptLogprobs,
@@ -263,7 +264,7 @@ class Gateway:
         match message:
             case Step(_, spoken):
                 pass
-            case NoCapacity() | Ended() | Frozen() | PromptLogprobs():
+            case NoCapacity() | Ended() | Frozen() | PromptLogprobs() | PooledState():
                 spoken = (message,)
             case _:
                 return []  # Draining: Ended follows for each sequence

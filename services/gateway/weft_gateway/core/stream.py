@@ -34,6 +34,7 @@ from weft.domain.request import (
     Frozen,
     KvTarget,
     NoCapacity,
+    PooledState,
     Preempt,
     Priority,
     PromptLogprobs,
@@ -108,7 +109,7 @@ class HoldExpired:
 
 StreamEvent = (
     SequenceTokens | Assign | Preempt | NoCapacity | Ended | Reject | SessionLost | PoolAvailability | HoldExpired
-    | ClientGone | RequestAborted | Frozen | PromptLogprobs
+    | ClientGone | RequestAborted | Frozen | PromptLogprobs | PooledState
 )  # fmt: skip
 StreamEffect = Send | Emit | FirstToken
 
@@ -176,6 +177,7 @@ class RequestStream:
         sampling = request.sampling_of(index)
         # Of the prompt so far, none for its first token; None where there are none to report, any more.
         self._prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
+        self._state = b""  # of a request that pools
         self._begun = False  # the present epoch has produced something
         self._doublings_before = self._doublings_now = 0
         self._queues = True  # without a runner by the system's own doing
@@ -243,6 +245,8 @@ class RequestStream:
                     return effects  # tokens alone move no hold time
             case PromptLogprobs():
                 effects = self._take_prompt_logprobs(event, now)
+            case PooledState():
+                effects = self._take_state(event, now)
             case Frozen():
                 effects = self._frozen(event, now)
             case Assign():
@@ -433,6 +437,8 @@ class RequestStream:
             return self._broken(f"tokens {seen}..{event.position} never came", now)
         if (of_prompt := self._prompt_logprobs) is not None and len(of_prompt) < len(self.request.prompt):
             return self._broken(f"log probabilities of the prompt never came from {len(of_prompt)} on", now)
+        if self.request.sampling.pooling and not self._state:
+            return self._broken("the hidden state of the prompt never came", now)
         if self._held_logprobs and len(event.logprobs) != len(event.tokens):
             return self._broken(
                 f"{len(event.tokens)} tokens came with {len(event.logprobs)} usable log probabilities", now
@@ -448,6 +454,8 @@ class RequestStream:
         if of_prompt is not None:
             effects.append(Emit(self.request_id, "", prompt_logprobs=of_prompt))
             self._prompt_logprobs = None
+        if self._state:
+            effects.append(Emit(self.request_id, "", state=self._state))
         reason = event.finish
         if self._stops.matched:
             reason = FinishReason.STOP
@@ -485,6 +493,15 @@ class RequestStream:
             return self._broken(f"log probabilities of the prompt {len(known)}..{event.first} never came", now)
         new = event.logprobs[len(known) - event.first :]
         known.extend(new[: len(self.request.prompt) - len(known)])
+        return []
+
+    def _take_state(self, event: PooledState, now: float) -> list[StreamEffect]:
+        running = self.freezing or self.running
+        if running is None or event.epoch != running.epoch:
+            return []
+        if len(event.vector) % 4:
+            return self._broken(f"a hidden state of {len(event.vector)} bytes is no list of 4-byte numbers", now)
+        self._state = event.vector
         return []
 
     def _broken(self, detail: str, now: float) -> list[StreamEffect]:

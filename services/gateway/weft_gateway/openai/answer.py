@@ -19,6 +19,7 @@ from weft_gateway.shell.response_group import ResponseGroup
 # the body of an answer that is sent whole where it has become another; None: it stays.
 BeforeEnd = Callable[[AnswerEncoder, dict[str, int]], Awaitable[bytes | None]]
 THREAD_LOGPROBS = 256  # tokens with log probabilities that are encoded in the loop, at most: some ms
+STATE_BYTES = 64  # of a hidden state: about the work of one such token
 log = logging.getLogger(__name__)
 
 
@@ -66,8 +67,9 @@ class Answer:
         if error := self.error:
             raise error
         ended = self._best()
-        logprobs = sum(len(one.emit.logprobs) + len(one.emit.prompt_logprobs) for one in ended)
-        body = await encoded(logprobs, lambda: self.encoder.body(ended, self.usage))
+        numbers = sum(len(one.emit.logprobs) + len(one.emit.prompt_logprobs) for one in ended)
+        numbers += sum(len(one.emit.state) // STATE_BYTES for one in ended)
+        body = await encoded(numbers, lambda: self.encoder.body(ended, self.usage))
         return await self.before_end() or body
 
     async def before_end(self) -> bytes | None:

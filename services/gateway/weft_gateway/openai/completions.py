@@ -1,6 +1,7 @@
 """`POST /v1/completions`: raw prompts, as texts or as token ids."""
 
 from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,8 +14,11 @@ from weft_gateway.openai.validation import MAX_PROMPT_CHARS, ModelEndpoint, Pars
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.tokenizer import ModelTokenizer, TooLong
 
+P = TypeVar("P", bound=CompletionRequest)
 
-def _prompts(parsed: ParsedRequest[CompletionRequest]) -> list[Prompt]:
+
+def prompts_of(parsed: ParsedRequest[P]) -> list[Prompt]:
+    """Each prompt, to be encoded within the context. Raises ParameterError."""
     params, tokenizer = parsed.params, parsed.tokenizer
 
     def prompt_of(prompt: str | list[int]) -> Prompt:
@@ -48,7 +52,7 @@ def _encode(
 
 
 COMPLETIONS = ModelEndpoint(
-    "/v1/completions", partial(parse, CompletionRequest), _prompts, CompletionEncoder, "text_completion"
+    "/v1/completions", partial(parse, CompletionRequest), prompts_of, CompletionEncoder, "text_completion"
 )
 
 

@@ -24,6 +24,7 @@ from weft_gateway.errors import ApiError, BadRequest, Internal, ServiceUnavailab
 from weft_gateway.openai.answer import Answer
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
+from weft_gateway.openai.embeddings import EMBEDDINGS
 from weft_gateway.openai.validation import Call, ModelEndpoint, submit
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, drawn_ids
@@ -36,7 +37,7 @@ RETRIED = frozenset(
     "rate_limit_exceeded queue_full slo_unattainable shutting_down no_scheduler no_runner_available "
     "model_not_ready".split()
 )
-ENDPOINTS: Mapping[str, ModelEndpoint[Any]] = {endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS)}
+ENDPOINTS: Mapping[str, ModelEndpoint[Any]] = {endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS)}
 Key = tuple[str, int]  # batch and line
 log = logging.getLogger(__name__)
 

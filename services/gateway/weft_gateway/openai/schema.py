@@ -183,6 +183,11 @@ class Common(Strict):
         return self.ignore_eos
 
     @property
+    def pools(self) -> bool:
+        """The prompt's hidden state is asked for, and no answer."""
+        return False
+
+    @property
     def prompts(self) -> int:
         """How many are answered."""
         return 1

@@ -295,4 +295,5 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         allowed_token_ids=params.allowed_token_ids,
         top_logprobs=0 if alternatives is None and selects else alternatives,
         prompt_logprobs=params.prompt_alternatives,
+        pooling=params.pools,
     )

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from weft.telemetry.logs import kv
 from weft_gateway.errors import ApiError, BadRequest, Internal
-from weft_gateway.openai import messages
+from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
 from weft_gateway.openai.chat import chat_completions
@@ -55,6 +55,11 @@ def build_app(state: AppState) -> FastAPI:
     post, get = ["POST"], ["GET"]
     _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest)
     _route(app, state, "/v1/completions", completions, post, CompletionRequest)
+    _route(app, state, "/v1/embeddings", embeddings.embeddings, post, embeddings.EmbeddingsRequest)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        _route(app, state, path, embeddings.rerank, post, embeddings.RerankRequest)
+    for path in ("/score", "/v1/score"):
+        _route(app, state, path, embeddings.score, post, embeddings.ScoreRequest)
     _route(app, state, "/v1/responses", create_response, post, ResponsesRequest)
     _route(app, state, "/v1/responses/{response_id:path}", one_response, get)
     _route(app, state, "/v1/responses/{response_id:path}", delete_response, ["DELETE"])

@@ -64,7 +64,8 @@ def refusal(
         return ended(start, EndReason.INTERNAL, fault)
     if len(start.prompt) >= context:
         return no_capacity(start, free_pages, "context")
-    scores = start.max_tokens == 0 and start.sampling.prompt_logprobs is not None
+    asks = start.sampling.pooling or start.sampling.prompt_logprobs is not None
+    scores = start.max_tokens == 0 and asks
     if (emitted >= start.max_tokens and not scores) or len(start.prompt) + emitted >= context:
         return SequenceTokens(start.request_id, start.epoch, emitted, (), FinishReason.LENGTH)
     return None

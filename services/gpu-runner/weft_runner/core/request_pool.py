@@ -19,6 +19,7 @@ from weft.domain.request import (
     EndReason,
     FinishReason,
     NoCapacity,
+    PooledState,
     Priority,
     PromptLogprobs,
     SequenceTokens,
@@ -658,8 +659,10 @@ class RequestPool:
         return sorted(here, key=lambda s: s.turn)[:part]
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
-        token, logprob = sampled
+        token, logprob, hidden = sampled
         start = sequence.start
+        if hidden:
+            self.messages.append(Send(sequence.owner, PooledState(sequence.key, start.epoch, hidden)))
         position = len(sequence.tokens) - len(start.prompt)
         finish: FinishReason | None = None
         tokens: tuple[int, ...] = (token,)

@@ -17,10 +17,14 @@ MAX_TOP_LOGPROBS = 20
 
 
 class SampledToken(NamedTuple):
-    """A token, and its log probability where the request asked for it: from the executor to the wire."""
+    """A token, and its log probability where the request asked for it: from the executor to the wire.
+
+    `hidden`: of a request that pools, instead of a token: little-endian fp32 [H], see `PooledState`.
+    """
 
     token: int
     logprob: TokenLogprob | None = None
+    hidden: bytes = b""
 
 
 class LogitAdjustments:

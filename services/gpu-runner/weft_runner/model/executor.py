@@ -134,7 +134,8 @@ class Executor(Protocol):
         """Run layers [first, last) and write their keys and values to the step's pages.
 
         `hidden`: [tokens, H] of the layer before `first`; None embeds the tokens (first = 0). Returns hidden
-        [tokens, H] when `last` < L, else logits [rows that sample, V] in row order.
+        [tokens, H] when `last` < L, else logits [rows that sample, V] in row order, see `model.pooling` for rows that
+        pool.
         """
         ...
 

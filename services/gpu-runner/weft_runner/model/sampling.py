@@ -61,6 +61,11 @@ class SamplingArgs(NamedTuple):
         return self.sampling.top_logprobs if self.given is None else self.sampling.prompt_logprobs
 
     @property
+    def pools(self) -> bool:
+        """The row's hidden state is asked for, and no token."""
+        return self.sampling.pooling and self.given is None
+
+    @property
     def is_plain(self) -> bool:
         """The likeliest token, and nothing else is asked."""
         raw = self.shifts is None and self.mask is None

@@ -21,8 +21,8 @@ class StepRow:
     """Tokens [start, end) of the step belong to one sequence, at positions [position, position + end - start).
 
     `pages` hold the sequence's keys and values in token order, the new ones included; `samples`: logits of the last
-    token are wanted. `scored`: so are those of its first so many, without the last one where it samples. Only
-    `position` ever changes.
+    token are wanted. `scored`: so are those of its first so many, without the last one where it samples. `pools`: of
+    the last token the hidden state is wanted and no logits, see `model.pooling`. Only `position` ever changes.
     """
 
     start: int
@@ -31,6 +31,7 @@ class StepRow:
     pages: tuple[int, ...]
     samples: bool
     scored: int = 0
+    pools: bool = False
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -82,6 +83,14 @@ class StepInput:
     def advance_unseen(self) -> None:
         """The same, on tokens that the device alone knows yet: a position further each."""
         self.advance(self.tokens, [row.position + 1 for row in self.rows])
+
+    @property
+    def pooled(self) -> list[int]:
+        """Rows of its logits that have hidden states."""
+        if not any(row.pools for row in self.rows):
+            return []
+        last = np.cumsum([len(row.wanted) for row in self.rows])
+        return [int(end) - 1 for row, end in zip(self.rows, last, strict=True) if row.pools]
 
     @property
     def arrays(self) -> StepArrays:

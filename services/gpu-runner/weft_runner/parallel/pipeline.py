@@ -17,6 +17,7 @@ from weft.domain.runner import OffloadState
 from weft_runner.core.sampling import SampledToken
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import LayerDone, OffloadsStage, Rows
+from weft_runner.model.pooling import row_width
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 from weft_runner.offload.figures import OffloadFigures
@@ -91,7 +92,7 @@ class PipelineParallelExecutor(MultiProcessExecutor):
         try:
             self._channel.send_next(self._own.run(step))
             rows = sum(len(row.wanted) for row in step.rows)
-            return self._channel.logits(rows) if rows else None
+            return self._channel.logits(rows, row_width(step, self.spec)) if rows else None
         except Exception as error:
             raise ExecutorLost(f"a step of {self._channel.stages} stages failed on stage 0: {error}") from error
 

@@ -67,10 +67,13 @@ class PipelineChannel:
         """Begin to receive a step's hidden rows [T, H] from the stage before. In the order of the steps."""
         return self._peers.receive((tokens, self._whole.hidden_size), self._peers.rank - 1)
 
-    def logits(self, rows: int) -> PendingTensor:
-        """Begin to receive a step's logits [S, V], on stage 0. Steps without a row that samples have none."""
+    def logits(self, rows: int, width: int) -> PendingTensor:
+        """Begin to receive a step's logits, of the width `pooling.row_width`, on stage 0.
+
+        Steps without a row that samples have none.
+        """
         assert rows, "steps without sampled rows have no logits"
-        return self._peers.receive((rows, self._whole.vocab_size), self._peers.size - 1)
+        return self._peers.receive((rows, width), self._peers.size - 1)
 
     def send_next(self, x: Rows) -> None:
         """Send this stage's result of a step to the next stage. Waits only while more than `kept` are unreceived.

@@ -106,7 +106,8 @@ class StepBuilder:
             tokens.extend(sequence.tokens[sequence.in_kv : sequence.in_kv + row.n_tokens])
             pages = tuple(self._pool.pages.pages_of(row.key))
             scored = sequence.scored(row.n_tokens)
-            step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples, scored))
+            pools = row.samples and sequence.start.sampling.pooling
+            step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples, scored, pools))
         step = StepInput(tokens, tuple(step_rows), self._plan(rows, len(tokens)))
         sampled = tuple(s for row, s in zip(rows, sequences, strict=True) if row.samples)
         return BuiltStep(rows, sequences, step, sampled, any(row.scored for row in step_rows))

@@ -193,7 +193,7 @@ def test_each_stage_sends_to_the_next_and_the_last_one_to_the_first():
     line.hidden(7)
     assert peers.asked == [(7, 32, 0)]
     line = PipelineChannel(peers := Peers(0, 3), spec)
-    line.logits(2)
+    line.logits(2, 64)
     assert peers.asked == [(2, 64, 2)]
 
 

@@ -27,6 +27,7 @@ from weft_runner.model.cpu.packed_weights import PackedMemory, PackedWeights, Ro
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.kv_memory import NativeKvMemory
 from weft_runner.model.partition import Partition
+from weft_runner.model.pooling import with_hidden, with_states
 from weft_runner.model.sampling import Floats, NativeSampler, SamplingArgs
 from weft_runner.model.step import StepInput
 
@@ -72,6 +73,7 @@ class CpuExecutor:
         self._part = part = part or Partition(checkpoint.spec)
         self._library, self.spec, self._dtype, self.torch_threads = library, part.local, dtype, 1
         self._pool, self._ranks = library.pool(threads), ranks
+        self._norm = np.array(checkpoint.norm, np.float32)
         self._base = self._load(checkpoint, dtype, page_tokens)
         model, spec = self._base.model, part.local
         if ranks is not None:
@@ -143,6 +145,8 @@ class CpuExecutor:
         if last < self.spec.layers or not self._part.ends:
             return self._hidden[: native.n_tokens].copy()
         logits = self._logits[: native.n_sampled]
+        if step.pooled:
+            logits = with_states(logits, self._hidden[step.arrays.sampled], step, self._norm, self.spec.norm_eps)
         return logits if self._part.begins else logits.copy()
 
     def _run(self, native: StepStruct, layer_done: LayerDone | None) -> None:
@@ -156,7 +160,9 @@ class CpuExecutor:
 
     def sample(self, logits: npt.ArrayLike, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
         """See `model.executor.Executor.sample`."""
-        return self._token_sampler.sample(np.asarray(logits, np.float32), draws)
+        rows = np.asarray(logits, np.float32)
+        found = self._token_sampler.sample(rows[:, : self.spec.vocab_size], draws)
+        return with_hidden(found, draws, lambda row: rows[row, : self.spec.hidden_size])
 
     def clear_pages(self, pages: list[int]) -> None:
         """See `model.executor.Executor.clear_pages`."""

@@ -29,6 +29,7 @@ from weft_runner.model.cpu.page_file import bounce_bytes
 from weft_runner.model.cpu.tiered_kv import TieredKv
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.partition import Partition
+from weft_runner.model.pooling import with_states
 from weft_runner.model.sampling import Floats
 from weft_runner.model.step import Ints, StepInput
 from weft_runner.model.tiers.budget import OffloadBudget, formats_of, state_of
@@ -178,6 +179,7 @@ class OffloadExecutor(CpuExecutor):
         if leaves:
             return rows
         logits = self._logits[:n_sampled]
+        logits = with_states(logits, rows, step, self._norm, self.spec.norm_eps)
         return logits if self._part.begins else logits.copy()
 
     def _layers(self, step: StepInput, first: int, last: int, layer_done: LayerDone | None) -> None:

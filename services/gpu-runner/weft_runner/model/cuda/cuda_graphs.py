@@ -77,7 +77,9 @@ class CudaGraphs:
     def size_of(self, step: StepInput) -> int | None:
         """The size that serves a step; None: it is no step of decode rows that all get a token, or too large."""
         rows = len(step.rows)
-        if len(step.tokens) != rows or rows > self._sizes[-1] or not all(row.samples for row in step.rows):
+        if len(step.tokens) != rows or rows > self._sizes[-1]:
+            return None
+        if not all(row.samples and not row.pools for row in step.rows):
             return None
         return next(size for size in self._sizes if size >= rows)
 

@@ -23,7 +23,7 @@ from weft_runner.model.cuda.attention import Attention, TritonAttention
 from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_steps
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
-from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, PromptScores, copy_to_host
+from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, HiddenOf, PromptScores, copy_to_host
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
 from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
 from weft_runner.model.decoder import LayerSource, run_layers
@@ -32,6 +32,7 @@ from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.kv_memory import KvMemory
 from weft_runner.model.partition import Partition
+from weft_runner.model.pooling import row_width
 from weft_runner.model.rope import inverse_frequencies
 from weft_runner.model.rotation import cos_sin
 from weft_runner.model.sampling import SamplingArgs, logprob
@@ -182,14 +183,15 @@ class CudaExecutor:
         self._outputs = self._graphs.replay(step, size, self._tokens)
         return self._sample(self._outputs.logits[: len(step.rows)], draws)
 
-    def _sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def _sample(self, rows: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+        logits, hidden_of = rows[:, : self.spec.vocab_size].contiguous(), self._hidden_of(rows)
         if any(draw.given is not None for draw in draws):
-            return self._score(logits, draws)
+            return self._score(logits, draws, hidden_of)
         likeliest = None if self._outputs is None else self._outputs.tokens
         self._tokens = self._token_sampler.tokens(logits, draws, likeliest)
-        return copy_to_host(self._tokens, draws, partial(_logprob_of, logits))
+        return copy_to_host(self._tokens, draws, partial(_logprob_of, logits), hidden_of)
 
-    def _score(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
+    def _score(self, logits: torch.Tensor, draws: Sequence[SamplingArgs], hidden_of: HiddenOf) -> GpuStepHandle:
         """A step of which some rows have the log probability of a given token: of an eager one, and none follows it."""
         drawn = [row for row, draw in enumerate(draws) if draw.given is None]
         given = [row for row, draw in enumerate(draws) if draw.given is not None]
@@ -203,7 +205,11 @@ class CudaExecutor:
         def logprob_of(row: int, token: int, draw: SamplingArgs) -> TokenLogprob | None:
             return of_sampled(row, token, draw) if draw.given is None else scores.logprob(row)
 
-        return copy_to_host(tokens, draws, logprob_of)
+        return copy_to_host(tokens, draws, logprob_of, hidden_of)
+
+    def _hidden_of(self, rows: torch.Tensor) -> HiddenOf:
+        """Of rows that pool: none of them is in a step that another one follows."""
+        return lambda row: rows[row, : self.spec.hidden_size].cpu().numpy()
 
     def clear_pages(self, pages: list[int]) -> None:
         """Nothing is read of a page but what its present owner wrote: the kernels load no key beyond a context."""
@@ -260,7 +266,7 @@ class CudaExecutor:
         ops = TritonOps(self._device, here, self._attention(step, here), residual, self._widths_of(step))
         x = run_layers(ops, self._weights, first, last, layer_done)
         ends = last == self.spec.layers and self._weights.has_head
-        return self._logits(x[here.sampled]) if ends else x
+        return self._logits(x[here.sampled], step) if ends else x
 
     def _widths_of(self, step: StepInput) -> Widths | None:
         """Of the adapters of a step, each of which is there when it is asked for. None: no token has one."""
@@ -333,8 +339,11 @@ class CudaExecutor:
         fused.embed(residual, step.tokens, self._weights.embedding)
         return residual
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden [rows, H] -> logits fp32 [rows, V]: bf16 would round the two best to one number far too often."""
+    def _logits(self, x: torch.Tensor, step: StepInput | None = None) -> torch.Tensor:
+        """Hidden [rows, H] -> logits fp32 [rows, V]: bf16 would round the two best to one number far too often.
+
+        `step`: the one whose rows may pool, see `model.pooling`.
+        """
         if not len(x):  # a chunk of a prompt; no kernel is launched on nothing
             return self._device.new(0, self.spec.vocab_size, dtype=torch.float32)
         normed = self._device.new(*x.shape)
@@ -343,7 +352,12 @@ class CudaExecutor:
         for piece in self._weights.head_pieces():
             found.append(self._times(normed, piece, rows - done))
             done += found[-1].shape[1]
-        return self._tensor.logits(found[0] if len(found) == 1 else torch.cat(found, dim=1))
+        logits = self._tensor.logits(found[0] if len(found) == 1 else torch.cat(found, dim=1))
+        if step is not None and step.pooled:
+            logits = torch.nn.functional.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
+            for row in step.pooled:
+                logits[row, : self.spec.hidden_size] = normed[row]
+        return logits
 
     def _times(self, x: torch.Tensor, piece: torch.Tensor, most: int) -> torch.Tensor:
         """Of some rows of the head, up to `most` of them, what the whole one gives."""

@@ -12,7 +12,8 @@ from weft.domain.request import TokenLogprob
 from weft_kernels.triton import sampling as device
 from weft_runner.core.sampling import LogitAdjustments, SampledToken
 from weft_runner.model.cuda.device import device_errors
-from weft_runner.model.sampling import SamplingArgs, masks_of, random_bits
+from weft_runner.model.pooling import with_hidden
+from weft_runner.model.sampling import Floats, SamplingArgs, masks_of, random_bits
 
 
 class GpuSampler:
@@ -109,6 +110,7 @@ def _scaling(shifts: LogitAdjustments) -> tuple[npt.NDArray[np.float64], npt.NDA
     return np.frombuffer(shifts.biases, np.float64), np.frombuffer(shifts.scales, np.float64)
 
 
+HiddenOf = Callable[[int], Floats]  # of a row, [H]
 LogprobOf = Callable[
     [int, int, SamplingArgs], TokenLogprob | None
 ]  # row, token, draw -> its log probability, where one is wanted
@@ -157,23 +159,27 @@ class GpuStepHandle:
     landed: torch.cuda.Event | None
     draws: Sequence[SamplingArgs]
     logprob_of: LogprobOf
+    hidden_of: HiddenOf
 
     def result(self) -> list[SampledToken | None]:
         if self.landed is not None:
             with device_errors():
                 self.landed.synchronize()
         found = enumerate(zip(self.tokens.tolist(), self.draws, strict=True))
-        return [
+        tokens = [
             None if token < 0 else SampledToken(token, self.logprob_of(i, token, draw)) for i, (token, draw) in found
         ]
+        return with_hidden(tokens, self.draws, self.hidden_of)
 
 
-def copy_to_host(tokens: torch.Tensor, draws: Sequence[SamplingArgs], logprob_of: LogprobOf) -> GpuStepHandle:
+def copy_to_host(
+    tokens: torch.Tensor, draws: Sequence[SamplingArgs], logprob_of: LogprobOf, hidden_of: HiddenOf
+) -> GpuStepHandle:
     """Copy tokens [rows] to the host behind what computes them. They may be overwritten by what is launched next."""
     if not tokens.is_cuda:
-        return GpuStepHandle(tokens.clone(), None, draws, logprob_of)
+        return GpuStepHandle(tokens.clone(), None, draws, logprob_of, hidden_of)
     host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
     host.copy_(tokens, non_blocking=True)
     landed = torch.cuda.Event()
     landed.record()
-    return GpuStepHandle(host, landed, draws, logprob_of)
+    return GpuStepHandle(host, landed, draws, logprob_of, hidden_of)

@@ -232,7 +232,7 @@ class OffloadCudaExecutor(CudaExecutor):
             if layer_done is not None:
                 layer_done(layer)
         x = self._activations.leaving()
-        return self._logits(x) if samples else x
+        return self._logits(x, step) if samples else x
 
     def _batches(self, step: StepInput) -> Iterator[DeviceBatch]:
         block_m, most = chunk_tokens(len(step.tokens)), self.placement.activations.batch_rows

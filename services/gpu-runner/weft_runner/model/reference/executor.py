@@ -14,6 +14,7 @@ from weft_runner.model.decoder import run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.host_tensors import tensor_of
 from weft_runner.model.kv_cache import KvCache
+from weft_runner.model.pooling import row_width, with_hidden
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.ops import ReferenceOps
 from weft_runner.model.reference.step import StepMaker
@@ -53,7 +54,9 @@ class ReferenceExecutor:
         return f"reference/{VERSION}/fp32/torch{torch.__version__.partition('+')[0]}/tp{self._tensor.size}"
 
     def sample(self, logits: torch.Tensor, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
-        return sample(logits.numpy(), draws)
+        rows = logits.numpy()
+        found = sample(rows[:, : self.spec.vocab_size], draws)
+        return with_hidden(found, draws, lambda row: rows[row, : self.spec.hidden_size])
 
     def allocate_adapter_pages(self, pages: list[int]) -> None:
         """Their memory stays with the tensor: this executor is the oracle, not the one that serves a full machine."""
@@ -75,4 +78,8 @@ class ReferenceExecutor:
         if last < self.spec.layers or not self._weights.has_head:
             return x
         sampled = ops.norm(x[prepared.sampled], self._weights.norm)
-        return self._tensor.logits(F.linear(sampled, self._weights.head))
+        logits = self._tensor.logits(F.linear(sampled, self._weights.head))
+        logits = F.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
+        for row in step.pooled:
+            logits[row, : self.spec.hidden_size] = sampled[row]
+        return logits

@@ -1,0 +1,81 @@
+"""Embeddings against the last hidden state of transformers and peft, by each executor."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.native_library import native_library
+from harness.ranks import base_of, settings_of, staged
+from weft.domain.request import FinishReason, PooledState, Sampling
+from weft_runner.core.batch import BatchLimits
+from weft_runner.executors import make_executor
+
+SIZES = {"total_pages": 64, "page_tokens": 16, "max_adapters": 8}
+POOLS = Sampling(pooling=True)
+
+
+@pytest.fixture(scope="module", params=[128, 40])
+def oracle(request, make_oracle, tmp_path_factory):
+    """Of a vocabulary that is larger or smaller than a hidden state."""
+    sizes = {
+        "vocab_size": request.param,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "head_dim": 32,
+    }
+    return make_oracle(tmp_path_factory.mktemp("oracle"), "qwen3", 5, num_key_value_heads=1, **sizes)
+
+
+def expected_state(oracle: Any, adapter: str, prompt: list[int]) -> torch.Tensor:
+    """Behind the final norm, of the last token: what the head is given."""
+    model, found = oracle.model.model, list[torch.Tensor]()
+    with model.get_output_embeddings().register_forward_pre_hook(lambda _, given: found.append(given[0])):
+        oracle.logits(adapter, prompt)
+    return found[0][0, -1]
+
+
+def check(oracle: Any, driver: Any, tolerance: float) -> None:
+    """Texts of several adapters, one longer than a chunk, one of a token, two alike, beside a sequence that decodes."""
+    rng, texts = random.Random(3), dict[str, tuple[str, list[int]]]()
+    driver.post(driver.request("beside", [5, 6], 30, sampling=Sampling(ignore_eos=True)))
+    long = [rng.randrange(oracle.vocab_size) for _ in range(100)]
+    for index, (n_tokens, adapter) in enumerate(((2, ""), (1, "a1"), (100, "a3"), (100, "a3"), (33, ""), (1, ""))):
+        texts[f"{index}"] = adapter, long[:n_tokens]
+        driver.post(driver.request(f"{index}", long[:n_tokens], 0, adapter, sampling=POOLS))
+    driver.finish()
+    for key, (adapter, text) in texts.items():
+        states = [one for one in driver.events if isinstance(one, PooledState) and one.request_id == key]
+        assert (driver.ending(key).finish, driver.answer(key)) == (FinishReason.LENGTH, [])
+        assert len(states) == 1
+        found = np.frombuffer(states[0].vector, "<f4")
+        assert found == pytest.approx(expected_state(oracle, adapter, text).numpy(), abs=tolerance)
+    assert len(driver.answer("beside")) == 30
+
+
+@pytest.mark.parametrize("max_batch_tokens", [512, 20])
+def test_the_reference_executor_has_the_state_of_transformers(oracle, make_driver, max_batch_tokens):
+    batch = BatchLimits(max_prefills=2, max_batch_tokens=max_batch_tokens)
+    check(oracle, make_driver(oracle.world, batch=batch, max_sequences=16, **SIZES), 1e-4)
+
+
+def executor_flags(**flags: Any) -> dict[str, Any]:
+    return {"kv_pages": SIZES["total_pages"], "page_tokens": 16, "max_adapters": 8, **flags}
+
+
+def test_the_cpu_executor_has_the_state_of_transformers(oracle, make_driver):
+    native_library()
+
+    def native(files: Any, *_: Any) -> Any:
+        return make_executor(settings_of(**executor_flags(executor="cpu", dtype="fp32")), base_of(files))
+
+    check(oracle, make_driver(oracle.world, make_executor=native, **SIZES), 1e-3)
+
+
+def test_stages_have_the_state_of_transformers(oracle, make_driver):
+    files = {path.name: path for path in oracle.world.base.iterdir()}
+    with staged(files, 2, **executor_flags()) as executor:
+        check(oracle, make_driver(oracle.world, make_executor=lambda *_: executor, **SIZES), 1e-4)
