@@ -293,7 +293,7 @@ def top(
 ) -> None:
     """What runners, pools and adapters do now: batch, tokens a second, free pages, who waits.
 
-    - `weft top`  a table that follows; Ctrl-C ends it
+    - `weft top`  a table that follows; q or Ctrl-C ends it
 
     - `weft top --once --interval 5`  for a script
 

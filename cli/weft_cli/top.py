@@ -17,6 +17,7 @@ from weft.domain.request import Priority
 from weft.domain.runner import RunnerBook
 from weft.domain.text import sanitize
 from weft_cli.errors import CommandError
+from weft_cli.keyboard import Keyboard, rest
 from weft_cli.output import say, table
 from weft_cli.runners import Supervisor, books, head_of
 from weft_cli.sse import refusal_of
@@ -34,7 +35,6 @@ from weft_cli.top_figures import (
 )
 
 GATEWAY_S = 5.0
-NAP_S = 0.25  # a Ctrl-C that comes just before a sleep is heard after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Sources:
 
 
 def top(sources: Sources, interval_s: float, *, once: bool) -> None:
-    """Show the tables again and again until Ctrl-C; `once`, and where nobody watches: after one interval."""
+    """Show the tables again and again until `q` or Ctrl-C; `once`, and where nobody watches: after one interval."""
     if once or not sys.stdout.isatty():
         before = look(sources)
         rest(interval_s)
@@ -55,30 +55,25 @@ def top(sources: Sources, interval_s: float, *, once: bool) -> None:
         return
     console = Console()
     if console.is_dumb_terminal or not console.is_terminal:  # rich draws nothing anew there
-        for tables in _follow(sources, interval_s):
-            _print(tables)
-            say("")
+        with Keyboard() as keyboard:
+            for tables in _follow(sources, interval_s, keyboard):
+                _print(tables)
+                say("")
         return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        for tables in _follow(sources, interval_s):
+    with Keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+        for tables in _follow(sources, interval_s, keyboard):
             live.update(_drawn(tables), refresh=True)
 
 
-def _follow(sources: Sources, interval_s: float) -> Generator[Tables]:
+def _follow(sources: Sources, interval_s: float, keyboard: Keyboard) -> Generator[Tables]:
     """The tables now, as yet without rates, and again after each interval."""
     before = None
     while True:
         now = look(sources)
         yield tables_of(before, now)
         before = now
-        rest(interval_s)
-
-
-def rest(seconds: float) -> None:
-    """Sleep in naps, so that Ctrl-C ends it within one, whenever it comes."""
-    ends = time.monotonic() + seconds
-    while (left := ends - time.monotonic()) > 0:
-        time.sleep(min(left, NAP_S))
+        if keyboard.quits_within(interval_s):
+            return
 
 
 def look(sources: Sources) -> Look:
@@ -158,7 +153,7 @@ def _drawn(tables: Tables) -> RenderableType:
     return Group(
         *parts,
         Text(),
-        Text("Ctrl-C ends. Tokens: of prompts and answers; PROMPTS: still to come; LINES: of batches.", "dim"),
+        Text("q ends. Tokens: of prompts and answers; PROMPTS: still to come; LINES: of batches.", "dim"),
     )
 
 

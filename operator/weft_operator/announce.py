@@ -11,6 +11,7 @@ from weft_operator.resources import Adapter, Object, Pool
 
 HEADLINES = ("Ready", "Available")  # the conditions whose being True is news by itself
 STEPS = frozenset(("Resolving", "Publishing", "BaseNotReady", "NoReadyRunner", "Converging"))
+CONSEQUENCES = frozenset(("UpdateFailed",))  # Fetched has the cause
 EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady"))
 
 
@@ -35,7 +36,7 @@ def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]
             continue
         if condition["status"] == "True":
             recovered = was is not None and was["status"] == "False" and reason not in STEPS
-            if condition["type"] in HEADLINES or recovered:
+            if (condition["type"] in HEADLINES or recovered) and reason not in CONSEQUENCES:
                 yield "Normal", reason, message
         elif condition["status"] == "False" and reason not in STEPS:
             yield "Normal" if reason in EXPECTED else "Warning", reason, message

@@ -1,9 +1,10 @@
 """Facts -> conditions, and how conditions are written.
 
 Ready of an adapter tells what is *served*; Validated and Fetched tell of the *newest content*. So when an edited source
-is bad, Fetched turns False with the reason while Ready stays True on the content before it.
+is bad, Fetched turns False with the reason while Ready stays True on the content before it, for UpdateFailed.
 
-Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published (Ready), RunnersReady (Available). Of the
+Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published and UpdateFailed
+(Ready), RunnersReady (Available). Of the
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
 Publishing (told to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
 Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots,
@@ -118,7 +119,11 @@ def _ready_unreported(facts: AdapterFacts, digest: str) -> Condition:
     """The scheduler has not spoken yet (it or the operator has just started): what was true of this digest stays."""
     status = facts.adapter.status
     stored = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
-    if stored is not None and status.get("digest") == digest and stored["reason"] in ("Published", "LoadFailed"):
+    if (
+        stored is not None
+        and status.get("digest") == digest
+        and stored["reason"] in ("Published", "UpdateFailed", "LoadFailed")
+    ):
         return _published(facts, digest) if stored["status"] == "True" else _as_stored(stored)
     return Condition("Ready", "False", "Publishing", "told to the scheduler, not yet in its route table")
 
@@ -127,7 +132,8 @@ def _published(facts: AdapterFacts, digest: str) -> Condition:
     name, short = facts.adapter.model_name, digest[:SHORT_DIGEST]
     answer = _answer(facts.request, facts.resolution) if facts.request else Answer()
     if answer.state == "Failed":
-        return Condition("Ready", "True", "Published", f"{name!r} still serves {short}: the newest source is refused")
+        message = f"{name!r} still serves {short}: the newest source is refused ({answer.reason}, see Fetched)"
+        return Condition("Ready", "True", "UpdateFailed", message)
     return Condition("Ready", "True", "Published", f"{name!r} serves {short}")
 
 

@@ -149,6 +149,7 @@ def test_a_push_of_what_does_not_fit_the_base_says_why_and_the_content_before_it
     assert "acme/fitting" in refused.stderr
     assert "ShapeMismatch" in refused.stderr
     assert "still serves" in stack.cli("get", "lora", "fitting", "-n", "acme", "-o", "json").stdout
+    assert "UpdateFailed" in stack.cli("get", "lora", "fitting", "-n", "acme").stdout
 
 
 async def test_a_deleted_adapter_is_unknown_at_once_and_leaves_every_tier(stack: Stack, tmp_path: Path) -> None:

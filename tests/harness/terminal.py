@@ -59,6 +59,11 @@ class Terminal:
     def write(self, keys: bytes) -> None:
         os.write(self._terminal, keys)
 
+    def takes_lines(self) -> bool:
+        """Whether a shell could go on: keys are echoed, and lines are edited."""
+        lines = termios.ECHO | termios.ICANON
+        return termios.tcgetattr(self._terminal)[3] & lines == lines
+
     def until(self, needle: str) -> None:
         """Read until it is there."""
         deadline = time.monotonic() + PATIENCE_S

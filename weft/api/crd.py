@@ -69,6 +69,7 @@ _ADAPTER_COLUMNS = [
     _column("Pinned", ".spec.pinned", "boolean", description="Whether it stays on the device.", wide=True),
     _column("Rank", ".status.rank", "integer", description="The largest rank of any module.", wide=True),
     _column("Digest", ".status.digest", description="The identity of its content.", wide=True),
+    _column("Source", _condition("Fetched", "reason"), description="Fetched, or what is wrong with it.", wide=True),
     _AGE,
 ]
 _POOL_COLUMNS = [

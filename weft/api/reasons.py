@@ -29,6 +29,7 @@ ADVICE: dict[str, str] = {
     "Validated": "configuration, shapes and type fit the base.",
     "Fetched": "the depot has the whole content.",
     "Published": "it is in the route table: clients can call it.",
+    "UpdateFailed": "clients can call it with the content before; Fetched says what is wrong with the new source.",
     "RunnersReady": "runners serve; every one that is wanted is ready.",
     Reason.SCHEME_NOT_ALLOWED: "use a URI scheme that this installation allows (file: needs a file root).",
     Reason.BAD_URI: "correct the URI; file: takes a relative path below the file root.",

@@ -158,6 +158,20 @@ def test_adapters_are_listed_as_kubectl_would(applied: Any, capfd: pytest.Captur
     assert lines[2][:7] == ["globex", "lower", "default/base", "False", "RankTooLarge", "0", "<none>"]
 
 
+def test_a_new_source_that_is_refused_shows_beside_the_content_that_is_served(
+    applied: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready, fetched = READY["conditions"][0], REFUSED["conditions"][1]  # type: ignore[index]
+    conditions = [fetched, ready | {"reason": "UpdateFailed", "message": "still serves"}]
+    applied.set_status("LoRAAdapter", "acme", "upper", READY | {"conditions": conditions})
+    line = run(capfd, "get", "lora", "-n", "acme")[1].splitlines()[1].split()
+    assert line[2:4] == ["True", "UpdateFailed"]
+    described = run(capfd, "describe", "lora", "upper", "-n", "acme")[1]
+    assert "UpdateFailed" in described
+    assert "rank 128, the pool takes 64" in described
+    assert "RankTooLarge: train with a smaller rank" in described
+
+
 def test_wide_adds_rank_and_model(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in run(capfd, "get", "loraadapter", "-n", "acme", "-o", "wide")[1].splitlines()]
     assert lines[0][-3:] == ["RANK", "MODEL", "AGE"]

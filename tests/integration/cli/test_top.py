@@ -127,6 +127,20 @@ def test_on_a_terminal_the_tables_follow_until_ctrl_c(controller: Any, gateway: 
     assert "Traceback" not in terminal.text
 
 
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (CTRL_C, INTERRUPTED)])
+def test_a_key_ends_it_within_an_interval_and_the_terminal_is_as_before(
+    controller: Any, gateway: Gateway, key: bytes, code: int
+) -> None:
+    with Terminal("top", "--interval", "3600", "--url", gateway.url) as terminal:
+        terminal.until("1 waiting")
+        assert not terminal.takes_lines()
+        terminal.write(b"x" + key)
+        assert terminal.exit_code() == code
+        assert terminal.takes_lines()
+    assert terminal.text.count("\x1b[?1049l") == 1
+    assert "Traceback" not in terminal.text
+
+
 def test_a_stack_that_goes_away_ends_the_tables_with_a_line(controller: Any, gateway: Gateway) -> None:
     with Terminal("top", "--interval", "0.1", "--url", gateway.url) as terminal:
         terminal.until("1 waiting")

@@ -19,7 +19,8 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft_cli.top import NAP_S, gateway_of, rest, runner_of
+from weft_cli.keyboard import NAP_S, rest
+from weft_cli.top import gateway_of, runner_of
 from weft_cli.top_figures import MAX_ADAPTERS, GatewayNow, Look, RunnerNow, SequenceNow, tables_of
 
 UPPER, LOWER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -195,7 +196,7 @@ def test_no_sleep_is_so_long_that_a_ctrl_c_just_before_it_goes_unheard(monkeypat
     """One between the interpreter's last look at signals and the system call does not end that call."""
     naps: list[float] = []
     clock = SimpleNamespace(sleep=naps.append, monotonic=lambda: 7.0 + sum(naps))
-    monkeypatch.setattr("weft_cli.top.time", clock)
+    monkeypatch.setattr("weft_cli.keyboard.time", clock)
     rest(1.1)
     assert sum(naps) == pytest.approx(1.1)
     assert max(naps) <= NAP_S

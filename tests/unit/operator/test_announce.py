@@ -89,7 +89,7 @@ def test_an_edited_source_that_is_bad_is_told_though_the_old_one_serves(serving:
     serving.contents["file:upper"] = failed("NotFinite", validated=True)
     serving.wait(3)
     assert told(serving) == [("upper", "Warning", "NotFinite")]
-    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
 
 
 def test_other_roles_of_as_many_runners_are_announced_with_the_reason() -> None:

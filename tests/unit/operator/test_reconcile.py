@@ -49,7 +49,7 @@ async def test_an_edited_source_is_found_and_published() -> None:
         await op.until(adapter_ref("upper"), "Ready", "True", "Published")
         op.depot.contents["file:upper"] = failed("NotFinite", validated=True)
         await op.until(adapter_ref("upper"), "Fetched", "False", "NotFinite")
-        assert op.conditions(adapter_ref("upper"), "Ready") == [("True", "Published")]
+        assert op.conditions(adapter_ref("upper"), "Ready") == [("True", "UpdateFailed")]
         op.depot.contents["file:upper"] = good("d")
         await op.until(adapter_ref("upper"), "Fetched", "True", "Fetched")
         assert op.store.get(adapter_ref("upper"))["status"]["digest"] == digest("d")
