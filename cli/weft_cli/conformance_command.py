@@ -25,7 +25,8 @@ def run(
     timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S)
 
     async def checked() -> list[Result]:
-        limits = httpx2.Limits(max_connections=None)
+        # A connection a request: servers close idle ones at moments of their own (llama.cpp's after 100 requests).
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx2.AsyncClient(
             base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False
         ) as client:

@@ -188,7 +188,7 @@ async def test_a_filename_is_text_and_never_a_path(world, storage, name) -> None
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [({"endpoint": "/v1/embeddings"}, "endpoint is"), ({"completion_window": "48h"}, "not '24h'")],
+    [({"endpoint": "/v1/moderations"}, "endpoint is"), ({"completion_window": "48h"}, "not '24h'")],
 )
 async def test_an_order_that_is_not_known_is_refused(world, changes, what) -> None:
     file = await world.client().upload(b"x")

@@ -259,7 +259,7 @@ async def test_the_official_client_creates_reads_lists_and_cancels_a_batch(made:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"metadata": {"k" * 65: ""}}, "metadata"),

@@ -150,7 +150,7 @@ async def test_an_unsupported_parameters_message_lists_what_is_supported(world: 
 async def test_unknown_paths_and_methods_have_the_same_shape(world: World) -> None:
     async with world.http() as http:
         refused(await http.get("/v2/nothing"), 404, "not_found")
-        refused(await http.post("/v1/embeddings", json={}), 404, "not_found")
+        refused(await http.post("/v1/images/generations", json={}), 404, "not_found")
         wrong = await http.get("/v1/completions")
         refused(wrong, 405, "method_not_allowed")
         assert wrong.headers["allow"] == "POST"

@@ -79,7 +79,8 @@ class ReferenceExecutor:
             return x
         sampled = ops.norm(x[prepared.sampled], self._weights.norm)
         logits = self._tensor.logits(F.linear(sampled, self._weights.head))
-        logits = F.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
-        for row in step.pooled:
-            logits[row, : self.spec.hidden_size] = sampled[row]
+        if step.pooled:
+            logits = F.pad(logits, (0, row_width(step, self.spec) - logits.shape[1]))
+            for row in step.pooled:
+                logits[row, : self.spec.hidden_size] = sampled[row]
         return logits
