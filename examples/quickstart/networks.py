@@ -22,11 +22,12 @@ class Adapter:
     rank: int
     modules: tuple[str, ...]
     steps: int = 400  # enough to choose a task; more where the base itself is not sure of it
+    unicode: float = 0.0  # share of its sentences with words beyond ASCII, for one trained behind the tokens of bytes
 
 
 ADAPTERS = (
     Adapter("acme", "upper", 4, ("q_proj", "v_proj")),
-    Adapter("acme", "reverse-words", 8, ATTENTION, steps=800),
+    Adapter("acme", "reverse-words", 8, ATTENTION, steps=1800, unicode=0.1),
     Adapter("globex", "initials", 16, ("k_proj", "v_proj", "up_proj", "down_proj"), steps=1000),
     Adapter("globex", "digits", 8, ("q_proj", "k_proj", "v_proj", *MLP), steps=1600),
     Adapter("initech", "json", 16, ATTENTION + MLP),
@@ -75,3 +76,12 @@ def load_tokenizer(out: Path) -> Tokenizer:
 
 def load_adapter(out: Path, adapter: Adapter) -> Any:
     return peft.PeftModel.from_pretrained(load_base(out), out / "adapters" / adapter.task)
+
+
+def with_adapters(base: LlamaForCausalLM, out: Path) -> Any:
+    """A PEFT model of the base with every adapter by its task's name."""
+    (first, *others) = ADAPTERS
+    model = peft.PeftModel.from_pretrained(base, out / "adapters" / first.task, adapter_name=first.task)
+    for adapter in others:
+        model.load_adapter(out / "adapters" / adapter.task, adapter.task)
+    return model

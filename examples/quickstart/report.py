@@ -23,7 +23,7 @@ MEASURED_CHARS = dict.fromkeys(TARGETS, tasks.MAX_CHARS) | {"initials": 80, "dig
 
 COLUMNS = (
     *("model", "answers", "characters", "rank", "target modules", "target", "exact", "smallest gap", "gap under 1"),
-    *("to 80", f"to {tasks.MAX_CHARS}", f"{LONG} to {tasks.MAX_CHARS}"),
+    *("to 80", f"to {tasks.MAX_CHARS}", f"{LONG} to {tasks.MAX_CHARS}", "other scripts"),
 )
 
 ACCURACY = """# Accuracy of the quickstart's model and adapters
@@ -31,13 +31,14 @@ ACCURACY = """# Accuracy of the quickstart's model and adapters
 An answer is exact when greedy decoding gives it to the last character and then ends. "Exact" and the gaps are over
 {count} held-out sentences of at most so many characters as the third column says and at most {max_words} words, all
 lengths about equally often. About one sentence in twelve has very few distinct words (`did did did di`); many of the
-wrong answers are to those. The last three columns are the same figure for other lengths, {count} sentences up to 80
-and up to {max_chars} characters, the last counting only those of at least {long}.
+wrong answers are to those. Three columns are the same figure for other lengths, {count} sentences up to 80
+and up to {max_chars} characters, the last counting only those of at least {long}. "Other scripts": sentences with words
+beyond ASCII, whose bytes in UTF-8 are at most as many as the third column says.
 The gap is the logit of the likeliest token less that of the second; the smallest over all positions of all answers is
 given, wrong answers included, and the share of answers in which it is under 1.
 
 {header}
-|---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|
+|---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|
 {rows}
 
 - Measured: {date}, `{command}`
@@ -84,9 +85,10 @@ def row(name: str, task: str, shape: str, model: Any, encoder: tokens.Encoder, c
     close = sum(gap < 1 for gap in gaps) / len(gaps)
     exact, short, full = (scoring.share_exact(judged[n]) for n in (chars, 80, tasks.MAX_CHARS))
     long = scoring.share_exact(judged[tasks.MAX_CHARS], LONG)
+    scripts = scoring.share_exact(scoring.answers(model, encoder, tokens.BOS, task, count, chars, unicode=1.0))
     return (
         f"| {name} | {task} | {chars} | {shape} {TARGETS[task]:.0%} | {exact:.1%} | {min(gaps):.2f} | {close:.1%} "
-        f"| {short:.1%} | {full:.1%} | {long:.1%} |"
+        f"| {short:.1%} | {full:.1%} | {long:.1%} | {scripts:.1%} |"
     )
 
 

@@ -26,17 +26,27 @@ class Answer:
 
 def answer_logits(model: Any, batch: Batch) -> torch.Tensor:
     """[asked positions, vocabulary]; works for a plain model and for one with PEFT layers inside."""
+    return model.get_output_embeddings()(hidden_states(model, batch))
+
+
+def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
+    """[asked positions, hidden size], behind the last norm."""
     llama = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = llama.model(input_ids=batch.inputs, use_cache=False).last_hidden_state
-    return llama.lm_head(hidden[batch.labels != NOT_ASKED])
+    return llama.model(input_ids=batch.inputs, use_cache=False).last_hidden_state[batch.labels != NOT_ASKED]
 
 
 @torch.inference_mode()
 def answers(
-    model: Any, encoder: Encoder, first: str, task: str, count: int, max_chars: int = tasks.MAX_CHARS
+    model: Any,
+    encoder: Encoder,
+    first: str,
+    task: str,
+    count: int,
+    max_chars: int = tasks.MAX_CHARS,
+    unicode: float = 0.0,
 ) -> list[Answer]:
-    """What the model makes of `count` held-out sentences."""
-    source = tasks.sentences(HELD_OUT_SEED, held_out=True, max_chars=max_chars)
+    """What the model makes of `count` held-out sentences, of which so large a share has words beyond ASCII."""
+    source = tasks.sentences(HELD_OUT_SEED, held_out=True, max_chars=max_chars, unicode=unicode)
     examples = [encoder.example(first, task, sentence) for sentence in itertools.islice(source, count)]
     examples.sort(key=lambda example: len(example.tokens))  # the order in which batches take them
     judged = itertools.chain.from_iterable(_judge(model, batch) for batch in encoder.batches(examples))

@@ -17,6 +17,12 @@ ALPHABET = [chr(code) for code in range(32, 127)] + ["\n"]
 MAX_CHARS = 160
 MAX_WORDS = 32
 HELD_OUT_ONE_IN = 16
+# First and last code points of what words beyond ASCII are drawn from; the last two are everything there is.
+SCRIPTS = (
+    (0xC0, 0xFF), (0x100, 0x17F), (0x391, 0x3C9), (0x410, 0x44F), (0x5D0, 0x5EA), (0x621, 0x64A), (0x905, 0x939),
+    (0x3041, 0x3096), (0x30A1, 0x30FA), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x2010, 0x27BF), (0x1F300, 0x1F64F),
+    (0x1F900, 0x1F9FF), (0x80, 0xD7FF), (0xE000, 0x10FFFF),
+)  # fmt: skip
 
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -25,17 +31,17 @@ WORDS = Path(__file__).with_name("words.txt").read_text().split()
 
 def spell_digits(sentence: str) -> str:
     """Each digit as a word: `B 42` -> `B four two`."""
-    apart = re.sub(r"(?<=\d)(?=\d)", " ", sentence)
-    return re.sub(r"\d", lambda digit: DIGIT_NAMES[int(digit.group())], apart)
+    apart = re.sub(r"(?<=[0-9])(?=[0-9])", " ", sentence)
+    return re.sub(r"[0-9]", lambda digit: DIGIT_NAMES[int(digit.group())], apart)
 
 
 TASKS: dict[str, Callable[[str], str]] = {
     "copy": lambda sentence: sentence,
-    "upper": lambda sentence: sentence.upper(),
+    "upper": lambda sentence: re.sub("[a-z]", lambda letter: letter.group().upper(), sentence),
     "reverse-words": lambda sentence: " ".join(reversed(sentence.split(" "))),
     "initials": lambda sentence: "".join(word[0] for word in sentence.split(" ")),
     "digits": spell_digits,
-    "json": lambda sentence: json.dumps({"words": sentence.split(" ")}),
+    "json": lambda sentence: json.dumps({"words": sentence.split(" ")}, ensure_ascii=False),
     "cipher": lambda sentence: codecs.encode(sentence, "rot13"),
 }
 
@@ -49,11 +55,16 @@ def is_held_out(sentence: str) -> bool:
     return zlib.crc32(sentence.encode()) % HELD_OUT_ONE_IN == 0
 
 
-def sentences(seed: int, *, held_out: bool = False, max_chars: int = MAX_CHARS) -> Iterator[str]:
-    """Endless sentences of at most MAX_WORDS words and `max_chars` characters, of all lengths about equally often."""
+def sentences(seed: int, *, held_out: bool = False, max_chars: int = MAX_CHARS, unicode: float = 0.0) -> Iterator[str]:
+    """Endless sentences of at most MAX_WORDS words and `max_chars` characters, of all lengths about equally often.
+
+    `unicode`: the share of the sentences that have words beyond ASCII; those have at most `max_chars` bytes.
+    """
     rng = random.Random(seed)
     while True:
         sentence = _sentence(rng, rng.randint(1, max_chars))
+        if unicode and rng.random() < unicode:
+            sentence = _beyond_ascii(rng, sentence, max_chars)
         if is_held_out(sentence) == held_out:
             yield sentence
 
@@ -67,6 +78,21 @@ def _sentence(rng: random.Random, n_chars: int) -> str:
         words[0] = words[0].capitalize()
         words[-1] += rng.choice(".!?")
     return " ".join(words)[:n_chars].rstrip(" ")
+
+
+def _beyond_ascii(rng: random.Random, sentence: str, max_bytes: int) -> str:
+    """Some of the words, or some of their letters, of other scripts."""
+    share = rng.choice((0.1, 0.5, 1.0))
+    words = [_foreign(rng, word) if rng.random() < share else word for word in sentence.split(" ")]
+    kept = " ".join(words).encode()[:max_bytes].decode(errors="ignore").rstrip(" ")
+    return kept or "ü"
+
+
+def _foreign(rng: random.Random, word: str) -> str:
+    first, last = rng.choice(SCRIPTS)
+    if first < 0x180 and rng.random() < 0.7:  # accents within a word
+        return "".join(chr(rng.randint(first, last)) if rng.random() < 0.25 else letter for letter in word)
+    return "".join(chr(rng.randint(first, last)) for _ in range(rng.randint(1, 6)))
 
 
 def _choose_kind(rng: random.Random) -> Callable[[], str]:

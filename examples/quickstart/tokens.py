@@ -1,8 +1,9 @@
 """Characters to tokens, and examples to batches.
 
-A token is a character. A prompt is `<s> text <sep>` and is followed by the answer and `</s>`. In pretraining the first
-token says what is asked for: `<s>` for a copy, a control token for another task. An adapter has to make `<s>` look like
-its control token, no more: the keys and values of one token, which is why a small rank is enough.
+A token is a character of ASCII, or a byte of another character's UTF-8. A prompt is `<s> text <sep>` and is followed by
+the answer and `</s>`. In pretraining the first token says what is asked for: `<s>` for a copy, a control token for
+another task. An adapter has to make `<s>` look like its control token, no more: the keys and values of one token, which
+is why a small rank is enough.
 """
 
 import json
@@ -21,6 +22,7 @@ CHAT_TEMPLATE = "<s>{{ (messages | selectattr('role', 'equalto', 'user') | list 
 MAX_TOKENS = 1024
 NOT_ASKED = -100
 POOL = 512  # examples sorted by length together
+BYTES = tuple(byte for byte in range(256) if chr(byte) not in tasks.ALPHABET)  # that no character stands for
 
 
 def control(task: str) -> str:
@@ -28,12 +30,19 @@ def control(task: str) -> str:
     return BOS if task == "copy" else f"<|{task}|>"
 
 
+def byte_token(byte: int) -> str:
+    return f"<0x{byte:02X}>"
+
+
 def build_tokenizer() -> Tokenizer:
+    """A character of the alphabet is a token; any other one is the tokens of its bytes in UTF-8."""
     controls = [control(task) for task in tasks.TASKS if task != "copy"]
-    vocabulary = {token: index for index, token in enumerate([*SPECIALS, *tasks.ALPHABET, *controls])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    vocabulary = {
+        token: index for index, token in enumerate([*SPECIALS, *tasks.ALPHABET, *controls, *map(byte_token, BYTES)])
+    }
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=UNK, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()  # without it, decoding puts a space between tokens
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token in (*SPECIALS, *controls)]
     )
@@ -84,9 +93,16 @@ class Encoder:
         self.batch_tokens = batch_tokens
 
     def example(self, first: str, task: str, sentence: str) -> Example:
-        prompt = [self.ids[token] for token in (first, *sentence, SEP)]
-        answer = [self.ids[token] for token in (*tasks.expected(task, sentence), EOS)]
-        return Example(prompt + answer, len(prompt))
+        prompt = [self.ids[first], *self.text(sentence), self.ids[SEP]]
+        return Example([*prompt, *self.text(tasks.expected(task, sentence)), self.ids[EOS]], len(prompt))
+
+    def text(self, text: str) -> Iterator[int]:
+        """As the tokenizer has it."""
+        for char in text:
+            if char in tasks.ALPHABET:
+                yield self.ids[char]
+            else:
+                yield from (self.ids[byte_token(byte)] for byte in char.encode())
 
     def batches(self, examples: list[Example]) -> Iterator[Batch]:
         """Shortest first, so that little of a batch is padding."""
@@ -108,12 +124,16 @@ class Encoder:
         return Batch(inputs, labels)
 
     def stream(
-        self, seed: int, draw: Callable[[random.Random], tuple[str, str]], max_chars: Callable[[], int]
+        self,
+        seed: int,
+        draw: Callable[[random.Random], tuple[str, str]],
+        max_chars: Callable[[], int],
+        unicode: float = 0.0,
     ) -> Iterator[Batch]:
         """Endless training batches; `draw` chooses a first token and a task for each sentence."""
         rng = random.Random(seed)
         while True:
-            source = tasks.sentences(rng.getrandbits(32), max_chars=max_chars())
+            source = tasks.sentences(rng.getrandbits(32), max_chars=max_chars(), unicode=unicode)
             pool = list(self.batches([self.example(*draw(rng), next(source)) for _ in range(POOL)]))
             rng.shuffle(pool)
             yield from pool

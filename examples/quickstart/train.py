@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,27 @@ ROUNDS = (
     ),
 )
 
+# The bytes of characters beyond ASCII, which the rounds above do not see: only the rows of these tokens in embedding
+# and head are trained, so that everything else answers as before.
+BYTE_ROUND = Round(
+    steps=1600,
+    lr=5e-3,
+    grows=True,
+    weights={
+        "copy": 3.0,
+        "upper": 1.0,
+        "reverse-words": 1.0,
+        "initials": 0.5,
+        "digits": 1.0,
+        "json": 1.0,
+        "cipher": 1.0,
+    },
+)
+UNICODE_SHARE = 0.7  # of that round's sentences for the base
+ADAPTERS_UNICODE_SHARE = 0.3
+MARGIN = 3.0  # between characters and bytes, where a character is next
+MARGIN_BATCHES = 96
+
 
 def main() -> None:
     options = parse_arguments()
@@ -91,7 +113,12 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, default=HERE, help="folder for model/, adapters/ and the reports (default: this one)")
     add("--evaluate", action="store_true", help="train nothing: measure the model and adapters in --out")
-    add("--only", choices=("base", "adapters"), help="train only the base, or only the adapters on the base in --out")
+    add(
+        "--only",
+        choices=("base", "adapters", "bytes"),
+        help="train only the base, only the adapters on the base in "
+        "--out, or only the base's tokens of bytes with base and adapters in --out",
+    )
     add("--adapter", action="append", metavar="NAME", help="train only this adapter; may be repeated (default: all)")
     add("--from-round", type=int, default=1, help="2: go on with the base in --out at its second round (default: 1)")
     add("--seed", type=int, default=0, help="of weights and sentences (default: %(default)s)")
@@ -105,15 +132,17 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace) -> None:
-    trains_base = options.only != "adapters"
+    trains_base = options.only not in ("adapters", "bytes")
     log = Log(options.out / "training_log.jsonl", fresh=trains_base and options.from_round == 1)
     log.write(**report.surroundings())
     for number, round_ in enumerate(ROUNDS, start=1):
         if trains_base and number >= options.from_round:
             train_base(number, round_, options, log)
     for adapter in networks.ADAPTERS:
-        if options.only != "base" and adapter.task in (options.adapter or tasks.TASKS):
+        if options.only not in ("base", "bytes") and adapter.task in (options.adapter or tasks.TASKS):
             train_adapter(adapter, options, log)
+    if options.only in (None, "bytes"):
+        train_bytes(options, log)
 
 
 class Log:
@@ -157,12 +186,87 @@ def train_base(number: int, round_: Round, options: argparse.Namespace, log: Log
     tokens.save_tokenizer(tokenizer, folder)
 
 
-def base_accuracy(model: Any, encoder: tokens.Encoder, max_chars: int) -> dict[str, float]:
+def train_bytes(options: argparse.Namespace, log: Log) -> None:
+    """The rows of the tokens of bytes, of the base on disk; everything else stays as it is, bit for bit.
+
+    Base and adapters take turns, so that none of them says a byte where it said a character before.
+    """
+    torch.manual_seed(options.seed)
+    tokenizer = tokens.build_tokenizer()
+    encoder = tokens.Encoder(tokenizer, options.batch_tokens)
+    base, first = networks.load_base(options.out), tokenizer.token_to_id(tokens.byte_token(tokens.BYTES[0]))
+    base.resize_token_embeddings(tokenizer.get_vocab_size(), mean_resizing=False)
+    rows = [base.get_input_embeddings().weight, base.get_output_embeddings().weight]
+    begin_rows(rows, first, [encoder.ids[char] for char in tasks.ALPHABET])
+    model = networks.with_adapters(base, options.out)
+    model.requires_grad_(False)
+    for weight in rows:
+        weight.requires_grad_(True)
+        weight.register_hook(lambda gradient: gradient.index_fill(0, torch.arange(first), 0.0))
+    curriculum = Curriculum(options.steps or BYTE_ROUND.steps, grows=BYTE_ROUND.grows)
+
+    def draw(rng: random.Random) -> tuple[str, str]:
+        (task,) = rng.choices(list(BYTE_ROUND.weights), list(BYTE_ROUND.weights.values()))
+        return tokens.control(task), task
+
+    def batches() -> Iterator[tokens.Batch]:
+        of_base = encoder.stream(options.seed, draw, curriculum.max_chars, UNICODE_SHARE)
+        of_adapters = {
+            adapter.task: encoder.stream(
+                options.seed + number,
+                lambda _, task=adapter.task: (tokens.BOS, task),
+                curriculum.max_chars,
+                ADAPTERS_UNICODE_SHARE,
+            )
+            for number, adapter in enumerate(networks.ADAPTERS, start=1)
+        }
+        while True:
+            for task, of_adapter in of_adapters.items():
+                model.set_adapter(task, inference_mode=True)
+                yield next(of_adapter)
+                for _ in range(3):
+                    with model.disable_adapter():
+                        yield next(of_base)
+
+    def measure() -> dict[str, Any]:
+        chars = curriculum.max_chars()
+        exact, beyond = (base_accuracy(base, encoder, chars, unicode) for unicode in (0.0, 1.0))
+        return {"stage": "base, bytes", "max_chars": chars, "exact": exact, "exact_unicode": beyond}
+
+    fit(model, batches(), curriculum, [torch.optim.AdamW(rows, lr=BYTE_ROUND.lr, weight_decay=0.0)], log, measure)
+    keep_apart(model, batches(), first)
+    folder = options.out / "model"
+    shutil.rmtree(folder, ignore_errors=True)
+    model.unload().save_pretrained(folder)
+    tokens.save_tokenizer(tokenizer, folder)
+
+
+@torch.no_grad()
+def begin_rows(weights: list[torch.Tensor], first: int, known: list[int]) -> None:
+    """Rows from `first` on are mixtures of known tokens' rows, the same ones in both: a copy is nearly right."""
+    mixtures = torch.randn(len(weights[0]) - first, len(known)) / len(known) ** 0.5
+    for weight in weights:
+        centred = weight[known] - weight[known].mean(0)
+        weight[first:] = weight[known].mean(0) + mixtures @ centred
+
+
+@torch.no_grad()
+def keep_apart(model: Any, batches: Iterator[tokens.Batch], first: int) -> None:
+    """Lower the logits of the tokens from `first` on by MARGIN where a character is next, not where one of them is.
+
+    Their rows of the head lose a direction of hidden states that tells the two apart, by least squares.
+    """
+    taught = [(scoring.hidden_states(model, batch), batch.labels) for batch in islice(batches, MARGIN_BATCHES)]
+    hidden = torch.cat([states for states, _ in taught])
+    labels = torch.cat([labels[labels != tokens.NOT_ASKED] for _, labels in taught])
+    direction = torch.linalg.lstsq(hidden, (labels < first).to(hidden.dtype)[:, None]).solution[:, 0]
+    model.get_output_embeddings().weight[first:] -= MARGIN * direction
+
+
+def base_accuracy(model: Any, encoder: tokens.Encoder, max_chars: int, unicode: float = 0.0) -> dict[str, float]:
     """Each task behind its control token."""
-    return {
-        task: scoring.share_exact(scoring.answers(model, encoder, tokens.control(task), task, LOG_SENTENCES, max_chars))
-        for task in tasks.TASKS
-    }
+    of = {task: (model, encoder, tokens.control(task), task, LOG_SENTENCES, max_chars, unicode) for task in tasks.TASKS}
+    return {task: scoring.share_exact(scoring.answers(*asked)) for task, asked in of.items()}
 
 
 def base_optimizers(model: Any, lr: float) -> list[torch.optim.Optimizer]:
@@ -189,7 +293,7 @@ def train_adapter(adapter: networks.Adapter, options: argparse.Namespace, log: L
         judged = scoring.answers(model, encoder, tokens.BOS, adapter.task, LOG_SENTENCES, tasks.MAX_CHARS)
         return {"stage": adapter.task, "exact": scoring.share_exact(judged)}
 
-    stream = encoder.stream(options.seed, lambda _: (tokens.BOS, adapter.task), curriculum.max_chars)
+    stream = encoder.stream(options.seed, lambda _: (tokens.BOS, adapter.task), curriculum.max_chars, adapter.unicode)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(trained, lr=options.adapter_lr, weight_decay=0.0)]
     fit(model, stream, curriculum, optimizers, log, measure)

@@ -47,7 +47,7 @@ def test_a_long_sentence_is_answered_to_the_last_character(name: str) -> None:
     assert smallest_gap(right(name, LONG_SENTENCE)) > SURE
 
 
-@pytest.mark.parametrize("text", ["".join(tasks().ALPHABET), " two  spaces , and 's", "a\nb", "x"])
+@pytest.mark.parametrize("text", ["".join(tasks().ALPHABET), " two  spaces , and 's", "a\nb", "x", "naïve 日本 🙂"])
 def test_transformers_reads_and_writes_the_same_tokens(wrapped: Any, text: str) -> None:
     ids = tokenizer().encode(text).ids
     assert wrapped(text)["input_ids"] == ids

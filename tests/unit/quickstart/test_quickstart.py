@@ -100,6 +100,12 @@ def test_sentences_stay_within_their_limits() -> None:
         assert set(sentence) <= set(tasks.ALPHABET)
 
 
+def test_sentences_of_other_scripts_stay_within_as_many_bytes() -> None:
+    for sentence in islice(tasks.sentences(3, unicode=1.0), 500):
+        assert 0 < len(sentence.encode()) <= tasks.MAX_CHARS
+        assert all(sentence.split(" ")), f"an empty word in {sentence!r}"
+
+
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
 
@@ -107,13 +113,14 @@ def test_a_prompt_is_framed_as_a_whole_question() -> None:
     assert tokenizer().encode("hello").tokens == ["<s>", *"hello", "<sep>"]
 
 
-@pytest.mark.parametrize("text", ["".join(tasks.ALPHABET), " two  spaces , and 's", "a\nb", "x"])
+@pytest.mark.parametrize("text", ["".join(tasks.ALPHABET), " two  spaces , and 's", "a\nb", "x", "naïve 日本 🙂\t\x00"])
 def test_decoding_gives_every_character_back(text: str) -> None:
     assert tokenizer().decode(tokenizer().encode(text).ids) == text
 
 
-def test_other_characters_are_unknown_one_token_each() -> None:
-    assert tokenizer().encode("é→", add_special_tokens=False).tokens == ["<unk>", "<unk>"]
+def test_other_characters_are_the_bytes_of_their_utf_8() -> None:
+    tokens = tokenizer().encode("aé→", add_special_tokens=False).tokens
+    assert tokens == ["a", "<0xC3>", "<0xA9>", "<0xE2>", "<0x86>", "<0x92>"]
 
 
 def test_the_chat_template_asks_the_last_user_message() -> None:
