@@ -51,7 +51,7 @@ def s3_server(folder: Path) -> Generator[S3Server]:
     flags = ["--port", f"127.0.0.1:{port}", "--access", keys["accessKeyId"], "--secret", keys["secretAccessKey"]]
     process = Process("versitygw", [command, *flags, "--quiet", "posix", folder / "objects"], folder)
     try:
-        wait_until(lambda: _listens(port, process), "versitygw listens")
+        wait_until(lambda: listens(port, process), "versitygw listens")
         url = f"http://127.0.0.1:{port}"
         yield S3Server(url, _client(url, keys), process)
     finally:
@@ -69,7 +69,7 @@ def _client(url: str, keys: dict[str, str]) -> Any:
     )
 
 
-def _listens(port: int, process: Process) -> bool:
+def listens(port: int, process: Process) -> bool:
     """A port tells of nobody who waits, so it is asked."""
     process.check()
     with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), PATIENCE_S):

@@ -11,7 +11,9 @@ class SecretRef(ApiModel):
     """A Secret of the object's own namespace; only the depot reads it."""
 
     name: ObjectName
-    """Of the Secret. Keys for hf: token. For s3: accessKeyId, secretAccessKey and, where there is one, sessionToken."""
+    """The name of the Secret. It has to have these keys: `token` for hf:; `accessKeyId`, `secretAccessKey` and, for
+    temporary credentials, `sessionToken` for s3:; `username` and `password`, or `.dockerconfigjson`, for oci:.
+    Otherwise Fetched is False with reason SecretMissing or SecretInvalid."""
 
 
 class Artifact(ApiModel):
@@ -32,20 +34,32 @@ class Artifact(ApiModel):
         ),
         Rule(
             "credentialsRef",
-            "credentialsRef is for hf: and s3: sources; the others need none",
-            "!has(self.credentialsRef) || self.uri.startsWith('hf:') || self.uri.startsWith('s3:')",
-            lambda source: source.credentials_ref is None or source.uri.startswith(("hf:", "s3:")),
+            "credentialsRef is for hf:, s3: and oci: sources; the others need none",
+            "!has(self.credentialsRef) || self.uri.startsWith('hf:') || self.uri.startsWith('s3:')"
+            " || self.uri.startsWith('oci:')",
+            lambda source: source.credentials_ref is None or source.uri.startswith(("hf:", "s3:", "oci:")),
+        ),
+        Rule(
+            "digest",
+            "an https: source needs a digest: its content has no other version",
+            "has(self.digest) || !self.uri.startsWith('https:')",
+            lambda source: source.digest is not None or not source.uri.startswith("https:"),
         ),
     )
 
     uri: Uri
-    """file:PATH below the depot's file root, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, or depot:sha256:... for
-    an adapter that was uploaded (`weft push`)."""
+    """The address of the files: file:PATH below the depot's file root, pvc:CLAIM/PATH, hf:ORG/NAME,
+    s3://BUCKET/PREFIX, oci://HOST/REPOSITORY:TAG (files as `oras push` writes them), https://HOST/FOLDER, or
+    depot:sha256:... for an adapter that was uploaded with `weft push`. A scheme that the platform does not allow is
+    refused with reason SchemeNotAllowed."""
     revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    """A branch, tag or commit of an hf: source; main when unset. A branch or tag is followed."""
+    """The branch, tag or commit of an hf: source. It defaults to main. A branch or tag is followed: a new commit
+    becomes a new content."""
     digest: DigestText | None = None
-    """The content that is expected; anything else is refused with DigestMismatch."""
+    """The digest of the content that is expected. Any other content is refused with reason DigestMismatch. An
+    https: source needs it."""
     credentials_ref: SecretRef | None = None
-    """The Secret to read an hf: or s3: source with; without one the source has to be public."""
+    """The Secret whose credentials read an hf:, s3: or oci: source. Without it the source has to be public."""
     endpoint: Endpoint | None = None
-    """The server of an s3: source that is not AWS, for example https://minio.example.com:9000."""
+    """The server of an s3: source that is not AWS, for example https://minio.example.com:9000. The platform names
+    the servers that are allowed; another one is refused with reason EndpointNotAllowed."""

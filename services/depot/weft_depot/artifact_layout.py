@@ -31,6 +31,7 @@ _MODEL_FILES = frozenset(
     (MODEL_CONFIG, MODEL_INDEX, TOKENIZER, GENERATION_CONFIG, "tokenizer_config.json", "chat_template.jinja")
 ) | {"special_tokens_map.json"}
 SINGLE = "model.safetensors"
+NAMED_FILES = _ADAPTER_FILES | _MODEL_FILES | {SINGLE}  # all but the shards, whose names the index has
 _SECOND_COPY = "consolidated"  # Mistral publishes the same weights once more, in one file under names of its own
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAX_TEXT_BYTES = 128 << 20  # a tokenizer of 256,000 tokens is about 35 MB

@@ -103,6 +103,14 @@ def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, Art
         from weft_depot.sources.s3_client import Endpoints
 
         sources["s3"] = S3Source(Endpoints(settings.s3_endpoints, settings.s3_region), policy)
+    if "oci" in settings.schemes:
+        from weft_depot.sources.oci import OciSource
+
+        sources["oci"] = OciSource(settings.oci_registries, policy)
+    if "https" in settings.schemes and settings.https_hosts:
+        from weft_depot.sources.https import HttpsSource
+
+        sources["https"] = HttpsSource(settings.https_hosts, policy)
     return sources
 
 

@@ -31,8 +31,21 @@ def _checked_host(entry: str) -> str:
     return entry
 
 
+def _checked_registry(entry: str) -> str:
+    if "/" in (_checked_host(entry).partition("://")[2] or entry):
+        raise ValueError(f"{entry!r} has a path; write HOST, HOST:PORT or http://HOST:PORT")
+    return entry
+
+
+def _checked_web_host(entry: str) -> str:
+    if "/" in entry:
+        raise ValueError(f"{entry!r} is no HOST, HOST:PORT or *.DOMAIN")
+    _checked_url(f"https://{entry.removeprefix('*.')}")
+    return entry
+
+
 CommaList = (NoDecode, BeforeValidator(_comma_list))
-Scheme = Literal["file", "pvc", "hf", "s3"]
+Scheme = Literal["file", "pvc", "hf", "s3", "oci", "https"]
 Host = Annotated[str, AfterValidator(_checked_host)]
 
 
@@ -56,7 +69,7 @@ class DepotSettings(ProcessSettings):
         None, description="the folder where claims are mounted at NAMESPACE/CLAIM; unset: pvc: is refused"
     )
     schemes: Annotated[tuple[Scheme, ...], *CommaList] = Field(
-        get_args(Scheme), description="URI schemes that are allowed: LIST of file, pvc, hf, s3"
+        get_args(Scheme), description="URI schemes that are allowed: LIST of file, pvc, hf, s3, oci, https"
     )
     secrets: str = Field(
         "none", description="what credentialsRef names: none, kubernetes, or a folder with NAMESPACE/NAME/KEY files"
@@ -68,9 +81,14 @@ class DepotSettings(ProcessSettings):
         (), description="LIST of HOST, HOST:PORT or URL that source.endpoint may name; AWS always may"
     )
     s3_region: str = Field("us-east-1", description="region of s3: sources whose endpoint does not name one")
-    recheck_s: float = Field(
-        30, ge=0, le=3600, description="how long an hf: or s3: source that was in order is not asked"
+    oci_registries: Annotated[tuple[Annotated[str, AfterValidator(_checked_registry)], ...], *CommaList] = Field(
+        ("docker.io", "ghcr.io", "quay.io"),
+        description="LIST of HOST, HOST:PORT or URL (http:// for one without TLS) that oci: URIs may name",
     )
+    https_hosts: Annotated[tuple[Annotated[str, AfterValidator(_checked_web_host)], ...], *CommaList] = Field(
+        (), description="LIST of HOST, HOST:PORT or *.DOMAIN that https: URIs may name; unset: https: is refused"
+    )
+    recheck_s: float = Field(30, ge=0, le=3600, description="how long a remote source that was in order is not asked")
     threads: int = Field(
         16,
         ge=1,

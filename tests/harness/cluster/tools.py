@@ -35,6 +35,7 @@ TOOLS = (
     Tool("coredns", "./coredns"),
     Tool("helm", "helm.sh/helm/v3/cmd/helm"),
     Tool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
+    Tool("registry", "github.com/distribution/distribution/v3/cmd/registry", "v3.0.0"),
 )
 
 

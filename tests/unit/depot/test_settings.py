@@ -16,7 +16,9 @@ from weft_depot.sources.retry_policy import RetryPolicy
 @pytest.mark.parametrize(
     ("flags", "flag"),
     [
-        (("--schemes", "file,oci"), "--schemes"),
+        (("--schemes", "file,ftp"), "--schemes"),
+        (("--oci-registries", "ghcr.io/acme"), "--oci-registries"),
+        (("--https-hosts", "https://host"), "--https-hosts"),
         (("--secrets", "/nowhere"), "--secrets"),
         (("--hf-endpoint", "huggingface.co"), "--hf-endpoint"),
         (("--hf-endpoint", "https://u:p@huggingface.co"), "--hf-endpoint"),
@@ -47,7 +49,7 @@ def test_lists_are_given_with_commas_by_flag_and_by_environment(monkeypatch: pyt
     settings = DepotSettings.parse(["--schemes", "file,s3"])
     assert settings.schemes == ("file", "s3")
     assert settings.s3_endpoints == ("minio:9000", "ceph")
-    assert DepotSettings.parse([]).schemes == ("file", "pvc", "hf", "s3")
+    assert DepotSettings.parse([]).schemes == ("file", "pvc", "hf", "s3", "oci", "https")
 
 
 def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> None:
@@ -55,8 +57,8 @@ def test_only_what_is_allowed_and_has_its_root_is_a_source(tmp_path: Path) -> No
         return set(build_sources(DepotSettings.parse(flags), RetryPolicy()))
 
     roots = ("--file-root", str(tmp_path), "--pvc-root", str(tmp_path))
-    assert sources() == {"hf", "s3"}
-    assert sources(*roots) == {"file", "pvc", "hf", "s3"}
+    assert sources() == {"hf", "s3", "oci"}
+    assert sources(*roots, "--https-hosts", "*.example.org") == {"file", "pvc", "hf", "s3", "oci", "https"}
     assert sources(*roots, "--schemes", "file") == {"file"}
     assert sources(*roots, "--schemes", "") == set()
 

@@ -134,5 +134,6 @@ def relative_parts(path: str, uri: str) -> tuple[str, ...]:
 
 def _not_allowed(scheme: str, sources: Mapping[str, ArtifactSource]) -> str:
     allowed = ", ".join(f"{name}:" for name in sorted(sources)) or "none"
-    how = {"file": " (the depot has no --file-root)", "pvc": " (the depot has no --pvc-root)"}.get(scheme, "")
+    needs = {"file": "--file-root", "pvc": "--pvc-root", "https": "--https-hosts"}.get(scheme)
+    how = f" (the depot has no {needs})" if needs else ""
     return f"{quoted(scheme, 40)} sources are not allowed here{how}; allowed: {allowed}"

@@ -1,0 +1,142 @@
+"""GET requests to servers that sources lead to: redirects by hand, bounded bodies, nothing to addresses inside.
+
+One client asks for every tenant: what a server hands to one (a session) is not carried to the next, and credentials
+stay at the origin that they were given for.
+"""
+
+import contextlib
+import re
+import ssl
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import httpx2
+
+from weft.artifacts.errors import ArtifactError, Reason, Refused
+from weft.domain.text import quoted
+from weft_depot.sources.addresses import check_address, is_inside
+from weft_depot.sources.ranged import trimmed
+from weft_depot.sources.retry_policy import RetryPolicy, TransientError
+
+MAX_REDIRECTS = 5
+AGAIN = frozenset((408, 416, 425, 500, 502, 503, 504))  # statuses that another try may mend
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})", re.ASCII)
+
+# The error that an answer without content stands for.
+Meaning = Callable[[httpx2.Response], ArtifactError | TransientError]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The server that is asked first, as SCHEME://HOST[:PORT], and what messages call it.
+
+    Redirects of one with TLS keep TLS. Only one that is itself inside may lead to addresses inside.
+    """
+
+    url: str
+    name: str
+
+    def check(self, url: httpx2.URL) -> None:
+        """Raises Refused(EndpointNotAllowed)."""
+        what = f"{self.name} leads to"
+        if self.url.startswith("https:") and url.scheme != "https":
+            raise Refused(Reason.ENDPOINT_NOT_ALLOWED, f"{what} {quoted(str(url.host), 200)} without TLS: not followed")
+        check_address(str(url.copy_with(query=None, fragment=None)), inside=is_inside(self.url), what=what)
+
+
+class SourceHttp:
+    """Used from any thread."""
+
+    def __init__(self, policy: RetryPolicy, verify: ssl.SSLContext | bool = True) -> None:
+        self._policy = policy
+        timeout = httpx2.Timeout(policy.read_s, connect=policy.connect_s)
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+        self._http = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies, verify=verify)
+
+    def close(self) -> None:
+        self._http.close()
+
+    @contextlib.contextmanager
+    def get(self, url: str, headers: Mapping[str, str], origin: Origin, meaning: Meaning) -> Generator[httpx2.Response]:
+        """A response with content (200, 206), behind redirects. Raises TransientError and what `meaning` gives."""
+        request = self._http.build_request("GET", url, headers={**headers, "Accept-Encoding": "identity"})
+        with network_errors():
+            for _ in range(MAX_REDIRECTS + 1):
+                origin.check(request.url)
+                response = self._http.send(request, stream=True)
+                with contextlib.closing(response):
+                    if response.next_request is None:
+                        if response.status_code not in (200, 206):
+                            raise meaning(response)
+                        yield response
+                        return
+                request = response.next_request  # without credentials where it leaves the origin
+            raise TransientError(f"more than {MAX_REDIRECTS} redirects")
+
+    def body(self, response: httpx2.Response, max_bytes: int, about: str) -> bytes:
+        """A whole one. Raises Refused(TooLarge), TransientError."""
+        deadline, raw = self._policy.now() + self._policy.grace_s, bytearray()
+        for chunk in chunks(response):
+            raw += chunk
+            if len(raw) > max_bytes:
+                raise Refused(Reason.TOO_LARGE, f"{about} has more than {max_bytes} bytes")
+            if self._policy.now() > deadline:
+                raise TransientError(f"not whole within {self._policy.grace_s:.0f} s")
+        return bytes(raw)
+
+
+def byte_range(start: int, end: int) -> dict[str, str]:
+    """The header that asks for the bytes [start, end)."""
+    return {"Range": f"bytes={start}-{end - 1}"}
+
+
+def range_of(response: httpx2.Response, size_bytes: int, start: int, end: int) -> Iterator[bytes]:
+    """The bytes [start, end) of a file of `size_bytes`; a server may send the whole. See `ranged.Fetch`."""
+    skip = start - _first_byte(response, size_bytes)
+    if skip < 0:
+        raise TransientError("another range than was asked for")
+    return trimmed(chunks(response), skip, end - start)
+
+
+def size_of(response: httpx2.Response) -> int | None:
+    """Bytes of the whole file, from the answer to a request for a range of it."""
+    if match := _CONTENT_RANGE.fullmatch(response.headers.get("content-range", "")):
+        return int(match[3])
+    length = response.headers.get("content-length", "")
+    known = response.status_code == 200 and "content-encoding" not in response.headers
+    return int(length) if known and length.isascii() and length.isdigit() and len(length) < 16 else None
+
+
+def chunks(response: httpx2.Response) -> Iterator[bytes]:
+    """As they arrive. Raises TransientError where they are read: that is outside of the block that asked for them."""
+    with network_errors():
+        yield from response.iter_bytes()
+
+
+@contextlib.contextmanager
+def network_errors() -> Generator[None]:
+    """What another try may mend. Our own errors and the local disk's pass."""
+    try:
+        yield
+    except httpx2.HTTPError as error:
+        raise TransientError(f"{type(error).__name__}: {error}") from error
+
+
+def retry_after(response: httpx2.Response) -> int | None:
+    """Seconds that the server asks to wait."""
+    after = response.headers.get("retry-after", "")
+    return int(after) if after.isascii() and after.isdigit() and len(after) < 7 else None
+
+
+def _first_byte(response: httpx2.Response, size_bytes: int) -> int:
+    """Where the body starts in the file. Raises TransientError for another size."""
+    if response.status_code == 200:
+        length = response.headers.get("content-length", "")
+        if length and "content-encoding" not in response.headers and length != str(size_bytes):
+            raise TransientError(f"{quoted(length)} bytes instead of {size_bytes}")
+        return 0
+    match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+    if not match or int(match[3]) != size_bytes:
+        raise TransientError(f"a range of another file: {quoted(response.headers.get('content-range', 'none'))}")
+    return int(match[1])
