@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import openai
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -49,11 +50,11 @@ def collector() -> Iterator[tuple[Collector, str]]:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, collector: tuple[Collector, str]) -> Iterator[Stack]:
-    """A stack that samples nothing by itself."""
+    """A stack that samples what its clients do, and every batch."""
     environment = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector[1],
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
-        "OTEL_TRACES_SAMPLER_ARG": "0",
+        "OTEL_TRACES_SAMPLER_ARG": "1",
         "OTEL_BSP_SCHEDULE_DELAY": "50",
     }
     with Stack(quickstart(), tmp_path_factory.mktemp("w"), environment=environment) as made:
@@ -104,3 +105,37 @@ def test_a_refused_request_has_a_span_with_its_error(traced: Stack, collector: t
     attributes = {a.key: a.value for a in span.attributes}
     assert attributes["error.type"].string_value == "model_not_found"
     assert attributes["http.response.status_code"].int_value == 404
+
+
+def test_the_lines_of_a_batch_are_in_its_trace(traced: Stack, collector: tuple[Collector, str]) -> None:
+    lines = 3
+    body = {"model": "acme/upper", "prompt": "hello there", "max_tokens": 8}
+    text = "".join(
+        json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
+        for n in range(lines)
+    )
+    with openai.OpenAI(base_url=f"{traced.url}/v1", api_key="none") as client:
+        file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        wait_until(lambda: client.batches.retrieve(made.id).status == "completed", "the batch has ended")
+
+    def batch() -> list[Span]:
+        """Of this batch."""
+        return [span for service, span in list(collector[0].spans) if service == "weft-batch" and made.id in str(span)]
+
+    wait_until(batch, "the batch's span has arrived")
+    (root,) = batch()
+
+    def under(parents: set[bytes], name: str) -> list[Span]:
+        return [s for _, s in list(collector[0].spans) if s.parent_span_id in parents and s.name == name]
+
+    def answered() -> list[Span]:
+        return under({root.span_id}, "text_completion acme/upper")
+
+    wait_until(lambda: len(answered()) == lines, "every line's span has arrived")
+    assert {span.trace_id for span in answered()} == {root.trace_id}
+    ids = {span.span_id for span in answered()}
+    wait_until(lambda: len(under(ids, "sequence")) == lines, "every line's sequence has arrived")
+    attributes = {a.key: a.value for a in root.attributes}
+    assert attributes["weft.batch.status"].string_value == "completed"
+    assert attributes["weft.batch.lines"].int_value == lines

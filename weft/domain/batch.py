@@ -181,13 +181,14 @@ class LineEnds:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """Run this line. `body`: JSON of the request."""
+    """Run this line. `body`: JSON of the request. `traceparent`: of the batch's span; "": the batch is not sampled."""
 
     batch_id: str
     line: int
     namespace: str
     endpoint: str
     body: bytes
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

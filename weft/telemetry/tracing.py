@@ -1,9 +1,10 @@
-"""Spans of OpenTelemetry in the processes that a request passes; off where the environment names no collector.
+"""Spans of OpenTelemetry in the processes that requests and batches pass; off where the environment names no collector.
 
 On with `OTEL_EXPORTER_OTLP_ENDPOINT` and extra `tracing`; everything else is the SDK's own variables too: protocol,
-headers, `OTEL_TRACES_SAMPLER`. The gateway begins a trace, or continues its client's, and its sampler decides. Behind
-it the context is a string in messages, W3C's `traceparent` (Trace Context, section 3.2), "" for a request that is not
-sampled: nothing is recorded for it. Machines have no tracer: shells make spans of times that machines give.
+headers, `OTEL_TRACES_SAMPLER`. The gateway begins a trace, or continues its client's, and its sampler decides; that of
+a batch the batch service begins. Behind them the context is a string in messages, W3C's `traceparent` (Trace Context,
+section 3.2), "" for what is not sampled: nothing is recorded for it. Machines have no tracer: shells make spans of
+times that machines give.
 """
 
 import os
@@ -29,7 +30,7 @@ class TracingNotPossible(CannotStart):
 
 
 class RequestSpan:
-    """The span of a request that is sampled, from its arrival to its one `end`."""
+    """The span of a request or of a batch that is sampled, from its arrival to its one `end`."""
 
     def __init__(self, span: "Span") -> None:
         self._span = span

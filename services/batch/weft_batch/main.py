@@ -17,6 +17,7 @@ from weft.store.startup import ready_term, store_at
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
+from weft.telemetry.tracing import Tracer, tracer
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import Tls, load_tls
 from weft.wire.v1.batch_pb2_grpc import add_BatchServicer_to_server
@@ -64,15 +65,17 @@ def open_storage(settings: BatchSettings) -> FileStorage:
 
 
 async def _run(settings: BatchSettings) -> None:
-    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "batch")
+    stop, tls, spans = stop_on_signals(), load_tls(settings.tls_dir, "batch"), tracer("batch")
     storage, engine = open_storage(settings), store_at(settings.database, settings.data_dir / FILE)
     try:
         take = partial(fencing_terms.take, role=ROLE)
         term = await ready_term(engine, take, stop, shared=settings.database != "")
         if term is not None:
-            await _serve(settings, engine, term, storage, stop, tls)
+            await _serve(settings, engine, term, storage, stop, tls, spans)
     finally:
         await engine.dispose()
+        if spans:
+            await asyncio.to_thread(spans.close)
 
 
 async def _serve(
@@ -82,11 +85,13 @@ async def _serve(
     storage: FileStorage,
     stop: asyncio.Event,
     tls: Tls | None,
+    spans: Tracer | None,
 ) -> None:
     shared = settings.database != ""
     limits = TenantQuotas(**{name: getattr(settings, name) for name in TenantQuotas.__slots__})  # pyright: ignore[reportAttributeAccessIssue]
     responses = KeptResponses(engine, settings.response_hours, settings.tenant_responses)
-    server = BatchServer(engine, term, storage, limits, responses, lines_in_flight=settings.lines_in_flight)
+    lines_in_flight = settings.lines_in_flight
+    server = BatchServer(engine, term, storage, limits, responses, lines_in_flight=lines_in_flight, tracer=spans)
     probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else server.trouble)
     probes.start()
     with contextlib.closing(probes):

@@ -35,6 +35,7 @@ from weft.store.errors import Conflict, StoreUnavailable, Superseded
 from weft.store.files import ROLE
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
+from weft.telemetry.tracing import RequestSpan, Tracer
 from weft.wire.codec.batch import GATEWAY_TO_BATCH, MAX_BODY_BYTES, in_messages
 from weft.wire.errors import PeerError
 from weft.wire.streams import SendQueue
@@ -83,6 +84,14 @@ class _OpenBatch:
     job: BatchJob
     input: InputFile | None = None  # None: it is still to be read
     custom_ids: dict[int, str] = field(default_factory=dict[int, str])  # of lines that are out
+    span: RequestSpan | None = None  # None: it is not sampled
+
+    def end_span(self, status: BatchStatus) -> None:
+        """With the status that the batch has when this process no longer works on it."""
+        if self.span is not None:
+            about = {"weft.batch_id": self.job.batch_id, "weft.namespace": self.namespace or None}
+            self.span.end("batch", {**about, "weft.batch.status": status.value, "weft.batch.lines": self.job.total})
+            self.span = None
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +114,9 @@ class BatchServer:
         responses: KeptResponses,
         *,
         lines_in_flight: int,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self.core = Batches(lines_in_flight=lines_in_flight)
         self.writer = ResultWriter(engine, term, self._stored)
         self.engine, self.term, self._storage, self._limits = engine, term, storage, limits
@@ -185,6 +196,8 @@ class BatchServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self.writer.drained()
+        for batch in self._open.values():
+            batch.end_span(batch.job.status)
         self._end_streams()
         self._closed.set()
 
@@ -218,7 +231,8 @@ class BatchServer:
         elif job.status is BatchStatus.FINALIZING:
             ending = batch.ending
         read = InputFile(job.input_file_id, LineIndex.from_bytes(batch.line_index)) if batch.line_index else None
-        self._open[job.batch_id] = _OpenBatch(batch.namespace, job, read)
+        span = self._tracer.begin({}, now_unix_ms()) if self._tracer else None
+        self._open[job.batch_id] = _OpenBatch(batch.namespace, job, read, span=span)
         expires_s = time.monotonic() + job.expires_unix_s - time.time()
         order = (job.created_unix_s, job.batch_id)
         self.handle(Added(job.batch_id, batch.namespace, order, expires_s, ending))
@@ -229,9 +243,7 @@ class BatchServer:
 
         async def read_input() -> None:
             if batch.input is None and not await self._read_input(batch):
-                del self._open[batch_id]
-                metrics.ENDED.labels(metrics.label(batch.namespace), BatchStatus.FAILED.value).inc()
-                self.handle(BatchGone(batch_id))
+                self._gone(batch, BatchStatus.FAILED)
                 return
             finished = await batches.finished_lines(self.engine, batch_id)
             self.handle(Validated(batch_id, batch.job.total, finished))
@@ -277,10 +289,14 @@ class BatchServer:
             await OutputFiles(self.engine, self.term, self._storage, of, draw_file_id, now_unix_ms).write()
 
         await self._until_done("files of a batch not written: trying again", batch_id, write_files)
-        del self._open[batch_id]
-        metrics.ENDED.labels(metrics.label(batch.namespace), ending.value).inc()
         log.info("batch ended", extra=kv(batch_id=batch_id, status=ending.value))
-        self.handle(BatchGone(batch_id))
+        self._gone(batch, ending)
+
+    def _gone(self, batch: _OpenBatch, status: BatchStatus) -> None:
+        del self._open[batch.job.batch_id]
+        metrics.ENDED.labels(metrics.label(batch.namespace), status.value).inc()
+        batch.end_span(status)
+        self.handle(BatchGone(batch.job.batch_id))
 
     async def _until_done(self, what: str, batch_id: str, work: Callable[[], Awaitable[None]]) -> None:
         """Do it again, with bounded pauses, while store or storage cannot be used. Raises Superseded."""
@@ -331,6 +347,8 @@ class BatchServer:
         batch_id, peer = batch.job.batch_id, stream.peer
         assert batch.input, "lines are of an input that is read"
         assert peer, "a stream gets lines after its hello"
+        about = batch.namespace, batch.job.endpoint
+        traceparent = batch.span.traceparent if batch.span else ""
         runs, results, released = list[RunLine](), list[LineResult](), list[LineReleased]()
         for _, numbers in groupby(lines, batch.input.index.block):
             numbers = list(numbers)
@@ -344,7 +362,7 @@ class BatchServer:
             for line in numbers:
                 read = read_line(found.get(line, b""), batch.job.endpoint, MAX_BODY_BYTES)
                 if isinstance(read, GoodLine):
-                    runs.append(RunLine(batch_id, line, batch.namespace, batch.job.endpoint, read.body))
+                    runs.append(RunLine(batch_id, line, *about, read.body, traceparent))
                     batch.custom_ids[line] = read.custom_id
                 else:
                     results.append(LineResult(batch_id, line, 400, "", INPUT_CHANGED))

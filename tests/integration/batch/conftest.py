@@ -37,6 +37,7 @@ from weft.domain.batch import (
 )
 from weft.store import fencing_terms, migrate
 from weft.store.database import open_database, sqlite_url
+from weft.telemetry.tracing import Tracer
 from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_messages
 from weft.wire.streams import SendQueue, channel
@@ -211,12 +212,19 @@ class World:
 
 @asynccontextmanager
 async def serving(
-    engine: Any, storage: Any, limits: TenantQuotas | None = None, *, sole: bool = True, lines_in_flight: int = 1000
+    engine: Any,
+    storage: Any,
+    limits: TenantQuotas | None = None,
+    *,
+    sole: bool = True,
+    lines_in_flight: int = 1000,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[World]:
     """A service that has started, at an address of its own."""
     term = await fencing_terms.take(engine, "batch")
     responses = KeptResponses(engine, hours=1, most=3)
-    server = BatchServer(engine, term, storage, limits or TenantQuotas(), responses, lines_in_flight=lines_in_flight)
+    of = {"lines_in_flight": lines_in_flight, "tracer": tracer}
+    server = BatchServer(engine, term, storage, limits or TenantQuotas(), responses, **of)
     await server.load(sole=sole)
     running = asyncio.create_task(server.run(shared=not sole, keep_days=1))
     listener = grpc.aio.server()

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import update
 
+from harness.spans import in_memory, traceparent_of
 from harness.waiting import eventually
 from tests.integration.batch.conftest import answer, input_file, input_line, serving
 from weft.domain.batch import BatchStatus, LineReleased, LineResult, Purpose
@@ -52,6 +53,24 @@ async def test_a_batch_runs_from_upload_to_output(world) -> None:
     assert (output.file_id, output.bytes) == (ended.output_file_id, len(await client.content(output.file_id)))
     with refused(PRECONDITION, "is completed and cannot be cancelled"):
         await client.cancel(job.batch_id)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.0])
+async def test_lines_have_the_trace_of_a_batch_that_is_sampled(store, storage, ratio: float) -> None:
+    """The second batch is not over when the service ends."""
+    tracer, exporter = in_memory(ratio)
+    async with serving(store, storage, tracer=tracer) as world, world.gateway(answers=lambda _: None) as gateway:
+        first = await world.client().submit(input_file(2))
+        await gateway.until(lambda one: len(one.kept) == 2)
+        given = {run.traceparent for run in gateway.kept.values()}
+        gateway.end(*map(answer, gateway.kept.values()))
+        await world.client().ended(first.batch_id)
+        second = await world.client().submit(input_file(1))
+        await gateway.until(lambda one: any(batch == second.batch_id for batch, _ in one.kept))
+    spans = exporter.get_finished_spans()
+    assert given == ({traceparent_of(spans[0])} if ratio else {""})
+    about = [(span.attributes["weft.batch_id"], span.attributes["weft.batch.status"]) for span in spans]
+    assert about == [(first.batch_id, "completed"), (second.batch_id, "in_progress")][: 2 * int(ratio)]
 
 
 async def test_bad_lines_fail_alone_and_by_name(world) -> None:

@@ -1,23 +1,12 @@
 """Spans: whose trace they belong to, when they began, and what turns them on."""
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-from weft.telemetry.tracing import ENDPOINTS, PROTOCOLS, Tracer, TracingNotPossible, tracer
+from harness.spans import in_memory
+from weft.telemetry.tracing import ENDPOINTS, PROTOCOLS, TracingNotPossible, tracer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, NOT_SAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
-
-
-def in_memory(ratio: float = 0.0) -> tuple[Tracer, InMemorySpanExporter]:
-    """A tracer that samples this share of the traces that begin here; its clock stands at 100 s."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(ratio)))
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracer(provider, lambda: 100.0), exporter
 
 
 def test_a_trace_goes_on_from_its_client_to_what_lies_under_the_request() -> None:

@@ -315,7 +315,7 @@ def _run(m: pb.RunLines) -> RunLines:
 
 def _run_line(m: pb.RunLine) -> RunLine:
     namespace, endpoint = text(m.namespace, "a namespace"), named(m.endpoint, "an endpoint")
-    return RunLine(*_line(m), namespace, endpoint, _body(m.body))
+    return RunLine(*_line(m), namespace, endpoint, _body(m.body), text(m.traceparent, "a trace context"))
 
 
 def _cancel(m: pb.CancelLines) -> CancelLines:

@@ -305,18 +305,20 @@ class RunLines(_message.Message):
     def __init__(self, lines: _Optional[_Iterable[_Union[RunLine, _Mapping]]] = ...) -> None: ...
 
 class RunLine(_message.Message):
-    __slots__ = ("batch_id", "line", "namespace", "endpoint", "body")
+    __slots__ = ("batch_id", "line", "namespace", "endpoint", "body", "traceparent")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     line: int
     namespace: str
     endpoint: str
     body: bytes
-    def __init__(self, batch_id: _Optional[str] = ..., line: _Optional[int] = ..., namespace: _Optional[str] = ..., endpoint: _Optional[str] = ..., body: _Optional[bytes] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, batch_id: _Optional[str] = ..., line: _Optional[int] = ..., namespace: _Optional[str] = ..., endpoint: _Optional[str] = ..., body: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class CancelLines(_message.Message):
     __slots__ = ("batch_id", "lines")
