@@ -341,10 +341,12 @@ class FakeBatch(batch_pb2_grpc.BatchServicer):
         async for message in serve_stream(request_iterator, context, self.outbox, self._take):
             yield message
 
-    def run(self, *lines: int, body: bytes, namespace: str = "", endpoint: str = "/v1/completions") -> None:
+    def run(
+        self, *lines: int, body: bytes, namespace: str = "", endpoint: str = "/v1/completions", traceparent: str = ""
+    ) -> None:
         """Give lines out, in one message."""
         of = {"batch_id": "batch_1", "namespace": namespace, "endpoint": endpoint, "body": body}
-        given = [batch_pb2.RunLine(line=line, **of) for line in lines]
+        given = [batch_pb2.RunLine(line=line, traceparent=traceparent, **of) for line in lines]
         self.outbox.put(batch_pb2.BatchToGateway(run=batch_pb2.RunLines(lines=given)))
 
     def cancel(self, line: int) -> None:

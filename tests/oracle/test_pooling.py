@@ -1,14 +1,20 @@
 """Embeddings against the last hidden state of transformers and peft, by each executor."""
 
+import json
 import random
+import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from harness.native_library import native_library
+from harness.random_models import libraries
 from harness.ranks import base_of, settings_of, staged
+from harness.small_runner import World
 from weft.domain.request import FinishReason, PooledState, Sampling
 from weft_runner.core.batch import BatchLimits
 from weft_runner.executors import make_executor
@@ -28,6 +34,22 @@ def oracle(request, make_oracle, tmp_path_factory):
         "head_dim": 32,
     }
     return make_oracle(tmp_path_factory.mktemp("oracle"), "qwen3", 5, num_key_value_heads=1, **sizes)
+
+
+@pytest.fixture(scope="module")
+def bare(oracle, tmp_path_factory):
+    """The same decoder as its own library saves it, with adapters that were trained on it: names lack `model.`"""
+    folder = tmp_path_factory.mktemp("bare")
+    decoder = libraries()[0].AutoModel.from_pretrained(oracle.world.base, dtype=torch.float32)
+    decoder.save_pretrained(folder / "base")
+    for name in oracle.adapters:
+        shutil.copytree(oracle.world.base.parent / name, folder / name)
+        path = folder / name / "adapter_model.safetensors"
+        tensors = {key.replace("model.model.layers", "model.layers"): one for key, one in load_file(path).items()}
+        save_file(tensors, path)
+    config = json.loads((folder / "base" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3Model"]
+    return replace(oracle, world=World(folder, config))
 
 
 def expected_state(oracle: Any, adapter: str, prompt: list[int]) -> torch.Tensor:
@@ -66,13 +88,19 @@ def executor_flags(**flags: Any) -> dict[str, Any]:
     return {"kv_pages": SIZES["total_pages"], "page_tokens": 16, "max_adapters": 8, **flags}
 
 
-def test_the_cpu_executor_has_the_state_of_transformers(oracle, make_driver):
+def native(files: Any, *_: Any) -> Any:
+    """The cpu executor."""
     native_library()
+    return make_executor(settings_of(**executor_flags(executor="cpu", dtype="fp32")), base_of(files))
 
-    def native(files: Any, *_: Any) -> Any:
-        return make_executor(settings_of(**executor_flags(executor="cpu", dtype="fp32")), base_of(files))
 
+def test_the_cpu_executor_has_the_state_of_transformers(oracle, make_driver):
     check(oracle, make_driver(oracle.world, make_executor=native, **SIZES), 1e-3)
+
+
+def test_a_model_without_a_head_has_the_same_states(bare, make_driver):
+    check(bare, make_driver(bare.world, **SIZES), 1e-4)
+    check(bare, make_driver(bare.world, make_executor=native, **SIZES), 1e-3)
 
 
 def test_stages_have_the_state_of_transformers(oracle, make_driver):

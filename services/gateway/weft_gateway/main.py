@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 from collections.abc import Generator, Sequence
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -24,11 +25,15 @@ from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.bounded_http import BoundedHttp
 
 CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
+# After SIGTERM: for connections that send no further request. Clients keep idle ones for 4 to 15 s, mostly.
+IDLE_SECONDS = 10.0
+# After SIGINT, which is a person's Ctrl-C: for running answers to finish, and for their clients to read.
+INTERRUPTED_DRAIN_SECONDS, INTERRUPTED_CLOSE_SECONDS = 0.5, 1
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM. 0: drained; 1: failed; 2: wrong settings, a port or a data directory in use."""
+    """Run until SIGTERM or SIGINT. 0: drained; 1: failed; 2: wrong settings, a port or a data directory in use."""
     settings = GatewaySettings.parse(argv)
     logs.configure("gateway", level=settings.log_level, fmt=settings.log_format)
     try:
@@ -59,7 +64,13 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
         failed = [task for task in streams if task.done()]
         if lines:
             await lines.drain()
-        await state.manager.drain()  # behind an open port: late requests get an answer, not a broken connection
+        drain_seconds = settings.drain_seconds
+        if stop.interrupted:
+            drain_seconds = min(drain_seconds, INTERRUPTED_DRAIN_SECONDS)
+            server.config.timeout_graceful_shutdown = INTERRUPTED_CLOSE_SECONDS
+        elif not failed:
+            drain_seconds -= await server.end_connections(state, drain_seconds / 2)
+        await state.manager.drain(drain_seconds)  # behind an open port: late requests get an answer
         server.should_exit = True
         await http
         for task in failed:
@@ -71,6 +82,25 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
 
 class _Server(QuietServer):
     """uvicorn under our own signal handling: it would end the process by the signal instead of with 0."""
+
+    async def end_connections(self, state: AppState, limit_s: float) -> float:
+        """Answer what clients send on open connections, asking each to leave, until none is open; the seconds taken.
+
+        A balancer sends nothing to this gateway any more, or will stop in a moment; a client that holds a connection
+        cannot know that. Its next answer has `Connection: close`.
+        """
+        loop = asyncio.get_running_loop()
+        began, connections = loop.time(), cast("set[BoundedHttp]", self.server_state.connections)
+        log.info("closing connections", extra=kv(open=len(connections), limit_s=limit_s))
+        state.stopping = True
+        self.config.timeout_keep_alive = idle_s = min(IDLE_SECONDS, limit_s / 3)  # pyright: ignore[reportAttributeAccessIssue]
+        for connection in connections:
+            connection.close_soon(idle_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while connections:
+                    await next(iter(connections)).closed.wait()
+        return min(limit_s, loop.time() - began)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

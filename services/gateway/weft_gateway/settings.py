@@ -56,7 +56,13 @@ class GatewaySettings(ProcessSettings):
     oidc_jwks_url: str = Field("", description="of the issuer's keys; unset: as its discovery document says")
     oidc_ca: Path | None = Field(None, description="certificates (PEM) to trust the issuer by; unset: the system's")
     hold_seconds: float = Field(30.0, ge=0.1, le=3600, description="how long a request waits for a runner, in all")
-    drain_seconds: float = Field(10.0, ge=0, le=600, description="how long running answers may finish after SIGTERM")
+    drain_seconds: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="how long running answers may finish after SIGTERM (half of it: open connections are served); after"
+        " SIGINT 0.5 s",
+    )
     default_max_tokens: int = Field(1024, ge=1, le=1 << 20, description="when a request gives no max_tokens")
     max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
     max_body_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="of a request's body; beyond it 413")

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from harness.gateway_peers import FakeBatch, grpc_server
+from harness.spans import in_memory, traceparent_of
 from weft.wire.v1 import batch_pb2, batch_pb2_grpc, common_pb2, scheduler_pb2
 from weft_gateway.openai.lines import LineRunner
 
@@ -346,6 +347,23 @@ async def test_a_bad_line_costs_that_line_alone(made: Batched, body: bytes, stat
     assert (result.status, answer["error"]["param"]) == (status, param), answer
     assert result.request_id
     assert (await made.answer(BODY, namespace="team"))[0].status == 200
+    await made.world.settled()
+
+
+async def test_a_line_has_a_span_under_that_of_its_batch(made: Batched) -> None:
+    made.world.gateway.tracer, exporter = in_memory(ratio=1.0)
+    batch = f"00-{'a' * 32}-{'b' * 16}-01"
+    await made.answer(BODY, traceparent=batch)
+    await made.answer(BODY | {"max_tokens": 1_000_000}, traceparent=batch)
+    await made.answer(BODY)  # of a batch that is not sampled
+    answered, refused = exporter.get_finished_spans()
+    for span in (answered, refused):
+        assert span.parent is not None
+        assert f"{span.parent.span_id:x}" == "b" * 16
+        assert span.name == f"text_completion {BODY['model']}"
+    assert (refused.attributes or {})["error.type"] == "context_length_exceeded"
+    start = await made.world.runner.next("start")
+    assert start.traceparent == traceparent_of(answered)
     await made.world.settled()
 
 

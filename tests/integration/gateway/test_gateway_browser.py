@@ -91,6 +91,7 @@ async def test_of_a_hundred_thousand_adapters_one_page_comes_and_answers_stream_
         tab.wait(f"{ROWS}.length > 0 && {ROWS}.every((row) => row.dataset.model.startsWith('tenant-7/a-0009'))")
         tab.press("Escape")
         tab.press("3")
+        tab.wait("!document.getElementById('at-playground').hidden")
         for number, name in enumerate(("acme/up", "tenant-7/a-00007")):
             tab.run(f"document.getElementById('model-{number}').focus()")
             tab.type(name)

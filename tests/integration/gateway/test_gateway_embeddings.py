@@ -5,9 +5,10 @@ from array import array
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 
-from .conftest import World
+from .conftest import World, until
 
 VECTORS = {"north": [0.0, 2.0], "south": [0.0, -3.0], "east": [4.0, 0.0], "north-east": [3.0, 3.0]}
 
@@ -37,6 +38,17 @@ async def test_texts_and_tokens_have_vectors_of_length_one(vectors: World) -> No
         model="tiny", input="south", encoding_format="float", dimensions=1, extra_body={"normalize": False}
     )
     assert raw.data[0].embedding == [0.0]
+
+
+async def test_a_model_without_a_head_embeds_and_generates_nothing(vectors: World) -> None:
+    routes = vectors.routes(version=2)
+    routes.pools[0].embeds_only = True
+    vectors.scheduler.send_routes(routes)
+    await until(lambda: vectors.gateway.machine.routes.version == 2)
+    client = vectors.client()
+    assert (await client.embeddings.create(model="tiny", input="north")).data[0].embedding == [0.0, 1.0]
+    with pytest.raises(openai.BadRequestError, match="has no head"):
+        await client.completions.create(model="tiny", prompt="north")
 
 
 async def test_a_vector_in_base64_is_fp32(vectors: World) -> None:

@@ -68,13 +68,15 @@ async def started(world: World, tmp_path: Path, *flags: str) -> AsyncIterator[tu
         await process.wait()
 
 
-async def closes_connections(http: httpx2.AsyncClient) -> None:
-    """To those that have not heard yet: on a connection from before, and on a new one."""
+async def answers_and_closes_connections(parts: World, http: httpx2.AsyncClient) -> None:
+    """For clients that do not know yet: on a connection from before, and on a new one."""
     async with httpx2.AsyncClient(base_url=http.base_url, timeout=PATIENCE_S) as late:
         for client in (http, late):
-            refused = await client.post("/v1/completions", json=TEXT)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-            assert (refused.headers["connection"], refused.headers["x-should-retry"]) == ("close", "true")
+            posted = asyncio.create_task(client.post("/v1/completions", json=TEXT))
+            start = await parts.runner.next("start")
+            parts.runner.step(start, 0, parts.tokens(ANSWER), common_pb2.FINISH_REASON_EOS)
+            answer = await soon(posted)
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         leaving = await late.get("/readyz")
         assert (leaving.status_code, leaving.text, leaving.headers["connection"]) == (503, "draining\n", "close")
         assert (await late.get("/healthz")).status_code == 200, "it is not to be killed meanwhile"
@@ -87,7 +89,9 @@ async def ready(http: httpx2.AsyncClient) -> None:
     await eventually(is_ready)
 
 
-async def test_sigterm_lets_running_answers_finish_refuses_new_ones_and_exits_0(parts: World, tmp_path: Path) -> None:
+async def test_after_sigterm_what_still_arrives_is_answered_until_connections_are_closed_and_the_exit_code_is_0(
+    parts: World, tmp_path: Path
+) -> None:
     parts.runner.autopilot = False
     async with (
         started(parts, tmp_path, "--drain-seconds", "600") as (running, url),
@@ -100,38 +104,46 @@ async def test_sigterm_lets_running_answers_finish_refuses_new_ones_and_exits_0(
         parts.runner.step(start, 0, tokens[:2])
         response = await soon(posted)
         running.process.send_signal(signal.SIGTERM)
-        await running.logged("draining")
-        await closes_connections(http)
+        await running.logged("closing connections")
+        await answers_and_closes_connections(parts, http)
         parts.runner.step(start, 2, tokens[2:], common_pb2.FINISH_REASON_EOS)
         body = (await soon(response.aread())).decode()
         assert body.endswith("data: [DONE]\n\n")
         assert await soon(running.process.wait()) == 0
         with pytest.raises(httpx2.ConnectError):
             await http.get("/readyz")
-    await until(lambda: parts.scheduler.outcomes)
-    assert parts.outcome().finish_reason == common_pb2.FINISH_REASON_EOS
+    await until(lambda: len(parts.scheduler.outcomes) == 3)
+    assert {one.finish_reason for one in parts.scheduler.outcomes.values()} == {common_pb2.FINISH_REASON_EOS}
 
 
-async def test_an_idle_gateway_leaves_at_once(parts: World, tmp_path: Path) -> None:
-    async with (
-        started(parts, tmp_path, "--drain-seconds", "600") as (running, url),
-        httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http,
-    ):
-        await ready(http)
-        running.process.send_signal(signal.SIGTERM)
-        assert await soon(running.process.wait()) == 0
+@pytest.mark.parametrize(("drain_seconds", "connections"), [("600", 0), ("0.6", 1)])
+async def test_an_idle_gateway_leaves_when_no_connection_is_open_or_none_has_sent_anything_for_long(
+    parts: World, tmp_path: Path, drain_seconds: str, connections: int
+) -> None:
+    async with started(parts, tmp_path, "--drain-seconds", drain_seconds) as (running, url):
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+            await ready(http)
+            if connections:
+                running.process.send_signal(signal.SIGTERM)
+                assert await soon(running.process.wait()) == 0
+        if not connections:
+            running.process.send_signal(signal.SIGTERM)
+            assert await soon(running.process.wait()) == 0
 
 
-async def test_answers_that_do_not_finish_in_the_drain_time_end_by_name(parts: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("drain_seconds", "signum"), [("0.2", signal.SIGTERM), ("600", signal.SIGINT)])
+async def test_answers_that_do_not_finish_in_the_drain_time_or_after_ctrl_c_end_by_name(
+    parts: World, tmp_path: Path, drain_seconds: str, signum: signal.Signals
+) -> None:
     parts.runner.autopilot = False
-    async with started(parts, tmp_path, "--drain-seconds", "0.2") as (running, url):
+    async with started(parts, tmp_path, "--drain-seconds", drain_seconds) as (running, url):
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             await ready(http)
             posted = asyncio.create_task(opened(http, TEXT | {"stream": True}))
             start = await parts.runner.next("start")
             parts.runner.step(start, 0, parts.tokens("a"))
             response = await soon(posted)
-            running.process.send_signal(signal.SIGTERM)
+            running.process.send_signal(signum)
             body = (await soon(response.aread())).decode()
         last = orjson.loads(body.strip().split("\n\n")[-1].removeprefix("data: "))
         assert last["error"]["code"] == "shutting_down"

@@ -67,7 +67,7 @@ BAD_CHATS: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     ("messages as text", {"messages": "hello"}, 400, "invalid_parameter", "messages"),
     (
         "an unknown role",
-        {"messages": [{"role": "critic", "content": ""}]},
+        {"messages": [{"role": "<critic>", "content": ""}]},
         400,
         "invalid_parameter",
         "messages[0].role",
@@ -363,7 +363,7 @@ async def test_a_key_opens_its_own_namespace_and_nothing_else_shows(parts: World
         answer = await acme.completions.create(model="acme/upper", prompt="hello")
         assert answer.choices[0].text == ANSWER
         await world.settled()
-        assert world.outcome().namespace == "acme"
+        assert (world.outcome().namespace, world.outcome().key_id) == ("acme", "wk_acme")
         key = {"authorization": "Bearer key-of-acme"}
         absent = await http.post("/v1/completions", json=TEXT | {"model": "acme/absent"}, headers=key)
         others = await http.post("/v1/completions", json=TEXT | {"model": "rival/secret"}, headers=key)

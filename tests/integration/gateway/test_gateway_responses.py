@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import openai
 import pytest
+from openai.types.responses import ResponseInputMessageItem
 
 from .conftest import World, serving, soon, until
 from .test_gateway_batches import batched
@@ -96,6 +97,37 @@ async def test_a_response_is_continued_read_and_forgotten(parts: World, tmp_path
                 await client.responses.create(model="tiny", input="and", previous_response_id=gone)
 
 
+async def test_the_items_of_an_input_are_listed_by_pages(parts: World, tmp_path: Path) -> None:
+    wide_context(parts)
+    async with batched(parts, tmp_path) as made:
+        client = made.world.client()
+        first = await client.responses.create(model="tiny", input="hello")
+        call: Any = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"}
+        back: Any = [
+            {"role": "system", "content": "Be brief."},
+            first.output[0],
+            first.output[0],  # twice the same id
+            call,
+            {"type": "function_call_output", "call_id": "1", "output": "sunny"},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "again"}]},
+        ]
+        second = await client.responses.create(model="tiny", input=back, previous_response_id=first.id)
+        (text,) = (await client.responses.input_items.list(first.id, include=["reasoning.encrypted_content"])).data
+        assert isinstance(text, ResponseInputMessageItem)
+        assert (text.role, text.content[0].type, text.content[0].to_dict()["text"]) == ("user", "input_text", "hello")
+        forward = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
+        assert [item.type for item in forward] == ["message"] * 3 + ["function_call", "function_call_output", "message"]
+        assert len({item.id for item in forward}) == len(back)
+        assert forward[1].id == first.output[0].id
+        backward = await client.responses.input_items.list(second.id)
+        assert ([item.id for item in backward.data], backward.has_more) == ([one.id for one in forward][::-1], False)
+        for wrong in ({"after": "msg_never"}, {"limit": 101}, {"order": "up"}):
+            with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
+                await client.responses.input_items.list(second.id, **wrong)  # type: ignore[arg-type]
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.input_items.list("resp_never")
+
+
 async def test_an_answer_that_cannot_be_kept_is_given_and_says_so(parts: World, tmp_path: Path) -> None:
     async with batched(parts, tmp_path) as made:
         made.batch.refuses = grpc.StatusCode.UNAVAILABLE, "no store"
@@ -138,7 +170,7 @@ async def test_an_error_behind_the_first_byte_is_an_event(parts: World, tmp_path
         ({"input": [{"type": "item_reference"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
         ({"truncation": "auto"}, "truncation"),
     ],
 )

@@ -68,7 +68,7 @@ async def test_requests_held_for_a_tokenizer_that_does_not_come_leave_capacity_f
         answers = await asyncio.gather(*(http.post("/v1/completions", json=TEXT) for _ in range(6)))
         assert [answer.status_code for answer in answers] == [200] * 6
         assert not any(one.done() for one in held)
-        await soon(world.gateway.manager.drain())
+        await soon(world.gateway.manager.drain(600.0))
         assert [answer.status_code for answer in await asyncio.gather(*held)] == [503] * 2
 
 
@@ -92,7 +92,7 @@ async def test_a_request_that_is_held_when_the_process_stops_is_refused_at_once(
     parts: World, tmp_path: Path, missing: str
 ) -> None:
     parts.scheduler.routes = scheduler_pb2.Routes() if missing == "routes" else with_broken_pool(parts)
-    async with serving(parts, parts.settings(tmp_path, drain_seconds=600)) as world, world.http() as http:
+    async with serving(parts, parts.settings(tmp_path)) as world, world.http() as http:
         asked = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"model": "broken"}))
         machine = world.gateway.machine
         await until(
@@ -100,5 +100,5 @@ async def test_a_request_that_is_held_when_the_process_stops_is_refused_at_once(
                 machine.admission.arriving and (missing == "routes" or machine.admission.waiting_for_tokenizer(ABSENT))
             )
         )
-        await soon(world.gateway.manager.drain())
+        await soon(world.gateway.manager.drain(600.0))
         refused(await soon(asked), 503, "shutting_down")

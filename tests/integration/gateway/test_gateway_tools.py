@@ -51,6 +51,28 @@ async def test_calls_come_whole_and_streamed_and_can_be_answered(parts: World, t
         assert after.choices[0].message.tool_calls is None
 
 
+async def test_a_pools_parser_reads_calls_that_its_template_does_not_show(parts: World, tmp_path: Path) -> None:
+    """The template says nothing of calls, which would be Hermes's form."""
+    wide_context(parts)
+    routes = parts.scheduler.routes
+    routes.pools[0].tool_call_parser = "mistral"
+    written = '[{"name": "weather", "arguments": {"city": "Paris"}}]'
+    async with serving(parts, parts.settings(tmp_path)) as world:
+        world.runner.answer = lambda _: world.tokens(written)
+        asked: Any = {"model": "tiny", "messages": HELLO, "tools": [WEATHER]}
+        whole = (await world.client().chat.completions.create(**asked)).choices[0]
+        async with world.client().chat.completions.stream(**asked) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+        for choice in (whole, streamed):
+            assert (choice.finish_reason, choice.message.content or "") == ("tool_calls", "")
+            calls: Any = choice.message.tool_calls
+            assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+                ("weather", {"city": "Paris"})
+            ]
+        text = world.tokenizer.decode((await world.runner.next("start")).prompt_tokens)
+        assert '\n[{"name": NAME, "arguments": {ARGUMENTS}}]' in text
+
+
 async def test_a_template_without_tools_gets_them_in_a_system_message(world: World) -> None:
     await world.client().chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
     called: Any = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]

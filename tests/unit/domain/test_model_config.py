@@ -1,13 +1,14 @@
 """config.json of a base: sizes that add up, options that are served."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.unit.artifacts.making import MODEL_CONFIG, shape
 from weft.artifacts.errors import Reason, Refused
-from weft.domain.model.config import ModelSpec, parse_model_config
+from weft.domain.model.config import ModelSpec, is_bare, parse_model_config
 from weft.domain.model.tensors import linear_modules, model_tensors
 
 
@@ -77,6 +78,12 @@ def test_what_is_left_out_is_what_the_family_means_by_that() -> None:
     assert parse(**QWEN2, num_key_value_heads="absent", num_attention_heads=64, hidden_size=128).kv_heads == 32
     assert parse(**QWEN3).head_dim == 128
     assert parse(**{**QWEN3, "architectures": "absent"}).architecture == "Qwen3ForCausalLM"
+
+
+def test_a_model_without_a_head_is_of_its_family() -> None:
+    whole, bare = parse(**QWEN3), parse(**{**QWEN3, "architectures": ["Qwen3Model"]})
+    assert bare == replace(whole, architecture="Qwen3Model", tied_embeddings=True)
+    assert (is_bare(bare.architecture), is_bare(whole.architecture)) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ from weft_gateway.core.events import (
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.stream import runner_peer
 
-CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0, drain_s=10.0)
+CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0)
+DRAIN_S = 10.0
 FIRST, SECOND, REBORN = RunnerId("a", "1"), RunnerId("b", "1"), RunnerId("a", "2")
 TABLE = Routes(
     version=1,
@@ -482,7 +483,7 @@ def test_a_drain_waits_for_answers_and_for_their_outcomes_to_be_stored() -> None
     shell = Shell().ready()
     shell.submit()
     shell.run()
-    assert shell.feed(DrainStarted()) == []
+    assert shell.feed(DrainStarted(DRAIN_S)) == []
     assert shell.machine.admission.refusal(shell.now) is not None
     assert not of(shell.step(b"ab", FinishReason.EOS), Drained)
     assert shell.feed(Received(SCHEDULER, OutcomeAck(("r",)))) == [Drained()]
@@ -493,8 +494,8 @@ def test_a_drain_ends_by_name_what_takes_too_long_and_does_not_wait_for_an_absen
     shell = Shell().ready()
     shell.submit()
     shell.run()
-    shell.feed(DrainStarted())
-    (finish,) = of(shell.wait(10.0), Finish)
+    shell.feed(DrainStarted(DRAIN_S))
+    (finish,) = of(shell.wait(DRAIN_S), Finish)
     assert isinstance(finish, Finish)
     assert finish.failure is not None
     assert finish.failure.code == "shutting_down"
@@ -504,7 +505,7 @@ def test_a_drain_ends_by_name_what_takes_too_long_and_does_not_wait_for_an_absen
 def test_a_drain_refuses_what_is_held() -> None:
     shell = Shell()
     shell.feed(RequestArrived("r"))
-    refusal, drained = shell.feed(DrainStarted())
+    refusal, drained = shell.feed(DrainStarted(DRAIN_S))
     assert isinstance(refusal, Refuse)
     assert (refusal.failure.code, drained) == ("shutting_down", Drained())
 
@@ -539,7 +540,7 @@ def disturbed(seed: int) -> tuple[Shell, list[Effect]]:
                 shell.wait(chance.choice([0.01, 1.0, 20.0]))
             case _:
                 shell.feed(ClientGone(chance.choice(names)))
-    shell.feed(DrainStarted())
+    shell.feed(DrainStarted(DRAIN_S))
     shell.wait(20.0)
     return shell, shell.effects
 

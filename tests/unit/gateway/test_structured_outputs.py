@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -92,6 +93,23 @@ def test_a_regular_expression_is_of_the_whole_answer(regex: str, wrap: Any) -> N
 
 def test_an_escaped_dollar_at_the_end_is_a_dollar() -> None:
     assert accepts(grammar(guided_regex=r"[0-9]+\$"), "5$")
+
+
+@pytest.mark.parametrize(
+    ("regex", "of_it", "others"),
+    [
+        (r"\d", "5", "٣x"),
+        (r"[\d.-]", "5.-", "٣x"),
+        (r"\w", "5a_", "é٣-"),
+        (r"[^\d]", "xé٣", "5"),
+        (r"\D", "xé٣", "5"),
+        (r"\W", "é- ", "a5_"),
+        (r"\\d", ("\\d",), "5"),
+    ],
+)
+def test_digits_and_letters_are_those_of_ascii(regex: str, of_it: Sequence[str], others: str) -> None:
+    made = grammar(guided_regex=regex)
+    assert [text for text in (*of_it, *others) if accepts(made, text)] == [*of_it]
 
 
 def test_choices_are_texts_of_any_characters() -> None:

@@ -2,16 +2,18 @@
 
 import json
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.domain.routes import ToolCallParserName
 from weft_gateway.openai.tool_calls import (
     HERMES,
     LLAMA,
     MISTRAL,
+    PARSERS,
     ArgumentsPart,
     CallBegun,
     Content,
@@ -131,6 +133,11 @@ def test_the_form_shows_in_the_template() -> None:
     assert format_of("{{ '<|python_tag|>' }}{{ tools }}") is LLAMA
     assert format_of("{{ '[TOOL_CALLS]' }}") is MISTRAL
     assert format_of("{{ messages }}") is HERMES
+
+
+def test_a_pools_parser_goes_before_the_template_and_the_schema_has_every_parser() -> None:
+    assert format_of("{{ '<tool_call>' }}", "mistral") is MISTRAL
+    assert set(get_args(ToolCallParserName)) == PARSERS.keys()
 
 
 def test_ids_are_as_long_as_templates_want_and_differ() -> None:

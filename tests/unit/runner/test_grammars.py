@@ -40,6 +40,7 @@ SCHEMA = {
 JSON = LLMatcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False})
 PHONE = LLMatcher.grammar_from_regex(r"\+[0-9]{2} [0-9]{3,5}")
 EOS = 1
+VOCAB: int = json.loads((QUICKSTART / "model" / "config.json").read_text())["vocab_size"]
 
 
 # ---- the machine: a Start waits for its grammar, and nothing else does
@@ -137,11 +138,11 @@ def test_tokens_that_came_with_kv_of_another_runner_advance_the_grammar():
 # ---- compiling: named errors, masks as they should be
 
 
-def grammars(vocab: int = 106, path: Path | None = QUICKSTART / "model" / "tokenizer.json") -> Grammars:
+def grammars(vocab: int = VOCAB, path: Path | None = QUICKSTART / "model" / "tokenizer.json") -> Grammars:
     return Grammars(path, vocab, frozenset({EOS}))
 
 
-def allowed(state: Any, vocab: int = 106) -> set[int]:
+def allowed(state: Any, vocab: int = VOCAB) -> set[int]:
     words = np.zeros(-(-vocab // 32), np.uint32)
     state.fill([(state, 0)], words.ctypes.data, words.nbytes, 1)
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
@@ -160,9 +161,17 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts_and_special_tokens
     assert allowed(begun) == {EOS}
 
 
+def test_the_bytes_of_a_character_that_has_no_token_are_allowed_one_by_one():
+    begun = grammars().begin(LLMatcher.grammar_from_regex("(é|日)"), ())
+    assert allowed(begun) == {ids("é")[0], ids("日")[0]}
+    for token in ids("日"):
+        begun.add(token)
+    assert allowed(begun) == {EOS}
+
+
 def test_tokens_beyond_the_tokenizer_are_masked_out():
-    anything = grammars(200).begin(LLMatcher.grammar_from_regex("(?s:.*)"), ())
-    assert max(allowed(anything, 200)) < 106
+    anything = grammars(VOCAB + 90).begin(LLMatcher.grammar_from_regex("(?s:.*)"), ())
+    assert max(allowed(anything, VOCAB + 90)) < VOCAB
 
 
 def test_a_state_made_behind_emitted_tokens_is_the_one_that_took_them_one_by_one():
@@ -201,7 +210,7 @@ def test_an_answer_that_is_not_of_its_grammar_is_refused():
 )
 def test_a_model_that_grammars_cannot_mask_refuses_them_by_name(path: Path | None, eos: set[int], why: str):
     with pytest.raises(GrammarRefused, match=why):
-        Grammars(path, 106, frozenset(eos)).begin(PHONE, ())
+        Grammars(path, VOCAB, frozenset(eos)).begin(PHONE, ())
 
 
 # ---- the engine
@@ -212,8 +221,14 @@ PROMPT = "the quick brown fox"
 @pytest.fixture(params=["reference", "cpu"])
 def quick(request, tmp_path, make_driver):
     """Drivers over the quickstart's model, on an executor."""
-    (tmp_path / "world").mkdir()
-    (tmp_path / "world" / "base").symlink_to(QUICKSTART / "model")
+    base = tmp_path / "world" / "base"
+    base.mkdir(parents=True)
+    for path in (QUICKSTART / "model").iterdir():
+        (base / path.name).symlink_to(path)
+    tokens = json.loads((base / "tokenizer.json").read_text())
+    del tokens["model"]["vocab"]["<0xC3>"]  # a byte without a token
+    (base / "tokenizer.json").unlink()
+    (base / "tokenizer.json").write_text(json.dumps(tokens))
     world = World(tmp_path / "world", json.loads((QUICKSTART / "model" / "config.json").read_text()))
     make = None
     if request.param == "cpu":
@@ -222,7 +237,8 @@ def quick(request, tmp_path, make_driver):
             load()
         except NativeUnavailable as error:
             pytest.skip(f"no native library: {error.reason}")
-    return lambda **limits: make_driver(world, make_executor=make, page_tokens=16, total_pages=256, **limits)
+    limits = {"page_tokens": 16, "total_pages": 256}
+    return lambda **more: make_driver(world, make_executor=make, **{**limits, **more})
 
 
 def native(files: dict[str, Path], spec: Any, limits: Any) -> Any:
@@ -297,9 +313,28 @@ def test_an_answer_that_moves_goes_on_as_if_it_had_not(quick, cut):
     assert_of_schema(alone)
 
 
+def test_answers_that_are_swapped_out_and_back_are_those_of_undisturbed_ones(quick, monkeypatch):
+    monkeypatch.setattr("weft_runner.core.kv_swap.RATE", 0.0)  # however slow copies are here, they are the cheaper way
+    counted = LLMatcher.grammar_from_regex("([a-f] ){40}end")
+
+    def answers(**limits: Any) -> tuple[dict[str, str], Any]:
+        driver = quick(max_sequences=6, **limits)
+        for i in range(6):
+            sampling = Sampling(seed=i, temperature=1.0, grammar=counted)
+            driver.post(driver.request(f"r{i}", prompt(), 120, sampling=sampling, reservation_tokens=3, cache_salt="t"))
+        driver.finish(5000)
+        return {f"r{i}": text_of(driver, f"r{i}") for i in range(6)}, driver
+
+    undisturbed, _ = answers()
+    swapped, driver = answers(total_pages=24, swap_page_bytes=1)
+    assert driver.pool.swap.in_bytes > 0
+    assert swapped == undisturbed
+    assert all(re.fullmatch("([a-f] ){40}end", text) for text in swapped.values())
+
+
 def test_a_grammar_that_no_token_continues_ends_its_request_alone_by_name(quick):
     driver = quick()
-    dead = LLMatcher.grammar_from_regex("a(é|ü)")  # this model has no token for either
+    dead = LLMatcher.grammar_from_regex("a(é|ü)")  # both begin with the byte that has no token
     texts = run(driver, dead=Sampling(grammar=dead), free=Sampling())
     ending = driver.ending("dead")
     assert isinstance(ending, Ended)

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Reason, Refused
 from weft.domain.model.safetensors import Header, TensorInfo, check_dtype
-from weft.domain.model.tensors import PROJECTIONS, check_shape, linear_modules, module_name
+from weft.domain.model.tensors import INNER, PROJECTIONS, check_shape, linear_modules, module_name
 from weft.domain.text import quoted
 
 _KEY = re.compile(r"base_model\.model\.(.{1,400})\.lora_([AB])\.weight", re.DOTALL)
@@ -90,7 +90,8 @@ def pair_tensors(
         match = _KEY.fullmatch(key)
         if not match:
             raise _unexpected_tensor(key)
-        found.setdefault(match[1], {})[match[2]] = tensor
+        module = INNER + match[1] if match[1].startswith("layers.") else match[1]  # trained on a model without a head
+        found.setdefault(module, {})[match[2]] = tensor
     if not found:
         raise Refused(Reason.SHAPE_MISMATCH, "the adapter has no tensors")
     known = {name: (layer, projection) for name, layer, projection in linear_modules(spec) if name in found}

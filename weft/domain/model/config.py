@@ -1,5 +1,7 @@
 """`config.json` of a base model -> ModelSpec: what an executor computes. Llama, Mistral, Qwen2 and Qwen3.
 
+Each of them may lack its head (`Qwen3Model`): it embeds, and generates nothing.
+
 The depot, which accepts models and adapters, and the runner, which computes them, both read a configuration here.
 transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`; both are read. Absent
 fields mean what they mean in transformers' configuration class of the family. Sizes are bounded so that arithmetic on
@@ -19,6 +21,7 @@ from weft.domain.text import quoted
 
 MAX_CONFIG_BYTES = 1 << 20
 ROPE_TYPES = ("default", "linear", "llama3")
+BARE = "Model"  # what architectures without a head end with: MistralModel
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_WINDOW, DEFAULT_FIRST_WINDOWED = 4096, 28  # MistralConfig, Qwen2Config, Qwen3Config
 
@@ -35,7 +38,10 @@ class Windows(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture. `kv_heads`, `head_dim`: where config.json has none (None: as many as heads, H / heads)."""
+    """One architecture; `bare` is the same without its head, which embeds alone.
+
+    `kv_heads`, `head_dim`: where config.json has none (None: as many as heads, H / heads).
+    """
 
     architecture: str
     model_type: str
@@ -44,6 +50,10 @@ class Family:
     qk_norm: bool = False
     kv_heads: int | None = None
     head_dim: int | None = None
+
+    @property
+    def bare(self) -> str:
+        return self.architecture.replace("ForCausalLM", BARE)
 
 
 FAMILIES = (
@@ -85,7 +95,7 @@ class ModelSpec:
     head_dim: int
     norm_eps: float
     max_positions: int
-    tied_embeddings: bool
+    tied_embeddings: bool  # the head is the embedding; so it is taken to be where there is no head
     rope: RopeSpec
     qkv_bias: bool
     qk_norm: bool
@@ -124,6 +134,11 @@ class ModelSpec:
                 raise KeyError(name)
 
 
+def is_bare(architecture: str) -> bool:
+    """Whether such a model has no head: its hidden states are embeddings, and it generates nothing."""
+    return architecture.endswith(BARE)
+
+
 def parse_model_config(raw: bytes, raw_generation: bytes | None = None) -> ModelSpec:
     """config.json and generation_config.json as files -> ModelSpec. Raises Refused: ConfigInvalid, UnsupportedModel."""
     config = _object("config.json", raw)
@@ -132,7 +147,7 @@ def parse_model_config(raw: bytes, raw_generation: bytes | None = None) -> Model
 
 def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> ModelSpec:
     """The same from parsed objects. Raises Refused: ConfigInvalid, UnsupportedModel."""
-    family = _family(config)
+    family, architecture = _family(config)
     _check_options(config)
     hidden, heads = _size(config, "hidden_size", 1 << 17), _size(config, "num_attention_heads", 1 << 12)
     kv_heads = _size(config, "num_key_value_heads", 1 << 12, null=heads, absent=family.kv_heads)
@@ -144,7 +159,7 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Mode
     max_positions = _size(config, "max_position_embeddings", 1 << 24)
     dtype: object = config.get("dtype") or config.get("torch_dtype")  # transformers 5, earlier versions
     return ModelSpec(
-        architecture=family.architecture,
+        architecture=architecture,
         vocab_size=_size(config, "vocab_size", 1 << 22),
         hidden_size=hidden,
         intermediate_size=_size(config, "intermediate_size", 1 << 19),
@@ -154,7 +169,7 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Mode
         head_dim=head_dim,
         norm_eps=_positive(config, "rms_norm_eps", 1e-6),
         max_positions=max_positions,
-        tied_embeddings=_flag(config, "tie_word_embeddings"),
+        tied_embeddings=_flag(config, "tie_word_embeddings") or is_bare(architecture),
         rope=_rope(config, max_positions),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
@@ -171,14 +186,16 @@ def _object(name: str, raw: bytes) -> JsonObject:
         raise Refused(Reason.CONFIG_INVALID, f"{name}: {error}") from error
 
 
-def _family(config: JsonObject) -> Family:
-    """By `architectures`, or by `model_type` where there is none."""
+def _family(config: JsonObject) -> tuple[Family, str]:
+    """And the architecture, by `architectures`, or by `model_type` where there is none."""
     names = config.get("architectures")
     for family in FAMILIES:
+        if names == [family.bare]:
+            return family, family.bare
         if names == [family.architecture] or (names is None and config.get("model_type") == family.model_type):
-            return family
+            return family, family.architecture
     served = ", ".join(family.architecture for family in FAMILIES)
-    raise _unsupported(f"architectures is {quoted(names)}; served are: {served}")
+    raise _unsupported(f"architectures is {quoted(names)}; served are: {served}, and each as {BARE}, without its head")
 
 
 def _check_options(config: JsonObject) -> None:

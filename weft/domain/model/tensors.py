@@ -1,6 +1,7 @@
 """The tensors of a base model: names and shapes as Hugging Face writes them, and the check of files against them."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.model.errors import Reason, Refused
@@ -11,6 +12,7 @@ BIASED = ATTENTION[:3]
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+INNER = "model."  # what the decoder is called inside a model with a head
 PACKED = ("I8", "I16", "I32", "U", "F8_", "F6_", "F4")  # what quantised checkpoints hold beside their scales
 NAMED_MAX = 4  # tensors that an error names
 
@@ -52,6 +54,17 @@ def model_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield HEAD, (spec.vocab_size, spec.hidden_size)
 
 
+def whole_names(headers: Mapping[str, Header]) -> dict[str, Header]:
+    """The same with the names of a model with a head, where the files have those of one without (`layers.0.`)."""
+    bare = EMBEDDING.removeprefix(INNER)
+    if not any(bare in header.tensors for header in headers.values()):
+        return dict(headers)
+    return {
+        file: replace(header, tensors={INNER + name: tensor for name, tensor in header.tensors.items()})
+        for file, header in headers.items()
+    }
+
+
 def check_model_tensors(spec: ModelSpec, headers: Mapping[str, Header]) -> dict[str, TensorInfo]:
     """The weights (file name -> header) hold exactly the tensors of the model; those of the model by name.
 
@@ -59,7 +72,7 @@ def check_model_tensors(spec: ModelSpec, headers: Mapping[str, Header]) -> dict[
     Raises Refused: ShapeMismatch, UnknownModule, HeaderInvalid, DtypeNotSupported.
     """
     found: dict[str, TensorInfo] = {}
-    for file, header in headers.items():
+    for file, header in whole_names(headers).items():
         if twice := found.keys() & header.tensors.keys():
             raise Refused(Reason.HEADER_INVALID, f"{file}: {some_of(twice)} is in another file too")
         found |= header.tensors

@@ -17,7 +17,6 @@ class GatewayConfig:
     predict_s: float = 0.05  # for a prediction
     connect_s: float = 5.0  # for a runner's session to come up
     session_idle_s: float = 60.0  # a session without requests closes
-    drain_s: float = 10.0  # for running answers to finish before the process ends
     max_unacked: int = MAX_UNACKED
 
 

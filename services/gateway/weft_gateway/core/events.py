@@ -59,6 +59,7 @@ class PreparedRequest:
     returns_tokens: bool = False  # the client gets the answer's token ids, too
     cache_salt: str = ""  # of the client's own: prompts are reused inside it alone
     traceparent: str = ""  # W3C trace context of a request that is sampled
+    key_id: str = ""  # of the caller's API key
 
     @property
     def salt(self) -> str:
@@ -136,7 +137,9 @@ class TokenizerChanged:
 
 @dataclass(frozen=True, slots=True)
 class DrainStarted:
-    """Take no more requests, let running answers finish for a while, then end the rest. Drained answers it."""
+    """Take no more requests, let running answers finish within `limit_s`, then end the rest. Drained answers it."""
+
+    limit_s: float
 
 
 Event = (

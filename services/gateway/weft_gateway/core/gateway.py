@@ -125,9 +125,9 @@ class Gateway:
                 effects = self._on_session(event, now)
             case events.TokenizerChanged():
                 effects = self.admission.on_tokenizer(event)
-            case events.DrainStarted():
+            case events.DrainStarted(limit_s):
                 effects = self.admission.drain()
-                self._timers.set(_DRAIN, now + self.config.drain_s)
+                self._timers.set(_DRAIN, now + limit_s)
             case _:
                 assert event is TICK
                 effects = []
@@ -507,4 +507,5 @@ def _outcome_of(active: ActiveRequest, total_s: float, ttft_s: float | None) -> 
         migrations=stream.migrations,
         doublings=stream.doublings,
         choice=stream.index,
+        key_id=request.key_id,
     )

@@ -14,12 +14,14 @@ class AnswerForm:
 
     `tools`: the form of calls; None: there are none. `reasons`: it may begin with reasoning; `in_reasoning`: it does.
     `calls_are_asked`: the request names the tool that is called, and the end of the answer is no surprise (OpenAI).
+    `calls_alone`: the answer has to call, so text beside its calls is that of a call which was cut, and no content.
     """
 
     tools: ToolFormat | None = None
     reasons: bool = False
     in_reasoning: bool = False
     calls_are_asked: bool = False
+    calls_alone: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -60,7 +62,8 @@ class AnswerReader:
         return [Content(content)] if content else []
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        return [self._delta(part) for part in parts]
+        left_out = Content if self._form.calls_alone else ()
+        return [self._delta(part) for part in parts if not isinstance(part, left_out)]
 
     def _delta(self, part: Part) -> dict[str, Any]:
         match part:

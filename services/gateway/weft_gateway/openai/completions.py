@@ -44,7 +44,8 @@ def _encode(
     """Raises TooLong, NotEncodable. A prompt that is to be truncated may be longer than the context."""
     truncates = params.truncate_prompt_tokens is not None
     if isinstance(prompt, str):
-        text = prompt[-tokenizer.max_chars(context_tokens) :] if truncates else prompt
+        most = tokenizer.max_chars(context_tokens) if truncates else len(prompt)
+        text = prompt[:most] if params.truncation_side == "right" else prompt[-most:]
         return tokenizer.encode(text, context_tokens, add_special_tokens=params.add_special_tokens)
     if len(prompt) > context_tokens and not truncates:
         raise TooLong.of(context_tokens, f"your prompt has {len(prompt)} tokens")

@@ -1,12 +1,15 @@
-"""`POST /v1/embeddings`, `/rerank` and `/score`: what a model makes of a text, as a vector or as likeness.
+"""`POST /v1/embeddings`, `/pooling`, `/rerank` and `/score`: what a model makes of a text, as a vector or as likeness.
 
 An embedding is the hidden state of a text's last token behind the final norm, of length 1 unless the request wants it
 as it is. Relevance and scores are cosines of embeddings, as vLLM has them for embedding models.
 """
 
 import base64
+import struct
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Sequence, Sized
+from dataclasses import replace
 from math import hypot
 from operator import mul
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -18,14 +21,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft_gateway.errors import ParameterError
-from weft_gateway.openai.completions import prompts_of
+from weft_gateway.openai import completions
+from weft_gateway.openai.chat import prompt_of
 from weft_gateway.openai.fields import MAX_INT32, Prompts, Whole
 from weft_gateway.openai.http_requests import completion
 from weft_gateway.openai.response_format import CompletionEncoder, EndedChoice
-from weft_gateway.openai.schema import MAX_CALLER_ID, CompletionRequest, Strict, parse
-from weft_gateway.openai.validation import ModelEndpoint
+from weft_gateway.openai.schema import MAX_CALLER_ID, ChatPrompt, CompletionRequest, Strict, checked, object_of, parse
+from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import MAX_PROMPTS
+from weft_gateway.shell.tokenizer import ModelTokenizer
 
 Vector: TypeAlias = "array[float]"
 
@@ -47,22 +52,46 @@ class _Pooled(Strict):
 
     model: str = Field(min_length=1, max_length=512, description="an adapter or a base model, as in GET /v1/models")
     truncate_prompt_tokens: Whole | None = Field(
-        None, ge=-1, le=MAX_INT32, description="the last tokens of a text that are kept; -1: as many as fit"
+        None, ge=-1, le=MAX_INT32, description="the tokens of a text that are kept; -1: as many as fit"
+    )
+    truncation_side: Literal["left", "right"] = Field("left", description="where a text is cut; left: its last stay")
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=256, description="texts are reused inside one salt (and namespace) only"
     )
     priority: Whole = Field(0, ge=0, le=MAX_INT32, description="above 0: may wait for interactive requests, as batches")
     user: str = Field("", max_length=MAX_CALLER_ID, description="whom the caller asks for; logged hashed")
 
 
-class EmbeddingsRequest(_Pooled):
-    """`POST /v1/embeddings`."""
+class _VectorForm(_Pooled):
+    """How vectors are written."""
 
-    input: Prompts = Field(description="a text, token ids, or a list of either")
-    encoding_format: Literal["float", "base64"] = Field("float", description="base64: of little-endian fp32")
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = Field(
+        "float", description="base64: of bytes; bytes: no JSON, with a header `metadata`; bytes_only: without it"
+    )
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "float32", description="of bytes"
+    )
+    endianness: Literal["native", "little", "big"] = Field("native", description="of bytes; native: little")
     dimensions: Whole | None = Field(
         None, ge=1, le=MAX_INT32, description="the first so many numbers, for models trained so (Matryoshka)"
     )
     normalize: bool = Field(True, description="of length 1")
+    use_activation: bool | None = Field(None, description="vLLM's name of normalize")
+
+    @property
+    def is_normalized(self) -> bool:
+        return self.normalize if self.use_activation is None else self.use_activation
+
+
+class EmbeddingsRequest(_VectorForm):
+    """`POST /v1/embeddings`."""
+
+    input: Prompts = Field(description="a text, token ids, or a list of either")
     add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text")
+
+
+class EmbeddedChatRequest(ChatPrompt, _VectorForm):
+    """`POST /v1/embeddings` of a chat, as vLLM has it."""
 
 
 class RerankRequest(_Pooled):
@@ -72,10 +101,11 @@ class RerankRequest(_Pooled):
     documents: Texts = Field(description="texts, or objects with a text")
     top_n: Whole = Field(0, ge=0, le=MAX_INT32, description="the most relevant that are returned; 0: all")
     return_documents: bool = Field(True, description="each result has its text")
+    max_tokens_per_doc: Whole = Field(0, ge=0, le=MAX_INT32, description="the first of a document that count; 0: all")
 
 
 class ScoreRequest(_Pooled):
-    """`POST /score`, as vLLM has it: one text_1 with each text_2, or pairs."""
+    """`POST /score`, as vLLM has it: one text_1 with each text_2, or pairs. `SCORE_NAMES` are their other names."""
 
     text_1: Texts
     text_2: Texts
@@ -84,6 +114,10 @@ class ScoreRequest(_Pooled):
         if len(self.text_1) not in (1, len(self.text_2)):
             text = f"text_1 has {len(self.text_1)} texts, text_2 {len(self.text_2)}: as many, or one text_1."
             raise ParameterError(text, param="text_1")
+
+
+SCORE_NAMES = {"queries": "text_1", "data_1": "text_1", "documents": "text_2", "items": "text_2", "data_2": "text_2"}
+TASKS = ("embed",)
 
 
 class PooledRequest(CompletionRequest):
@@ -109,13 +143,29 @@ class ScoredRequest(PooledRequest):
 def _pooled(
     form: type[PooledRequest], asked: _Pooled, prompts: Sequence[str | list[int]], **more: Any
 ) -> PooledRequest:
-    common = {"truncate_prompt_tokens": asked.truncate_prompt_tokens, "priority": asked.priority, "user": asked.user}
+    names = ("truncate_prompt_tokens", "truncation_side", "cache_salt", "priority", "user")
+    common = {name: getattr(asked, name) for name in names}
     return form.model_construct(model=asked.model, prompt=tuple(prompts), max_tokens=0, asked=asked, **common, **more)
 
 
 def _embeddings(body: bytes) -> PooledRequest:
-    asked = parse(EmbeddingsRequest, body)
+    return _embedded(object_of(body))
+
+
+def _embedded(value: dict[str, Any]) -> PooledRequest:
+    """Raises ParameterError."""
+    if value.get("messages") is not None:
+        return _pooled(PooledRequest, checked(EmbeddedChatRequest, value), [""])
+    asked = checked(EmbeddingsRequest, value)
     return _pooled(PooledRequest, asked, asked.input, add_special_tokens=asked.add_special_tokens)
+
+
+def _pooling(body: bytes) -> PooledRequest:
+    value = object_of(body)
+    if (task := value.pop("task", None) or "embed") not in TASKS:
+        text = f"task: {str(task)[:64]!r} is not served; {', '.join(TASKS)} is."
+        raise ParameterError(text, param="task", code="unsupported_value")
+    return _embedded(value)
 
 
 def _rerank(body: bytes) -> PooledRequest:
@@ -124,10 +174,32 @@ def _rerank(body: bytes) -> PooledRequest:
 
 
 def _score(body: bytes) -> PooledRequest:
-    asked = parse(ScoreRequest, body)
+    value = object_of(body)
+    asked = checked(ScoreRequest, {SCORE_NAMES.get(name, name): item for name, item in value.items()})
     if len(asked.text_1) + len(asked.text_2) > MAX_PROMPTS:
         raise ParameterError(f"text_1 and text_2 may have {MAX_PROMPTS} texts together.", param="text_2")
     return _pooled(ScoredRequest, asked, [*asked.text_1, *asked.text_2])
+
+
+def _prompts_of(parsed: ParsedRequest[PooledRequest]) -> list[Prompt]:
+    """Each text, or the chat. Raises ParameterError."""
+    match parsed.params.asked:
+        case EmbeddedChatRequest() as chat:
+            return [prompt_of(chat, parsed.tokenizer, parsed.tools)]
+        case RerankRequest(max_tokens_per_doc=most) if most:
+            query, *documents = parsed.params.prompt
+            cut = [_first_tokens(document, most, parsed.tokenizer) for document in documents]
+            params = parsed.params.model_copy(update={"prompt": (query, *cut)})
+            return completions.prompts_of(replace(parsed, params=params))
+        case _:
+            return completions.prompts_of(parsed)
+
+
+def _first_tokens(text: str | list[int], count: int, tokenizer: ModelTokenizer) -> str:
+    """What so many tokens of a text say."""
+    assert isinstance(text, str)
+    most = tokenizer.max_chars(count)
+    return tokenizer.decode(tokenizer.encode(text[:most], count, add_special_tokens=False)[:count])
 
 
 def vector_of(state: bytes) -> Vector:
@@ -141,6 +213,10 @@ def normalized(vector: Vector) -> Vector:
     return array("f", [x / length for x in vector]) if length else vector
 
 
+def _used(usage: dict[str, int]) -> dict[str, int]:
+    return {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["total_tokens"]}
+
+
 class _VectorEncoder(CompletionEncoder):
     """Vectors are whole: nothing is streamed."""
 
@@ -148,8 +224,7 @@ class _VectorEncoder(CompletionEncoder):
 
     def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
         vectors = [vector_of(choice.emit.state) for choice in choices]
-        used = {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["total_tokens"]}
-        return orjson.dumps({**self._head, **self._found(vectors), "usage": used})
+        return orjson.dumps({**self._head, **self._found(vectors), "usage": _used(usage)})
 
     def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
         raise NotImplementedError
@@ -162,16 +237,79 @@ class EmbeddingsEncoder(_VectorEncoder):
         data = [{"object": "embedding", "index": i, "embedding": self._form(one)} for i, one in enumerate(vectors)]
         return {"data": data}
 
-    def _form(self, vector: Vector) -> str | list[float]:
-        asked: EmbeddingsRequest = self._params.asked
+    def body(self, choices: Sequence[EndedChoice], usage: dict[str, int]) -> bytes:
+        form = self._params.asked.encoding_format
+        if not form.startswith("bytes"):
+            return super().body(choices, usage)
+        self.media_type = "application/octet-stream"
+        parts = [self._form(vector_of(choice.emit.state)) for choice in choices]
+        if form == "bytes":
+            self.headers = {"metadata": orjson.dumps(self._metadata(parts, usage)).decode()}
+        return b"".join(map(bytes, parts))
+
+    def _metadata(self, parts: Sequence[Sized], usage: dict[str, int]) -> dict[str, Any]:
+        """Where each vector stands in the body, as vLLM's clients read it."""
+        asked: _VectorForm = self._params.asked
+        data, start = list[dict[str, Any]](), 0
+        for index, part in enumerate(parts):
+            about = {"embed_dtype": asked.embed_dtype, "endianness": asked.endianness, "shape": [self._size]}
+            data.append({"index": index, **about, "start": start, "end": start + len(part)})
+            start += len(part)
+        return {**self._head, "data": data, "usage": _used(usage)}
+
+    def _form(self, vector: Vector) -> Any:
+        asked: _VectorForm = self._params.asked
         if asked.dimensions is not None and asked.dimensions > len(vector):
             text = f"dimensions {asked.dimensions} is more than the model's {len(vector)}."
             raise ParameterError(text, param="dimensions")
         vector = vector[: asked.dimensions]
-        vector = normalized(vector) if asked.normalize else vector
+        self._size = len(vector)
+        vector = normalized(vector) if asked.is_normalized else vector
         if asked.encoding_format == "float":
             return vector.tolist()
-        return base64.b64encode(vector.tobytes()).decode()
+        packed = vector_bytes(vector, asked.embed_dtype, asked.endianness)
+        return packed if asked.encoding_format.startswith("bytes") else base64.b64encode(packed).decode()
+
+
+def vector_bytes(vector: Vector, dtype: str, endianness: str) -> bytes:
+    """The numbers as bytes of a type, rounded to nearest; bfloat16 is the upper half of fp32."""
+    if dtype in FP8:
+        numbers = FP8[dtype]
+        return bytes(_nearest(numbers, abs(x)) | (0x80 if x < 0 else 0) for x in vector)
+    order = ">" if endianness == "big" else "<"
+    if dtype != "bfloat16":
+        return struct.pack(f"{order}{len(vector)}{'f' if dtype == 'float32' else 'e'}", *vector)
+    whole = struct.unpack(f"<{len(vector)}I", struct.pack(f"<{len(vector)}f", *vector))
+    return struct.pack(f"{order}{len(vector)}H", *((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 for bits in whole))
+
+
+def _fp8(exponent_bits: int, mantissa_bits: int, count: int) -> list[float]:
+    """The finite numbers from 0 of an 8-bit float (Micikevicius et al., 2022), each at its bits."""
+    bias, ones = 2 ** (exponent_bits - 1) - 1, 2**mantissa_bits
+    whole = (divmod(bits, ones) for bits in range(count))
+    return [
+        (mantissa + ones * (exponent > 0)) * 2.0 ** (max(exponent, 1) - bias - mantissa_bits)
+        for exponent, mantissa in whole
+    ]
+
+
+FP8 = {"fp8_e4m3": _fp8(4, 3, 127), "fp8_e5m2": _fp8(5, 2, 124)}
+
+
+def _nearest(numbers: Sequence[float], x: float) -> int:
+    """The index of the number that is nearest, of two the one with an even last bit."""
+    above = min(bisect_left(numbers, x), len(numbers) - 1)
+    return min((index for index in (above - 1, above) if index >= 0), key=lambda i: (abs(numbers[i] - x), i & 1))
+
+
+class PoolingEncoder(EmbeddingsEncoder):
+    """vLLM's form: a vector is its prompt's `data`."""
+
+    id_prefix, kind = "pool", "list"
+
+    def _found(self, vectors: Sequence[Vector]) -> dict[str, Any]:
+        data = [{"object": "pooling", "index": i, "data": self._form(one)} for i, one in enumerate(vectors)]
+        return {"data": data}
 
 
 def _cosines(pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
@@ -204,14 +342,20 @@ class ScoreEncoder(_VectorEncoder):
         return {"data": [{"object": "score", "index": i, "score": score} for i, score in enumerate(scores)]}
 
 
-EMBEDDINGS = ModelEndpoint("/v1/embeddings", _embeddings, prompts_of, EmbeddingsEncoder, "embeddings")
-RERANK = ModelEndpoint("/rerank", _rerank, prompts_of, RerankEncoder, "rerank")
-SCORE = ModelEndpoint("/score", _score, prompts_of, ScoreEncoder, "score")
+EMBEDDINGS = ModelEndpoint("/v1/embeddings", _embeddings, _prompts_of, EmbeddingsEncoder, "embeddings")
+POOLING = ModelEndpoint("/pooling", _pooling, _prompts_of, PoolingEncoder, "embeddings")
+RERANK = ModelEndpoint("/rerank", _rerank, _prompts_of, RerankEncoder, "rerank")
+SCORE = ModelEndpoint("/score", _score, _prompts_of, ScoreEncoder, "score")
 
 
 async def embeddings(state: AppState, request: Request) -> Response:
     """A vector for each text."""
     return await completion(EMBEDDINGS, state, request)
+
+
+async def pooling(state: AppState, request: Request) -> Response:
+    """A vector for each text, in vLLM's form."""
+    return await completion(POOLING, state, request)
 
 
 async def rerank(state: AppState, request: Request) -> Response:

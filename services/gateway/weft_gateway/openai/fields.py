@@ -11,7 +11,9 @@ from weft_gateway.core.stops import MAX_STOP_CHARS, MAX_STOPS
 from weft_gateway.shell.request_ids import MAX_PROMPTS
 
 MAX_INT32 = 2**31 - 1
+MAX_EXACT = 2**53  # of a float: every whole number up to it is one
 MAX_BIASES, MAX_BIAS = 300, 100
+NAMED, NAMED_CHARS = 8, 32  # of what is wrong in a map
 MAX_STOP_TOKENS = 128
 MAX_ALLOWED_TOKENS = 4096
 MAX_TOKENS = 1 << 20  # of a text
@@ -54,11 +56,13 @@ def _are_tokens(values: Sequence[Any]) -> bool:
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     """A map from token ids, as JSON's keys are texts, to biases."""
-    if not isinstance(value, dict) or len(value) > MAX_BIASES or not all(map(_is_bias, value.items())):
+    wrong = [name for name, bias in value.items() if not _is_bias((name, bias))] if isinstance(value, dict) else []
+    if not isinstance(value, dict) or len(value) > MAX_BIASES or wrong:
+        named = ", ".join(repr(name[:NAMED_CHARS]) for name in wrong[:NAMED])
         raise PydanticCustomError(
             "logit_bias",
-            "must be a map of at most {count} token ids, as texts, to numbers from -{bound} to {bound}",
-            {"count": MAX_BIASES, "bound": MAX_BIAS},
+            "must be a map of at most {count} token ids, as texts, to numbers from -{bound} to {bound}{but}",
+            {"count": MAX_BIASES, "bound": MAX_BIAS, "but": f": see {named}" if named else ""},
         )
     return tuple((int(token), float(bias)) for token, bias in value.items())
 
@@ -142,8 +146,8 @@ def _tool_choice(value: Any) -> str | dict[str, str]:
 
 
 def _whole(value: Any) -> Any:
-    """5.0 is 5, as JSON has one kind of number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """5.0 is 5, as JSON has one kind of number; beyond 2^53 a float may stand for another whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
 def _bounded(value: Any, depth: int = MAX_DEPTH) -> Any:

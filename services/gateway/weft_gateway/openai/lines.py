@@ -25,6 +25,7 @@ from weft_gateway.openai.answer import Answer
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
 from weft_gateway.openai.embeddings import EMBEDDINGS
+from weft_gateway.openai.spans import RequestTrace
 from weft_gateway.openai.validation import Call, ModelEndpoint, submit
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.request_ids import Ids, drawn_ids
@@ -183,13 +184,24 @@ class LineRunner:
             endpoint = ENDPOINTS.get(line.endpoint)
             if endpoint is None:
                 raise BadRequest(f"url: lines go to {' or '.join(ENDPOINTS)}.")
+            call.trace = self._trace(line, call, endpoint)
             async with self._state.manager.arriving(call.ids.request_id, call.priority):
                 if failure := self._state.machine.admission.refusal(self._state.manager.clock(), call.priority):
                     raise from_failure(failure)
                 return await submit(self._state, endpoint, call, line.body)
-        except ApiError as error:
-            self._state.manager.count_answer(call.model, line.namespace, error.status, error.code)
+        except BaseException as error:
+            if call.trace:
+                call.trace.refused(call.model or call.named_model, error)
+            if isinstance(error, ApiError):
+                self._state.manager.count_answer(call.model, line.namespace, error.status, error.code)
             raise
+
+    def _trace(self, line: RunLine, call: Call, endpoint: ModelEndpoint[Any]) -> RequestTrace | None:
+        """Under the span of its batch. None: the batch is not sampled, or spans are off."""
+        if not (line.traceparent and self._state.tracer):
+            return None
+        span = self._state.tracer.begin({"traceparent": line.traceparent}, call.arrived_unix_ms)
+        return span and RequestTrace(span, endpoint.operation)
 
     async def _body(self, answer: Answer) -> bytes:
         """Raises ApiError, also where the line waits in a pool that has no runner: its place is another's."""

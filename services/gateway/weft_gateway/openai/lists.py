@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from weft_gateway.errors import ParameterError
 
-MAX_ID_CHARS = 128
+MAX_ID_CHARS = 256
 T = TypeVar("T")
 
 

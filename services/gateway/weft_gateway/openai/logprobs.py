@@ -17,6 +17,19 @@ class TokenNames(Protocol):
     def name_of(self, token: int) -> str | None: ...
 
 
+class TokenIdNames:
+    """Spells every token as its id: vLLM's `return_tokens_as_token_ids`."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
+
+    def bytes_of(self, token: int) -> bytes:
+        return self._names.bytes_of(token)
+
+    def name_of(self, token: int) -> str | None:
+        return f"token_id:{token}"
+
+
 def chat_logprobs(tokens: Sequence[TokenLogprobOut], alternatives: int, names: TokenNames) -> dict[str, Any]:
     """`choices[].logprobs` of a chat: an entry a token, with its likeliest alternatives."""
     return {"content": [_entry(one, alternatives, names) for one in tokens], "refusal": None}

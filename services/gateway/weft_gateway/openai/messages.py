@@ -10,16 +10,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft_gateway.errors import BadRequest, ParameterError
-from weft_gateway.openai.chat import chat_of, form_of, prompts_of
+from weft_gateway.errors import ParameterError
+from weft_gateway.openai.chat import form_of, prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Stops, Whole
 from weft_gateway.openai.http_requests import completion, json_body, json_response
 from weft_gateway.openai.messages_format import MessagesEncoder
 from weft_gateway.openai.schema import MAX_MESSAGES, ChatRequest, Strict, checked, object_of
-from weft_gateway.openai.tokenize import MAX_TEXT_TOKENS, caller_of, in_thread, tokenizer_of
+from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
 from weft_gateway.openai.validation import ModelEndpoint
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.tokenizer import NotEncodable
 
 PATH = "/v1/messages"
 PASSED_ON = ("model", "stream", "temperature", "top_p", "top_k")
@@ -157,9 +156,5 @@ async def count_tokens(state: AppState, request: Request) -> Response:
     caller = await caller_of(state, request)
     body = await json_body(request, state.settings.max_body_bytes)
     params = await in_thread(lambda body: checked(MessagesChat, checked(CountRequest, object_of(body)).chat()), body)
-    _, tokenizer = tokenizer_of(state, caller, params.model)
-    try:
-        tokens = tokenizer.encode_chat(chat_of(params, tokenizer.template), MAX_TEXT_TOKENS)
-    except NotEncodable as error:
-        raise BadRequest(f"The prompt cannot be encoded: {error}.") from error
-    return json_response({"input_tokens": len(tokens)})
+    pool, tokenizer = tokenizer_of(state, caller, params.model)
+    return json_response({"input_tokens": chat_length(params, pool, tokenizer)})

@@ -1,6 +1,6 @@
 """The shape of `POST /v1/messages`: an answer as blocks, whole or as events by name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -9,7 +9,7 @@ from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer_parts import AnswerReader
-from weft_gateway.openai.response_format import AnswerContext, EndedChoice
+from weft_gateway.openai.response_format import JSON, NO_HEADERS, AnswerContext, EndedChoice
 
 _REASONS = {FinishReason.EOS: "end_turn", FinishReason.STOP: "stop_sequence", FinishReason.LENGTH: "max_tokens"}
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -27,6 +27,9 @@ class NamedModel(Protocol):
 
 class MessagesEncoder:
     """Of one answer: its deltas become blocks (thinking, text, tool_use), one open at a time."""
+
+    media_type: str = JSON
+    headers: Mapping[str, str] = NO_HEADERS
 
     def __init__(self, params: NamedModel, context: AnswerContext) -> None:
         head = context.head

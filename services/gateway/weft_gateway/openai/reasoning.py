@@ -5,6 +5,11 @@ from typing import NamedTuple
 BEGIN, END = "<think>", "</think>"
 
 
+def reasons(template: str) -> bool:
+    """Whether the models of a chat template reason before they answer."""
+    return BEGIN in template and END in template
+
+
 class AnswerSplit(NamedTuple):
     """What some text adds to each part of an answer."""
 

@@ -4,7 +4,7 @@ A chunk costs one `orjson.dumps` of its text; everything around it is constant b
 token ids or the tokens used so far is made whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from weft_gateway.core.events import Emit, TokenLogprobOut
 from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer_parts import AnswerForm, AnswerReader, message_of
 from weft_gateway.openai.logprobs import (
+    TokenIdNames,
     TokenNames,
     chat_logprobs,
     completion_logprobs,
@@ -26,6 +27,8 @@ from weft_gateway.openai.schema import Common
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+JSON = "application/json"
+NO_HEADERS: Mapping[str, str] = {}
 REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _HOLE = "\u0000text\u0000"
 LogprobsEncoder = Callable[[Sequence[TokenLogprobOut], int, TokenNames], dict[str, Any]]
@@ -82,8 +85,15 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 class AnswerEncoder(Protocol):
-    """An answer as an API has it: whole, or in chunks, the first one before any token."""
+    """An answer as an API has it: whole, or in chunks, the first one before any token.
 
+    `media_type` and `headers` are those of a whole one, once there is its body.
+    """
+
+    @property
+    def media_type(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
     def first_chunk(self) -> bytes: ...
     def chunk(self, index: int, emit: Emit, /) -> bytes: ...
     def finish_chunk(self, index: int, reason: FinishReason, stop: str | int | None = None, /) -> bytes: ...
@@ -107,8 +117,12 @@ class ResponseEncoder:
     chunk_kind: ClassVar[str]
     encode_logprobs: ClassVar[LogprobsEncoder]
 
+    media_type: str = JSON
+    headers: Mapping[str, str] = NO_HEADERS
+
     def __init__(self, params: Common, context: AnswerContext) -> None:
-        self._params, self._names, self._prompts = params, context.names, context.prompts
+        self._params, self._prompts = params, context.prompts
+        self._names = TokenIdNames(context.names) if params.return_tokens_as_token_ids else context.names
         self._choices = params.n * len(context.prompts)
         head, form = context.head, context.form
         ids = [f"{head.request_id}/{index}" for index in range(self._choices)]
@@ -272,11 +286,14 @@ class ChatEncoder(ResponseEncoder):
             reader = self._readers[index]
             choice["message"] = message_of([*reader.push(emit.text), *reader.flush()])
             choice["finish_reason"] = self._reason(index, reason)
+        if echo := self._prompt_of(index).echo:
+            choice["message"]["content"] = echo + (choice["message"]["content"] or "")
         return choice
 
     def first_chunk(self) -> bytes:
-        role = {"role": "assistant", "content": ""}
-        deltas = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i in range(self._choices)]
+        texts = [self._prompt_of(index).echo for index in range(self._choices)]
+        roles = [{"role": "assistant", "content": text} for text in texts]
+        deltas = [{"index": i, "delta": role, "logprobs": None, "finish_reason": None} for i, role in enumerate(roles)]
         tokens = {"prompt_token_ids": list(self._prompts[0].tokens)} if self._params.return_token_ids else {}
         return b"".join(self._event([delta], self._usage_so_far(), **tokens) for delta in deltas)
 

@@ -4,8 +4,10 @@ A request becomes one of chats (`ResponsesChat`), so everything behind it is the
 brings its whole conversation, or names the response that it continues: the batch service keeps responses for a time.
 """
 
+import asyncio
 import logging
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -16,22 +18,31 @@ from starlette.responses import Response
 
 from weft.domain.batch import KeptResponse
 from weft.telemetry.logs import kv
-from weft_gateway.errors import ApiError, ParameterError
+from weft_gateway.errors import ApiError, BadRequest, ParameterError
 from weft_gateway.openai.answer import BeforeEnd
 from weft_gateway.openai.chat import form_of, prompts_of
 from weft_gateway.openai.fields import MAX_INT32, Whole
-from weft_gateway.openai.http_requests import completion, json_response, tenant_of
+from weft_gateway.openai.http_requests import completion, json_body, json_response, tenant_of
+from weft_gateway.openai.lists import MAX_ID_CHARS, Query, listed
 from weft_gateway.openai.response_format import AnswerEncoder
-from weft_gateway.openai.responses_format import ResponsesEncoder
+from weft_gateway.openai.responses_format import ResponsesEncoder, input_item
 from weft_gateway.openai.schema import MAX_CALLER_ID, MAX_MESSAGES, ChatRequest, Strict, checked, object_of
+from weft_gateway.openai.tokenize import caller_of, chat_length, in_thread, tokenizer_of
 from weft_gateway.openai.validation import Call, ModelEndpoint
 from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.request_ids import ids_of
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_ID = 160
 MAX_REFERRED = 64  # responses whose items one request refers to
 ITEM_ID = re.compile(r"(?:msg|rs|fc)_(resp_.{1,160})_([0-9]{1,4})")  # of `ResponsesEncoder`
-PASSED_ON = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier")
+OWN_NAMES = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+PASSED_ON = (
+    "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier", "top_logprobs",
+    "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty",
+)  # fmt: skip
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # the second: there is none to include
 
 
 class ResponsesRequest(Strict):
@@ -48,7 +59,16 @@ class ResponsesRequest(Strict):
     tool_choice: Any = Field("auto", description="none, auto, required, or the function that is called")
     parallel_tool_calls: bool = Field(True, description="an answer may have several calls")
     text: dict[str, Any] = Field(default_factory=dict[str, Any], description="text.format: the form of the answer")
-    reasoning: dict[str, Any] = Field(default_factory=dict[str, Any], description="accepted while effort is not set")
+    reasoning: dict[str, Any] = Field(default_factory=dict[str, Any], description="effort: for the chat template")
+    include: list[str] = Field(default_factory=list[str], description=f"{LOGPROBS}: of the answer's tokens")
+    top_logprobs: Any = Field(None, description="likeliest tokens reported beside each")
+    top_k: Any = Field(None, description="as in chats, like the six below")
+    min_p: Any = None
+    seed: Any = None
+    stop: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+    repetition_penalty: Any = None
     truncation: str = Field("disabled", description="disabled: a conversation beyond the context is refused")
     previous_response_id: str | None = Field(None, max_length=MAX_RESPONSE_ID, description="what this one continues")
     store: bool | None = Field(None, description="false: it cannot be continued; kept where there is a batch service")
@@ -62,9 +82,9 @@ class ResponsesRequest(Strict):
         if self.truncation != "disabled":
             text = "truncation: a conversation is never cut by the gateway; leave out its oldest items."
             raise ParameterError(text, param="truncation", code="unsupported_value")
-        if self.reasoning.get("effort") not in (None, "none"):
-            text = "reasoning.effort is not supported: ask for it in a message."
-            raise ParameterError(text, param="reasoning", code="unsupported_value")
+        if (unknown := next((name for name in self.include if name not in INCLUDED), None)) is not None:
+            text = f"include: {unknown[:64]!r} is not there to be included; {', '.join(INCLUDED)} are taken."
+            raise ParameterError(text, param="include", code="unsupported_value")
 
 
 class ResponsesChat(ChatRequest):
@@ -100,13 +120,17 @@ class ResponsesChat(ChatRequest):
         chat = {name: getattr(params, name) for name in PASSED_ON}
         chat["messages"] = _messages(params.instructions, [*earlier, *own])
         chat["max_completion_tokens"] = params.max_output_tokens
+        chat["reasoning_effort"] = params.reasoning.get("effort")
+        chat["logprobs"] = LOGPROBS in params.include or bool(params.top_logprobs)
         chat["tools"] = [_tool(tool) for tool in params.tools]
         chat["tool_choice"] = _tool_choice(params.tool_choice)
         chat["response_format"] = _response_format(params.text.get("format"))
         try:
             request = checked(cls, chat)
         except ParameterError as error:
-            param = error.param and error.param.replace("messages", "input").replace("response_format", "text.format")
+            param = error.param
+            for name, asked_as in OWN_NAMES.items():
+                param = param and param.replace(name, asked_as)
             raise ParameterError(error.message.replace("messages[", "input["), param=param, code=error.code) from error
         request._asked, request._own = params, own
         request._repeated = {
@@ -266,8 +290,51 @@ async def one_response(state: AppState, request: Request) -> Response:
     return json_response(orjson.loads(body)["response"])
 
 
+async def list_input_items(state: AppState, request: Request) -> Response:
+    """The input of a response that was kept, without what it continued; the last item first."""
+    query = Query(request, "after", "limit", "order", "include", "include[]")
+    limit, after = query.limit(20, 100), query.after()
+    namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
+    (body,) = await state.batch.conversation(namespace, response_id, alone=True)
+    items = _identified(orjson.loads(body)["input"], response_id)
+    if query.one_of("order", {"asc": False, "desc": True}) is not False:
+        items.reverse()
+    ids = [item["id"] for item in items]
+    if after and after not in ids:
+        raise ParameterError(f"after: this response has no input item {after!r}.", param="after")
+    start = ids.index(after) + 1 if after else 0
+    return json_response(listed(items[start : start + limit], start + limit < len(items)))
+
+
+def _identified(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
+    """Each with an id that no other one has: its own, where the client gave one, or its place."""
+    found = dict[str, dict[str, Any]]()
+    for index, item in enumerate(items):
+        own = item.get("id")
+        known = isinstance(own, str) and 0 < len(own) <= MAX_ID_CHARS and own not in found
+        item_id = own if known else f"{response_id}_in_{index}"
+        found[item_id] = input_item(item, item_id)
+    return list(found.values())
+
+
 async def delete_response(state: AppState, request: Request) -> Response:
     """Forget a response: those that continue it cannot be continued any more."""
     namespace, response_id = await tenant_of(state, request), request.path_params["response_id"]
     await state.batch.delete_response(namespace, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(state: AppState, request: Request) -> Response:
+    """None can be: a response is answered while its caller waits. Raises BadRequest, NotFound."""
+    await state.batch.conversation(await tenant_of(state, request), request.path_params["response_id"], alone=True)
+    raise BadRequest("Cannot cancel a synchronous response.")
+
+
+async def count_input_tokens(state: AppState, request: Request) -> Response:
+    """The tokens of a conversation, as a response to it would count them."""
+    caller = await caller_of(state, request)
+    chat = await in_thread(parse_responses, await json_body(request, state.settings.max_body_bytes))
+    chat = await _continued(state, Call(ids_of(request.scope), caller, time.time_ns() // 1_000_000), chat)
+    pool, tokenizer = tokenizer_of(state, caller, chat.model)
+    tokens = await asyncio.to_thread(chat_length, chat, pool, tokenizer)
+    return json_response({"object": "response.input_tokens", "input_tokens": tokens})

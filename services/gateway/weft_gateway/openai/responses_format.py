@@ -1,6 +1,6 @@
 """The shape of `POST /v1/responses`: an answer as items, whole or as events by name with numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -9,7 +9,8 @@ from weft.domain.request import FinishReason
 from weft_gateway.core.events import Emit
 from weft_gateway.errors import ApiError
 from weft_gateway.openai.answer_parts import AnswerReader
-from weft_gateway.openai.response_format import AnswerContext, EndedChoice
+from weft_gateway.openai.logprobs import chat_logprobs
+from weft_gateway.openai.response_format import JSON, NO_HEADERS, AnswerContext, EndedChoice
 
 
 class RepeatedRequest(Protocol):
@@ -19,15 +20,24 @@ class RepeatedRequest(Protocol):
     def model(self) -> str: ...
     @property
     def repeated(self) -> dict[str, Any]: ...
+    @property
+    def alternatives(self) -> int | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
 
 
 class ResponsesEncoder:
     """Of one answer: its deltas become items (reasoning, a message, calls), one open at a time."""
 
+    media_type: str = JSON
+    headers: Mapping[str, str] = NO_HEADERS
+
     def __init__(self, params: RepeatedRequest, context: AnswerContext) -> None:
         head = context.head
         self._id, self._created_unix_s, self._params = f"resp_{head.request_id}", head.created_unix_s, params
         self._reader = AnswerReader(context.form, f"{head.request_id}/0")
+        self._names = context.names
+        self._logprobs: list[Any] = []  # of tokens whose text has not gone out
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # the last item
         self._events = 0
@@ -39,6 +49,8 @@ class ResponsesEncoder:
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
     def chunk(self, _index: int, emit: Emit) -> bytes:
+        if (alternatives := self._params.alternatives) is not None:
+            self._logprobs += chat_logprobs(emit.logprobs, alternatives, self._names)["content"]
         return b"".join(self._take(delta) for delta in self._reader.push(emit.text))
 
     def finish_chunk(self, _index: int, reason: FinishReason, _stop: str | int | None = None) -> bytes:
@@ -90,8 +102,12 @@ class ResponsesEncoder:
 
     def _add_text(self, kind: str, text: str) -> bytes:
         events = b"" if self._is_open and self._items[-1]["type"] == kind else self._open_text(kind)
-        self._items[-1]["content"][0]["text"] += text
-        name, more = ("output_text", {"logprobs": []}) if kind == "message" else ("reasoning_text", {})
+        part = self._items[-1]["content"][0]
+        part["text"] += text
+        name, more = "reasoning_text", dict[str, Any]()
+        if kind == "message":
+            name, more, self._logprobs = "output_text", {"logprobs": self._logprobs}, []
+            part["logprobs"] = [*part["logprobs"], *more["logprobs"]]
         return events + self._event(f"{name}.delta", **self._place(), content_index=0, delta=text, **more)
 
     def _open_text(self, kind: str) -> bytes:
@@ -128,7 +144,8 @@ class ResponsesEncoder:
             events = self._event("function_call_arguments.done", **self._place(), **whole)
         else:
             (part,) = item["content"]
-            name, more = ("output_text", {"logprobs": []}) if item["type"] == "message" else ("reasoning_text", {})
+            is_message = item["type"] == "message"
+            name, more = ("output_text", {"logprobs": part["logprobs"]}) if is_message else ("reasoning_text", {})
             events = self._event(f"{name}.done", **self._place(), content_index=0, text=part["text"], **more)
             events += self._event("content_part.done", **self._place(), content_index=0, part=part)
         if "status" in item:
@@ -150,7 +167,7 @@ class ResponsesEncoder:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._params.model,
             "output": self._items,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self._params.reasoning_effort, "summary": None},
             "service_tier": "default",
             "truncation": "disabled",
             "usage": usage and _usage(usage),
@@ -173,3 +190,17 @@ def _usage(usage: dict[str, int]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage["total_tokens"],
     }
+
+
+def input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+    """An item of a request as the list of its input has it: whole, a message's text as parts."""
+    whole = {"type": "message", **item, "id": item_id}
+    if whole["type"] in ("message", "function_call", "function_call_output"):
+        whole.setdefault("status", "completed")
+    if whole["type"] == "reasoning":
+        whole.setdefault("summary", [])
+    if whole["type"] == "message" and isinstance(text := item.get("content"), str):
+        own = whole["role"] == "assistant"
+        part = {"type": "output_text", "text": text, "annotations": []} if own else {"type": "input_text", "text": text}
+        whole["content"] = [part]
+    return whole

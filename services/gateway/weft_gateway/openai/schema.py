@@ -4,7 +4,8 @@ A `null` counts as absent. Types are strict, but that 5.0 is 5: no text for a nu
 """
 
 import contextlib
-from typing import Annotated, Any, ClassVar, TypeVar
+import re
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -31,10 +32,11 @@ from weft_gateway.openai.fields import (
 )
 from weft_gateway.openai.structured_outputs import FORM_PARAMETERS, Form, form_of, form_with_tools
 from weft_gateway.openai.tolerance import advice, tolerated
-from weft_gateway.openai.tool_calls import format_of
+from weft_gateway.openai.tool_calls import ToolFormat
 from weft_gateway.shell.request_ids import MAX_N
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_MESSAGES = 4096
 MAX_ALTERNATIVES = 20  # reported beside each token
 MAX_ID = 128
@@ -43,8 +45,15 @@ T = TypeVar("T", bound="Strict")
 
 
 def _role(value: Any) -> Any:
-    if value not in ROLES:
-        raise PydanticCustomError("role", "must be one of {roles}", {"roles": ", ".join(ROLES)})
+    """The model's chat template decides which roles there are, so a role is a name and no more."""
+    if not isinstance(value, str) or not ROLE.fullmatch(value):
+        raise PydanticCustomError("role", "must be system, user, assistant, tool or another name of a role")
+    return value
+
+
+def _effort(value: Any) -> Any:
+    if value not in EFFORTS:
+        raise PydanticCustomError("effort", "must be one of {efforts}", {"efforts": ", ".join(EFFORTS)})
     return value
 
 
@@ -121,7 +130,7 @@ class Common(Strict):
     stop: Stops = Field((), description=f"up to {MAX_STOPS} texts that end the answer; they are not part of it")
     include_stop_str_in_output: bool = Field(False, description="they are part of it")
     stop_token_ids: StopTokens = Field((), description="tokens that end the answer; at most 128")
-    seed: Whole | None = Field(None, ge=-(2**63), le=2**64 - 1, description="the same seed gives the same answer")
+    seed: Whole | None = Field(None, ge=-(2**63), le=2**63 - 1, description="the same seed gives the same answer")
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: Whole = Field(0, ge=-1, le=MAX_INT32, description="the likeliest tokens that are sampled from; 0, -1: all")
@@ -154,11 +163,16 @@ class Common(Strict):
         None, ge=0, le=MAX_ALTERNATIVES, description="log probabilities of the prompt's tokens, and so many likeliest"
     )
     truncate_prompt_tokens: Whole | None = Field(
-        None, ge=-1, le=MAX_INT32, description="the prompt's last tokens that are kept; -1: as many as fit"
+        None, ge=-1, le=MAX_INT32, description="the prompt's tokens that are kept; -1: as many as fit"
     )
+    truncation_side: Literal["left", "right"] = Field("left", description="where a prompt is cut; left: its last stay")
+    thinking_token_budget: Whole = Field(-1, ge=-1, le=MAX_INT32, description="of models that do not reason; -1: none")
     return_token_ids: bool = Field(False, description="prompt_token_ids and token_ids beside the text")
+    return_tokens_as_token_ids: bool = Field(False, description="log probabilities name a token `token_id:N`")
     priority: Whole = Field(0, ge=0, le=MAX_INT32, description="above 0: may wait for interactive requests, as batches")
-    cache_salt: str = Field("", max_length=256, description="prompts are reused inside one salt (and namespace) only")
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=256, description="prompts are reused inside one salt (and namespace) only"
+    )
     user: str = Field("", max_length=MAX_CALLER_ID, description="whom the caller asks for; logged hashed")
     safety_identifier: str = Field("", max_length=MAX_CALLER_ID, description="the newer name of user")
 
@@ -197,8 +211,8 @@ class Common(Strict):
         """Answers that are generated to a prompt; the best `n` are returned."""
         return self.n
 
-    def form(self, _template: str, /) -> Form | None:
-        """What an answer's text is bound to, by the model's chat template where it counts. Raises ParameterError."""
+    def form(self, _tools: ToolFormat, /) -> Form | None:
+        """What an answer's text is bound to, by the model's form of calls where it counts. Raises ParameterError."""
         return form_of({name: getattr(self, name) for name in FORM_PARAMETERS})
 
     @property
@@ -272,8 +286,12 @@ class ChatPrompt(Strict):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool = Field(True, description="the prompt ends where an answer of the assistant begins")
     continue_final_message: bool = Field(False, description="the answer goes on with the last message")
+    add_special_tokens: bool = Field(False, description="what the tokenizer puts around a text, around the prompt too")
     chat_template_kwargs: Annotated[dict[str, Any], Bounded] = Field(
         default_factory=dict[str, Any], description="variables of the model's chat template"
+    )
+    reasoning_effort: Annotated[str | None, BeforeValidator(_effort)] = Field(
+        None, description="a variable of the model's chat template"
     )
     documents: Annotated[list[dict[str, Any]], Bounded] = Field(
         default_factory=list[dict[str, Any]], description="for chat templates that place them"
@@ -309,6 +327,7 @@ class ChatRequest(ChatPrompt, Common):
 
     prompt_name: ClassVar[str] = "messages"
 
+    echo: bool = Field(False, description="a last message that the answer goes on with stands before it")
     max_completion_tokens: Whole | None = Field(None, ge=0, le=MAX_INT32, description="goes before max_tokens")
     logprobs: bool = Field(False, description="report the log probability of each token")
     top_logprobs: Whole = Field(0, ge=0, le=MAX_ALTERNATIVES, description="likeliest tokens reported beside each")
@@ -322,12 +341,14 @@ class ChatRequest(ChatPrompt, Common):
     def alternatives(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
-    def form(self, template: str, /) -> Form | None:
-        answer, several = super().form(template), self.parallel_tool_calls
+    def form(self, written: ToolFormat, /) -> Form | None:
+        answer, several = super().form(written), self.parallel_tool_calls
         if not (tools := self.required_tools or self.callable_tools):
             return answer
-        written, named = format_of(template), isinstance(self.tool_choice, dict)
-        required = bool(self.required_tools)
+        required, named = bool(self.required_tools), isinstance(self.tool_choice, dict)
+        if named and answer is not None and not answer.param.startswith("response_format"):
+            text = f"{answer.param} cannot stand beside a tool_choice that names the call: the answer is its arguments."
+            raise ParameterError(text, param=answer.param)
         return form_with_tools(tools, written, required=required, several=several and not named, answer=answer)
 
     def check_together(self) -> None:

@@ -55,7 +55,9 @@ class StreamingCompletion(Response):
         except ApiError as error:
             return await self._send_error(send, error)
         if body is not None:
-            await _send(send, 200, [(b"content-type", b"application/json"), *self._headers], body)
+            own = {"content-type": self._encoder.media_type, **self._encoder.headers}
+            headers = [(name.encode(), value.encode()) for name, value in own.items()]
+            await _send(send, 200, [*headers, *self._headers], body)
         return None
 
     async def _send_error(self, send: Send, error: ApiError) -> None:

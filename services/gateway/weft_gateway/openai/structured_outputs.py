@@ -5,6 +5,7 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ WHITESPACE = r"\n?[ \t]{0,16}"
 CALL_WHITESPACE = " ?"  # of calls, which nobody reads: families write them in one line
 _NOT_CLOSED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
 _OBJECT = '{"type": "object"}'
+_ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 FORM_PARAMETERS = (
     "response_format", "structured_outputs", *(f"guided_{kind}" for kind in (*_FORMS, "whitespace_pattern")),
@@ -200,10 +202,10 @@ def _of_kind(param: str, kind: str, value: Any, whitespace: str) -> Form:
             return Form(param, "choice", json.dumps(value))
         case "choice", _:
             raise _wrong(param, "a list of one or more strings")
-        case _, str(text):
+        case _, str(text) if text:
             return Form(param, kind, text)
         case _:
-            raise _wrong(param, "a string")
+            raise _wrong(param, "a string that is not empty")
 
 
 def _wrong(param: str, what: str) -> ParameterError:
@@ -221,7 +223,7 @@ def _built(form: Form) -> str:
         case "tools":
             return LLMatcher.grammar_from_lark(_grammar_of_tools(json.loads(form.text)))
         case "regex":
-            return LLMatcher.grammar_from_regex(_unanchored(form.text))
+            return LLMatcher.grammar_from_regex(_ascii_classes(_unanchored(form.text)))
         case "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(form.text))))
         case _:
@@ -234,6 +236,11 @@ def _unanchored(regex: str) -> str:
     if body != regex and (len(body) - len(body.rstrip("\\"))) % 2:  # an escaped dollar
         body = regex
     return body.removeprefix("^")
+
+
+def _ascii_classes(regex: str) -> str:
+    """Digits and letters are ASCII's, as in a JSON schema's patterns and in vLLM; llguidance's own are Unicode's."""
+    return re.sub(r"\\(.)", lambda escape: _ASCII_CLASSES.get(escape[1], escape[0]), regex, flags=re.DOTALL)
 
 
 def _lark(text: str) -> str:

@@ -23,9 +23,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template_content_format": ("auto", "string"),
 }
 _PARAMETERS = {
-    "it is for reasoning models of OpenAI: ask for it in a message, or by chat_template_kwargs": (
-        "reasoning_effort verbosity thinking_token_budget"
-    ),
+    "it is for reasoning models of OpenAI: ask for it in a message, or by chat_template_kwargs": "verbosity",
     "answers are text: leave it out": "modalities audio",
     "answers are not searched for on the web: leave it out": "web_search_options",
     "it is the older form of tools: send tools and tool_choice": "functions function_call",
@@ -36,7 +34,6 @@ _PARAMETERS = {
     "it belongs to POST /v1/chat/completions": "messages",
     "it belongs to POST /v1/completions": "prompt",
     "it belongs to POST /v1/completions; a chat has n": "best_of",
-    "it belongs to POST /v1/completions; a chat's messages are the caller's": "echo",
     "completions call it max_tokens": "max_completion_tokens",
     "completions call it logprobs, a number": "top_logprobs",
     "the model's own chat template is used; chat_template_kwargs sets its variables": "chat_template",

@@ -1,8 +1,8 @@
 """Calls of tools in the text of an answer: each model family's own form, read as the text comes. Pure.
 
-Which form a model was trained on shows in its chat template (`format_of`). A call is a JSON object with a name and
-arguments; the name goes out as soon as it is known, and the arguments as they come. Text that may yet become a call is
-held back; what turns out to be none is content, as it stands.
+Which form a model was trained on its pool says, or its chat template shows (`format_of`). A call is a JSON object with
+a name and arguments; the name goes out as soon as it is known, and the arguments as they come. Text that may yet become
+a call is held back; what turns out to be none is content, as it stands.
 """
 
 import contextlib
@@ -39,10 +39,16 @@ class ToolFormat:
 HERMES = ToolFormat("hermes", "arguments", "<tool_call>\n", "\n</tool_call>", between="\n")
 LLAMA = ToolFormat("llama3_json", "parameters", between="; ", spelled="<|python_tag|>")
 MISTRAL = ToolFormat("mistral", "arguments", first="[", between=", ", last="]", spelled="[TOOL_CALLS]", id_chars=9)
+PARSERS: Mapping[str, ToolFormat] = {form.name: form for form in (HERMES, LLAMA, MISTRAL)}
 
 
-def format_of(template: str) -> ToolFormat:
-    """By what the model's chat template says of calls; Hermes's form where it says nothing."""
+def format_of(template: str, parser: str = "") -> ToolFormat:
+    """That of the pool's parser; "", or one that only a newer gateway knows: by what the chat template says of calls.
+
+    Hermes's form where the template says nothing.
+    """
+    if form := PARSERS.get(parser):
+        return form
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     if "<tool_call>" not in template and "python_tag" in template:
@@ -55,14 +61,15 @@ def renders_tools(template: str) -> bool:
     return "tools" in template
 
 
-def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
+def instructions(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     """Of a system message, for templates that do not show tools: what they are and how they are called."""
+    call = f'{{"name": NAME, "{form.arguments}": {{ARGUMENTS}}}}'
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call functions to answer. Their signatures, as JSON:\n"
         f"<tools>\n{listed}\n</tools>\n"
-        "To call one, write its name and arguments as JSON between these tags:\n"
-        '<tool_call>\n{"name": NAME, "arguments": {ARGUMENTS}}\n</tool_call>'
+        "To call one, write its name and arguments in this form:\n"
+        f"{form.first}{form.begin}{call}{form.end}{form.last}"
     )
 
 

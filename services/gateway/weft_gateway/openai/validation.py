@@ -26,9 +26,11 @@ from weft_gateway.errors import (
 )
 from weft_gateway.openai.answer import Answer, BeforeEnd
 from weft_gateway.openai.answer_parts import AnswerForm
+from weft_gateway.openai.reasoning import reasons
 from weft_gateway.openai.response_format import PLAIN, AnswerContext, AnswerHead, EncoderOf, PromptPart
 from weft_gateway.openai.schema import Common
 from weft_gateway.openai.spans import RequestTrace
+from weft_gateway.openai.tool_calls import ToolFormat, format_of
 from weft_gateway.shell.app_state import AppState
 from weft_gateway.shell.rate_limits import AdmittedCall
 from weft_gateway.shell.request_ids import Ids, id_of_prompt
@@ -64,6 +66,11 @@ class ParsedRequest(Generic[T]):
     route: Route
     pool: PoolRoute
     tokenizer: ModelTokenizer
+
+    @property
+    def tools(self) -> ToolFormat:
+        """The form in which the model writes calls."""
+        return format_of(self.tokenizer.template, self.pool.tool_call_parser)
 
 
 Encode = Callable[[ModelTokenizer, int], list[int]]  # within a context of so many tokens
@@ -143,6 +150,11 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
     if endpoint.completed:
         params = await endpoint.completed(state, call, params)
     _check_way(state, call, params)
+    if pool.embeds_only and not params.pools:
+        text = (
+            f"model: {params.model} has no head: it embeds texts (/v1/embeddings, /rerank, /score) and generates none."
+        )
+        raise ParameterError(text, param="model", code="unsupported_value")
     if params.priority:
         call.priority = Priority.BATCH
     await state.manager.step(ModelResolved(call.ids.request_id, pool.pool, params.drawn, call.priority))
@@ -182,16 +194,17 @@ async def _prepare(
     params, pool, tokenizer = parsed.params, parsed.pool, parsed.tokenizer
     encoded = await _encoded(params, tokenizer, prompts, pool.max_context_tokens or UNKNOWN_CONTEXT_TOKENS)
     sampling = _sampling(params, tokenizer)
-    if (form := params.form(tokenizer.template)) is not None:
+    if (form := params.form(parsed.tools)) is not None:
         sampling = replace(sampling, grammar=await state.grammars.grammar(form))
     prepared: list[PreparedRequest] = []
     for index, (tokens, prompt) in enumerate(zip(encoded, prompts, strict=True)):
-        kept = _truncated(tokens, params.truncate_prompt_tokens, pool.max_context_tokens, params.limit)
+        kept = _truncated(tokens, params, pool.max_context_tokens)
         limit = _max_tokens(params, len(kept), pool.max_context_tokens, state.settings.default_max_tokens)
         request = PreparedRequest(
             request_id=id_of_prompt(call.ids.request_id, index),
             client_request_id=call.ids.client_request_id,
             namespace=call.principal.namespace or "",
+            key_id=call.principal.key_id,
             route=parsed.route,
             prompt=tuple(kept),
             prompt_text=prompt.text[-MAX_PROMPT_CHARS:],  # the end holds the question
@@ -203,7 +216,7 @@ async def _prepare(
             n=params.drawn,
             include_stop=params.include_stop_str_in_output,
             returns_tokens=params.return_token_ids,
-            cache_salt=params.cache_salt,
+            cache_salt=params.cache_salt or "",
             traceparent=call.trace.traceparent if call.trace else "",
         )
         prepared.append(request)
@@ -222,7 +235,8 @@ async def _encoded(
     try:
         encoded = await asyncio.to_thread(encode)
     except TooLong as error:
-        raise ParameterError(f"{error}.", param=params.prompt_name, code="context_length_exceeded") from error
+        text = f"{error}. Please reduce the length of the input prompt." if params.pools else f"{error}."
+        raise ParameterError(text, param=params.prompt_name, code="context_length_exceeded") from error
     except TokenizerPanic as error:
         raise Internal(f"{error}. Other requests are not affected; a shorter or plainer prompt may pass.") from error
     except NotEncodable as error:
@@ -232,11 +246,17 @@ async def _encoded(
     return encoded
 
 
-def _truncated(tokens: list[int], keep: int | None, context_tokens: int, limit: int | None) -> list[int]:
-    """The last tokens of a prompt; -1: as many as leave room for the answer."""
+def _truncated(tokens: list[int], params: Common, context_tokens: int) -> list[int]:
+    """The last tokens of a prompt, or its first; -1: as many as leave room for the answer. Raises ParameterError."""
+    keep = params.truncate_prompt_tokens
+    if keep is not None and 0 < context_tokens < keep:
+        text = f"truncate_prompt_tokens {keep} is more than this model's context of {context_tokens} tokens."
+        raise ParameterError(f"{text} Please request a smaller truncation size.", param="truncate_prompt_tokens")
     if keep == -1:
-        keep = max(1, context_tokens - (limit or 1)) if context_tokens else None
-    return tokens if keep is None or keep >= len(tokens) else tokens[-keep:]
+        keep = max(1, context_tokens - (params.limit or 1)) if context_tokens else None
+    if keep is None or keep >= len(tokens):
+        return tokens
+    return tokens[:keep] if params.truncation_side == "right" else tokens[-keep:]
 
 
 def _max_tokens(params: Common, prompt_tokens: int, context_tokens: int, default: int) -> int:
@@ -249,7 +269,7 @@ def _max_tokens(params: Common, prompt_tokens: int, context_tokens: int, default
         wanted += f", {asked} in the completion)" if asked else ")"
         raise ParameterError(
             f"This model's maximum context length is {context_tokens} tokens. However, {wanted}. "
-            "Please reduce the length of the prompt or the completion.",
+            f"Please reduce the length of the {'input prompt' if params.pools else 'prompt or the completion'}.",
             param="max_tokens" if asked and left > 0 else params.prompt_name,
             code="context_length_exceeded",
         )
@@ -267,7 +287,7 @@ def _check_logprobs(prepared: Sequence[PreparedRequest]) -> None:
 
 
 def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
-    """Raises ParameterError for a token that the model does not have."""
+    """Raises ParameterError for a token that the model does not have, and for what its runners cannot do."""
     named = {
         "logit_bias": [token for token, _ in params.logit_bias],
         "allowed_token_ids": params.allowed_token_ids,
@@ -277,6 +297,9 @@ def _sampling(params: Common, tokenizer: ModelTokenizer) -> Sampling:
         if (beyond := next((token for token in tokens if token >= tokenizer.vocab_size), None)) is not None:
             text = f"{name}: token {beyond} is outside the model's vocabulary of {tokenizer.vocab_size}."
             raise ParameterError(text, param=name)
+    if params.thinking_token_budget >= 0 and reasons(tokenizer.template):
+        text = "thinking_token_budget: max_tokens bounds reasoning and answer of this model together."
+        raise ParameterError(text, param="thinking_token_budget", code="unsupported_value")
     alternatives, selects = params.alternatives, params.drawn > params.n
     return Sampling(
         seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,

@@ -22,11 +22,21 @@ from weft_gateway.openai import embeddings, messages
 from weft_gateway.openai.adapters import put_adapter
 from weft_gateway.openai.batches import cancel_batch, create_batch, list_batches, one_batch
 from weft_gateway.openai.chat import chat_completions
+from weft_gateway.openai.chat_batch import CHATS, batched_chats
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
 from weft_gateway.openai.http_requests import json_response
+from weft_gateway.openai.invocations import invocations
 from weft_gateway.openai.models import list_models, one_model
-from weft_gateway.openai.responses import ResponsesRequest, create_response, delete_response, one_response
+from weft_gateway.openai.responses import (
+    ResponsesRequest,
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    list_input_items,
+    one_response,
+)
 from weft_gateway.openai.schema import BatchRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from weft_gateway.openai.tokenize import detokenize, tokenize, tokenizer_info
 from weft_gateway.openai.validation import Call
@@ -55,12 +65,18 @@ def build_app(state: AppState) -> FastAPI:
     post, get = ["POST"], ["GET"]
     _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest)
     _route(app, state, "/v1/completions", completions, post, CompletionRequest)
+    _route(app, state, CHATS.path, batched_chats, post)
+    _route(app, state, "/invocations", invocations, post)
     _route(app, state, "/v1/embeddings", embeddings.embeddings, post, embeddings.EmbeddingsRequest)
+    _route(app, state, "/pooling", embeddings.pooling, post, embeddings.EmbeddingsRequest)
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         _route(app, state, path, embeddings.rerank, post, embeddings.RerankRequest)
     for path in ("/score", "/v1/score"):
         _route(app, state, path, embeddings.score, post, embeddings.ScoreRequest)
     _route(app, state, "/v1/responses", create_response, post, ResponsesRequest)
+    _route(app, state, "/v1/responses/{response_id:path}/input_items", list_input_items, get)
+    _route(app, state, "/v1/responses/input_tokens", count_input_tokens, post, ResponsesRequest)
+    _route(app, state, "/v1/responses/{response_id}/cancel", cancel_response, post)
     _route(app, state, "/v1/responses/{response_id:path}", one_response, get)
     _route(app, state, "/v1/responses/{response_id:path}", delete_response, ["DELETE"])
     _route(app, state, messages.PATH, messages.create_message, post, messages.MessagesRequest)
@@ -100,7 +116,7 @@ def build_app(state: AppState) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED
         )
-    app.add_middleware(ResponseHeaders, draining=lambda: state.machine.admission.draining)
+    app.add_middleware(ResponseHeaders, stopping=lambda: state.stopping or state.machine.admission.draining)
     return app
 
 
@@ -209,7 +225,7 @@ async def _load(state: AppState, _request: Request) -> Response:
 
 async def _readyz(state: AppState, _request: Request) -> Response:
     """Ready: a route table is there, and a tokenizer if one is to come. What is still missing is waited for."""
-    reason = state.machine.admission.not_ready_reason()
+    reason = "draining" if state.stopping else state.machine.admission.not_ready_reason()
     return Response(f"{reason or 'ok'}\n", 503 if reason else 200, media_type="text/plain")
 
 

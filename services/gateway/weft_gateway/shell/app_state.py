@@ -33,6 +33,7 @@ class AppState:
         tracer: Tracer | None = None,
     ) -> None:
         self.settings, self.registry, self.tracer = settings, registry, tracer
+        self.stopping = False  # what still arrives is answered; clients and balancers are sent elsewhere
         self.manager = RequestManager(settings, on_routes=self._on_routes, registry=registry, tls=tls)
         self.machine = self.manager.machine
         self.tokens = _verifier(settings)

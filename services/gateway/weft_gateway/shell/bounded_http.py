@@ -26,6 +26,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.closed = asyncio.Event()
         self._head_bytes = 0  # since the parser's last event
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
@@ -68,6 +69,16 @@ class BoundedHttp(HttpToolsProtocol):
         for timer in (self._head_timer, self._rest_timer, self._stall_timer):
             _cancelled(timer)
         super().connection_lost(exc)
+        self.closed.set()
+
+    def close_soon(self, idle_s: float) -> None:
+        """Close behind the answer that is under way; where there is none, after `idle_s` without a request."""
+        self.timeout_keep_alive = idle_s
+        if self._answering:
+            self.shutdown()
+        elif self._in_head and self.timeout_keep_alive_task:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
 
     # ---------------------------------------------------------------- out
 

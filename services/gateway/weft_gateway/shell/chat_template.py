@@ -30,6 +30,7 @@ class Chat:
     tools: Sequence[Mapping[str, Any]] = ()
     documents: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    add_special_tokens: bool = False  # what the tokenizer puts around a text, around the rendered prompt
 
 
 class TemplateRefused(ValueError):

@@ -96,6 +96,8 @@ async def _answer(process: Process, form: Form) -> tuple[str, str] | None:
     """None: the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
+    if process.stdin.is_closing():  # uvloop raises RuntimeError where asyncio's own loop writes in vain
+        return None
     try:
         process.stdin.write(json.dumps(form).encode() + b"\n")
         await process.stdin.drain()

@@ -30,8 +30,8 @@ class ResponseHeaders:
     Once the process stops, every answer asks the client to come back on another connection.
     """
 
-    def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
-        self._app, self._draining = app, draining
+    def __init__(self, app: ASGIApp, stopping: Callable[[], bool]) -> None:
+        self._app, self._stopping = app, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,7 +41,7 @@ class ResponseHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                close = [(b"connection", b"close")] if self._draining() else []
+                close = [(b"connection", b"close")] if self._stopping() else []
                 own = (b"x-request-id", ids.client_request_id.encode())
                 message["headers"] = [*message.get("headers", []), own, *close]
             await send(message)

@@ -69,7 +69,6 @@ class RequestManager:
             predict_s=settings.predict_ms / 1000,
             connect_s=settings.connect_seconds,
             session_idle_s=settings.session_idle_seconds,
-            drain_s=settings.drain_seconds,
         )
         self.machine = Gateway(config, f"gateway-{secrets.token_hex(8)}", outcome_bytes)
         self.settings, self.clock = settings, clock
@@ -141,10 +140,10 @@ class RequestManager:
         self.metrics.count_request(model, status)
         self.history.answered(namespace, status, code, self.clock())
 
-    async def drain(self) -> None:
-        """Take no more requests, let running answers finish for `drain_seconds`, then end the rest by name."""
-        log.info("draining", extra=kv(in_flight=self.machine.admission.in_flight))
-        self.feed(events.DrainStarted())
+    async def drain(self, limit_s: float) -> None:
+        """Take no more requests, let running answers finish within `limit_s`, then end the rest by name."""
+        log.info("draining", extra=kv(in_flight=self.machine.admission.in_flight, limit_s=limit_s))
+        self.feed(events.DrainStarted(limit_s))
         await self._drained.wait()
 
     async def run(self) -> None:

@@ -120,7 +120,14 @@ class ModelTokenizer:
             rendered, end, _ = rendered.partition(_END)
             if not end:
                 raise NotEncodable("the model's chat template leaves out the message that is to be continued")
-        return self._encode_rendered(rendered, {mark: text for text, mark in hidden.items()})
+        tokens = self._encode_rendered(rendered, {mark: text for text, mark in hidden.items()})
+        return self._with_special(tokens) if chat.add_special_tokens else tokens
+
+    def _with_special(self, tokens: list[int]) -> list[int]:
+        """With the tokens that the tokenizer puts around a text."""
+        plain, around = (_encode(self._tokenizer, ["a"], add_special_tokens=special)[0] for special in (False, True))
+        begin = next((i for i in range(len(around)) if around[i : i + len(plain)] == plain), len(around))
+        return [*around[:begin], *tokens, *around[begin + len(plain) :]]
 
     def _hidden(self, value: Any, hidden: dict[str, str]) -> Any:
         """JSON whose texts and names hold marks in place of control tokens."""

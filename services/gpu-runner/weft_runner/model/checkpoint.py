@@ -30,6 +30,7 @@ from weft.domain.model.tensors import (
     layer_tensors,
     module_name,
     some_of,
+    whole_names,
 )
 from weft_runner.errors import ModelUnsupported, StoppedAtStart, WeightsInvalid
 from weft_runner.model.arrays import BFLOAT16, FLOAT16, FLOAT32, Array
@@ -200,7 +201,7 @@ def open_checkpoint(
         raise WeightsInvalid(error.message) from error
     stored = {
         name: MappedTensor(mapped[shard], info)
-        for shard, header in headers.items()
+        for shard, header in whole_names(headers).items()
         for name, info in header.tensors.items()
     }
     if progress is None:

@@ -1,0 +1,59 @@
+"""`POST /v1/chat/completions/batch`: many chats in one request, as vLLM has it; their answers are the choices."""
+
+from typing import Any
+
+from pydantic import PrivateAttr
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft_gateway.errors import ParameterError
+from weft_gateway.openai.chat import CHAT, echoed, form_of, prompt_of
+from weft_gateway.openai.http_requests import completion
+from weft_gateway.openai.response_format import ChatEncoder
+from weft_gateway.openai.schema import ChatRequest, checked, object_of
+from weft_gateway.openai.validation import ModelEndpoint, ParsedRequest, Prompt
+from weft_gateway.shell.app_state import AppState
+from weft_gateway.shell.request_ids import MAX_PROMPTS
+
+
+class BatchedChats(ChatRequest):
+    """The first chat, and all of them: they share every parameter but their messages."""
+
+    _chats: list[ChatRequest] = PrivateAttr(default_factory=list[ChatRequest])
+
+    @property
+    def chats(self) -> list[ChatRequest]:
+        return self._chats
+
+    @property
+    def prompts(self) -> int:
+        return len(self._chats)
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> "BatchedChats":
+        """`value`: a chat whose messages are lists of messages. Raises ParameterError."""
+        chats = value.get("messages")
+        if not isinstance(chats, list) or not 0 < len(chats) <= MAX_PROMPTS:
+            text = f"messages: must be a list of 1 to {MAX_PROMPTS} chats, each of which is a list of messages."
+            raise ParameterError(text, param="messages")
+        request = checked(cls, value | {"messages": chats[0]})
+        if request.stream:
+            raise ParameterError("stream: the answers to many chats are written whole; leave it out.", param="stream")
+        request._chats = [checked(ChatRequest, value | {"messages": messages}) for messages in chats]
+        return request
+
+
+def prompts_of(parsed: ParsedRequest[ChatRequest]) -> list[Prompt]:
+    """Each chat as the model's template renders it."""
+    assert isinstance(parsed.params, BatchedChats)
+    return [prompt_of(chat, parsed.tokenizer, parsed.tools, echoed(chat)) for chat in parsed.params.chats]
+
+
+CHATS = ModelEndpoint(
+    f"{CHAT.path}/batch", lambda body: BatchedChats.of(object_of(body)), prompts_of, ChatEncoder, form_of=form_of
+)
+
+
+async def batched_chats(state: AppState, request: Request) -> Response:
+    """Many chats: a choice for each."""
+    return await completion(CHATS, state, request)
