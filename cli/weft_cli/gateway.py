@@ -37,7 +37,7 @@ def link_errors(url: str) -> Generator[None]:
     except httpx2.ConnectError as error:
         raise GatewayGone(f"no gateway answers at {url}: {error}", "`weft status` shows this stack's") from error
     except httpx2.HTTPError as error:
-        raise GatewayGone(f"the gateway at {url} went away: {str(error) or type(error).__name__}") from error
+        raise GatewayGone(f"the server at {url} went away: {str(error) or type(error).__name__}") from error
 
 
 def refused(body: bytes, status: int, absent_hint: str) -> CommandError:

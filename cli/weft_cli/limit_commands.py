@@ -76,7 +76,9 @@ def limit_list(directory: DataDir = None, address: SupervisorAt = None, tls_dir:
 
 def usage(
     since: Annotated[str, typer.Option(help="So many days (7d), or from a day on (2026-11-01); UTC.")] = "30d",
-    by: Annotated[str, typer.Option(help="Sum by: day, namespace, model; several with commas.")] = "namespace,model",
+    by: Annotated[
+        str, typer.Option(help="Sum by: day, namespace, model, key; several with commas.")
+    ] = "namespace,model",
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="Of this namespace alone.", show_default="all")
     ] = "",

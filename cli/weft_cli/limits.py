@@ -10,7 +10,7 @@ from weft_cli.output import note, say, table
 from weft_cli.runners import TIMEOUT_S, Supervisor, ask
 
 EPOCH = date(1970, 1, 1)
-COLUMNS = ("day", "namespace", "model")  # that usage may be summed by
+COLUMNS = ("day", "namespace", "model", "key")  # that usage may be summed by
 SUMS = ("requests", "prompt_tokens", "completion_tokens")
 LIMITS: tuple[str, ...] = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
 
@@ -61,7 +61,7 @@ def usage(supervisor: Supervisor, since: str, by: str, namespace: str, *, as_csv
     if not set(columns) <= set(COLUMNS) or len(set(columns)) < len(columns):
         raise BadInput(f"--by {by!r}: some column is not there", f"there are: {', '.join(COLUMNS)}")
     first = since_day(since, datetime.now(UTC).date())
-    request = pb.GetUsageRequest(since_day=max(0, (first - EPOCH).days), namespace=namespace)
+    request = pb.GetUsageRequest(since_day=max(0, (first - EPOCH).days), namespace=namespace, by_key="key" in columns)
     answer = ask(supervisor, lambda admin: admin.GetUsage(request, timeout=TIMEOUT_S))
     if answer.more:
         raise BadInput(
@@ -69,7 +69,8 @@ def usage(supervisor: Supervisor, since: str, by: str, namespace: str, *, as_csv
         )
     sums: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * len(SUMS))
     for row in answer.rows:
-        of = {"day": str(EPOCH + timedelta(days=row.day)), "namespace": row.namespace, "model": row.model_name}
+        day = str(EPOCH + timedelta(days=row.day))
+        of = {"day": day, "namespace": row.namespace, "model": row.model_name, "key": row.key_id}
         total = sums[tuple(of[column] for column in columns)]
         for i, name in enumerate(SUMS):
             total[i] += getattr(row, name)

@@ -9,6 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from weft.domain.routes import ToolCallParserName
 from weft.process import serve_root, uncollected_imports
 from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
@@ -180,6 +181,10 @@ def serve(
         Path | None,
         typer.Option(help="A folder on a fast disk: weights that memory has no room for are read from it."),
     ] = None,
+    tool_call_parser: Annotated[
+        ToolCallParserName | None,
+        typer.Option(help="How the model writes calls of tools.", show_default="as its chat template shows"),
+    ] = None,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the manifests, as `weft up -f` and a cluster take them, and end.")
     ] = False,
@@ -211,7 +216,7 @@ def serve(
         from weft_cli.serve import serve as run
 
     return run(
-        Request(model, adapters or [], adapter or [], name, pages, offload),
+        Request(model, adapters or [], adapter or [], name, pages, offload, tool_call_parser),
         data_dir=data_dir(directory or serve_root()),
         port=port,
         auth=auth,

@@ -17,21 +17,27 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
+    from weft_operator.local.stack import Stack
+
 SHOWN = ("Ready", "Backoff")
 SHORT_S, LINE_S = 1.0, 10.0  # work that ends within that time has no bar; without a terminal a line this often
 
 
 class Signals:
-    """The first Ctrl-C (or SIGTERM) stops in order, or at once while starting; a second one kills."""
+    """SIGTERM stops `stack` in order, Ctrl-C too but for streams, which it cuts; a second signal kills.
+
+    So does the first one while there is no stack yet.
+    """
 
     def __init__(self, stop: asyncio.Event) -> None:
-        self._stop, self.graceful = stop, False
-        self._main = asyncio.current_task()
+        self._stop, self._main = stop, asyncio.current_task()
+        self.stack: Stack | None = None
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, self._heard)
+            asyncio.get_running_loop().add_signal_handler(signum, self._received, signum)
 
-    def _heard(self) -> None:
-        if self.graceful and not self._stop.is_set():
+    def _received(self, signum: signal.Signals) -> None:
+        if self.stack and not self._stop.is_set():
+            self.stack.interrupted = signum is signal.SIGINT
             self._stop.set()
         elif self._main:
             self._main.cancel()

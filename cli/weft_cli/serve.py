@@ -41,6 +41,7 @@ class Request:
     name: str | None = None
     pages: int | None = None
     offload: Path | None = None
+    tool_call_parser: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Served:
     adapters: Sequence[Adapter]
     pages: int | None = None
     offload: Path | None = None
+    tool_call_parser: str | None = None
 
 
 def serve(
@@ -104,7 +106,7 @@ def parse(request: Request) -> Served:
     adapters = [adapter for folder in request.folders for adapter in adapters_below(folder)]
     adapters += map(parse_adapter, request.adapters)
     offload = Path(os.path.normpath(request.offload.absolute())) if request.offload else None
-    return Served(model, request.name or model.name, adapters, request.pages, offload)
+    return Served(model, request.name or model.name, adapters, request.pages, offload, request.tool_call_parser)
 
 
 def parse_source(text: str, what: str) -> Source:
@@ -115,11 +117,12 @@ def parse_source(text: str, what: str) -> Source:
         return Source(f"file:{str(at).lstrip('/')}", at.name, folder=at)
     if found := REPOSITORY.fullmatch(text.removeprefix("hf:")):
         return Source(f"hf:{found['name']}", found["name"], found["revision"])
-    if text.startswith(("s3://", "depot:sha256:")):
-        return Source(text, text.rstrip("/").rpartition("/")[2])
+    if text.startswith(("s3://", "oci://", "depot:sha256:")):
+        return Source(text, text.rstrip("/").rpartition("/")[2].partition("@")[0].partition(":")[0] or text)
     missing = f"there is no folder {folder}" if not folder.exists() else f"{folder} is no folder"
     raise BadInput(
-        f"{what} {text!r}: {missing}", "name a folder, ORG/NAME of a Hugging Face hub, or s3://BUCKET/PREFIX"
+        f"{what} {text!r}: {missing}",
+        "name a folder, ORG/NAME of a Hugging Face hub, s3://BUCKET/PREFIX or oci://HOST/REPOSITORY:TAG",
     )
 
 
@@ -154,7 +157,9 @@ def manifests(served: Served, memory: Callable[[], MemoryLimit] = available_memo
     labels = _labels(names)
     pool, spec = labels[0], _model_spec(served.model)
     rank = max([LEAST_RANK, *(_largest_rank(adapter.source) for adapter in adapters)])
-    wanted: dict[str, Any] = {"model": {"name": served.name, **_artifact(served.model)}, "lora": {"maxRank": rank}}
+    parser = {"toolCallParser": served.tool_call_parser} if served.tool_call_parser else {}
+    model = {"name": served.name, **_artifact(served.model), **parser}
+    wanted: dict[str, Any] = {"model": model, "lora": {"maxRank": rank}}
     if spec is not None:
         wanted.update(_memory(spec, served, memory()))
     elif served.pages:

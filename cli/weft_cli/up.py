@@ -105,7 +105,7 @@ async def _run(
     note(f"weft: data in {options.data_dir}")
     try:
         async with running(options, objects, progress, keep=keep) as stack:
-            serving.graceful = True
+            serving.stack = stack
             # What was applied before is served as well; the demo answers for its own objects only.
             awaited = [ref_of(obj) for obj in (objects if questions else stack.store.objects())]
             async with _showing_copies(stack.addresses.depot_url, progress):

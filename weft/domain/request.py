@@ -449,6 +449,7 @@ class Outcome:
     migrations: int = 0
     doublings: int = 0
     choice: int = 0  # of the client's request; the first one stands for request and prompt in usage
+    key_id: str = ""  # of the caller's API key; "": it has none, as lines of batches
 
 
 @dataclass(frozen=True, slots=True)

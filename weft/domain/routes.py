@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from operator import add
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from weft.domain.adapter import AdapterSpec, AdapterVersion
 from weft.domain.limits import LimitRule
 
 MAX_ENTRIES = 500  # of a kind in one message of routes: it keeps a gateway's event loop for 2 ms
+ToolCallParserName = Literal["hermes", "llama3_json", "mistral"]  # how models write calls of tools, by vLLM's names
 V = TypeVar("V")
 
 
@@ -50,6 +51,8 @@ class PoolSpec:
     min_token: int = 1
     kv_across_classes: bool = False  # KV may go to a runner of another numerics class
     groups: tuple["PhaseGroups", ...] = ()  # split: counted apart; empty: runners are counted together
+    tool_call_parser: str = ""  # for the route table
+    embeds_only: bool = False  # for the route table
 
     @property
     def has_slo(self) -> bool:
@@ -133,17 +136,11 @@ class PoolStatus:
     pool: str
     ready_runners: int
     wanted_runners: int  # within the pool's bounds
-    running: int
-    queued: int
     victims: tuple[str, ...] = ()  # names of the runners that should go, the first one first
     max_runners: int = 0  # of the PoolSpec that this answers
-    total_pages: int = 0
-    reserved_pages: int = 0
-    demand_runners: int = 0  # what running and waiting requests would fill, whatever the bounds
     slo: SloAttainment | None = None  # None: no objectives, or no request yet
     roles: RoleCounts | None = None  # None: phases are not split
     wanted: PhaseCounts | None = None  # `wanted_runners` by the phase of their groups; None: not counted apart
-    demand: PhaseCounts | None = None  # `demand_runners` by what they would compute; None: phases are not split
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +187,8 @@ class PoolRoute:
     shared_all: bool = False
     shared_namespaces: tuple[str, ...] = ()
     hold_s: int = 0
+    tool_call_parser: str = ""  # one of ToolCallParserName; "": as its chat template shows
+    embeds_only: bool = False  # the base has no head
 
 
 class KeyScope(Enum):

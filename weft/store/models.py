@@ -63,6 +63,21 @@ class UsageRow(Base):
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
 
 
+class KeyUsageRow(Base):
+    """What a key used of a model on a day (UTC), for requests that came with a key; `UsageRow` has them, too."""
+
+    __tablename__ = "usage_of_keys"
+    __table_args__ = (Index(None, "day", "namespace"),)
+
+    key_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    model_name: Mapped[str] = mapped_column(String(512), primary_key=True)
+    day: Mapped[date] = mapped_column(Date, primary_key=True)
+    namespace: Mapped[str] = mapped_column(String(253))
+    requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+
+
 class ApiKeyRow(Base):
     """An API key: its SHA-256, never the key. A revoked key stays, so that its id is never given again."""
 

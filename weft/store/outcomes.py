@@ -11,7 +11,7 @@ from sqlalchemy import String, delete
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from weft.domain.request import FinishReason, Outcome
-from weft.store.models import OutcomeRow, UsageRow
+from weft.store.models import KeyUsageRow, OutcomeRow, UsageRow
 from weft.store.transactions import insert_into, transact
 
 MAX_BATCH = 500  # 19 columns x 500 rows stay below the 32,766 parameters of a statement
@@ -61,28 +61,42 @@ async def _insert_outcomes(connection: AsyncConnection, outcomes: list[Outcome],
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    """Its columns. `choice` has none: the first choice of a request stands for it and its prompt in usage."""
-    values = {_COLUMNS.get(name, name): value for name, value in asdict(outcome).items() if name != "choice"}
+    """Its columns. Those of usage alone have none: `choice` (the first stands for request and prompt), `key_id`."""
+    values = {_COLUMNS.get(name, name): value for name, value in asdict(outcome).items() if name not in _OF_USAGE}
     return values | {"finish_reason": outcome.finish.value}
 
 
-async def _add_usage(connection: AsyncConnection, outcomes: Iterable[Outcome]) -> None:
-    sums: defaultdict[tuple[str, str, date], list[int]] = defaultdict(lambda: [0, 0, 0])
+async def _add_usage(connection: AsyncConnection, outcomes: Sequence[Outcome]) -> None:
+    await _add(connection, UsageRow, ("namespace", "model_name", "day"), outcomes)
+    keyed = [outcome for outcome in outcomes if outcome.key_id]
+    await _add(connection, KeyUsageRow, ("key_id", "model_name", "day"), keyed, ("namespace",))
+
+
+async def _add(
+    connection: AsyncConnection,
+    table: type[UsageRow | KeyUsageRow],
+    keys: tuple[str, ...],
+    outcomes: Iterable[Outcome],
+    others: tuple[str, ...] = (),
+) -> None:
+    """Add outcomes to the rows of a table that have their `keys`; a new row has `others` too."""
+    columns = (*keys, *others)
+    sums: defaultdict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
     for outcome in outcomes:
-        total = sums[(outcome.namespace, outcome.model_name, _day(outcome.finished_unix_ms))]
+        of = {**_row(outcome), "key_id": outcome.key_id, "day": _day(outcome.finished_unix_ms)}
+        total = sums[tuple(of[name] for name in columns)]
         first = outcome.choice == 0
         for i, value in enumerate((int(first), first * outcome.prompt_tokens, outcome.completion_tokens)):
             total[i] += value
-    columns = ("namespace", "model_name", "day", *_USAGE_SUMS)
     rows: list[dict[str, Any]] = [
-        dict(zip(columns, (*key, *total), strict=True)) for key, total in sorted(sums.items())
+        dict(zip((*columns, *_USAGE_SUMS), (*key, *total), strict=True)) for key, total in sorted(sums.items())
     ]
     if rows:
-        insert = insert_into(connection, UsageRow)
+        insert = insert_into(connection, table)
         await connection.execute(
             insert.on_conflict_do_update(
-                index_elements=[UsageRow.namespace, UsageRow.model_name, UsageRow.day],
-                set_={name: getattr(UsageRow, name) + insert.excluded[name] for name in _USAGE_SUMS},
+                index_elements=[getattr(table, name) for name in keys],
+                set_={name: getattr(table, name) + insert.excluded[name] for name in _USAGE_SUMS},
             ),
             rows,
         )
@@ -113,9 +127,15 @@ def _fit_key(text: str, width: int) -> str:
 
 _COLUMNS = {"adapter": "adapter_digest", "finish": "finish_reason", "migrations": "moves"}  # where it is not the name
 _MAX_INT = 2**63 - 1
-_KEYS = frozenset(("request_id", "namespace", "model_name"))  # rows are found and summed by these
+_OF_USAGE = frozenset(("choice", "key_id"))
+_KEYS = frozenset(("request_id", "namespace", "model_name", "key_id"))  # rows are found and summed by these
 _LAST_DAY_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z, the last that a date can hold
-_WIDTHS = {c.name: c.type.length or 0 for c in OutcomeRow.__table__.columns if isinstance(c.type, String)}
+_WIDTHS = {
+    column.name: column.type.length or 0
+    for row in (KeyUsageRow, OutcomeRow)
+    for column in row.__table__.columns
+    if isinstance(column.type, String)
+}
 
 
 def _day(unix_ms: int) -> date:

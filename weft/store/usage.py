@@ -8,7 +8,7 @@ from datetime import date
 from sqlalchemy import func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from weft.store.models import UsageRow
+from weft.store.models import KeyUsageRow, UsageRow
 from weft.store.transactions import transact
 
 MAX_NAMES = 500  # in one query
@@ -24,14 +24,22 @@ class DailyUsage:
     requests: int
     prompt_tokens: int
     completion_tokens: int
+    key_id: str = ""
 
 
-async def since(engine: AsyncEngine, day: date, *, namespace: str = "", most: int | None = None) -> list[DailyUsage]:
-    """DailyUsage from that day on, by day, namespace and model. `namespace`: "" for all. Raises StoreUnavailable."""
-    query = select(UsageRow.__table__).where(UsageRow.day >= day)
+async def since(
+    engine: AsyncEngine, day: date, *, namespace: str = "", by_key: bool = False, most: int | None = None
+) -> list[DailyUsage]:
+    """DailyUsage from that day on, by day, namespace and model. `namespace`: "" for all.
+
+    `by_key`: by key as well, and only of requests that came with one. Raises StoreUnavailable.
+    """
+    row = KeyUsageRow if by_key else UsageRow
+    query = select(row.__table__).where(row.day >= day)
     if namespace:
-        query = query.where(UsageRow.namespace == namespace)
-    query = query.order_by(UsageRow.day, UsageRow.namespace, UsageRow.model_name).limit(most)
+        query = query.where(row.namespace == namespace)
+    order = (row.day, row.namespace, row.model_name, *((KeyUsageRow.key_id,) if by_key else ()))
+    query = query.order_by(*order).limit(most)
 
     async def read(connection: AsyncConnection) -> list[DailyUsage]:
         return [DailyUsage(**row) for row in (await connection.execute(query)).mappings()]
@@ -59,6 +67,26 @@ async def tokens(engine: AsyncEngine, day: date, by_model: Collection[str] = ())
         for query in queries:
             for namespace, model, count in await connection.execute(query):
                 found[namespace][model] = int(count)
+        return found
+
+    return await transact(engine, read)
+
+
+async def tokens_of_keys(engine: AsyncEngine, day: date, key_ids: Collection[str]) -> dict[str, dict[str, int]]:
+    """Tokens of a day by key, of those in `key_ids`, and by model; "" for all its models together.
+
+    Raises StoreUnavailable.
+    """
+    row, names = KeyUsageRow, sorted(key_ids)
+    used = row.prompt_tokens + row.completion_tokens
+
+    async def read(connection: AsyncConnection) -> dict[str, dict[str, int]]:
+        found = defaultdict[str, dict[str, int]](lambda: {"": 0})
+        for i in range(0, len(names), MAX_NAMES):
+            query = select(row.key_id, row.model_name, used).where(row.day == day)
+            for key_id, model, count in await connection.execute(query.where(row.key_id.in_(names[i : i + MAX_NAMES]))):
+                found[key_id][model] = count
+                found[key_id][""] += count
         return found
 
     return await transact(engine, read)

@@ -27,11 +27,21 @@ SERVER_OPTIONS = [
 ]
 
 
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets. Call it before the start-up work that a signal may interrupt."""
-    stop = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+class StopSignal(asyncio.Event):
+    """Set by SIGTERM or SIGINT. `interrupted`: by SIGINT, so that somebody at a terminal waits for the end."""
+
+    interrupted = False
+
+    def interrupt(self) -> None:
+        self.interrupted = self.interrupted or not self.is_set()
+        self.set()
+
+
+def stop_on_signals() -> StopSignal:
+    """Call it before the start-up work that a signal may interrupt."""
+    stop, loop = StopSignal(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.interrupt)
     return stop
 
 

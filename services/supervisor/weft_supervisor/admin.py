@@ -117,7 +117,9 @@ class AdminServer(AdminServicer):
         """Rows that fit in a message, the oldest days first."""
         since = EPOCH + timedelta(days=min(request.since_day, LAST_DAY))
         async with _available(context):
-            rows = await usage.since(self._engine, since, namespace=request.namespace, most=MAX_USAGE_ROWS + 1)
+            rows = await usage.since(
+                self._engine, since, namespace=request.namespace, by_key=request.by_key, most=MAX_USAGE_ROWS + 1
+            )
         response = pb.GetUsageResponse(more=len(rows) > MAX_USAGE_ROWS)
         for row in rows[:MAX_USAGE_ROWS]:
             response.rows.add(
@@ -127,6 +129,7 @@ class AdminServer(AdminServicer):
                 requests=row.requests,
                 prompt_tokens=row.prompt_tokens,
                 completion_tokens=row.completion_tokens,
+                key_id=row.key_id,
             )
         return response
 
@@ -169,9 +172,13 @@ class AdminServer(AdminServicer):
         rules = await limits.all_rules(self._engine)
         if not any(rule.tokens_per_day for rule in rules):
             return rules
-        today = datetime.now(UTC).date()
-        by_model = {_namespace_of(rule) for rule in rules if rule.tokens_per_day and rule.model}
-        return with_spent(rules, await usage.tokens(self._engine, today, by_model), today)
+        today, daily = datetime.now(UTC).date(), [rule for rule in rules if rule.tokens_per_day]
+        by_model = {_name_of(rule) for rule in daily if rule.model and not _is_of_key(rule)}
+        used = {f"namespace/{name}": of for name, of in (await usage.tokens(self._engine, today, by_model)).items()}
+        if of_keys := {_name_of(rule) for rule in daily if _is_of_key(rule)}:
+            found = await usage.tokens_of_keys(self._engine, today, of_keys)
+            used |= {f"key/{key_id}": of for key_id, of in found.items()}
+        return with_spent(rules, used, today)
 
     async def follow_keys(self, every_s: float) -> None:
         """Send the scheduler what other supervisors change, and quotas that are spent, until cancelled.
@@ -226,27 +233,33 @@ def _checked(rule: LimitRule) -> LimitRule:
     kind, _, name = rule.subject.partition("/")
     if kind not in ("key", "namespace") or not NAMESPACE.fullmatch(name):
         raise ValueError(f"{rule.subject!r} is neither key/ID nor namespace/NAME")
-    if rule.tokens_per_day and kind == "key":
-        raise ValueError("tokens per day are of a namespace: usage is not counted by key")
     return replace(rule, spent_until_unix_ms=0)
 
 
 def with_spent(rules: Iterable[LimitRule], used: Mapping[str, Mapping[str, int]], today: date) -> list[LimitRule]:
-    """The rules, those whose day's tokens are used up marked until the day's end. `used`: see `usage.tokens`."""
+    """The rules, those whose day's tokens are used up marked until the day's end.
+
+    `used`: tokens by subject and model; "": of all its models together.
+    """
     end_ms = 1000 * 86_400 * (today - EPOCH + timedelta(days=1)).days
 
     def spent(rule: LimitRule) -> bool:
         if not rule.tokens_per_day:
             return False
-        mine = used.get(_namespace_of(rule), {})
+        mine = used.get(rule.subject, {})
         of_models = (count for model, count in mine.items() if model and fnmatchcase(model, rule.model))
         return (sum(of_models) if rule.model else mine.get("", 0)) >= rule.tokens_per_day
 
     return [replace(rule, spent_until_unix_ms=end_ms) if spent(rule) else rule for rule in rules]
 
 
-def _namespace_of(rule: LimitRule) -> str:
-    return rule.subject.removeprefix("namespace/")
+def _name_of(rule: LimitRule) -> str:
+    """Of the rule's namespace, or the id of its key."""
+    return rule.subject.partition("/")[2]
+
+
+def _is_of_key(rule: LimitRule) -> bool:
+    return rule.subject.startswith("key/")
 
 
 @asynccontextmanager

@@ -77,7 +77,8 @@ class Admin(AdminServicer):
     async def GetUsage(self, request: Any, context: Any) -> pb.GetUsageResponse:  # noqa: N802 (gRPC's name)
         days = [(20_000, "acme", "acme/m"), (20_001, "acme", "acme/m"), (20_001, "b", "b/m, the second")]
         sums: Any = {"requests": 1, "prompt_tokens": 20, "completion_tokens": 3}
-        rows = [pb.UsageOfDay(day=day, namespace=name, model_name=model, **sums) for day, name, model in days]
+        key_id = "k1" if request.by_key else ""
+        rows = [pb.UsageOfDay(day=day, namespace=n, model_name=m, key_id=key_id, **sums) for day, n, m in days]
         return pb.GetUsageResponse(rows=[row for row in rows if row.day >= request.since_day])
 
     async def ListKeys(self, request: Any, context: Any) -> pb.ListKeysResponse:  # noqa: N802 (gRPC's name)

@@ -428,7 +428,9 @@ def test_usage_is_summed_by_columns(controller: Any, capfd: pytest.CaptureFixtur
         "2024-10-05,acme/m,1,20,3\n"
         '2024-10-05,"b/m, the second",1,20,3\n'
     )
-    for wrong in (["--by", "key"], ["--since", "soon"]):
+    by_key = run(capfd, "usage", "--since", "2024-10-04", "--by", "key", "--csv")[1].splitlines()
+    assert by_key == ["key,requests,prompt_tokens,completion_tokens", "k1,3,60,9"]
+    for wrong in (["--by", "adapter"], ["--since", "soon"]):
         assert run(capfd, "usage", *wrong)[0] == 2
 
 

@@ -37,6 +37,28 @@ async def test_usage_is_read_from_a_day_on_and_by_namespace(engine):
     assert len(await usage.since(engine, date(2023, 11, 1), most=2)) == 2
 
 
+async def test_usage_of_keys_is_kept_beside_that_of_their_namespaces(engine):
+    rows = [
+        outcome("r1", key_id="k1"),
+        outcome("r2", key_id="k1", choice=1),
+        outcome("r3", key_id="k2", model_name="acme/lower"),
+        outcome("r4"),
+        outcome("r5", key_id="k1", finished_unix_ms=outcome().finished_unix_ms - DAY),
+        outcome("r6", key_id="k3", namespace="b"),
+    ]
+    await outcomes.record(engine, rows, now_unix_ms=NOW)
+    await outcomes.record(engine, [*rows, outcome("r7", key_id="k2", model_name="acme/lower")], now_unix_ms=NOW)
+    assert await usage.since(engine, TODAY, namespace="acme", by_key=True) == [
+        usage.DailyUsage(TODAY, "acme", "acme/lower", 2, 6, 10, "k2"),
+        usage.DailyUsage(TODAY, "acme", "acme/upper", 1, 3, 10, "k1"),
+    ]
+    assert [(row.model_name, row.requests) for row in await usage.since(engine, TODAY, namespace="acme")] == [
+        ("acme/lower", 2), ("acme/upper", 2),
+    ]  # fmt: skip
+    found = await usage.tokens_of_keys(engine, TODAY, {"k1", "k2", "none"})
+    assert found == {"k1": {"": 13, "acme/upper": 13}, "k2": {"": 16, "acme/lower": 16}}
+
+
 async def test_a_days_tokens_are_summed_by_namespace_and_by_model_where_that_is_asked(engine):
     rows = [
         outcome("r1"),

@@ -204,7 +204,7 @@ async def test_limits_reach_the_scheduler_with_the_keys_that_they_are_for(world)
     assert [read_rule(rule) for rule in listed] == [of_key, of_namespace]
 
 
-@pytest.mark.parametrize("rule", [{}, {"subject": "acme"}, {"subject": "key/a", "tokens_per_day": 1}])
+@pytest.mark.parametrize("rule", [{}, {"subject": "acme"}, {"subject": "key/"}])
 async def test_a_limit_of_nobody_is_refused(world, rule):
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await world.admin.SetLimit(supervisor_pb2.LimitRule(**rule))
@@ -230,6 +230,26 @@ async def test_a_quota_is_spent_by_the_outcomes_of_the_day_that_are_stored(world
     [used] = (await world.admin.GetUsage(supervisor_pb2.GetUsageRequest(since_day=now_ms // 86_400_000 - 1))).rows
     assert (used.namespace, used.model_name, used.requests) == ("acme", "acme/m", 1)
     assert (used.prompt_tokens, used.completion_tokens) == (3, 5)
+
+
+async def test_a_quota_of_a_key_is_spent_by_its_own_outcomes_alone(world, store):
+    made = await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme"))
+    rule = {"subject": f"key/{made.key_id}", "tokens_per_day": 8}
+    await world.admin.SetLimit(supervisor_pb2.LimitRule(**rule))
+    now_ms = time.time_ns() // 1_000_000
+
+    async def spent_by(request_id: str, key_id: str) -> bool:
+        row = Outcome(request_id, "acme/p", "acme", "acme/m", "", 3, 5, FinishReason.EOS, now_ms, key_id=key_id)
+        await outcomes.record(store, [row], now_unix_ms=now_ms)
+        (listed,) = (await world.admin.ListLimits(supervisor_pb2.ListLimitsRequest())).limits
+        return listed.spent_until_unix_ms > now_ms
+
+    assert not await spent_by("r1", "")
+    assert not await spent_by("r2", "another")
+    assert await spent_by("r3", made.key_id)
+    since = supervisor_pb2.GetUsageRequest(since_day=now_ms // 86_400_000 - 1, by_key=True)
+    rows = (await world.admin.GetUsage(since)).rows
+    assert {row.key_id: row.requests for row in rows} == {"another": 1, made.key_id: 1}
 
 
 @pytest.mark.parametrize(

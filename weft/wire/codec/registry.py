@@ -124,6 +124,8 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         min_token=_least(m, "min_token", name),
         kv_across_classes=m.kv_across_classes,
         groups=tuple([_groups(groups, name) for groups in m.groups]),
+        tool_call_parser=text(m.tool_call_parser, f"pool {name}: tool_call_parser"),
+        embeds_only=m.embeds_only,
     )
 
 
@@ -187,15 +189,13 @@ def _versions(versions: Sequence[pb.AdapterVersion], uid: str) -> tuple[AdapterV
 
 
 def _fill_pool_status(status: PoolStatus, m: Any) -> None:
-    m.MergeFrom(type(m)(**same_named(status, "slo", "roles", "wanted", "demand")))
+    m.MergeFrom(type(m)(**same_named(status, "slo", "roles", "wanted")))
     if status.slo is not None:
         m.slo.attained, m.slo.ttft, m.slo.token_time = status.slo
     if status.roles is not None:
         m.roles.CopyFrom(pb.RoleCounts(**status.roles._asdict()))
     if status.wanted is not None:
         m.wanted.CopyFrom(pb.PhaseCounts(**status.wanted._asdict()))
-    if status.demand is not None:
-        m.demand.CopyFrom(pb.PhaseCounts(**status.demand._asdict()))
 
 
 def _fill_adapter_status(status: AdapterStatus, m: Any) -> None:
@@ -207,17 +207,11 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
         pool=named(m.pool, "a pool's name"),
         ready_runners=m.ready_runners,
         wanted_runners=m.wanted_runners,
-        running=m.running,
-        queued=m.queued,
         victims=texts(m.victims, "a runner's name"),
         max_runners=m.max_runners,
-        total_pages=m.total_pages,
-        reserved_pages=m.reserved_pages,
-        demand_runners=m.demand_runners,
         slo=_attainment(m.slo) if m.HasField("slo") else None,
         roles=_role_counts(m.roles) if m.HasField("roles") else None,
         wanted=_phase_counts(m.wanted) if m.HasField("wanted") else None,
-        demand=_phase_counts(m.demand) if m.HasField("demand") else None,
     )
 
 

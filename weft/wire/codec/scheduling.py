@@ -235,6 +235,7 @@ def outcome_bytes(outcome: Outcome) -> bytes:
         doublings=outcome.doublings,
         finished_unix_ms=outcome.finished_unix_ms,
         choice=outcome.choice,
+        key_id=outcome.key_id,
     ).SerializeToString()
 
 
@@ -269,6 +270,7 @@ def outcome(m: common_pb2.Outcome) -> Outcome:
         migrations=number(m.migrations, "migrations", MAX_MIGRATIONS),
         doublings=number(m.doublings, "doublings", MAX_MIGRATIONS),
         choice=number(m.choice, "choice", 1 << 16),
+        key_id=text(m.key_id, "a key's id"),
     )
 
 
@@ -406,6 +408,8 @@ def _routes(m: pb.Routes) -> Routes:
                     p.shared_all,
                     tuple(p.shared_namespaces),
                     p.hold_s,
+                    p.tool_call_parser,
+                    p.embeds_only,
                 )
                 for p in m.pools
             ]

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weft/wire/v1/common.proto\x12\x07weft.v1\"&\n\x05\x45poch\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"-\n\x08RunnerId\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xb2\x03\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\r\x12,\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x15.weft.v1.FinishReason\x12\r\n\x05\x65rror\x18\t \x01(\t\x12\x10\n\x08\x63\x65nsored\x18\n \x01(\x08\x12\x1c\n\x14predicted_p50_tokens\x18\x0b \x01(\r\x12\x1c\n\x14predicted_p90_tokens\x18\x0c \x01(\r\x12\x15\n\rmodel_version\x18\r \x01(\t\x12\x0f\n\x07ttft_ms\x18\x0f \x01(\r\x12\x10\n\x08total_ms\x18\x10 \x01(\r\x12\x12\n\nmigrations\x18\x11 \x01(\r\x12\x11\n\tdoublings\x18\x12 \x01(\r\x12\x18\n\x10\x66inished_unix_ms\x18\x13 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x14 \x01(\r*8\n\x08Priority\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x00\x12\x12\n\x0ePRIORITY_BATCH\x10\x01*\xad\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19weft/wire/v1/common.proto\x12\x07weft.v1\"&\n\x05\x45poch\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"-\n\x08RunnerId\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xc2\x03\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\r\x12,\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x15.weft.v1.FinishReason\x12\r\n\x05\x65rror\x18\t \x01(\t\x12\x10\n\x08\x63\x65nsored\x18\n \x01(\x08\x12\x1c\n\x14predicted_p50_tokens\x18\x0b \x01(\r\x12\x1c\n\x14predicted_p90_tokens\x18\x0c \x01(\r\x12\x15\n\rmodel_version\x18\r \x01(\t\x12\x0f\n\x07ttft_ms\x18\x0f \x01(\r\x12\x10\n\x08total_ms\x18\x10 \x01(\r\x12\x12\n\nmigrations\x18\x11 \x01(\r\x12\x11\n\tdoublings\x18\x12 \x01(\r\x12\x18\n\x10\x66inished_unix_ms\x18\x13 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x14 \x01(\r\x12\x0e\n\x06key_id\x18\x15 \x01(\t*8\n\x08Priority\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x00\x12\x12\n\x0ePRIORITY_BATCH\x10\x01*\xad\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.wire.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=562
-  _globals['_PRIORITY']._serialized_end=618
-  _globals['_FINISHREASON']._serialized_start=621
-  _globals['_FINISHREASON']._serialized_end=794
+  _globals['_PRIORITY']._serialized_start=578
+  _globals['_PRIORITY']._serialized_end=634
+  _globals['_FINISHREASON']._serialized_start=637
+  _globals['_FINISHREASON']._serialized_end=810
   _globals['_EPOCH']._serialized_start=38
   _globals['_EPOCH']._serialized_end=76
   _globals['_RUNNERID']._serialized_start=78
   _globals['_RUNNERID']._serialized_end=123
   _globals['_OUTCOME']._serialized_start=126
-  _globals['_OUTCOME']._serialized_end=560
+  _globals['_OUTCOME']._serialized_end=576
 # @@protoc_insertion_point(module_scope)

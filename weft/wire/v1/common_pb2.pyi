@@ -44,7 +44,7 @@ class RunnerId(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "completion_tokens", "finish_reason", "error", "censored", "predicted_p50_tokens", "predicted_p90_tokens", "model_version", "ttft_ms", "total_ms", "migrations", "doublings", "finished_unix_ms", "choice")
+    __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "completion_tokens", "finish_reason", "error", "censored", "predicted_p50_tokens", "predicted_p90_tokens", "model_version", "ttft_ms", "total_ms", "migrations", "doublings", "finished_unix_ms", "choice", "key_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Outcome(_message.Message):
     DOUBLINGS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     pool: str
     namespace: str
@@ -83,4 +84,5 @@ class Outcome(_message.Message):
     doublings: int
     finished_unix_ms: int
     choice: int
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., censored: _Optional[bool] = ..., predicted_p50_tokens: _Optional[int] = ..., predicted_p90_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., migrations: _Optional[int] = ..., doublings: _Optional[int] = ..., finished_unix_ms: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+    key_id: str
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., censored: _Optional[bool] = ..., predicted_p50_tokens: _Optional[int] = ..., predicted_p90_tokens: _Optional[int] = ..., model_version: _Optional[str] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., migrations: _Optional[int] = ..., doublings: _Optional[int] = ..., finished_unix_ms: _Optional[int] = ..., choice: _Optional[int] = ..., key_id: _Optional[str] = ...) -> None: ...

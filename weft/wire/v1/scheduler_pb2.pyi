@@ -454,7 +454,7 @@ class Unserved(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "hold_s")
+    __slots__ = ("pool", "base_digest", "base_model_name", "max_context_tokens", "ready_runners", "shared_all", "shared_namespaces", "hold_s", "tool_call_parser", "embeds_only")
     POOL_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +463,8 @@ class PoolRoute(_message.Message):
     SHARED_ALL_FIELD_NUMBER: _ClassVar[int]
     SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
+    EMBEDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     pool: str
     base_digest: str
     base_model_name: str
@@ -471,7 +473,9 @@ class PoolRoute(_message.Message):
     shared_all: bool
     shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
     hold_s: int
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., hold_s: _Optional[int] = ...) -> None: ...
+    tool_call_parser: str
+    embeds_only: bool
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., ready_runners: _Optional[int] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., hold_s: _Optional[int] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ...) -> None: ...
 
 class KeyRoute(_message.Message):
     __slots__ = ("key_hash", "namespace", "key_id", "scope", "models", "expires_unix_ms", "limits")
@@ -586,7 +590,7 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "starvation_bound", "aging_ms", "consolidation", "consolidation_ms", "fair", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "prefetch", "phases", "min_prompt", "min_token", "kv_across_classes", "groups")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "starvation_bound", "aging_ms", "consolidation", "consolidation_ms", "fair", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "prefetch", "phases", "min_prompt", "min_token", "kv_across_classes", "groups", "tool_call_parser", "embeds_only")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -626,6 +630,8 @@ class PoolDesired(_message.Message):
     MIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_ACROSS_CLASSES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
+    EMBEDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     pool: str
     base_digest: str
     base_model_name: str
@@ -658,7 +664,9 @@ class PoolDesired(_message.Message):
     min_token: int
     kv_across_classes: bool
     groups: _containers.RepeatedCompositeFieldContainer[PhaseGroups]
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., starvation_bound: _Optional[int] = ..., aging_ms: _Optional[int] = ..., consolidation: _Optional[str] = ..., consolidation_ms: _Optional[int] = ..., fair: _Optional[bool] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., prefetch: _Optional[str] = ..., phases: _Optional[str] = ..., min_prompt: _Optional[int] = ..., min_token: _Optional[int] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ...) -> None: ...
+    tool_call_parser: str
+    embeds_only: bool
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., starvation_bound: _Optional[int] = ..., aging_ms: _Optional[int] = ..., consolidation: _Optional[str] = ..., consolidation_ms: _Optional[int] = ..., fair: _Optional[bool] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., prefetch: _Optional[str] = ..., phases: _Optional[str] = ..., min_prompt: _Optional[int] = ..., min_token: _Optional[int] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ...) -> None: ...
 
 class PhaseGroups(_message.Message):
     __slots__ = ("phase", "min_runners", "max_runners")
@@ -721,36 +729,24 @@ class SchedulerToRegistry(_message.Message):
     def __init__(self, pool: _Optional[_Union[PoolStatus, _Mapping]] = ..., adapter: _Optional[_Union[AdapterStatus, _Mapping]] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool", "ready_runners", "wanted_runners", "running", "queued", "victims", "max_runners", "total_pages", "reserved_pages", "demand_runners", "slo", "roles", "wanted", "demand")
+    __slots__ = ("pool", "ready_runners", "wanted_runners", "victims", "max_runners", "slo", "roles", "wanted")
     POOL_FIELD_NUMBER: _ClassVar[int]
     READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     WANTED_RUNNERS_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_FIELD_NUMBER: _ClassVar[int]
     VICTIMS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_PAGES_FIELD_NUMBER: _ClassVar[int]
-    DEMAND_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     SLO_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
-    DEMAND_FIELD_NUMBER: _ClassVar[int]
     pool: str
     ready_runners: int
     wanted_runners: int
-    running: int
-    queued: int
     victims: _containers.RepeatedScalarFieldContainer[str]
     max_runners: int
-    total_pages: int
-    reserved_pages: int
-    demand_runners: int
     slo: SloAttainment
     roles: RoleCounts
     wanted: PhaseCounts
-    demand: PhaseCounts
-    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., total_pages: _Optional[int] = ..., reserved_pages: _Optional[int] = ..., demand_runners: _Optional[int] = ..., slo: _Optional[_Union[SloAttainment, _Mapping]] = ..., roles: _Optional[_Union[RoleCounts, _Mapping]] = ..., wanted: _Optional[_Union[PhaseCounts, _Mapping]] = ..., demand: _Optional[_Union[PhaseCounts, _Mapping]] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., slo: _Optional[_Union[SloAttainment, _Mapping]] = ..., roles: _Optional[_Union[RoleCounts, _Mapping]] = ..., wanted: _Optional[_Union[PhaseCounts, _Mapping]] = ...) -> None: ...
 
 class PhaseCounts(_message.Message):
     __slots__ = ("prompt", "token", "any")

@@ -397,12 +397,14 @@ class ListLimitsResponse(_message.Message):
     def __init__(self, limits: _Optional[_Iterable[_Union[LimitRule, _Mapping]]] = ...) -> None: ...
 
 class GetUsageRequest(_message.Message):
-    __slots__ = ("since_day", "namespace")
+    __slots__ = ("since_day", "namespace", "by_key")
     SINCE_DAY_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BY_KEY_FIELD_NUMBER: _ClassVar[int]
     since_day: int
     namespace: str
-    def __init__(self, since_day: _Optional[int] = ..., namespace: _Optional[str] = ...) -> None: ...
+    by_key: bool
+    def __init__(self, since_day: _Optional[int] = ..., namespace: _Optional[str] = ..., by_key: _Optional[bool] = ...) -> None: ...
 
 class GetUsageResponse(_message.Message):
     __slots__ = ("rows", "more")
@@ -413,20 +415,22 @@ class GetUsageResponse(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[UsageOfDay, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class UsageOfDay(_message.Message):
-    __slots__ = ("day", "namespace", "model_name", "requests", "prompt_tokens", "completion_tokens")
+    __slots__ = ("day", "namespace", "model_name", "requests", "prompt_tokens", "completion_tokens", "key_id")
     DAY_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     day: int
     namespace: str
     model_name: str
     requests: int
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, day: _Optional[int] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    key_id: str
+    def __init__(self, day: _Optional[int] = ..., namespace: _Optional[str] = ..., model_name: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class ListRunnersRequest(_message.Message):
     __slots__ = ()
