@@ -1,8 +1,8 @@
 """What a pool owns in a cluster, as complete intents for server-side apply.
 
 A Deployment for each runner group, or, where a runner has several pods, a StatefulSet for each runner: its pods have
-stable names, come at once and go at once. For the whole pool a headless Service (runners by name), a
-PodDisruptionBudget (a drained node takes one runner at a time) and a ServiceAccount without rights and without a token.
+stable names, by a headless Service, come at once and go at once. For the whole pool a PodDisruptionBudget (a drained
+node takes one runner at a time) and a ServiceAccount without rights and without a token.
 All carry the pool as their owner: with it they go.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from weft_operator.intent import signed
 from weft_operator.observe import Child, Launch
-from weft_operator.pod_template import GRPC_PORT, PROBES_PORT, pod_template
+from weft_operator.pod_template import pod_template
 from weft_operator.resources import API_VERSION, Group, Meta, Pool, Ref
 from weft_operator.site import Site
 
@@ -38,7 +38,6 @@ def children(pool: Pool, launch: Launch, site: Site, sizes: Mapping[str, int]) -
         own = [_deployment(pool, group, launch, site, sizes[group.name]) for group in pool.groups]
     return [
         _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
-        _child(meta, "v1", "Service", shared, {}, {"spec": _service(meta.ref)}),
         _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(meta.ref)}),
         *own,
     ]
@@ -115,15 +114,6 @@ def _deployment(pool: Pool, group: Group, launch: Launch, site: Site, size: int)
     }
     own = {GROUP_LABEL: group.name}
     return _child(meta, "apps/v1", "Deployment", child_name(meta.ref.name, group.name), own, {"spec": spec})
-
-
-def _service(pool: Ref) -> Json:
-    ports = [("grpc", GRPC_PORT), ("probes", PROBES_PORT)]
-    return {
-        "clusterIP": "None",
-        "selector": _selecting(pool),
-        "ports": [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports],
-    }
 
 
 def _ranks_service(pool: Ref) -> Json:

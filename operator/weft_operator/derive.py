@@ -3,6 +3,7 @@
 from typing import Any
 
 from weft.domain.adapter import AdapterVersion
+from weft.domain.model.config import is_bare
 from weft.domain.routes import PoolSpec
 from weft_operator.capacity import phase_groups
 from weft_operator.children import selector
@@ -52,6 +53,8 @@ def pool_entry(facts: PoolFacts) -> PoolSpec | None:
         hold_s=round(scaling.wake_s) if scaling else 0,
         drain_s=pool.drain_s,
         max_context_tokens=max_context_tokens(facts),
+        tool_call_parser=pool.tool_call_parser,
+        embeds_only=is_bare(facts.serving.verdict.get("architecture") or ""),
     )
 
 
@@ -77,6 +80,7 @@ def pool_status(facts: PoolFacts, now: float, *, pods: bool) -> dict[str, Any]:
     status = {
         "observedGeneration": generation,
         "baseDigest": facts.serving.digest if facts.serving else None,
+        "architecture": facts.serving.verdict.get("architecture") if facts.serving else None,
         "maxContextTokens": _model_context_tokens(facts) or None,
         "desiredReplicas": facts.wanted,
         "replicas": len(facts.runners),
@@ -156,7 +160,7 @@ def _earlier_versions(facts: AdapterFacts, serving: Good) -> list[Object]:
     most = facts.request.max_rank if facts.request else None
     kept: list[Object] = [
         version if version.get("name") != serving.version else {k: v for k, v in version.items() if k != "name"}
-        for version in facts.adapter.status.get("versions", ())
+        for version in _stored_versions(facts)
         if version["digest"] != serving.digest
         and version.get("baseDigest") == serving.base_digest
         and (most is None or int(version.get("rank") or 0) <= most)
@@ -164,19 +168,25 @@ def _earlier_versions(facts: AdapterFacts, serving: Good) -> list[Object]:
     return kept[: facts.adapter.history_limit]
 
 
+def _stored_versions(facts: AdapterFacts) -> list[Object]:
+    """Of the stored status, without those that lack a field: another version of the operator may have written them."""
+    stored: list[Object] = facts.adapter.status.get("versions") or []
+    return [version for version in stored if {"digest", "publishTime"} <= version.keys()]
+
+
 def _versions(facts: AdapterFacts, now: float) -> list[Object] | None:
     """The content that serves and the earlier ones; while none serves, what was stored."""
-    serving, stored = facts.serving, facts.adapter.status.get("versions")
+    serving = facts.serving
     if serving is None:
-        return stored
-    publish_time = next((v["publishTime"] for v in stored or () if v["digest"] == serving.digest), timestamp(now))
+        return facts.adapter.status.get("versions")
+    published = {version["digest"]: version["publishTime"] for version in _stored_versions(facts)}
     current = {
         "digest": serving.digest,
         "name": serving.version,
         "rank": serving.verdict.get("rank"),
         "sizeBytes": serving.verdict.get("sizeBytes"),
         "baseDigest": serving.base_digest,
-        "publishTime": publish_time,
+        "publishTime": published.get(serving.digest) or timestamp(now),
     }
     return [{k: v for k, v in current.items() if v is not None}, *_earlier_versions(facts, serving)]
 

@@ -155,25 +155,13 @@ class AdapterEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolLoad:
-    """What a pool does just now. It changes with every request, and nothing is planned from it."""
-
-    running: int = 0
-    queued: int = 0
-    total_pages: int = 0
-    reserved_pages: int = 0
-    demand_runners: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class PoolReport:
-    """The scheduler's word on a pool. Two that differ in `load` alone are equal: traffic is not news to the planner."""
+    """The scheduler's word on a pool."""
 
     ready_runners: int
     wanted_runners: int = 0
     victims: tuple[str, ...] = ()  # names of runners that should go, the first one first
     max_runners: int = 0  # of the PoolSpec that this answers
-    load: PoolLoad = field(default=PoolLoad(), compare=False)
     slo: SloAttainment | None = None  # changes once a minute at most
     roles: RoleCounts | None = None  # of as many runners, too
     wanted: PhaseCounts | None = None  # of `wanted_runners`, where groups are counted apart

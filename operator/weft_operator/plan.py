@@ -43,7 +43,7 @@ from weft_operator.resolution import Request, Resolution
 from weft_operator.resources import FINALIZER, Adapter, Object, Pool, Ref
 from weft_operator.site import Site
 
-REMOTE_SCHEMES = ("hf:", "s3:")
+REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:")
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
 

@@ -20,7 +20,7 @@ from weft.wire.tls import Tls
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerStub
 from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
-from weft_operator.observe import AdapterEntry, AdapterReport, PoolLoad, PoolReport
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolReport
 from weft_operator.resources import Ref
 
 Told = PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter
@@ -175,13 +175,6 @@ def pool_report(status: PoolStatus) -> PoolReport:
         slo=status.slo,
         roles=status.roles,
         wanted=status.wanted,
-        load=PoolLoad(
-            running=status.running,
-            queued=status.queued,
-            total_pages=status.total_pages,
-            reserved_pages=status.reserved_pages,
-            demand_runners=status.demand_runners,
-        ),
     )
 
 

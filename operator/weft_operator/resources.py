@@ -151,6 +151,7 @@ class Pool:
     consolidation: str
     consolidation_s: float
     prefetch: str
+    tool_call_parser: str  # "": as the chat template shows
     phases: str
     min_prompt: int
     min_token: int
@@ -246,6 +247,7 @@ def parse_pool(obj: Object) -> Pool:
         consolidation=scheduler["consolidation"],
         consolidation_s=float(scheduler["consolidationSeconds"]),
         prefetch=scheduler["prefetch"],
+        tool_call_parser=spec["model"].get("toolCallParser") or "",
         phases=phases["mode"].lower(),
         min_prompt=phases["minPrompt"],
         min_token=phases["minToken"],

@@ -110,6 +110,20 @@ async def test_a_gateway_told_to_stop_finishes_its_streams(pair: Installation, c
     pytest.fail(f"no stream ran any more in {ATTEMPTS} rounds")
 
 
+async def test_gateways_are_replaced_under_clients_that_keep_their_connections_and_no_request_fails(
+    pair: Installation, cases: list[Case]
+) -> None:
+    await pair.until_runners(2, max_sequences=SEQUENCES)
+    async with load(pair.url, cases, "rolled", width=12) as made:
+        for arguments in (("restart",), ("status", "--timeout=300s")):
+            await asyncio.to_thread(
+                pair.plane.kubectl, "rollout", arguments[0], "deployment/weft-gateway", "-n", NAMESPACE, *arguments[1:]
+            )
+        await eventually_ready(pair, "gateway", 1)
+    print(f"{len(made.streams)} requests meanwhile")
+    assert_undisturbed(made.streams)
+
+
 async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
     pair: Installation, cases: list[Case]
 ) -> None:

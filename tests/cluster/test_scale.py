@@ -1,8 +1,7 @@
-"""Pools grow and shrink under load: by the built-in autoscaler to zero and back, and by an HPA through /scale."""
+"""Pools grow and shrink under load: by the built-in autoscaler to zero and back, and through /scale."""
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -13,29 +12,6 @@ from harness.session import answer_of
 from harness.waiting import eventually
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
-HPA: dict[str, Any] = {
-    "apiVersion": "autoscaling/v2",
-    "kind": "HorizontalPodAutoscaler",
-    "metadata": {"name": "quickstart", "namespace": NAMESPACE},
-    "spec": {
-        "scaleTargetRef": {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", "name": "quickstart"},
-        "minReplicas": 1,
-        "maxReplicas": 3,
-        "metrics": [
-            {
-                "type": "External",
-                "external": {
-                    "metric": {
-                        "name": "weft_pool_demand_runners",
-                        "selector": {"matchLabels": {"pool": "quickstart"}},
-                    },
-                    "target": {"type": "AverageValue", "averageValue": "1"},
-                },
-            }
-        ],
-        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}},
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +70,13 @@ async def test_the_built_in_autoscaler_grows_to_three_shrinks_to_zero_and_wakes(
     assert pool.plane.get("spool", "quickstart", NAMESPACE)["spec"].get("replicas") is None
 
 
-async def test_an_hpa_drives_the_scale_subresource(pool: Installation, cases: list[Case]) -> None:
+async def test_the_scale_subresource_grows_and_shrinks_a_pool_under_load(pool: Installation, cases: list[Case]) -> None:
     pool.patch_pool({"replicas": 1, "autoscaling": None})
     await until_pods(pool, 1)
-    await asyncio.to_thread(pool.plane.apply, HPA)
-    try:
-        async with load(pool.url, cases, "hpa", width=40) as made:
-            await until_pods(pool, 3)
-        assert_undisturbed(made.streams)
-        await until_pods(pool, 1)
-    finally:
-        await asyncio.to_thread(pool.plane.kubectl, "delete", "hpa", "quickstart", "-n", NAMESPACE)
+    async with load(pool.url, cases, "scale", width=40) as made:
+        for count in (3, 1):
+            await asyncio.to_thread(
+                pool.plane.kubectl, "scale", "spool/quickstart", "-n", NAMESPACE, f"--replicas={count}"
+            )
+            await until_pods(pool, count)
+    assert_undisturbed(made.streams)

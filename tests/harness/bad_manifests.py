@@ -92,7 +92,8 @@ def templated(**fields: Any) -> Manifest:
 
 
 _DIGEST = "sha256:" + "0" * 64
-_URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX or depot:sha256:..."
+_URI = "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, "
+_URI += "oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:..."
 _ENDPOINT = "write http://HOST[:PORT] or https://HOST[:PORT], without a path"
 _LABEL = "only lower-case letters, digits and '-' inside are allowed"
 _MODEL_NAME = "only letters, digits and . _ : / - inside are allowed"
@@ -121,7 +122,14 @@ BAD: tuple[Bad, ...] = (
     Bad("no URI", "spec.source.uri", "missing", source(digest=_DIGEST)),
     Bad("a path instead of a URI", "spec.source.uri", _URI, source(uri="adapters/upper")),
     Bad("a scheme that is not served", "spec.source.uri", _URI, source(uri="ftp://host/upper")),
-    Bad("https is not served", "spec.source.uri", _URI, source(uri="https://host/upper")),
+    Bad(
+        "https without a digest",
+        "spec.source.digest",
+        "an https: source needs a digest",
+        source(uri="https://host/upper"),
+    ),
+    Bad("https with a query", "spec.source.uri", _URI, source(uri="https://host/upper?x=1", digest=_DIGEST)),
+    Bad("oci without a repository", "spec.source.uri", _URI, source(uri="oci://ghcr.io", digest=_DIGEST)),
     Bad("hf without an organisation", "spec.source.uri", _URI, source(uri="hf:upper")),
     Bad("hf with its revision inside", "spec.source.uri", _URI, source(uri="hf:acme/upper@main")),
     Bad("s3 without slashes", "spec.source.uri", _URI, source(uri="s3:bucket/upper")),
@@ -154,7 +162,7 @@ BAD: tuple[Bad, ...] = (
     Bad(
         "credentials for a folder",
         "spec.source.credentialsRef",
-        "credentialsRef is for hf: and s3: sources",
+        "credentialsRef is for hf:, s3: and oci: sources",
         source(uri="file:a", credentialsRef={"name": "key"}),
     ),
     Bad(
@@ -295,6 +303,12 @@ BAD: tuple[Bad, ...] = (
     Bad("a tenant without a share", "spec.scheduler.fairness.weights.a", "too small", _weights(a=0)),
     Bad("a weight of no namespace", "spec.scheduler.fairness.weights", "no namespace", _weights(A_b=1)),
     Bad("no prompt at all", "spec.scheduler.maxPrefills", "too small", pool(scheduler={"maxPrefills": 0})),
+    Bad(
+        "an unknown parser",
+        "spec.model.toolCallParser",
+        "one of",
+        pool(model={"uri": "file:base", "toolCallParser": "own"}),
+    ),
     Bad("drained at once", "spec.drainSeconds", "too small", pool(drainSeconds=0)),
     Bad("an unknown sharing", "spec.allowedNamespaces.from", "one of", pool(allowedNamespaces={"from": "Some"})),
     Bad("a list without names", "spec.allowedNamespaces.names", _NAMES, pool(allowedNamespaces={"from": "List"})),

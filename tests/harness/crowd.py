@@ -1,10 +1,14 @@
-"""Many clients at once: streamed completions through the official client, their progress watched as it happens."""
+"""Many clients at once: streamed completions through the official client, their progress watched as it happens.
+
+Every second one has a grammar.
+"""
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 
@@ -19,18 +23,31 @@ HANG_S = 600.0  # without a byte; a request may wait for its turn
 
 @dataclass
 class Watched:
-    """One streamed request. In the quickstart a character is a token."""
+    """One streamed request. In the quickstart a character is a token.
+
+    `counted`: by a grammar that lets the answer end at its length alone, so that a grammar's state that a move loses
+    or repeats shows in the text.
+    """
 
     case: Case
     request_id: str
+    counted: bool
     text: str = ""
     finish: str | None = None
     completion_tokens: int | None = None
     error: openai.APIError | None = None
+    asked_at: float = 0.0  # the loop's time
+    last_at: float = 0.0  # of its newest piece, or when it was asked
+    longest_pause_s: float = 0.0  # between two pieces, the first token's time included
 
     @property
     def share(self) -> float:
         return len(self.text) / len(self.case.expect)
+
+    @property
+    def extra_body(self) -> dict[str, Any]:
+        regex = f"(?s:.{{{len(self.case.expect)}}})"
+        return {"structured_outputs": {"regex": regex}} if self.counted else {}
 
 
 class Crowd:
@@ -56,6 +73,7 @@ class Crowd:
             return holds()
 
     async def follow(self, client: openai.AsyncOpenAI, watched: Watched) -> None:
+        watched.asked_at = watched.last_at = asyncio.get_running_loop().time()
         try:
             stream = await client.completions.create(
                 model=watched.case.model,
@@ -64,6 +82,7 @@ class Crowd:
                 stream=True,
                 stream_options={"include_usage": True},
                 extra_headers={"x-request-id": watched.request_id},
+                extra_body=watched.extra_body,
             )
             async for chunk in stream:
                 await self._take(watched, chunk)
@@ -73,6 +92,8 @@ class Crowd:
             self.changed.notify_all()
 
     async def _take(self, watched: Watched, chunk: openai.types.Completion) -> None:
+        now = asyncio.get_running_loop().time()
+        watched.longest_pause_s, watched.last_at = max(watched.longest_pause_s, now - watched.last_at), now
         for choice in chunk.choices:
             watched.text += choice.text
             watched.finish = choice.finish_reason or watched.finish
@@ -85,7 +106,7 @@ class Crowd:
 @asynccontextmanager
 async def crowd(url: str, cases: Sequence[Case], name: str, key: str = "unused") -> AsyncIterator[Crowd]:
     """Start all cases at once; leaving waits for the end of every stream (or ends them on an error)."""
-    made = Crowd([Watched(case, f"{name}-{i}") for i, case in enumerate(cases)])
+    made = Crowd([Watched(case, f"{name}-{i}", counted=i % 2 == 1) for i, case in enumerate(cases)])
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=HANG_S)
     async with client, asyncio.TaskGroup() as group:
         for watched in made.streams:
@@ -108,7 +129,8 @@ async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncI
 
     async def ask(worker: int) -> None:
         for i in itertools.count():
-            watched = Watched(cases[(worker + i) % len(cases)], f"{name}-{worker}-{i}")
+            case = cases[(worker + i) % len(cases)]
+            watched = Watched(case, f"{name}-{worker}-{i}", counted=(worker + i) % 2 == 1)
             made.streams.append(watched)
             await made.follow(client, watched)
             if over.is_set() or watched.error:
@@ -121,6 +143,12 @@ async def load(url: str, cases: Sequence[Case], name: str, width: int) -> AsyncI
             yield made
         finally:
             over.set()
+
+
+def longest_pause(streams: Sequence[Watched]) -> str:
+    """For people: the longest wait of any stream for its next piece."""
+    worst = max(streams, key=lambda one: one.longest_pause_s)
+    return f"{len(streams)} requests, longest pause {worst.longest_pause_s:.1f} s ({worst.request_id})"
 
 
 def emitted(runner: RunnerBook, made: Crowd) -> list[tuple[Watched, int]]:

@@ -11,7 +11,7 @@ from weft.domain.adapter import AdapterSpec, AdapterState
 from weft.domain.ids import NEVER, Epoch, RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Assign, Failed, FailReason, GatewayHello, OutcomeReport, ResubmitComplete, Submit
-from weft.domain.routes import PoolSpec, RegistryChange, RegistryHello
+from weft.domain.routes import PhaseCounts, PoolSpec, RegistryChange, RegistryHello
 from weft.domain.runner import (
     ClusterReport,
     Overrun,
@@ -28,6 +28,7 @@ from weft_scheduler.core.effects import Effect, Event
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import RunnerAccount
+from weft_scheduler.core.scaling import demand
 from weft_scheduler.core.scheduler import Scheduler
 from weft_scheduler.core.state import State
 
@@ -113,6 +114,10 @@ class Driver:
 
     def pool(self, name: str = POOL) -> Pool:
         return self.core.state.pools[name]
+
+    def demanded(self, name: str = POOL) -> PhaseCounts:
+        """Runners that the requests of a pool would fill."""
+        return demand(self.core.state, self.pool(name))
 
     def handle(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event, self.now)

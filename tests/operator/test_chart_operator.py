@@ -5,7 +5,6 @@ token of the chart's ServiceAccount. The API server reaches it through the chart
 """
 
 import base64
-import json
 import re
 import sys
 import urllib.error
@@ -17,7 +16,6 @@ import pytest
 
 from harness import chart
 from harness.chart import Json, arguments_of, objects, one
-from harness.cluster.api import is_so
 from harness.cluster.control_plane import ControlPlane
 from harness.cluster.errors import Refused
 from harness.cluster.processes import Process, free_ports, wait_until
@@ -25,7 +23,7 @@ from harness.operator.stage import OURS
 from harness.waiting import PATIENCE_S
 
 NAMESPACE = chart.NAMESPACE
-PORTS = {"probes": 7401, "webhook": 9443, "metrics-api": 9444}
+PORTS = {"probes": 7401, "webhook": 9443}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def release() -> list[Json]:
     """The render whose operator runs. One replica is enough: the other tests have several."""
-    return objects(chart.render("default", "--set", "crds.install=false,externalMetrics.enabled=true"))
+    return objects(chart.render("default", "--set", "crds.install=false"))
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +148,6 @@ def test_the_api_server_asks_the_webhook_and_believes_its_certificate(plane: Con
     with pytest.raises(Refused, match=r"(?s)denied the request.*NameConflict"):
         plane.apply(pool("second", "llama"))
     plane.apply(pool("third", "mistral"))
-
-
-def test_the_api_server_serves_external_metrics_through_the_operator(plane: ControlPlane, operator: Process) -> None:
-    service = "v1beta1.external.metrics.k8s.io"
-    plane.wait_until("apiservice", service, "", is_so("Available"), "is available")
-    listed = json.loads(plane.kubectl("get", "--raw", "/apis/external.metrics.k8s.io/v1beta1"))
-    assert "weft_pool_demand_runners" in {resource["name"] for resource in listed["resources"]}
 
 
 def test_nothing_was_refused(plane: ControlPlane, operator: Process) -> None:

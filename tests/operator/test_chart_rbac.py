@@ -27,7 +27,7 @@ from weft_operator.kubernetes.feed import owner_of
 from weft_operator.kubernetes.kube import KubeBackend
 from weft_operator.kubernetes.lease import Terms
 from weft_operator.kubernetes.mirror import Mirror
-from weft_operator.kubernetes.resources import BY_KIND, CONFIGMAPS, OWN, PODS, Resource
+from weft_operator.kubernetes.resources import BY_KIND, OWN, PODS, Resource
 from weft_operator.observe import Child
 from weft_operator.resources import Object, Ref
 
@@ -232,10 +232,6 @@ def elects(step: str) -> Use:
     return use
 
 
-async def reads_front_proxy(world: World) -> None:
-    await world.api.get(CONFIGMAPS, SYSTEM, "extension-apiserver-authentication")
-
-
 CHILD_KINDS = ("Deployment", "StatefulSet", "Service", "PodDisruptionBudget", "ServiceAccount", "NetworkPolicy")
 
 
@@ -296,7 +292,7 @@ def split(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def installed(control_plane: ControlPlane) -> Iterator[Installed]:
     """The chart's RBAC objects, applied."""
     release, pools = control_plane.create_namespace("release"), control_plane.create_namespace("pools")
-    flags = ("--set", f"poolNamespaces={{{pools}}},externalMetrics.enabled=true,crds.install=false")
+    flags = ("--set", f"poolNamespaces={{{pools}}},crds.install=false")
     found = chart.objects(chart.render("default", *flags, namespace=release))
     kinds = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     objects = [obj for obj in found if obj["kind"] in kinds]
@@ -387,7 +383,6 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
                 assert not allowed(Right(POOLS, group, resource, verb), namespace), f"{verb} {resource}"
         assert not allowed(Right(RELEASE, "apps", "statefulsets", "patch"), installed.release), "those of the chart"
         assert not allowed(Right(RELEASE, "coordination.k8s.io", "leases", "update"), installed.release, "another")
-        assert allowed(Right(SYSTEM, "", "configmaps", "get"), SYSTEM, "extension-apiserver-authentication")
 
 
 async def test_with_all_rights_the_operators_code_does_everything(
@@ -395,7 +390,7 @@ async def test_with_all_rights_the_operators_code_does_everything(
 ) -> None:
     by = control_plane.token_of(installed.release, "weft-operator")
     async with acting(control_plane, installed, by.token) as world:
-        for use in dict.fromkeys((*USES.values(), reads_front_proxy)):
+        for use in dict.fromkeys(USES.values()):
             await use(world)
 
 

@@ -224,11 +224,11 @@ def test_scale_reads_status_and_writes_replicas_and_never_those_of_an_autoscaled
     [
         ("lora", "A LoRA adapter served by a ServingPool."),
         ("lora.spec.source.uri", "hf:ORG/NAME"),
-        ("lora.spec.tier", "The least that every ready runner holds it in"),
-        ("spool.spec.autoscaling.minReplicas", "the gateway holds the first until a runner is ready"),
-        ("spool.spec.template", "What is unset is the platform's"),
-        ("spool.spec.runnerGroups", "Runners on several kinds of hardware"),
-        ("spool.status.selector", "The labels of the runners' pods"),
+        ("lora.spec.tier", "The tier in which every ready runner keeps the adapter at least"),
+        ("spool.spec.autoscaling.minReplicas", "the gateway holds the first request until a runner is ready"),
+        ("spool.spec.template", "The platform's settings hold for what is unset"),
+        ("spool.spec.runnerGroups", "The groups of runners, for several kinds of hardware"),
+        ("spool.status.selector", "The label selector of the runners' pods"),
     ],
 )
 def test_kubectl_explains(control_plane: ControlPlane, field: str, says: str) -> None:

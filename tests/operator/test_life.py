@@ -164,12 +164,12 @@ def test_what_others_change_in_children_is_put_back(stage: Stage) -> None:
         "deployment", "base-runners", lambda d: d["metadata"]["labels"][managed_by] == "weft-operator", "is ours again"
     )
     orphan = '[{"op": "remove", "path": "/metadata/ownerReferences"}]'
-    stage.kubectl("patch", "service/base-runners", "--type=json", "-p", orphan)
+    stage.kubectl("patch", "serviceaccount/base-runners", "--type=json", "-p", orphan)
 
-    def is_owned(service: dict[str, Any]) -> bool:
-        return [owner["name"] for owner in service["metadata"].get("ownerReferences", ())] == ["base"]
+    def is_owned(account: dict[str, Any]) -> bool:
+        return [owner["name"] for owner in account["metadata"].get("ownerReferences", ())] == ["base"]
 
-    stage.wait_until("service", "base-runners", is_owned, "is owned again")
+    stage.wait_until("serviceaccount", "base-runners", is_owned, "is owned again")
     uid = stage.get("poddisruptionbudget", "base-runners")["metadata"]["uid"]
     stage.delete("poddisruptionbudget", "base-runners")
     stage.wait_until("poddisruptionbudget", "base-runners", lambda found: found["metadata"]["uid"] != uid, "is new")

@@ -29,12 +29,15 @@ LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
 VERSION_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+_HOST = r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?"
 _REST = r"[^\x00-\x1f\x7f]"
 URI_PATTERN = (
     rf"^(file:{_REST}+"
     rf"|pvc:[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/{_REST}*)?"
     rf"|hf:[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(/{_REST}*)?"
     rf"|s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/{_REST}*)?"
+    rf"|oci://{_HOST}/[a-z0-9._/-]*[a-z0-9](:[A-Za-z0-9_][A-Za-z0-9._-]*)?(@sha256:[0-9a-f]{{64}})?"
+    rf"|https://{_HOST}(/[^?#\x00-\x20\x7f]*)?"
     r"|depot:sha256:[0-9a-f]{64})$"
 )
 ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
@@ -45,7 +48,8 @@ PATTERN_HELP = {
     OBJECT_NAME_PATTERN: "only lower-case letters, digits and, inside, '-' and '.' are allowed (RFC 1123 subdomain)",
     MODEL_NAME_PATTERN: "only letters, digits and . _ : / - inside are allowed",
     VERSION_NAME_PATTERN: "only letters, digits and, inside, '.', '_' and '-' are allowed",
-    URI_PATTERN: "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX or depot:sha256:...",
+    URI_PATTERN: "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, "
+    "oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:...",
     ENDPOINT_PATTERN: "write http://HOST[:PORT] or https://HOST[:PORT], without a path",
     DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
 }

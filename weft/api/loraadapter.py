@@ -13,9 +13,10 @@ class PoolRef(ApiModel):
     """The ServingPool that serves the adapter."""
 
     name: Label
-    """Of the pool."""
+    """The name of the ServingPool."""
     namespace: Label | None = None
-    """Of the pool; the adapter's own when unset. Another one needs the pool's allowedNamespaces."""
+    """The namespace of the ServingPool. It defaults to the adapter's own. A pool of another namespace has to allow
+    this one in its allowedNamespaces; otherwise Accepted is False with reason NotPermitted."""
 
 
 class AdapterSource(Artifact):
@@ -23,7 +24,7 @@ class AdapterSource(Artifact):
 
 
 class LoRAAdapterSpec(ApiModel):
-    """What is wanted. Never written by a controller."""
+    """The desired state. No controller of Weft writes it."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -39,70 +40,75 @@ class LoRAAdapterSpec(ApiModel):
     )
 
     pool_ref: PoolRef
-    """The pool that serves it."""
+    """The ServingPool that serves the adapter."""
     base_model: ModelName | None = None
-    """Asserts the model name of the pool's base. Immutable. Needed where training knew the base by another name."""
+    """An assertion that the pool's base model has this name; otherwise Accepted is False with reason BaseMismatch.
+    It is needed where training knew the base by a name that the pool's model does not go by. It cannot change."""
     model_name: ModelName | None = None
-    """What clients send as `model`; <namespace>/<name> when unset. The older object wins a conflict."""
+    """The name that clients send as `model`. It defaults to <namespace>/<name>. Where two adapters ask for one
+    name, the older one has it and the other is refused with reason NameConflict."""
     source: AdapterSource
-    """Where the files are."""
+    """The place of the adapter's files, adapter_config.json and adapter_model.safetensors."""
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
-    """Asserts that no module's rank is larger; else RankTooLarge."""
+    """An assertion that no module has a larger rank; otherwise Validated is False with reason RankTooLarge. The
+    pool's lora.maxRank bounds it too."""
     pinned: Annotated[bool, Field(strict=True)] = False
-    """Keeps the adapter on the device of every runner of the pool, so that no request waits for it to load. A pool
-    that sets lora.maxAdapters takes one less of them."""
+    """Whether the adapter stays on the device of every runner of the pool, so that no request waits until it is
+    loaded. A pool with lora.maxAdapters can pin one adapter less than that."""
     tier: Literal["Remote", "Disk", "Host"] = "Remote"
-    """The least that every ready runner holds it in: Host (memory), Disk, or Remote (fetched when first asked for)."""
+    """The tier in which every ready runner keeps the adapter at least: Host is memory, Disk is the runner's disk,
+    Remote means that a runner fetches it when the first request names it."""
     version: VersionName | None = None
-    """A name for the content of the source, by which requests pin it: `model@version`. The newest content that is
-    published under a name has it. Without a name a request pins a content by its digest: `model@sha256:...`."""
+    """A name for the content of the source, by which requests pin it: `model@version`. It belongs to the newest
+    content that was published under it. Without a name a request pins a content by its digest: `model@sha256:...`."""
     revision_history_limit: Annotated[int, Field(strict=True, ge=0, le=100)] = 1
-    """How many earlier contents are served to requests that pin them. The others go once their streams have ended, or
-    after the pool's drain time."""
+    """The number of earlier contents that are served to requests that pin them. Older ones are dropped when their
+    streams have ended, at the latest after the pool's drainSeconds."""
 
 
 class PublishedContent(ApiModel):
     """A content that the adapter has, or has had, on the present base model."""
 
     digest: DigestText
-    """The identity of the content."""
+    """The digest of the content."""
     name: VersionName | None = None
-    """Of spec.version when it was published."""
+    """The name that spec.version gave the content when it was published."""
     rank: Annotated[int, Field(strict=True, ge=1)] | None = None
     """The largest rank of any module."""
     size_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """Of all its files."""
+    """The bytes of all files of the content."""
     base_digest: DigestText | None = None
-    """The base model that this content was checked against."""
+    """The digest of the base model that the content was validated against."""
     publish_time: Timestamp
-    """When it was first published."""
+    """The time at which the content was first published."""
 
 
 class LoRAAdapterStatus(ApiModel):
-    """What is observed."""
+    """The observed state."""
 
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """The generation that the status is about."""
+    """The metadata.generation that the status describes."""
     digest: DigestText | None = None
-    """The identity of the content that is served."""
+    """The digest of the content that is served."""
     pool: Annotated[str, Field(max_length=127)] | None = None
-    """`namespace/name` of the ServingPool that this content was checked for."""
+    """The `namespace/name` of the ServingPool that the content was validated for."""
     base_digest: DigestText | None = None
-    """The base model that this content was checked against."""
+    """The digest of the base model that the content was validated against."""
     rank: Annotated[int, Field(strict=True, ge=1)] | None = None
     """The largest rank of any module."""
     alpha: float | None = None
-    """The adapter's lora_alpha."""
+    """The lora_alpha of the adapter's configuration."""
     target_modules: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
-    """The projections it changes."""
+    """The projections that the adapter changes."""
     size_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """Of all its files."""
+    """The bytes of all files of the content."""
     dtype: str | None = None
-    """Of its weights."""
+    """The data type of the adapter's weights."""
     model_name: str | None = None
-    """What clients send as `model`."""
+    """The name that clients send as `model`."""
     unavailable_runners: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """Ready runners of its pool that do not serve it: they have not got it yet, or failed to load it."""
+    """The number of ready runners of the pool that do not serve the content: they have not received it yet, or
+    failed to load it."""
     versions: Annotated[
         tuple[PublishedContent, ...],
         Field(
@@ -113,7 +119,7 @@ class LoRAAdapterStatus(ApiModel):
     ] = ()
     """The content that is served, then the earlier ones that requests may pin, the newest first."""
     conditions: Conditions = ()
-    """Accepted, Validated, Fetched, Ready."""
+    """The conditions Accepted, Validated, Fetched and Ready."""
 
 
 class LoRAAdapter(Resource):

@@ -39,17 +39,17 @@ class Condition(ApiModel):
     """One observation. Reasons are CamelCase and API (`weft.api.reasons`)."""
 
     type: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=316)]
-    """What is observed, for example Ready."""
+    """The type of the condition, for example Ready."""
     status: Literal["True", "False", "Unknown"]
-    """True, False or Unknown."""
+    """The status of the condition: True, False or Unknown."""
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """metadata.generation of the spec that was observed."""
+    """The metadata.generation that the condition describes."""
     last_transition_time: Timestamp
-    """When status last changed."""
+    """The time at which the status last changed."""
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=1024)]
-    """Why, as one CamelCase word for programs."""
+    """The reason of the status, one CamelCase word for programs."""
     message: Annotated[str, Field(max_length=32768)] = ""
-    """Why, for people, and what to do."""
+    """The reason of the status and what to do about it, for people."""
 
 
 Conditions = Annotated[

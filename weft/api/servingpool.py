@@ -20,6 +20,7 @@ from weft.api.fields import (
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
 from weft.api.template import GPU, MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
+from weft.domain.routes import ToolCallParserName
 
 PAGES, SEQUENCES, BATCH_TOKENS = 1024, 32, 512  # of a pool that does not offload, where they are unset
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -29,7 +30,7 @@ class PoolModel(Artifact):
     """The base model."""
 
     name: ModelName | None = None
-    """What clients send to talk to the base itself; metadata.name when unset."""
+    """The name that clients send as `model` to talk to the base model itself. It defaults to metadata.name."""
     uri: Annotated[
         Uri,
         Field(
@@ -40,27 +41,32 @@ class PoolModel(Artifact):
             }
         ),
     ]
-    """The model as transformers writes it (safetensors): file:PATH below the depot's file root, pvc:CLAIM/PATH,
-    hf:ORG/NAME or s3://BUCKET/PREFIX. Immutable."""
+    """The address of the model as transformers writes it (safetensors): file:PATH below the depot's file root,
+    pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, oci://HOST/REPOSITORY:TAG or https://HOST/FOLDER. It cannot
+    change: create another pool for another model."""
+    tool_call_parser: ToolCallParserName | None = None
+    """The form in which the model writes calls of tools, by vLLM's name. It defaults to the form that the model's
+    chat template shows."""
 
 
 class LoRASettings(ApiModel):
     """What adapters may need of a runner."""
 
     max_adapters: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """The most adapters that are on the device of one runner at the same time; unset: as many as its pages hold beside
-    the sequences. Many more can be served: they take turns."""
+    """The most adapters that are on the device of one runner at the same time. It defaults to as many as the
+    runner's pages hold beside its sequences. More adapters than this can be served: they take turns."""
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] = 64
-    """The largest rank of any module of any adapter."""
+    """The largest rank of any module of any adapter. An adapter beyond it is refused with reason RankTooLarge."""
 
 
 class KVCache(ApiModel):
     """Key-value memory of one runner: pages x pageTokens tokens."""
 
     page_tokens: Annotated[int, Field(strict=True, ge=1, le=256)] = 16
-    """Tokens in a page."""
+    """The number of tokens in a page."""
     pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
-    """Pages of one runner. Unset: 1024; of a pool that offloads, what the policy of its runners finds."""
+    """The number of pages of one runner. It defaults to 1024; for a pool that offloads, the policy of its runners
+    decides."""
 
 
 MAX_RANKS = 64  # of a runner
@@ -85,12 +91,15 @@ class Parallelism(ApiModel):
     )
 
     tensor: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """Each layer in so many parts: heads, inner features and the vocabulary have to divide. Faster steps."""
+    """The number of parts that each layer is split into, which makes steps faster. Heads, inner features and the
+    vocabulary have to be divisible by it."""
     pipeline: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """The layers in so many stages, with as many batches in flight. For models that do not fit otherwise."""
+    """The number of stages that the layers are cut into, with as many batches in flight. It is for models that do
+    not fit otherwise."""
     pods_per_runner: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """Pods of one runner, started and lost as one, so that it may span nodes; each has as many of the processes, and
-    needs a GPU for each. Tensors go between them unencrypted. A change replaces all runners at once."""
+    """The number of pods of one runner, which start and end together, so that a runner may span nodes. Each pod has
+    an equal share of the processes and needs a GPU for each. Tensors travel between the pods unencrypted. A change
+    replaces all runners at once."""
 
 
 DISK_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$"
@@ -111,27 +120,30 @@ class Offload(ApiModel):
     )
 
     mode: Literal["Off", "Auto"] = "Off"
-    """Auto: as much of the weights as fits deviceBytes stays in memory, the rest is read from diskPath in each step."""
+    """Whether the runners offload. With Auto as many weights as fit deviceBytes stay in memory, and each step reads
+    the others from diskPath."""
     device_bytes: Quantity | None = None
-    """Memory of the engine, of each rank, or of its GPU: weights, KV pages, adapters and what steps work on. The pod
-    needs about 1 Gi more for the process itself."""
+    """The memory of the engine of each rank, or of its GPU, for weights, KV pages, adapters and intermediate
+    results. The pod needs about 1 Gi more for the process itself."""
     host_bytes: Quantity | None = None
-    """Memory of the host beside that of the device: on a GPU for weights that are copied to it as layers compute, and
-    for those from the disk on their way. Without a GPU the two are one memory: as much more of the same."""
+    """The host memory beside deviceBytes: with a GPU it holds weights that are copied to the GPU as layers compute,
+    and weights from the disk on their way there. Without a GPU both are one memory, and the sum counts."""
     disk_bytes: Quantity | None = None
-    """Most bytes of packed weights on the disk, and the size limit of the pod's volume; unset: no limit."""
+    """The most bytes of packed weights on the disk, and the size limit of the pod's volume. By default there is no
+    limit."""
     disk_path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)] | None = None
-    """Where they lie, on a file system with direct I/O: in a cluster a volume of the pod is mounted there, with weft up
-    it is a folder of the machine."""
+    """The folder of the packed weights, on a file system with direct I/O. In a cluster a volume of the pod is
+    mounted there; with `weft up` it is a folder of the machine."""
     weights: Literal["bf16", "int8", "int4"] = "bf16"
-    """The format of the base's weights: int8 and int4 halve and quarter what is read, at some accuracy."""
+    """The format of the base model's weights: int8 halves and int4 quarters what is read, at some accuracy."""
     kv: Literal["bf16", "int4"] = "bf16"
-    """The format of KV: int4 takes 0.28 of bf16's bytes, at some accuracy; heads are a multiple of 32 then."""
+    """The format of keys and values: int4 takes 0.28 of the bytes of bf16, at some accuracy, and needs heads whose
+    size is a multiple of 32."""
     cpu_attention: Literal["Off", "Auto"] = "Off"
-    """Whether attention is computed on the host where KV lies there. Without a GPU it always is, and both are one."""
+    """Whether attention is computed on the host for keys and values that are there. Without a GPU it always is."""
     sparse_attention: Literal["Off", "TopK"] = "Off"
-    """TopK: a token attends to the best tenth of its keys, and their values alone are read, at some accuracy. Off on a
-    machine where it was not measured to be a tenth faster."""
+    """Whether a token attends to the best tenth of its keys only (TopK), so that only their values are read, at
+    some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""
 
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
@@ -150,10 +162,11 @@ class Fairness(ApiModel):
     )
 
     mode: Literal["Tenant", "None"] = "Tenant"
-    """Tenant: the namespace that was served least is next (virtual token counter, OSDI 2024), and the queue's order
-    holds inside it. None: the queue's order holds for all requests, whosever they are."""
+    """How namespaces share the pool. With Tenant the namespace that was served least is next (virtual token
+    counter, OSDI 2024), and the queue's order holds inside a namespace. With None the queue's order holds for all
+    requests."""
     weights: Annotated[dict[str, Weight], Field(max_length=256)] | None = None
-    """Shares of namespaces relative to each other; 1 for those that are not named."""
+    """The shares of namespaces relative to each other. A namespace that is not named has 1."""
 
 
 class ServiceLevelObjectives(ApiModel):
@@ -169,13 +182,14 @@ class ServiceLevelObjectives(ApiModel):
     )
 
     ttft_ms: Annotated[int, Field(strict=True, ge=1, le=3_600_000)] | None = None
-    """Milliseconds from a request's arrival to its first token. Autoscaling wants runners enough for it."""
+    """The most milliseconds from a request's arrival to its first token. Autoscaling asks for enough runners to
+    keep it."""
     token_time_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 100
-    """Milliseconds from token to token of each running sequence: prompts are processed in chunks that keep to it, and
-    a runner takes no more sequences than its measured steps allow for it. S3's reader needs a token each 187."""
+    """The most milliseconds between two tokens of a running sequence. Prompts are processed in chunks that keep it,
+    and a runner takes no more sequences than its measured steps allow for it. People read a token each 187 ms (S3)."""
     admission: Literal["Queue", "Reject"] = "Queue"
-    """Reject: a request that by estimate waits longer than ttftMs is answered 429 at once, with a retry-after. Queue:
-    it waits."""
+    """What happens to a request that would wait longer than ttftMs by the estimate. With Reject it is answered 429
+    at once, with a retry-after. With Queue it waits."""
 
 
 class SchedulingSpec(ApiModel):
@@ -194,60 +208,69 @@ class SchedulingSpec(ApiModel):
     placement: Literal["punica"] = "punica"
     """The runner with the largest working set that can take the request (Punica, section 5.1)."""
     queue: Literal["fcfs", "s3", "shortest"] = "fcfs"
-    """The order in which waiting requests get a runner. fcfs: first come, first served. s3: the largest predicted
-    memory that fits first. shortest: the shortest expected answer first, aged by agingSeconds."""
+    """The order in which waiting requests get a runner. With fcfs the first that came is first. With s3 the largest
+    predicted memory that fits is first. With shortest the shortest expected answer is first, aged by agingSeconds."""
     aging_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 600
-    """With queue shortest: a request is passed by none that arrived more than this after it, nor more than three times
-    the backlog that it found. 0 is fcfs."""
+    """The aging of queue shortest, in seconds: no request that arrived more than this later passes a waiting one,
+    nor do more requests than three times the backlog that it found. 0 means fcfs."""
     starvation_bound: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = None
-    """How often younger requests may pass a waiting one before its runners drain for it. Default: the scheduler's own
-    (32). With queue shortest only passes out of its order count; agingSeconds bounds the others."""
+    """The number of younger requests that may pass a waiting one before its runners drain for it. It defaults to
+    the scheduler's own (32). With queue shortest only passes out of its order count; agingSeconds bounds the
+    others."""
     fairness: Fairness = Fairness()
     """How the namespaces whose requests wait share the pool."""
     reservation: Literal["calibrated", "constant", "max", "paged", "pooled", "s3"] = "calibrated"
-    """Memory reserved for an answer. calibrated: the predicted p90 of its length. s3: the edge of the predicted bucket.
-    constant: the p90 of the pool's answers. max: max_tokens. paged: nothing, a page whenever one is needed. pooled: as
-    paged on the runner, and as many are admitted as are expected to fit together, with a margin for their sum."""
+    """The memory that is reserved for an answer. calibrated reserves the predicted p90 of its length, s3 the edge
+    of the predicted bucket, constant the p90 of the pool's answers, max the request's max_tokens. paged reserves
+    nothing: a page is taken when it is needed. pooled does as paged on the runner, and admits as many requests as
+    are expected to fit together, with a margin for their sum."""
     consolidation: Literal["autoscaled", "always", "never"] = "autoscaled"
-    """When requests of a lightly loaded runner migrate to fuller ones, so that it becomes idle (Punica, section 5.3).
-    autoscaled: while the pool has more runners than minReplicas. always: also where no runner can be released. While
-    none is to come, full batches also grow by what makes steps a tenth slower before a lightly loaded one grows."""
+    """When requests of a lightly loaded runner migrate to fuller ones, so that the runner becomes idle (Punica,
+    section 5.3). autoscaled means while the pool has more runners than minReplicas, always means also where no
+    runner can be released. While no runner is to come, full batches also grow by what makes steps a tenth slower
+    before a lightly loaded runner grows."""
     consolidation_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 10
-    """At most one runner is emptied in this time; sequences that should end within it are left alone."""
+    """The seconds in which at most one runner is emptied. Sequences that should end within them stay where they
+    are."""
     prefetch: Literal["forecast", "never"] = "never"
-    """Whether adapters that requests will probably name soon, by the times of their earlier ones, come to the disks of
-    runners before that. forecast: beside requests, as far as the disk has room to spare."""
+    """Whether adapters come to the disks of runners before requests name them, forecast from the times of earlier
+    requests. forecast does so beside requests, as far as the disk has room."""
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """Sequences in one batch of one runner. Unset: 32; of a pool that offloads, what the policy of its runners finds,
-    for which a number here is the most."""
+    """The most sequences in one batch of one runner. It defaults to 32; for a pool that offloads, the policy of its
+    runners decides, up to this number."""
     max_batch_tokens: Annotated[int, Field(strict=True, ge=1, le=65_536)] | None = None
-    """Tokens of one iteration of one runner; longer prompts are processed in chunks. Unset: 512; of a
-    pool that offloads as maxSequences."""
+    """The most tokens of one iteration of one runner; longer prompts are processed in chunks. It defaults to 512;
+    for a pool that offloads, the policy of its runners decides."""
     max_prefills: Annotated[int, Field(strict=True, ge=1, le=1024)] = 4
-    """Prompts that one iteration of one runner works on, within maxBatchTokens; in a pool that offloads as many as that
-    allows. 1 is Punica's."""
+    """The most prompts that one iteration of one runner works on, within maxBatchTokens. 1 is Punica's. A pool that
+    offloads does not use it."""
     max_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
-    """Requests that may wait; more are answered 429 with a computed retry-after. A namespace that has less than its
-    share of them waiting is still accepted."""
+    """The most requests that wait. A request beyond it is answered 429 with a computed retry-after, unless its
+    namespace has less than its share of the waiting requests."""
     max_moves: Annotated[int, Field(strict=True, ge=1, le=1000)] = 8
-    """Changes of the runner of one request before it fails; NoRoom and preemption do not count."""
+    """The most changes of the runner of one request, after which it fails. Refusals for lack of room and
+    preemptions do not count."""
 
 
 class Phases(ApiModel):
     """Whether prompts and the tokens after them are computed by runners of their own (Splitwise)."""
 
     mode: Literal["Unified", "Split"] = "Unified"
-    """Unified: each runner does both, prompts in chunks beside running sequences. Split: one runner computes a prompt
-    and sends its KV to another, which computes the tokens after the first, so that a prompt delays nobody's tokens; a
-    runner alone does both. For Split several runners have to be able to send KV to each other."""
+    """Whether runners of their own compute prompts (Splitwise). With Unified each runner computes prompts in chunks
+    beside its running sequences. With Split one runner computes a prompt and sends its KV to another, which
+    computes the tokens after the first, so that no prompt delays another request's tokens; a runner that is alone
+    does both. Split needs runners that can send KV to each other."""
     min_prompt: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
-    """Split: so many runners compute prompts alone, whatever waits; others may do both for a while. With the default a
-    pool of two keeps one for each phase; 0: under load every runner may do both, as in Unified."""
+    """The least number of runners that compute prompts alone with mode Split, whatever waits; others may do both
+    for a while. With the default a pool of two runners keeps one for each phase. With 0 every runner may do both
+    under load."""
     min_token: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
-    """Split: so many runners compute the tokens after the first alone: no prompt ever runs beside those."""
+    """The least number of runners that compute the tokens after the first alone with mode Split: no prompt ever
+    runs beside those."""
     kv_across_classes: Annotated[bool, Field(strict=True)] = False
-    """Whether KV may go to a runner that computes in another order of sums or precision, as on other hardware: the text
-    may then differ from that of one runner. Counted in weft_scheduler_hand_offs_total."""
+    """Whether KV may go to a runner of another numerics class, which computes in another order of sums or
+    precision. The text may then differ from that of one runner. The metric weft_scheduler_hand_offs_total counts
+    it."""
 
 
 class Autoscaling(ApiModel):
@@ -263,13 +286,14 @@ class Autoscaling(ApiModel):
     )
 
     min_replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
-    """Never fewer runners. 0: none while there are no requests; the gateway holds the first until a runner is ready."""
+    """The least number of runners. With 0 there is none while there are no requests; the gateway holds the first
+    request until a runner is ready."""
     max_replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)]
-    """Never more runners."""
+    """The largest number of runners."""
     idle_seconds: Annotated[int, Field(strict=True, ge=1, le=86_400)] = 60
-    """How long runners stay without work before some are given back."""
+    """The seconds that runners stay without work before some are given back."""
     wake_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
-    """How long the gateway holds a request for a pool without runners."""
+    """The seconds that the gateway holds a request for a pool without runners; then the request fails."""
 
 
 class AllowedNamespaces(ApiModel):
@@ -285,13 +309,14 @@ class AllowedNamespaces(ApiModel):
     )
 
     from_: Annotated[Literal["Same", "All", "List"], Field(alias="from")] = "Same"
-    """Same: the pool's own namespace. All: every namespace. List: the pool's own and those in names."""
+    """The namespaces whose adapters the pool serves and that may call its base model. Same is the pool's own, All
+    is every namespace, List is the pool's own and those in names."""
     names: Annotated[tuple[Label, ...], Field(max_length=256)] | None = None
-    """Namespaces, with from: List."""
+    """The namespaces that from: List allows beside the pool's own."""
 
 
 class ServingPoolSpec(ApiModel):
-    """What is wanted. Never written by a controller."""
+    """The desired state. No controller of Weft writes it."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -352,13 +377,15 @@ class ServingPoolSpec(ApiModel):
     )
 
     model: PoolModel
-    """The base model."""
+    """The base model that the pool serves."""
     replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] | None = None
-    """Runners. Written by people, or by an autoscaler through /scale; never by a default. Not with autoscaling."""
+    """The number of runners, set by people or by an autoscaler through /scale; no controller of Weft writes it. It
+    excludes autoscaling. With neither there is one runner."""
     autoscaling: Autoscaling | None = None
-    """Runners by demand. Not with replicas; with neither there is one runner."""
+    """The bounds of the built-in autoscaler, which follows demand. It excludes replicas."""
     template: RunnerTemplate | None = None
-    """The pods of runners, for groups without a template of their own. What is unset is the platform's."""
+    """The pods of the runners, for groups without a template of their own. The platform's settings hold for what is
+    unset."""
     runner_groups: (
         Annotated[
             tuple[RunnerGroup, ...],
@@ -369,47 +396,50 @@ class ServingPoolSpec(ApiModel):
         ]
         | None
     ) = None
-    """Runners on several kinds of hardware; one group named runners when unset."""
+    """The groups of runners, for several kinds of hardware. By default there is one group, named runners."""
     lora: LoRASettings = LoRASettings()
-    """What adapters may need of a runner."""
+    """The bounds of the adapters that a runner serves."""
     kv_cache: KVCache = KVCache()
-    """Key-value memory of one runner."""
+    """The key-value memory of one runner."""
     parallelism: Parallelism = Parallelism()
-    """How one runner splits the model; the template's resources have a GPU for each process of a pod."""
+    """How one runner splits the model over processes. The template's resources have a GPU for each process of a
+    pod."""
     offload: Offload | None = None
-    """More model than memory: weights that do not fit come from a disk. Unset: all are in memory."""
+    """How the runners serve a model that is larger than their memory. By default all weights are in memory."""
     phases: Phases = Phases()
-    """Whether prompts and the tokens after them are computed by runners of their own."""
+    """Whether runners of their own compute prompts and the tokens after them."""
     scheduler: SchedulingSpec = SchedulingSpec()
-    """Who runs where, and when."""
+    """How requests are queued, placed and batched."""
     slo: ServiceLevelObjectives | None = None
-    """Within what times requests should be answered; status.slo has how many were. Unset: no attainment is measured."""
+    """The times within which requests should be answered. status.slo has the share that met them. Without it no
+    attainment is measured."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
-    """How long streams of a replaced or deleted adapter may finish; the pod of a runner has 30 s more to end."""
+    """The seconds that streams of a replaced or deleted adapter, or of a runner that ends, may take to finish. The
+    pod of a runner has 30 s more to end."""
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
-    """Whose adapters the pool serves."""
+    """The namespaces whose adapters the pool serves and that may call its base model."""
 
 
 class LastScale(ApiModel):
     """The newest change of the wanted number of runners."""
 
     time: Timestamp
-    """When it was decided."""
+    """The time of the decision."""
     from_: Annotated[Count, Field(alias="from")]
-    """Runners wanted before."""
+    """The number of runners that were desired before."""
     to: Count
-    """Runners wanted from then on."""
+    """The number of runners that are desired since."""
     reason: Annotated[str, Field(max_length=1024)]
-    """Why."""
+    """The reason of the decision, for people."""
 
 
 class AdapterCounts(ApiModel):
     """Adapters that refer to the pool."""
 
     total: Annotated[int, Field(strict=True, ge=0)] = 0
-    """All of them."""
+    """The number of adapters that refer to the pool."""
     ready: Annotated[int, Field(strict=True, ge=0)] = 0
-    """Those that clients can call."""
+    """The number of adapters that clients can call."""
 
 
 Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
@@ -419,66 +449,70 @@ class SloStatus(ApiModel):
     """Percent of the requests finished in about five minutes that met the objectives; written once a minute at most."""
 
     attained_percent: Percent
-    """Both objectives."""
+    """The percentage of requests that met both objectives."""
     ttft_percent: Percent
-    """ttftMs."""
+    """The percentage of requests that met ttftMs."""
     token_time_percent: Percent
-    """tokenTimeMs."""
+    """The percentage of requests that met tokenTimeMs."""
 
 
 class WantedStatus(ApiModel):
     """Wanted runners by the phase of their groups."""
 
     prompt: Count
-    """Of groups for prompts."""
+    """The number of runners of groups for prompts."""
     token: Count
-    """Of groups for the tokens after the first one."""
+    """The number of runners of groups for the tokens after the first."""
     any: Count
-    """Of groups for any phase."""
+    """The number of runners of groups for any phase."""
 
 
 class PhasesStatus(ApiModel):
     """Runners by what they compute; written when there are more or fewer, else once a minute at most."""
 
     prompt: Count
-    """Prompts."""
+    """The number of runners that compute prompts."""
     token: Count
-    """The tokens after the first one."""
+    """The number of runners that compute the tokens after the first."""
     mixed: Count
-    """Both."""
+    """The number of runners that compute both."""
     message: Annotated[str, Field(max_length=1024)] = ""
-    """Why they are so many."""
+    """The reason for these numbers, for people."""
     wanted: WantedStatus | None = None
-    """desiredReplicas by the phase of their groups, where an autoscaled pool has groups for a phase."""
+    """The desiredReplicas by the phase of their groups, where an autoscaled pool has groups for a phase."""
 
 
 class ServingPoolStatus(ApiModel):
-    """What is observed."""
+    """The observed state."""
 
     observed_generation: Annotated[int, Field(strict=True, ge=0)] | None = None
-    """The generation that the status is about."""
+    """The metadata.generation that the status describes."""
     base_digest: DigestText | None = None
-    """The identity of the base model that is served."""
+    """The digest of the base model that is served."""
+    architecture: Annotated[str, Field(max_length=64)] | None = None
+    """The architecture of the base model, as its config.json names it. One without a head, as MistralModel, serves
+    embeddings alone."""
     max_context_tokens: Count | None = None
-    """The base model's positions: prompt and answer together have no more; kvCache may bound them further."""
+    """The number of positions of the base model, which bounds prompt and answer together; kvCache may bound them
+    further."""
     desired_replicas: Count | None = None
-    """Runners wanted now."""
+    """The number of runners that are desired now."""
     replicas: Count | None = None
-    """Runners there are."""
+    """The number of runners that exist."""
     ready_replicas: Count | None = None
-    """Runners that take requests."""
+    """The number of runners that take requests."""
     selector: Annotated[str, Field(max_length=512)] | None = None
-    """The labels of the runners' pods, as /scale reports them to autoscalers."""
+    """The label selector of the runners' pods, which /scale reports to autoscalers."""
     last_scale: LastScale | None = None
-    """The newest change of the wanted number of runners."""
+    """The newest change of the desired number of runners."""
     adapters: AdapterCounts | None = None
-    """Adapters that refer to the pool."""
+    """The number of adapters that refer to the pool."""
     slo: SloStatus | None = None
-    """Requests that met spec.slo."""
+    """The share of requests that met spec.slo."""
     phases: PhasesStatus | None = None
-    """Runners by role, with phases.mode Split."""
+    """The runners by role, with phases.mode Split."""
     conditions: Conditions = ()
-    """Accepted, Fetched, Available, Progressing."""
+    """The conditions Accepted, Fetched, Available and Progressing."""
 
 
 class ServingPool(Resource):

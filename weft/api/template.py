@@ -84,18 +84,19 @@ class Resources(ApiModel):
     )
 
     limits: Amounts | None = None
-    """The most of each resource; accelerators are given here, for example nvidia.com/gpu: 1."""
+    """The most of each resource that the container may use. Accelerators are given here, for example
+    nvidia.com/gpu: 1."""
     requests: Amounts | None = None
-    """What a node has to have free; the limits when unset."""
+    """The amount of each resource that a node has to have free. It defaults to limits and cannot exceed them."""
 
 
 class EnvVar(ApiModel):
     """One environment variable. No reference to Secrets: runners have nothing to log in to."""
 
     name: Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=255)]
-    """Of the variable."""
+    """The name of the variable."""
     value: Annotated[str, Field(max_length=4096)] = ""
-    """Plain text."""
+    """The value of the variable, as plain text."""
 
 
 class RunnerTemplate(ApiModel):
@@ -117,29 +118,29 @@ class RunnerTemplate(ApiModel):
     )
 
     image: Annotated[str, Field(pattern=IMAGE_PATTERN, max_length=512)] | None = None
-    """The runner's container image; the platform's when unset."""
+    """The runner's container image. It defaults to the platform's."""
     resources: Resources | None = None
-    """What one runner may use of its node; the platform's when unset."""
+    """The resources of one runner's container. They default to the platform's."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64, json_schema_extra=_BY_NAME)] | None = None
-    """Environment variables of the runner."""
+    """The environment variables of the runner."""
     labels: Labels | None = None
-    """Further labels of the pods."""
+    """The labels of the pods, beside the operator's own."""
     annotations: Annotations | None = None
-    """Further annotations of the pods."""
+    """The annotations of the pods, beside the operator's own."""
     node_selector: Labels | None = None
-    """Labels that a node has to have."""
+    """The labels that a node has to have to run the pods."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32, json_schema_extra=ATOMIC)] | None = None
-    """Taints of nodes that the pods put up with."""
+    """The taints of nodes that the pods tolerate."""
     affinity: Affinity | None = None
-    """Which nodes, near which pods, and far from which."""
+    """The rules that attract the pods to nodes and to other pods, or keep them apart."""
     topology_spread_constraints: (
         Annotated[tuple[TopologySpread, ...], Field(max_length=8, json_schema_extra=ATOMIC)] | None
     ) = None
-    """How evenly the pods are spread over zones or nodes."""
+    """The rules by which the pods are spread over zones or nodes."""
     priority_class_name: ObjectName | None = None
-    """The PriorityClass of the pods."""
+    """The name of the pods' PriorityClass. The cluster's own classes, whose names begin with system-, are refused."""
     runtime_class_name: ObjectName | None = None
-    """The RuntimeClass of the pods."""
+    """The name of the pods' RuntimeClass."""
 
 
 class RunnerGroup(ApiModel):
@@ -157,17 +158,17 @@ class RunnerGroup(ApiModel):
     )
 
     name: Annotated[Label, Field(max_length=32)]
-    """Of the group, unique in its pool."""
+    """The name of the group, unique in its pool."""
     template: RunnerTemplate | None = None
-    """The group's pods, in place of the pool's template: nothing is merged."""
+    """The pods of this group, in place of the pool's template. Nothing is merged."""
     min_runners: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 0
-    """Runners that this group gets before any group gets more than its own minimum."""
+    """The number of runners that this group gets before any group gets more than its own minimum."""
     max_runners: Annotated[int, Field(strict=True, ge=1, le=MAX_RUNNERS)] | None = None
-    """The most runners of this group; as many as the pool wants when unset."""
+    """The most runners of this group. By default the pool's number alone bounds it."""
     phase: Literal["Any", "Prompt", "Token"] = "Any"
-    """With phases.mode Split: what the group's hardware is for. Its runners are in that role wherever minPrompt and
-    minToken let them be, and an autoscaled pool counts groups of each phase apart: each grows with the demand of its
-    phase. Any: the scheduler decides by what requests are like."""
+    """The phase that the group's hardware is for, with phases.mode Split. Its runners are in that role wherever
+    minPrompt and minToken permit, and an autoscaled pool counts the groups of each phase apart: each grows with the
+    demand of its phase. With Any the scheduler decides by what requests are like."""
 
 
 def _within(requests: dict[str, int | str], limits: dict[str, int | str]) -> bool:

@@ -77,7 +77,8 @@ spec:
         {{- fail (printf "%s.settings: the chart itself says %s" $.component (. | splitList "=" | first)) }}
         {{- end }}
         {{- end }}
-        - {{ printf "--%s=%v" $name $value | quote }}
+        {{- $whole := and (kindIs "float64" $value) (eq (floor $value) $value) }}{{- /* Helm writes 8388608 as 8.388608e+06 */}}
+        - {{ printf "--%s=%v" $name ($whole | ternary (int64 $value) $value) | quote }}
         {{- end }}
       env:
         - {name: HOME, value: /tmp}

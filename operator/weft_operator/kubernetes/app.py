@@ -1,6 +1,6 @@
 """One replica of the operator: what every replica does, and what only the leader does.
 
-Every replica watches, judges admission and answers autoscalers, so any of them may be asked. One holds the Lease: it
+Every replica watches and judges admission, so any of them may be asked. One holds the Lease: it
 alone plans, writes, and tells the scheduler, under its term. A replica leads at most once in its life; when it is not
 sure any more that it leads, or a watch has ended, the process ends and is started anew.
 """
@@ -21,16 +21,13 @@ from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.audit import Audit, scopes
 from weft_operator.kubernetes.client import Api, load_configuration
-from weft_operator.kubernetes.demand import DemandWatch
 from weft_operator.kubernetes.election import Election, new_identity
 from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
-from weft_operator.kubernetes.external import Demand
 from weft_operator.kubernetes.feed import OWN_KINDS
 from weft_operator.kubernetes.health import OperatorProbes
 from weft_operator.kubernetes.leader import Leader
 from weft_operator.kubernetes.lease import Terms
 from weft_operator.kubernetes.metrics import Metrics
-from weft_operator.kubernetes.metrics_api import MetricsApi
 from weft_operator.kubernetes.mirror import Mirror
 from weft_operator.kubernetes.resources import ADAPTERS, BY_KIND, OWN, key_of
 from weft_operator.kubernetes.settings import Settings
@@ -94,10 +91,7 @@ class Replica:
         self._leader = Leader(
             settings, site, api, tls, self._mirror, self._election, terms, identity, self._metrics, self._audit
         )
-        self._demand = DemandWatch(settings.scheduler, tls)
-        self._webhook, self._metrics_api = self._new_webhook(), self._new_metrics_api()
-        servers = {"the admission webhook": self._webhook, "the metrics API": self._metrics_api}
-        self._listens = {name: server.listens for name, server in servers.items() if server}
+        self._webhook = self._new_webhook()
         self._known = asyncio.Event()
         self._waits_for: str | None = "it has just started"
         self._probes = OperatorProbes(settings.probes, self._unready, self._trouble)
@@ -124,7 +118,7 @@ class Replica:
     # ------------------------------------------------------------------------------------------------- every replica
 
     async def _serve(self) -> None:
-        """Watches, admission, metrics API, audit. Raises what the first of them fails with."""
+        """Watches, admission, audit. Raises what the first of them fails with."""
         await self._until_known()
         async with asyncio.TaskGroup() as tasks:
             watches = Watches(
@@ -139,9 +133,6 @@ class Replica:
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
             tasks.create_task(watches.run_owned(self._settings.namespaces), name="watch children")
             tasks.create_task(self._audit.run(), name="audit")
-            tasks.create_task(self._demand.run(), name="demand")
-            if self._metrics_api:
-                tasks.create_task(self._metrics_api.run(), name="metrics API")
 
     async def _until_known(self) -> None:
         """Wait for our resources to exist, then take in everything there is."""
@@ -168,20 +159,6 @@ class Replica:
         assert settings.webhook_tls_dir is not None  # the settings have seen to it
         return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
-    def _new_metrics_api(self) -> MetricsApi | None:
-        settings = self._settings
-        if settings.metrics_api is None:
-            return None
-        assert settings.webhook_tls_dir is not None
-        return MetricsApi(self._api, settings.metrics_api, settings.webhook_tls_dir, self._demand_of_pools)
-
-    def _demand_of_pools(self) -> list[tuple[str, Demand]] | None:
-        """Of the pools that there are: the scheduler does not tell that one is gone. None while it is away."""
-        if not self._demand.up:
-            return None
-        known = {str(ref) for ref in self._desired.refs() if ref.kind == "ServingPool"}
-        return [(pool, demand) for pool, demand in self._demand.pools() if pool in known]
-
     def _judge_by(self, obj: Object, gone: bool) -> None:
         """Admission judges by all adapters and pools as they are."""
         if obj["kind"] not in OWN_KINDS:
@@ -198,13 +175,15 @@ class Replica:
         await asyncio.wait(serving, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def _unready(self) -> str | None:
-        """Why nobody should ask this replica yet; None: it knows the cluster, and its servers listen.
+        """Why nobody should ask this replica yet; None: it knows the cluster, and its webhook listens.
 
         A webhook that refuses connections would refuse what people apply. Nobody waits for this to lead.
         """
         if (waits_for := self._waits_for) is not None:
             return waits_for
-        return next((f"{name} does not listen yet" for name, on in self._listens.items() if not on.is_set()), None)
+        if self._webhook and not self._webhook.listens.is_set():
+            return "the admission webhook does not listen yet"
+        return None
 
     async def _beat(self) -> None:
         while True:

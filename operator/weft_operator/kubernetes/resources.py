@@ -46,7 +46,6 @@ BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 OWN = (ADAPTERS, POOLS)
 CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, BUDGETS, ACCOUNTS, NETWORK_POLICIES)

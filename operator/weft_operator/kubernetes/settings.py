@@ -35,10 +35,7 @@ class Settings(ProcessSettings):
     site: Path = Field(description="YAML file: what runner pods of this installation have in common")
     probes: Address = Field(OPERATOR_PROBES, description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
     webhook: Address | None = Field(None, description="HOST:PORT of the admission webhook (HTTPS); unset: none")
-    webhook_tls_dir: Path | None = Field(
-        None, description="tls.crt and tls.key of the webhook and of the metrics API; needed for either"
-    )
-    metrics_api: Address | None = Field(None, description="HOST:PORT of external.metrics.k8s.io (HTTPS); unset: none")
+    webhook_tls_dir: Path | None = Field(None, description="tls.crt and tls.key of the webhook, which needs them")
     lease: str = Field("weft-operator", description="name of the Lease that the leader holds", min_length=1)
     lease_seconds: float = Field(15.0, ge=1.0, description="a leader that is silent for so long is replaced")
     audit_seconds: float = Field(60.0, gt=0.0, description="how often the watches are compared with lists")
@@ -47,8 +44,8 @@ class Settings(ProcessSettings):
 
     @model_validator(mode="after")
     def _served_with_certificates(self) -> "Settings":
-        if (self.webhook or self.metrics_api) and self.webhook_tls_dir is None:
-            raise ValueError("--webhook and --metrics-api need --webhook-tls-dir")
+        if self.webhook and self.webhook_tls_dir is None:
+            raise ValueError("--webhook needs --webhook-tls-dir")
         return self
 
     @property

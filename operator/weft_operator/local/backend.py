@@ -127,11 +127,11 @@ class LocalBackend:
             runner.process.stop()
             self._changed(key)
 
-    async def close(self) -> None:
-        """Stop every runner and wait for its end."""
+    async def close(self, within_s: float | None = None) -> None:
+        """Stop every runner and wait for its end; killed after `within_s`."""
         runners = list(self._runners.values())
         for runner in runners:
-            runner.process.stop()
+            runner.process.stop(within_s=within_s)
         await asyncio.gather(*(runner.task for runner in runners), return_exceptions=True)
 
     def kill(self) -> None:

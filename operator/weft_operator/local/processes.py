@@ -77,6 +77,7 @@ class Process:
         self._program, self.logfile, self._on_change = program, logfile, on_change
         self._pauses_s, self._stop_s = pauses_s, stop_s
         self._stop, self._replace = asyncio.Event(), asyncio.Event()
+        self._stop_signal = signal.SIGTERM
         self._was_ready = False  # in its present life
         self.state = ProcessState()
 
@@ -84,8 +85,10 @@ class Process:
     def program(self) -> Program:
         return self._program
 
-    def stop(self) -> None:
-        """End the program (SIGTERM, then SIGKILL after `stop_s`) and `run()`."""
+    def stop(self, signum: signal.Signals = signal.SIGTERM, within_s: float | None = None) -> None:
+        """End the program (this signal, then SIGKILL after `within_s`, or `stop_s`) and `run()`."""
+        self._stop_signal = signum
+        self._stop_s = self._stop_s if within_s is None else within_s
         self._stop.set()
 
     def replace(self, program: Program) -> None:
@@ -136,7 +139,7 @@ class Process:
             if not end.done():
                 self._set(phase="Stopping")
                 with suppress(ProcessLookupError):
-                    child.send_signal(signal.SIGTERM)
+                    child.send_signal(self._stop_signal)
                 await asyncio.wait([end], timeout=self._stop_s)
                 if not end.done():
                     log.warning("killed: it did not end in time", extra=kv(name=self._program.name, pid=child.pid))

@@ -7,7 +7,8 @@ controller (a lock), and whatever it started ends with it, also after `kill -9`.
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from weft.files import write_atomically
@@ -28,6 +29,8 @@ from weft_operator.reconcile import Controller
 from weft_operator.registry_client import RegistryClient
 from weft_operator.resources import Ref
 
+# After a Ctrl-C a program is killed that has not ended in this time. What is durable is so before it is acknowledged.
+INTERRUPTED_STOP_S = 2.0
 START_S = 300.0  # of a slow, busy machine: a component that cannot start fails long before
 
 Progress = Callable[[str, ProcessState], None]
@@ -45,6 +48,7 @@ class Stack:
         self._changed = asyncio.Event()
         self._written: dict[str, Any] = {}
         self.work: asyncio.Task[None] | None = None
+        self.interrupted = False  # by Ctrl-C: `close` cuts streams
         self._planning: asyncio.Task[None] | None = None
         self.registry = RegistryClient(
             addresses.scheduler,
@@ -107,10 +111,13 @@ class Stack:
         """Stop everything: the gateway finishes its streams while runners still run, the rest follows."""
         if self._planning:
             self._planning.cancel()  # what ends now is not to be planned for
-        self._stop(["gateway"])
-        await self._ended(["gateway"])
-        await self.backend.close()
-        self._stop(self._processes)
+        within_s = INTERRUPTED_STOP_S if self.interrupted else None
+        if gateway := self._processes.get("gateway"):
+            gateway.stop(signal.SIGINT if self.interrupted else signal.SIGTERM, within_s)
+            await self._ended(["gateway"])
+        await self.backend.close(within_s)
+        for process in self._processes.values():
+            process.stop(within_s=within_s)
         await self._ended(self._processes)
         for logfile in self.logs.values():
             logfile.close()
@@ -194,13 +201,8 @@ class Stack:
             where = self.logs[name].path
             raise ComponentFailed(f"{name} does not start: {state.detail} (its log: {where})")
 
-    def _stop(self, names: Mapping[str, Process] | list[str]) -> None:
-        for name in names:
-            if process := self._processes.get(name):
-                process.stop()
-
-    async def _ended(self, names: Mapping[str, Process] | list[str]) -> None:
-        await asyncio.gather(*(self._tasks[name] for name in names if name in self._tasks), return_exceptions=True)
+    async def _ended(self, names: Iterable[str]) -> None:
+        await asyncio.gather(*(self._tasks[name] for name in names), return_exceptions=True)
 
     async def _keep_description(self) -> None:
         """`stack.json` follows the processes."""

@@ -22,6 +22,7 @@ from weft_scheduler.core.effects import (
     RunnerLost,
     Stale,
 )
+from weft_scheduler.core.scaling import demand
 from weft_scheduler.core.state import State
 
 PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
@@ -67,10 +68,14 @@ class SchedulerMetrics:
             gauge("batch_queue_length", "Batch requests waiting", "pool"),
             gauge("batch_running", "Batch requests on runners, of those running", "pool"),
             gauge("ready_runners", "Runners that are Ready", "pool"),
-            gauge("wanted_runners", "Runners wanted", "pool"),
+            gauge("wanted_runners", "Runners wanted, within the bounds of autoscaling", "pool"),
+            gauge("demanded_runners", "Runners that all requests would fill, whatever the bounds", "pool"),
             gauge("victims", "Runners that take nothing new and should go", "pool"),
             gauge("waiting_tenants", "Namespaces whose requests wait", "pool"),
             gauge("fairness_spread_tokens", "Difference of the virtual token counters of waiting tenants", "pool"),
+        )
+        self.demanded_by_phase = gauge(
+            "demanded_runners_by_phase", "demanded_runners of split pools, by what they would compute", "pool", "phase"
         )
         self.slo_requests = Counter(
             "weft_slo_requests_total",
@@ -136,10 +141,14 @@ class SchedulerMetrics:
             wanted, victims = pool.autoscaler.wanted_runners, len(pool.autoscaler.victims)
             counters = pool.queue.counters
             values = (len(pool.queue), pool.running, len(pool.batch.queue), pool.batch.running)
-            values += (pool.ready_runners, wanted, victims)
+            needed = demand(state, pool)
+            values += (pool.ready_runners, wanted, sum(needed), victims)
             values += (len(counters), counters.spread)
             for gauge, value in zip(self.of_pools, values, strict=True):
                 gauge.labels(name).set(value)
+            if pool.declared.split:
+                for phase, count in needed._asdict().items():
+                    self.demanded_by_phase.labels(name, phase).set(count)
             of_role = pool.runners_of_roles()
             for role in RunnerRole:
                 self.runners.labels(name, role.value).set(of_role[role])

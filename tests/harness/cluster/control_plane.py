@@ -97,6 +97,14 @@ class ControlPlane(Api):
         """The file: JSON lines, each a finished writing request."""
         return self._audit.path
 
+    def restart_api_server(self) -> None:
+        """Kill it, start another one on the same address and data, and wait until it answers."""
+        (old,) = (process for process in self.processes if process.name == "kube-apiserver")
+        old.end()
+        self.processes.remove(old)
+        self._run(self._stack, "kube-apiserver", self._api_server())
+        self._wait_for("/readyz")
+
     def logs(self) -> str:
         """The ends of all logs, for a failure's report."""
         return "\n".join(f"--- {process.name}\n{process.tail()}" for process in self.processes)

@@ -31,7 +31,6 @@ def node_values(sources: Path) -> dict[str, Any]:
         "image": image,
         "common": {"extraEnv": environment, "extraVolumes": python.volumes, "extraVolumeMounts": python.mounts},
         **components,
-        "externalMetrics": {"enabled": True},
         "runner": {"image": image, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
     }
 

@@ -68,15 +68,6 @@ POOL_RULES: Rules = (
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
 )
-# In kube-system, for the metrics API: whom to believe.
-SYSTEM_RULES: Rules = (
-    {
-        "apiGroups": [""],
-        "resources": ["configmaps"],
-        "resourceNames": ["extension-apiserver-authentication"],
-        "verbs": ["get"],
-    },
-)
 # Everywhere: our own objects, and Events about them.
 CLUSTER_RULES: Rules = (
     {
@@ -130,7 +121,6 @@ class Replica(Process):
 
     probes: str
     user: str
-    metrics_api: str = ""
 
     def get(self, path: str) -> tuple[int, str]:
         """A probe's answer; (0, why) while nobody listens."""
@@ -169,7 +159,7 @@ class Stage:
         self._exits.callback(self.control_plane.delete_namespace, self.namespace)
         self._exits.callback(self.control_plane.empty, self.namespace, OURS)
         self.access = self.control_plane.service_account(
-            self.namespace, "weft-operator", (*OWN_RULES, *POOL_RULES), CLUSTER_RULES, {"kube-system": SYSTEM_RULES}
+            self.namespace, "weft-operator", (*OWN_RULES, *POOL_RULES), CLUSTER_RULES
         )
         self.depot, self.scheduler, scheduler_probes, self.supervisor, supervisor_probes = free_addresses(5)
         self.file_root = self.folder / "sources"

@@ -132,6 +132,7 @@ def test_a_digest_wins_over_the_tag() -> None:
         ("batch.s3.files=s3://b/p", "batch.s3.files needs batch.s3.existingSecret"),
         ("gateway.ingress.enabled=true", "gateway.ingress.host is needed"),
         ("gateway.settings.drain-seconds=5", "gateway.settings: the chart itself says --drain-seconds"),
+        ("gateway.corsOrigins={a.example.com}", "/gateway/corsOrigins/0': 'a.example.com' does not match pattern"),
         ("gateway.settings.auth=false", "gateway.settings: the chart itself says --auth"),
         ("depot.settings.log-level=DEBUG", "depot.settings: the chart itself says --log-level"),
     ],
@@ -146,7 +147,7 @@ def test_values_of_a_wrong_shape_are_refused_all_at_once() -> None:
         "gateway.replicas=0": "/gateway/replicas': minimum: got 0, want 1",
         "tls.mode=off": "/tls/mode': value must be one of 'selfSigned', 'certManager', 'none'",
         "image.digest=latest": "/image/digest': 'latest' does not match pattern",
-        "depot.schemes={oci}": "/depot/schemes/0': value must be one of",
+        "depot.schemes={ftp}": "/depot/schemes/0': value must be one of",
         "poolNamespaces={Serving}": "/poolNamespaces/0': 'Serving' does not match pattern",
         "runner.resources.limit.cpu=1": "/runner/resources': additional properties 'limit' not allowed",
     }
@@ -254,7 +255,7 @@ def test_spans_reach_a_collector_from_every_process_that_makes_some() -> None:
     endpoint = "tracing.endpoint=http://collector.observability:4317,tracing.ratio=0.5"
     text = render("default", *QUICK, "--set", endpoint, "--set-json", 'networkPolicy.tracingTo=[{"podSelector":{}}]')
     found, expected = objects(text), {"ports": [{"port": 4317}], "to": [{"podSelector": {}}]}
-    for component in ("gateway", "scheduler", "predictor", "runner"):
+    for component in ("gateway", "scheduler", "predictor", "batch", "runner"):
         egress = one(found, "NetworkPolicy", f"weft-{component}")["spec"]["egress"]
         assert expected in egress, component
         assert any({"port": 53, "protocol": "UDP"} in rule["ports"] for rule in egress), f"{component} asks DNS"

@@ -10,6 +10,7 @@ import yaml
 from weft.api.crd import crds, main, render
 from weft.api.fields import PATTERN_HELP, URI_PATTERN
 from weft.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
+from weft.api.reference import page
 from weft.api.servingpool import ServingPoolSpec, ServingPoolStatus
 
 FOLDER = Path(__file__).parents[3] / "crds"
@@ -20,6 +21,7 @@ ALLOWED = {
     "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-int-or-string",
 }  # fmt: skip
 # The API server describes these itself, and refuses anything but a type for metadata.
+OPENINGS = ("The ", "A ", "An ", "Whether ", "How ", "When ", "What happens ")
 STANDARD = (".apiVersion", ".kind", ".metadata")
 
 
@@ -35,6 +37,10 @@ def walk(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str
         yield from walk(schema["items"], f"{path}[]")
     if "additionalProperties" in schema:
         yield from walk(schema["additionalProperties"], f"{path}[]")
+
+
+def test_the_reference_is_current() -> None:
+    assert (FOLDER.parent / "docs" / "api.md").read_text() == page(), "run `make crds`"
 
 
 def test_the_files_are_current() -> None:
@@ -66,7 +72,9 @@ def test_the_schema_is_structural_and_described(name: str) -> None:
         typed = field.get("type") in ("object", "array", "string", "integer", "number", "boolean")
         assert typed != ("x-kubernetes-int-or-string" in field), path
         if path not in STANDARD and not path.endswith("[]"):
-            assert field.get("description", "").strip().endswith("."), f"{path}: `kubectl explain` needs a sentence"
+            text = field.get("description", "").strip()
+            assert text.endswith("."), f"{path}: `kubectl explain` needs a sentence"
+            assert text.startswith(OPENINGS) or not path, f"{path}: {text}"
         if field.get("type") == "object" and path != ".metadata":
             assert field.get("properties") or field["additionalProperties"], f"{path} would be pruned"
 

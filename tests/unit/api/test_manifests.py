@@ -86,7 +86,8 @@ def test_a_bad_uri_says_how_one_looks() -> None:
     (problem,) = problems(POOL.replace("file:models/tiny", "/models/tiny"))
     assert problem == (
         "m.yaml, document 1, ServingPool tiny, spec.model.uri: write file:PATH, pvc:CLAIM/PATH, "
-        "hf:ORG/NAME, s3://BUCKET/PREFIX or depot:sha256:...; it is '/models/tiny'"
+        "hf:ORG/NAME, s3://BUCKET/PREFIX, oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:...; "
+        "it is '/models/tiny'"
     )
 
 

@@ -84,7 +84,6 @@ def test_one_runner_goes_before_one_comes_and_a_drained_node_takes_one_at_a_time
     strategy = made()["Deployment"]["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     assert made()["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
-    assert made()["Service"]["spec"]["clusterIP"] == "None"
 
 
 def test_selectors_find_the_pods_and_only_those_of_the_pool() -> None:
@@ -92,7 +91,6 @@ def test_selectors_find_the_pods_and_only_those_of_the_pool() -> None:
     for selector in (
         made()["Deployment"]["spec"]["selector"]["matchLabels"],
         made()["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
-        made()["Service"]["spec"]["selector"],
     ):
         assert selector.items() <= labels.items()
         assert selector["serving.weft.dev/pool"] == "base"

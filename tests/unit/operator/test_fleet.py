@@ -39,7 +39,7 @@ def started(cluster: ClusterWorld, *objects: dict[str, Any]) -> ClusterWorld:
 def test_a_pool_owns_its_children_and_becomes_ready(cluster: ClusterWorld) -> None:
     started(cluster, pool_object(replicas=2), adapter_object("upper"))
     kinds = sorted(key.kind for key in cluster.cluster.objects)
-    assert kinds == ["Deployment", "PodDisruptionBudget", "Service", "ServiceAccount"]
+    assert kinds == ["Deployment", "PodDisruptionBudget", "ServiceAccount"]
     uid = cluster.store.get(pool_ref())["metadata"]["uid"]
     owners = [obj["metadata"]["ownerReferences"][0]["uid"] for obj in cluster.cluster.objects.values()]
     assert set(owners) == {uid}
@@ -108,7 +108,7 @@ def test_what_a_pool_of_the_same_name_left_behind_goes_first(cluster: ClusterWor
     cluster.apply(pool_object())
     cluster.step()
     orders = [type(action) for action in cluster.plan()]
-    assert (orders.count(DeleteChild), orders.count(ApplyChild)) == (4, 0)
+    assert (orders.count(DeleteChild), orders.count(ApplyChild)) == (3, 0)
     cluster.cluster.follow, cluster.cluster.delete = follow, delete  # type: ignore[method-assign]
     cluster.at_rest()
     owners = {obj["metadata"]["ownerReferences"][0]["uid"] for obj in cluster.cluster.objects.values()}
@@ -375,7 +375,7 @@ def test_a_deleted_pool_does_not_wait_for_the_garbage_collector(cluster: Cluster
     started(cluster, pool_object())
     cluster.store.delete(pool_ref())
     assert {a.kind for a in cluster.plan() if isinstance(a, DeleteChild)} == {
-        *("Deployment", "Service", "PodDisruptionBudget", "ServiceAccount"),
+        *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
     }
 
 
@@ -403,7 +403,7 @@ def test_what_the_api_server_refuses_is_told_and_tried_again_now_and_then(cluste
     assert cluster.condition(pool_ref(), "Progressing") == ("False", "ChildRefused")
     conditions = cluster.status(pool_ref())["conditions"]
     assert {"exceeded quota: count/deployments.apps=1"} == {c["message"] for c in conditions if c["status"] == "False"}
-    assert {key.kind for key in cluster.cluster.objects} >= {"Service", "PodDisruptionBudget"}
+    assert {key.kind for key in cluster.cluster.objects} >= {"ServiceAccount", "PodDisruptionBudget"}
     requests, writes = cluster.cluster.requests, cluster.status_writes
     cluster.wait(REFUSED_S - 1)
     assert cluster.cluster.requests == requests

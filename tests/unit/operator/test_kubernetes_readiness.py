@@ -24,7 +24,7 @@ from harness.waiting import PATIENCE_S, eventually, soon
 from weft_operator.kubernetes import app
 from weft_operator.kubernetes.client import Api, Page
 from weft_operator.kubernetes.metrics import Metrics
-from weft_operator.kubernetes.resources import CONFIGMAPS, Resource
+from weft_operator.kubernetes.resources import Resource
 from weft_operator.kubernetes.settings import Settings
 
 HOST = "127.0.0.1"
@@ -33,13 +33,13 @@ AUTHORITY = Authority()
 
 
 class Cluster:
-    """An API server without objects. `holder` leads, if anybody does. What kopf and the metrics API ask may take."""
+    """An API server without objects. `holder` leads, if anybody does. What kopf asks may take."""
 
     configuration = None
 
     def __init__(self, holder: str = "") -> None:
         self._holder = holder
-        self.elected, self.scanned, self.told = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.elected, self.scanned = asyncio.Event(), asyncio.Event()
 
     async def request(self, method: str, path: str, *, body: Any = None, **how: Any) -> Any:
         if method == "PUT":
@@ -47,9 +47,6 @@ class Cluster:
         return {"metadata": {"uid": "u", "resourceVersion": "2"}}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Any:
-        if resource is CONFIGMAPS:
-            await self.told.wait()
-            return {"data": {"requestheader-client-ca-file": AUTHORITY.pem.decode()}}
         spec = {"holderIdentity": self._holder, "leaseDurationSeconds": 3600, "leaseTransitions": 1}
         return {"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": spec}
 
@@ -162,32 +159,6 @@ async def test_a_replica_is_not_ready_before_its_webhook_listens(
         await eventually(lambda: asked.says("ok"))
         await handshake(webhook)
         assert cluster.elected.is_set() == (not holder)
-
-
-async def test_a_replica_is_not_ready_before_its_metrics_api_listens(
-    ports: Iterator[int], tls_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster, metrics = Cluster(), next(ports)
-    flags = f"--metrics-api={HOST}:{metrics}", f"--webhook-tls-dir={tls_dir}"
-    async with running(cluster, tmp_path, next(ports), monkeypatch, *flags) as asked:
-        await eventually(lambda: asked.says("the metrics API does not listen yet"))
-        await soon(cluster.elected.wait())
-        cluster.told.set()
-        await eventually(lambda: asked.says("ok"))
-        await handshake(metrics)
-
-
-async def test_a_replica_with_both_waits_for_both(
-    ports: Iterator[int], tls_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster()
-    flags = f"--webhook={HOST}:{next(ports)}", f"--metrics-api={HOST}:{next(ports)}", f"--webhook-tls-dir={tls_dir}"
-    async with running(cluster, tmp_path, next(ports), monkeypatch, *flags) as asked:
-        await eventually(lambda: asked.says("the admission webhook does not listen yet"))
-        cluster.scanned.set()
-        await eventually(lambda: asked.says("the metrics API does not listen yet"))
-        cluster.told.set()
-        await eventually(lambda: asked.says("ok"))
 
 
 async def test_a_replica_without_servers_is_ready_once_it_knows_the_cluster(

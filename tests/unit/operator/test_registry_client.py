@@ -18,7 +18,7 @@ from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServ
 from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator import registry_client
 from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
-from weft_operator.observe import AdapterEntry, AdapterReport, PoolLoad, PoolReport
+from weft_operator.observe import AdapterEntry, AdapterReport, PoolReport
 from weft_operator.registry_client import RegistryClient
 
 POOL = PoolSpec(
@@ -198,17 +198,11 @@ async def test_what_a_pool_could_use_comes_back_with_its_load() -> None:
             wanted_runners=1,
             victims=["b", "a"],
             max_runners=4,
-            running=5,
-            queued=6,
-            total_pages=70,
-            reserved_pages=8,
-            demand_runners=2,
         )
         scheduler.outbox.put(pb.SchedulerToRegistry(pool=status))
         async with asyncio.timeout(PATIENCE_S):
             _, report = await reports.pools.get()
         assert report == PoolReport(3, 1, ("b", "a"), 4)
-        assert report.load == PoolLoad(running=5, queued=6, total_pages=70, reserved_pages=8, demand_runners=2)
 
 
 async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_is_answered() -> None:

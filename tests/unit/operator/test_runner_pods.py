@@ -47,7 +47,7 @@ def kinds(cluster: ClusterWorld) -> list[str]:
 
 def test_a_runner_is_a_set_of_pods_and_is_counted_once(pool: ClusterWorld) -> None:
     assert kinds(pool) == [
-        *["NetworkPolicy"] * 2, "PodDisruptionBudget", *["Service"] * 2, "ServiceAccount", *["StatefulSet"] * 2,
+        *["NetworkPolicy"] * 2, "PodDisruptionBudget", "Service", "ServiceAccount", *["StatefulSet"] * 2,
     ]  # fmt: skip
     assert len(pool.cluster.pods) == 8
     status = pool.status(pool_ref())

@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry, Operator, operator
-from tests.unit.operator.planning import adapter_object, adapter_ref, digest, good, pool_object, pool_ref
+from tests.unit.operator.planning import adapter_object, adapter_ref, good, pool_object, pool_ref
 from weft.domain.routes import PoolSpec
 from weft_operator import reconcile
 from weft_operator.local.objects import ObjectStore
-from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolLoad, PoolReport
+from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolReport
 from weft_operator.plan import Policy
 from weft_operator.reconcile import Controller
 from weft_operator.resources import FINALIZER
@@ -143,31 +143,6 @@ async def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
         assert op.controller.desired.refs() == []
 
 
-@settings(max_examples=settings.default.max_examples // 2)
-@given(st.lists(st.builds(PoolLoad, *[st.integers(0, 1000)] * 5), min_size=1, max_size=30), st.booleans())
-async def test_traffic_makes_nobody_plan_or_write(loads: list[PoolLoad], again: bool) -> None:
-    async with operator(period_s=3600.0) as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        await op.until(pool_ref(), "Available", "True", "RunnersReady")
-        await settled(op)
-        before = (op.meter.reconciles.total(), op.meter.writes.total(), op.store.version)
-        known = op.controller.observed.pool_reports[str(pool_ref())]
-        uid = op.store.get(adapter_ref("upper"))["metadata"]["uid"]
-        for load in loads:
-            op.controller.on_pool_report(str(pool_ref()), replace(known, load=load))
-            op.controller.on_adapter_report(uid, AdapterReport(digest("a"), True))
-            await asyncio.sleep(0)
-        assert op.controller.observed.pool_reports[str(pool_ref())].load == loads[-1]
-        await settled(op)
-        assert (op.meter.reconciles.total(), op.meter.writes.total(), op.store.version) == before
-        if again:
-            op.controller.on_pool_report(str(pool_ref()), replace(known, ready_runners=0))
-            await op.until(pool_ref(), "Available", "False", "NoReadyRunner")
-            assert op.meter.reconciles.total() > before[0]
-
-
 async def test_what_is_done_is_counted() -> None:
     async with operator(period_s=60.0) as op:
         op.store.apply(pool_object())
@@ -219,14 +194,6 @@ def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() ->
     assert controller.observed.unloads == {"u1": True}
     controller.on_object(with_version(obj, 9), gone=True)
     assert controller.observed.unloads == {}
-
-
-def test_a_pool_report_is_kept_whole() -> None:
-    controller = idle_controller()
-    report = PoolReport(2, 1, ("a",), 3, PoolLoad(1, 2, 3, 4, 5))
-    controller.observed.pools[pool_ref()] = TOLD
-    controller.on_pool_report("default/base", report)
-    assert controller.observed.pool_reports["default/base"].load.demand_runners == 5
 
 
 def test_a_late_word_on_a_pool_that_was_withdrawn_is_not_about_the_next_of_its_name() -> None:

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prometheus_client import CollectorRegistry
 
 from weft.domain.request import Assign, FailReason
 from weft.domain.routes import PoolSpec, PoolStatus, RegistryChange
+from weft_scheduler.metrics import SchedulerMetrics
 
 POOL = "acme/p"
 ABSENT_S = 10.0
@@ -48,7 +50,7 @@ def test_from_nothing_the_first_request_asks_for_a_runner_and_gets_it(driver: An
     assert pool.hear().wanted_runners == 0
     driver.submit("r")
     status = pool.hear()
-    assert (status.wanted_runners, status.queued, status.demand_runners) == (1, 1, 1)
+    assert (status.wanted_runners, len(driver.pool().queue), sum(driver.demanded())) == (1, 1, 1)
     (assign,) = picked(driver.runner("a", name="pod-a"), Assign)
     assert assign.runner.uuid == "a"
 
@@ -64,10 +66,10 @@ def test_it_goes_straight_to_as_many_as_are_needed_and_never_beyond_the_most(dri
     for n in range(10, 30):
         driver.submit(f"r{n}")
     status = pool.hear()
-    assert status.wanted_runners == status.demand_runners == 8
+    assert status.wanted_runners == sum(driver.demanded()) == 8
     assert status.max_runners == 9
     pool.bounds(0, 2)
-    assert (pool.hear().wanted_runners, pool.hear().demand_runners) == (2, 8)
+    assert (pool.hear().wanted_runners, sum(driver.demanded())) == (2, 8)
 
 
 def test_idle_runners_go_after_their_time_and_the_last_one_is_needed_again(
@@ -203,15 +205,6 @@ def test_streams_of_before_a_restart_of_the_scheduler_keep_their_runners(driver:
     assert pool.hear(6.0).wanted_runners == 0
 
 
-def test_pages_and_running_requests_are_told(driver: Any, pool: Pool) -> None:
-    driver.runner("a")
-    driver.runner("b", ready=False)
-    settle(driver)
-    driver.place("r", prompt_tokens=16 * 9 + 1, p90_tokens=15)
-    status = pool.hear()
-    assert (status.total_pages, status.reserved_pages, status.running, status.ready_runners) == (100, 10, 1, 1)
-
-
 def test_a_slot_that_nobody_finds_asks_for_a_runner(driver: Any, picked: Any) -> None:
     digests = [f"sha256:{n}" for n in range(5)]
     driver.start(*digests, max_runners=4)
@@ -220,7 +213,7 @@ def test_a_slot_that_nobody_finds_asks_for_a_runner(driver: Any, picked: Any) ->
     for n in range(5):
         driver.submit(f"r{n}", digests[n])
     status = pool.hear()
-    assert (status.running, status.queued) == (2, 3)
+    assert (driver.pool().running, len(driver.pool().queue)) == (2, 3)
     assert status.wanted_runners == 3, "five adapters, two slots a runner"
 
 
@@ -234,7 +227,8 @@ def test_work_that_would_take_too_long_asks_for_runners(driver: Any, picked: Any
         driver.wait(0.5)
         driver.runner("a", driver.view("r0"), driver.view("r1"), free=96, tokens=5 * turn)
     driver.submit("q", prompt_tokens=1000, p90_tokens=200, max_tokens=400)
-    assert pool.hear().demand_runners == 5, "1 full, 1200 tokens at 10 a second and 30 s: 4 more"
+    pool.hear()
+    assert sum(driver.demanded()) == 5, "1 full, 1200 tokens at 10 a second and 30 s: 4 more"
 
 
 def test_a_quiet_pool_says_nothing_more(driver: Any, pool: Pool, picked: Any) -> None:
@@ -343,3 +337,20 @@ def test_bounds_victims_and_rest_under_any_history(new_driver: Any) -> None:
     Scaling.make_desk = staticmethod(new_driver)
     Scaling.TestCase.settings = settings(stateful_step_count=25)
     Scaling.TestCase("runTest").runTest()
+
+
+def test_an_autoscaler_of_others_reads_the_demand_whatever_the_bounds(driver: Any, pool: Pool) -> None:
+    registry = CollectorRegistry()
+    metrics = SchedulerMetrics(registry)
+    settle(driver)
+    pool.bounds(1, 1)
+    driver.runner("a")
+    for n in range(9):  # 4 sequences a runner
+        driver.submit(f"r{n}")
+    pool.hear()
+    metrics.observe(driver.state)
+    read = {
+        name: registry.get_sample_value(f"weft_scheduler_{name}_runners", {"pool": POOL})
+        for name in ("wanted", "demanded")
+    }
+    assert read == {"wanted": 1, "demanded": 3}

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from harness.waiting import soon
+from harness.waiting import eventually, soon
 from weft.domain.request import OutcomeReport
 from weft.wire.streams import channel
 from weft.wire.v1 import common_pb2 as cpb
@@ -238,16 +238,22 @@ async def test_a_gateway_that_connects_again_replaces_its_older_stream(stack: St
 
 
 async def test_the_end_of_a_stream_forgets_what_it_held(stack: Stack) -> None:
-    registry, gateway = await stack.registry_stream(), await stack.gateway()
+    await stack.registry_stream()
+    gateway = await stack.gateway()
     await (await stack.gateway("other")).hear("routes")
     await gateway.say(submit())
-    while (await registry.hear("pool")).queued != 1:
-        pass
+    state = stack.server.core.state
+
+    async def hold(count: int) -> None:
+        async def so() -> bool:
+            return len(state.requests) == count
+
+        await eventually(so)
+
+    await hold(1)
     gateway.cancel()
-    while (await registry.hear("pool")).queued != 0:
-        pass
-    assert set(stack.server.core.state.gateways) == {"other"}
-    assert not stack.server.core.state.requests
+    await hold(0)
+    assert set(state.gateways) == {"other"}
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver, 
     assert [driver.record(uuid).role for uuid in "abcd"] == [*roles.values()]
     (status,) = picked(driver.wait(1.0), PoolStatus)[-1:]
     assert status.wanted == PhaseCounts(2, 2), "nothing is known yet of what requests are like"
-    assert status.demand == PhaseCounts(0, 0)
+    assert driver.demanded() == PhaseCounts(0, 0)
     assert status.victims == ("c",), "one whose place a token runner takes, the newest"
     driver.lost("c")
     (status,) = picked(driver.wait(1.0), PoolStatus)[-1:]

@@ -5,7 +5,7 @@ from weft_scheduler.core import migration, phases, prefetch
 from weft_scheduler.core.consolidation import expect
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.published_state import PendingDeletion
-from weft_scheduler.core.scaling import demand, scale
+from weft_scheduler.core.scaling import scale
 from weft_scheduler.core.state import State
 from weft_scheduler.core.timers import Timer, TimerKind
 
@@ -73,7 +73,6 @@ def _publish_pool(state: State, name: str) -> None:
 
 
 def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
-    capacity = pool.autoscaler.capacity.sum
     attainment, next_s = pool.service_level.published(state.now, state.config.slo_status_s)
     if next_s > state.now and attainment != pool.service_level.attainment.percents():
         state.timers.set(Timer(TimerKind.SLO_STATUS, pool.name), next_s)
@@ -84,18 +83,12 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         pool=pool.name,
         ready_runners=pool.ready_runners,
         wanted_runners=pool.autoscaler.wanted_runners,
-        running=pool.running,
-        queued=len(pool.queue) + len(pool.batch.queue),
         victims=tuple(state.runners[uuid].name for uuid in pool.autoscaler.victims),
         # Until the runners that there are have reported themselves, how many are too many is not known.
         max_runners=spec.max_runners if state.settled else 0,
-        total_pages=capacity.total_pages,
-        reserved_pages=capacity.reserved_pages,
-        demand_runners=sum(needed := demand(state, pool)),
         slo=attainment,
         roles=roles,
         wanted=pool.autoscaler.wanted if spec.split and spec.groups else None,
-        demand=needed if spec.split else None,
     )
 
 

@@ -226,7 +226,8 @@ def test_batch_requests_wake_a_pool_and_never_grow_it(driver: Driver) -> None:
     assert wanted[-1:] == [1]
     driver.runner("a", max_sequences=4)
     status = of(driver.wait(1.0), PoolStatus)[-1]
-    assert (status.wanted_runners, status.demand_runners, status.running, status.queued) == (1, 1, 4, 46)
+    waiting = len(driver.pool().batch.queue)
+    assert (status.wanted_runners, sum(driver.demanded()), driver.pool().running, waiting) == (1, 1, 4, 46)
     for number in range(9):
         driver.submit(f"r{number}")
     assert of(driver.wait(1.0), PoolStatus)[-1].wanted_runners == 3

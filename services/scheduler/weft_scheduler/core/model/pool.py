@@ -207,6 +207,8 @@ class Pool:
             shared_all=spec.shared_all,
             shared_namespaces=spec.shared_namespaces,
             hold_s=spec.hold_s,
+            tool_call_parser=spec.tool_call_parser,
+            embeds_only=spec.embeds_only,
         )
 
     def base_route(self) -> Route | None:
