@@ -143,8 +143,8 @@ class Stage:
         return f"file:{name}"
 
     def _start_operator(self) -> Process:
-        site = self._folder / "site.yaml"
-        site.write_text(
+        defaults = self._folder / "runner-defaults.yaml"
+        defaults.write_text(
             json.dumps({"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none"})
         )
         self._starts += 1
@@ -153,7 +153,7 @@ class Stage:
             "pool-namespaces": self._namespace,
             "scheduler": self._scheduler,
             "depot": self._depot_url,
-            "site": site,
+            "runner-defaults": defaults,
             "kubeconfig": self._kubeconfig,
         }
         return self._run(f"operator-{self._starts}", "weft_operator.kubernetes", flags)

@@ -34,12 +34,12 @@ from weft_cli.options import running_data_dir
 from weft_cli.output import note, say
 from weft_cli.progress import Progress, Signals
 from weft_cli.readiness import is_ready, is_refused, state_of
+from weft_operator.core.resources import Ref
 from weft_operator.errors import ApiError, StackError
 from weft_operator.local.components import RUNNER, Options
+from weft_operator.local.lifecycle import running
 from weft_operator.local.objects import ref_of
-from weft_operator.local.running import running
 from weft_operator.local.stack import Stack
-from weft_operator.resources import Ref
 
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
-"""The operator: one pure planner, `plan(desired, observed, now) -> actions`, and the shells that carry actions out.
+"""The operator: a pure planner, a controller around it, and two shells that carry actions out.
 
-`resources`, `resolution`, `observe`, `conditions`, `capacity`, `retention`, `actions` and `plan` are pure: values in,
-decisions out. `reconcile`, `registry_client` and `depot_client` do the work; `local/` runs it all with processes on one
-machine.
+- `core`: `reconcile(key, desired, observed, now) -> actions` and what it decides by. Values in, decisions out.
+- `controller`: the work queue and the loop; clients of the depot and of the scheduler's registry.
+- `kubernetes`: objects watched with kopf, actions carried out through the API server, one leader.
+- `local`: objects in one file, actions carried out with processes of this machine (`weft up`).
 """

@@ -15,25 +15,25 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import Closed, Connected, Peer, Received, Send
 from weft.domain.routes import AdapterStatus, PoolStatus, RegistryChange
 from weft.domain.runner import RunnerRole
-from weft_operator.actions import (
-    Announce,
+from weft_operator.controller.registry_client import adapter_report, adapter_spec, pool_report
+from weft_operator.core.acceptance import resolution_from_status
+from weft_operator.core.actions import (
     EnsureRunner,
     PublishAdapter,
     PublishPool,
+    RecordEvent,
     RemoveRunner,
     Resolve,
-    Retain,
+    RetainBlobs,
     SetStatus,
-    WithdrawAdapter,
-    WithdrawPool,
+    UnpublishAdapter,
+    UnpublishPool,
 )
-from weft_operator.judge import recall
-from weft_operator.observe import Desired, Observed, RunnerProcess, RunnerState
-from weft_operator.plan import Policy, known_refs, plan, wake_at
-from weft_operator.record import record
-from weft_operator.registry_client import adapter_report, adapter_spec, pool_report
-from weft_operator.resolution import Answer, heard
-from weft_operator.resources import Object, Pool, Ref, parse
+from weft_operator.core.artifacts import OperationStatus, updated
+from weft_operator.core.expectations import expect
+from weft_operator.core.reconcile import Policy, known_refs, reconcile_all, requeue_at
+from weft_operator.core.resources import Object, Pool, Ref, parse
+from weft_operator.core.state import DesiredState, ObservedState, RunnerProcess, RunnerState
 from weft_runner.core import events as rn
 from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.core.runner import Runner
@@ -57,7 +57,7 @@ class DepotAnswered:
     """The depot's answer about an object's source."""
 
     uid: str
-    answer: Answer
+    answer: OperationStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Controller:
 
     def __init__(self, fleet: Fleet, now: float) -> None:
         self._fleet = fleet
-        self.desired, self.observed = Desired(), Observed()
+        self.desired, self.observed = DesiredState(), ObservedState()
         self.observed.retention.started_at = now
         self._scheduler: Peer | None = None
         self._wake_at: float | None = now
@@ -109,7 +109,7 @@ class Controller:
         for obj in fleet.objects.values():
             self.desired.put(parse(obj))
         for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
-            if known := recall(resource, self.desired, self.observed):
+            if known := resolution_from_status(resource, self.desired, self.observed):
                 self.observed.resolutions[resource.meta.uid] = known
         self.observed.runners = {ref: dict(runners) for ref, runners in fleet.runners.items()}
 
@@ -134,22 +134,22 @@ class Controller:
                 if ref is not None and (known := observed.resolutions.get(uid)) is not None:
                     resource = self.desired.get(ref)
                     pool = None if isinstance(resource, Pool) or resource is None else resource.pool
-                    observed.resolutions[uid] = heard(known, answer, now, pool)
+                    observed.resolutions[uid] = updated(known, answer, now, pool)
             case RunnerObserved(ref, index, process):
                 _put(observed.runners, ref, index, process)
             case _:
                 pass
         for _ in range(ROUNDS):
-            actions = plan(self.desired, observed, now, POLICY)
+            actions = reconcile_all(self.desired, observed, now, POLICY)
             if not actions:
                 break
             for action in actions:
                 effects += self._carry_out(action)
-                record(action, observed, now)
+                expect(action, observed, now)
         else:
-            raise LawBroken(f"the operator orders without end: {plan(self.desired, observed, now, POLICY)}")
+            raise LawBroken(f"the operator orders without end: {reconcile_all(self.desired, observed, now, POLICY)}")
         refs = known_refs(self.desired, observed)
-        times = [time for ref in refs if (time := wake_at(ref, self.desired, observed, now, POLICY)) is not None]
+        times = [time for ref in refs if (time := requeue_at(ref, self.desired, observed, now, POLICY)) is not None]
         self._wake_at = min(times, default=None)
         return effects
 
@@ -168,11 +168,11 @@ class Controller:
         match action:
             case PublishPool():
                 return [self._change((action.entry,))]
-            case WithdrawPool():
+            case UnpublishPool():
                 return [self._change(removed_pools=(str(action.ref),))]
             case PublishAdapter():
                 return [self._change(adapters=(adapter_spec(action.entry),))]
-            case WithdrawAdapter():
+            case UnpublishAdapter():
                 return [self._change(removed_adapters=(action.uid,))]
             case SetStatus():
                 self.desired.put(parse(self._fleet.write_status(action)))
@@ -186,7 +186,7 @@ class Controller:
             case Resolve():
                 return [action]
             case _:
-                assert isinstance(action, Announce | Retain), action
+                assert isinstance(action, RecordEvent | RetainBlobs), action
                 return []
 
     def _change(
@@ -226,7 +226,7 @@ class ControllerShell(BaseShell):
         match effect:
             case Resolve(ref, uid):
                 verdict = {"rank": 8, "sizeBytes": ADAPTER_BYTES}
-                resolved = DepotAnswered(uid, Answer("Fetched", f"sha256:{ref.name}", verdict))
+                resolved = DepotAnswered(uid, OperationStatus("Fetched", f"sha256:{ref.name}", verdict))
                 clock.after(RESOLVE_S, Rank.WORK, process.post_at, process.generation, resolved)
             case EnsureRunner(pool, index, launch):
                 name = f"{pool.name}-{index}"

@@ -1,4 +1,4 @@
-"""Every pod of the chart, and every runner pod that the operator makes of its site, under Pod Security `restricted`.
+"""Every pod of the chart, and every runner pod that the operator makes, under Pod Security `restricted`.
 
 They are posted as Pods, by server-side dry run, into a namespace that enforces it: the API server is the judge.
 """
@@ -16,10 +16,10 @@ from kubernetes.client.exceptions import ApiException
 from harness import chart
 from harness.chart import VALUE_SETS, Json
 from harness.cluster.control_plane import ControlPlane
-from weft_operator.children import children
-from weft_operator.kubernetes.site_file import parse_site
-from weft_operator.observe import Launch
-from weft_operator.resources import Ref, parse_pool
+from weft_operator.core.children import children
+from weft_operator.core.resources import Ref, parse_pool
+from weft_operator.core.state import RunnerConfig
+from weft_operator.kubernetes.runner_defaults_file import parse_runner_defaults
 
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
@@ -42,7 +42,7 @@ spec:
         env: [{name: OMP_NUM_THREADS, value: "4"}]
 """
 HOST_PATH = 'restricted volume type \\"hostPath\\"'
-LAUNCH = Launch(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}", 16, 1024, 32, 8, 64, 512, 1, 100)
+LAUNCH = RunnerConfig(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}", 16, 1024, 32, 8, 64, 512, 1, 100)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,12 @@ class Guarded:
 
 
 def runner_templates(pool: Json, found: list[Json]) -> dict[str, Json]:
-    """The pods that the operator makes for a pool with two groups, told this render's site."""
-    site = parse_site(yaml.safe_load(chart.one(found, "ConfigMap", "weft-site")["data"]["site.yaml"]), "site")
-    made = children(parse_pool(pool), LAUNCH, site, {"h100": 1, "small": 2})
+    """The pods that the operator makes for a pool with two groups, told this render's defaults."""
+    defaults = parse_runner_defaults(
+        yaml.safe_load(chart.one(found, "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]),
+        "defaults",
+    )
+    made = children(parse_pool(pool), LAUNCH, defaults, {"h100": 1, "small": 2})
     return {child.name: child.manifest["spec"]["template"] for child in made if child.kind == "Deployment"}
 
 

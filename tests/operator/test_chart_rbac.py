@@ -18,18 +18,18 @@ from harness import chart
 from harness.cluster.access import grants
 from harness.cluster.control_plane import ControlPlane
 from harness.waiting import PATIENCE_S
-from weft_operator.actions import AddFinalizer, Announce, ApplyChild, DeleteChild, MarkPod, SetStatus
+from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, RecordEvent, SetPodDeletionCost, SetStatus
+from weft_operator.core.resources import Object, Ref
+from weft_operator.core.state import Child
 from weft_operator.errors import ChildRefused, NoEffect
+from weft_operator.kubernetes.backend import KubernetesBackend
+from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.election import Election
 from weft_operator.kubernetes.errors import ApiFailed
-from weft_operator.kubernetes.feed import owner_of
-from weft_operator.kubernetes.kube import KubeBackend
-from weft_operator.kubernetes.lease import Terms
-from weft_operator.kubernetes.mirror import Mirror
+from weft_operator.kubernetes.event_mapping import owner_of
+from weft_operator.kubernetes.leader_election import Election
+from weft_operator.kubernetes.lease import LeaseTimings
 from weft_operator.kubernetes.resources import BY_KIND, OWN, PODS, Resource
-from weft_operator.observe import Child
-from weft_operator.resources import Object, Ref
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"
@@ -55,8 +55,8 @@ class World:
     release: str
     pools: str
     api: Api
-    backend: KubeBackend
-    mirror: Mirror
+    backend: KubernetesBackend
+    cache: ObjectCache
 
     @property
     def account(self) -> str:
@@ -65,7 +65,7 @@ class World:
     def made(self, manifest: Object) -> Object:
         """An object that the admin has made, as the operator knows it."""
         (live,) = self.plane.apply(manifest)
-        self.mirror.put(live)
+        self.cache.put(live)
         return live
 
     def own(self, kind: str) -> Object:
@@ -174,7 +174,7 @@ def applies(kind: str) -> Use:
         pool = owner_of(live)
         assert pool is not None
         while True:
-            world.mirror.put(live)
+            world.cache.put(live)
             try:
                 return await world.backend.apply_child(ApplyChild(pool, child, live["metadata"]["resourceVersion"]))
             except NoEffect:  # its controller has told its status meanwhile
@@ -195,8 +195,8 @@ def deletes(kind: str) -> Use:
 
 async def marks(world: World) -> None:
     pod = world.made(world.child("Pod", f"pod-{time.monotonic_ns()}").manifest)["metadata"]
-    await world.backend.mark_pod(
-        MarkPod(Ref("ServingPool", world.pools, "p"), world.pools, pod["name"], pod["uid"], -1)
+    await world.backend.set_pod_deletion_cost(
+        SetPodDeletionCost(Ref("ServingPool", world.pools, "p"), world.pools, pod["name"], pod["uid"], -1)
     )
 
 
@@ -205,9 +205,9 @@ def announces(times: int) -> Use:
 
     async def use(world: World) -> None:
         adapter = world.own("LoRAAdapter")
-        action = Announce(ref_of(adapter), adapter["metadata"]["uid"], "Normal", "Ready", f"{time.monotonic_ns()}")
+        action = RecordEvent(ref_of(adapter), adapter["metadata"]["uid"], "Normal", "Ready", f"{time.monotonic_ns()}")
         for _ in range(times):
-            await world.backend.announce(action)
+            await world.backend.record_event(action)
         events = world.plane.get("events.events.k8s.io", namespace=world.pools)["items"]
         told = [event for event in events if event.get("note") == action.message]
         counts = [(event.get("series") or {}).get("count", 1) for event in told]
@@ -222,7 +222,12 @@ def elects(step: str) -> Use:
 
     async def use(world: World) -> None:
         election = Election(
-            world.api, world.release, "weft-operator", identity=f"test-{step}", terms=Terms(120.0), clock=time.monotonic
+            world.api,
+            world.release,
+            "weft-operator",
+            identity=f"test-{step}",
+            terms=LeaseTimings(120.0),
+            clock=time.monotonic,
         )
         meta = {"name": "weft-operator", "namespace": world.release}
         world.plane.delete({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})
@@ -326,10 +331,10 @@ async def acting(plane: ControlPlane, installed: Installed, token: str) -> Async
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = plane.url, str(plane.ca)
     configuration.api_key = {"BearerToken": f"Bearer {token}"}
-    api, mirror = Api(configuration), Mirror()
-    backend = KubeBackend(api, mirror, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
+    api, cache = Api(configuration), ObjectCache()
+    backend = KubernetesBackend(api, cache, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
     try:
-        yield World(plane, installed.release, installed.pools, api, backend, mirror)
+        yield World(plane, installed.release, installed.pools, api, backend, cache)
     finally:
         await api.aclose()
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from harness.cluster.control_plane import ControlPlane
-from weft_operator import capacity
-from weft_operator.children import MANAGER, children
-from weft_operator.intent import fulfils, intent_of
-from weft_operator.observe import Child
-from weft_operator.resources import Pool, parse_pool
-from weft_operator.site import Site
+from weft_operator.core import scaling
+from weft_operator.core.children import MANAGER, children
+from weft_operator.core.drift import matches, spec_hash
+from weft_operator.core.resources import Pool, parse_pool
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import Child
 
 BASE = "sha256:" + "b" * 64
 SITES = {
-    "plain": Site("registry.example/runner:1", "supervisor:7300", "http://depot:7100"),
-    "whole": Site(
+    "plain": RunnerDefaults("registry.example/runner:1", "supervisor:7300", "http://depot:7100"),
+    "whole": RunnerDefaults(
         "registry.example/runner@sha256:" + "0" * 64,
         "supervisor:7300",
         "https://depot:7100",
@@ -66,7 +66,7 @@ TEMPLATE["resources"]["requests"] = {"cpu": "1.5", "memory": "500M"}
 
 
 @pytest.fixture(params=sorted(SITES))
-def site(request: pytest.FixtureRequest) -> Site:
+def defaults(request: pytest.FixtureRequest) -> RunnerDefaults:
     return SITES[request.param]
 
 
@@ -82,9 +82,9 @@ def stored_pool(control_plane: ControlPlane, namespace: str, name: str = "demo",
     return parse_pool(stored)
 
 
-def wishes(pool: Pool, site: Site, size: int) -> list[Child]:
+def wishes(pool: Pool, defaults: RunnerDefaults, size: int) -> list[Child]:
     sizes = {group.name: size for group in pool.groups}
-    return children(pool, capacity.launch(pool, BASE), site, sizes)
+    return children(pool, scaling.runner_config(pool, BASE), defaults, sizes)
 
 
 def apply(control_plane: ControlPlane, child: Child) -> dict[str, Any]:
@@ -110,13 +110,13 @@ GROUPS = [
 @pytest.mark.parametrize("spec", [{}, {"template": TEMPLATE}, {"runnerGroups": GROUPS}], ids=["plain", "own", "groups"])
 @pytest.mark.parametrize("size", [0, 2])
 def test_what_the_api_server_makes_of_a_wish_fulfils_it(
-    control_plane: ControlPlane, namespace: str, site: Site, spec: dict[str, Any], size: int
+    control_plane: ControlPlane, namespace: str, defaults: RunnerDefaults, spec: dict[str, Any], size: int
 ) -> None:
     pool = stored_pool(control_plane, namespace, **spec)
-    for child in wishes(pool, site, size):
+    for child in wishes(pool, defaults, size):
         answer = apply(control_plane, child)
-        assert fulfils(answer, child.manifest), child.key
-        assert fulfils(live(control_plane, child), child.manifest), child.key
+        assert matches(answer, child.manifest), child.key
+        assert matches(live(control_plane, child), child.manifest), child.key
         again = apply(control_plane, child)
         assert (again.get("spec"), generation(again)) == (answer.get("spec"), generation(answer)), child.key
 
@@ -138,8 +138,8 @@ def test_what_others_change_is_found_and_put_back(control_plane: ControlPlane, n
         control_plane.kubectl(
             *("patch", "deployment", child.name, "-n", namespace, "--type=merge", "-p", json.dumps(patch))
         )
-        assert not fulfils(live(control_plane, child), child.manifest), patch
-        assert fulfils(apply(control_plane, child), child.manifest), patch
+        assert not matches(live(control_plane, child), child.manifest), patch
+        assert matches(apply(control_plane, child), child.manifest), patch
 
 
 def test_what_is_no_longer_wished_is_found_and_goes(control_plane: ControlPlane, namespace: str) -> None:
@@ -151,15 +151,15 @@ def test_what_is_no_longer_wished_is_found_and_goes(control_plane: ControlPlane,
         )
     )
     apply(control_plane, before)
-    assert not fulfils(live(control_plane, before), after.manifest)
+    assert not matches(live(control_plane, before), after.manifest)
     pod = apply(control_plane, after)["spec"]["template"]["spec"]
     assert "nodeSelector" not in pod
     assert "THREADS" not in {item["name"] for item in pod["containers"][0]["env"]}
-    assert intent_of(live(control_plane, after)) == intent_of(after.manifest)
+    assert spec_hash(live(control_plane, after)) == spec_hash(after.manifest)
 
 
 def test_names_of_any_pool_are_taken(control_plane: ControlPlane, namespace: str) -> None:
     for name in ("7b", "x" * 63, "a-b-c"):
         pool = stored_pool(control_plane, namespace, name, runnerGroups=[{"name": "g" * 32}])
         for child in wishes(pool, SITES["plain"], 1):
-            assert fulfils(apply(control_plane, child), child.manifest)
+            assert matches(apply(control_plane, child), child.manifest)

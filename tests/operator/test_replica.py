@@ -63,7 +63,7 @@ def test_a_replica_that_does_not_lead_judges_admission_by_what_the_cluster_has(s
 
 def test_what_cannot_start_says_why_and_ends_with_2(running: Stage) -> None:
     wrong: dict[str, dict[str, Any]] = {
-        "BadSite": {"site": "/absent/site.yaml"},
+        "BadRunnerDefaults": {"runner-defaults": "/absent/runner-defaults.yaml"},
         "NoCluster": {"kubeconfig": "/absent/kubeconfig"},
         "TlsUnusable": {"tls_dir": "/absent"},
     }

@@ -19,13 +19,13 @@ from harness.operator.api_proxy import ApiProxy
 from harness.operator.stage import Replica, Stage, until
 from harness.quickstart import BASE
 from tests.operator.test_crash_points import state, until_settled
-from weft_operator.actions import ApplyChild
+from weft_operator.core.actions import ApplyChild
+from weft_operator.core.resources import Ref
+from weft_operator.core.state import Child
 from weft_operator.errors import NoEffect
+from weft_operator.kubernetes.backend import KubernetesBackend
+from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api, load_configuration
-from weft_operator.kubernetes.kube import KubeBackend
-from weft_operator.kubernetes.mirror import Mirror
-from weft_operator.observe import Child
-from weft_operator.resources import Ref
 
 RUNNERS = "base-runners"
 POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)
@@ -193,15 +193,15 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
 
 async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(history: History) -> None:
     """The watch tells of a Deployment between the plan, which has it made, and the write: it is planned again."""
-    stage, mirror = history.stage, Mirror()
+    stage, cache = history.stage, ObjectCache()
     api = Api(await load_configuration(str(stage.access.kubeconfig)))
-    backend = KubeBackend(api, mirror, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
+    backend = KubernetesBackend(api, cache, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
     mark, pool, there = stage.control_plane.mark(), stage.get("servingpool", "base"), stage.get("deployment", RUNNERS)
     spec = {**there["spec"], "replicas": 1}
     manifest = {**there, "metadata": {"name": RUNNERS, "namespace": stage.namespace}, "spec": spec}
     child = Child("Deployment", stage.namespace, RUNNERS, manifest)
-    mirror.put(pool)
-    mirror.put(there)
+    cache.put(pool)
+    cache.put(there)
     for version in (None, "1"):
         with pytest.raises(NoEffect, match="was planned"):
             await backend.apply_child(ApplyChild(Ref("ServingPool", stage.namespace, "base"), child, version))

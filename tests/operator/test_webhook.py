@@ -27,12 +27,12 @@ from harness.cluster.control_plane import ControlPlane
 from harness.cluster.processes import free_ports
 from harness.conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wish, base, in_namespaces, lora, slots
 from harness.waiting import PATIENCE_S, wait_until
+from weft_operator.core.resources import Object, Ref, parse
+from weft_operator.core.state import DesiredState, ObjectKey
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.client import load_configuration
-from weft_operator.kubernetes.resources import OWN, Key
+from weft_operator.kubernetes.resources import OWN
 from weft_operator.kubernetes.watch import Watches
-from weft_operator.observe import Desired
-from weft_operator.resources import Object, Ref, parse
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 PLURALS = {"ServingPool": "servingpools", "LoRAAdapter": "loraadapters"}
@@ -44,7 +44,7 @@ class Webhook:
 
     def __init__(self, control_plane: ControlPlane) -> None:
         self._control_plane = control_plane
-        self._desired = Desired()
+        self._desired = DesiredState()
         self._changed = threading.Condition()
         self._seen: dict[Ref, tuple[str, str]] = {}  # uid and version of what was told last
         self._ready: Future[None] = Future()
@@ -108,7 +108,7 @@ class Webhook:
             self._seen[resource.meta.ref] = (resource.meta.uid, resource.meta.resource_version)
             self._changed.notify_all()
 
-    def _drop(self, key: Key, _uid: str, _version: int | None) -> None:
+    def _drop(self, key: ObjectKey, _uid: str, _version: int | None) -> None:
         ref = Ref(cast("Any", key.kind), key.namespace, key.name)
         self._desired.drop(ref)
         with self._changed:
@@ -359,7 +359,7 @@ def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(con
         api.create_namespaced_custom_object(*_path(held)[:-1], held)
         control_plane.apply(configuration(control_plane, closed.getsockname()[1], name))
         try:
-            said = refusal(lambda: api.patch_namespaced_custom_object(*_path(held), {"spec": {"pinned": True}}))
+            said = rejection(lambda: api.patch_namespaced_custom_object(*_path(held), {"spec": {"pinned": True}}))
             assert "failed calling webhook" in said
             api.patch_namespaced_custom_object(*_path(held), {"metadata": {"labels": {"edited": "yes"}}})
             api.delete_namespaced_custom_object(*_path(held))
@@ -371,7 +371,7 @@ def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(con
             control_plane.delete_namespace(namespace)
 
 
-def refusal(write: Callable[[], Any]) -> str:
+def rejection(write: Callable[[], Any]) -> str:
     """What is said once a write is refused: API servers learn of a configuration a moment later."""
     said: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The validating webhook: `weft_operator.rules`, asked by the API server before an object is stored.
+"""The validating webhook: `weft_operator.core.validation`, asked by the API server before an object is stored.
 
 It judges by the objects in memory and asks nobody, so an answer takes milliseconds. Every replica of the operator
 answers, leader or not. What the configuration in the cluster has to say: the paths of `PATHS` (kopf admits whatever is
@@ -14,9 +14,9 @@ import kopf
 
 from weft.api.meta import GROUP, VERSION
 from weft.process import split_address
-from weft_operator.observe import Desired
-from weft_operator.resources import Object
-from weft_operator.rules import review
+from weft_operator.core.resources import Object
+from weft_operator.core.state import DesiredState
+from weft_operator.core.validation import validate
 
 PATHS = {"loraadapters": "/loraadapter", "servingpools": "/servingpool"}
 UNPROCESSABLE = 422
@@ -37,7 +37,7 @@ class AdmissionServer(kopf.WebhookServer):
             yield config
 
 
-def register(registry: kopf.OperatorRegistry, desired: Desired) -> None:
+def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
     """Add the handlers. `desired` has every object that exists, from before the server listens and on."""
 
     async def judged(*, body: kopf.Body, old: kopf.Body | None, warnings: list[str], **_: Any) -> None:
@@ -56,9 +56,9 @@ def register(registry: kopf.OperatorRegistry, desired: Desired) -> None:
         on_wish(judged)
 
 
-def judge(wish: Object, before: Object | None, desired: Desired, warnings: list[str]) -> None:
+def judge(wish: Object, before: Object | None, desired: DesiredState, warnings: list[str]) -> None:
     """Raises kopf.AdmissionError with every objection to the wish; `warnings` gets what is only told."""
-    found = review(wish, before, desired)
+    found = validate(wish, before, desired)
     warnings += found.warnings
     if found.objections:
         raise kopf.AdmissionError("; ".join(str(objection) for objection in found.objections), UNPROCESSABLE)

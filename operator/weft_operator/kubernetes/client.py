@@ -17,10 +17,10 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from weft.domain.text import sanitize
 from weft.process import CannotStart
+from weft_operator.core.resources import Object
 from weft_operator.errors import NoEffect
 from weft_operator.kubernetes.errors import ApiFailed, ApiUnreachable
 from weft_operator.kubernetes.resources import Resource
-from weft_operator.resources import Object
 
 READ_S = 30.0
 CHUNK = 500

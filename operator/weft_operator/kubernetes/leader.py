@@ -8,24 +8,24 @@ from typing import Any
 
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
-from weft_operator.depot_client import DepotClient
-from weft_operator.kubernetes.audit import Audit
+from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller.loop import Controller
+from weft_operator.controller.registry_client import RegistryClient
+from weft_operator.core.reconcile import Policy
+from weft_operator.core.resources import Object
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import AdapterReport, PoolReport
+from weft_operator.kubernetes.backend import KubernetesBackend
+from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.election import Election
 from weft_operator.kubernetes.errors import KubernetesError
-from weft_operator.kubernetes.feed import Feed
-from weft_operator.kubernetes.kube import KubeBackend
-from weft_operator.kubernetes.lease import Terms
+from weft_operator.kubernetes.event_mapping import EventMapper
+from weft_operator.kubernetes.leader_election import Election
+from weft_operator.kubernetes.lease import LeaseTimings
 from weft_operator.kubernetes.metrics import Metrics
-from weft_operator.kubernetes.mirror import Mirror
 from weft_operator.kubernetes.resources import OWN
+from weft_operator.kubernetes.resync import Resync
 from weft_operator.kubernetes.settings import Settings
-from weft_operator.observe import AdapterReport, PoolReport
-from weft_operator.plan import Policy
-from weft_operator.reconcile import Controller
-from weft_operator.registry_client import RegistryClient
-from weft_operator.resources import Object
-from weft_operator.site import Site
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +38,21 @@ class Leader:
     def __init__(
         self,
         settings: Settings,
-        site: Site,
+        defaults: RunnerDefaults,
         api: Api,
         tls: Tls | None,
-        mirror: Mirror,
+        cache: ObjectCache,
         election: Election,
-        terms: Terms,
+        terms: LeaseTimings,
         identity: str,
         metrics: Metrics,
-        audit: Audit,
+        resync: Resync,
     ) -> None:
-        self._settings, self._tls, self._mirror, self._election = settings, tls, mirror, election
-        self._metrics, self._audit = metrics, audit
-        self._policy = Policy(site=site, pool_namespaces=frozenset(settings.namespaces))
-        self._backend = KubeBackend(
-            api, mirror, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
+        self._settings, self._tls, self._cache, self._election = settings, tls, cache, election
+        self._metrics, self._resync = metrics, resync
+        self._policy = Policy(defaults=defaults, pool_namespaces=frozenset(settings.namespaces))
+        self._backend = KubernetesBackend(
+            api, cache, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
         )
 
     async def run(self) -> None:
@@ -71,10 +71,10 @@ class Leader:
         registry = RegistryClient(
             self._settings.scheduler, on_pool=told.pool, on_adapter=told.adapter, term=term, tls=self._tls
         )
-        controller = Controller(self._backend, depot, registry, policy=self._policy, meter=self._metrics)
+        controller = Controller(self._backend, depot, registry, policy=self._policy, metrics=self._metrics)
         told.controller = controller
         controller.load(self._objects(), nothing_runs=False)
-        Feed(controller).connect(self._mirror)
+        EventMapper(controller).connect(self._cache)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(controller.run(), name="controller")
@@ -89,13 +89,13 @@ class Leader:
         """
         while True:
             try:
-                return await self._audit.catch_up()
+                return await self._resync.catch_up()
             except KubernetesError as error:
                 log.warning("leading, and waiting for lists", extra=kv(error=str(error)))
             await asyncio.sleep(RETRY_S)
 
     def _objects(self) -> Iterator[Object]:
-        return (obj for resource in OWN for obj in self._mirror.of_kind(resource.kind))
+        return (obj for resource in OWN for obj in self._cache.of_kind(resource.kind))
 
 
 class _Told:

@@ -15,7 +15,7 @@ TERM_EPOCH_S = 1_735_689_600  # 2025-01-01; seconds since then fit the field's 3
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTimings:
     """The times of a leadership, in seconds."""
 
     duration_s: float = 15.0  # a Lease that has not changed for so long is free
@@ -37,7 +37,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LeaseRecord:
     """A Lease as it was read. `version` is its resourceVersion; no holder: given back."""
 
     holder: str
@@ -51,10 +51,10 @@ class Candidate:
     """One process's view. `since` is its own clock when it first saw the Lease as it is."""
 
     identity: str
-    seen: Seen | None = None
+    seen: LeaseRecord | None = None
     since: float = 0.0
 
-    def look(self, seen: Seen | None, now: float) -> "Candidate":
+    def look(self, seen: LeaseRecord | None, now: float) -> "Candidate":
         """Take in what was read. An unchanged Lease keeps its age."""
         if self.seen is not None and seen is not None and seen.version == self.seen.version:
             return self
@@ -62,14 +62,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class CreateLease:
     """There is no Lease: make one, with this term."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Acquire:
     """The Lease is free: take it over from exactly this version, with this term."""
 
     version: str
@@ -83,16 +83,16 @@ class Wait:
     seconds: float
 
 
-def decide(candidate: Candidate, terms: Terms, now: float, unix_s: float) -> Create | Take | Wait:
+def decide(candidate: Candidate, terms: LeaseTimings, now: float, unix_s: float) -> CreateLease | Acquire | Wait:
     """What a candidate that does not lead does next. `unix_s` is the wall clock, for the term of a new Lease."""
     seen = candidate.seen
     if seen is None:
-        return Create(first_term(unix_s))
+        return CreateLease(first_term(unix_s))
     free_at = candidate.since + max(seen.duration_s, terms.duration_s)
     held = seen.holder not in ("", candidate.identity)  # its own name: a write of its own whose answer was lost
     if held and now < free_at:
         return Wait(min(free_at - now, terms.renew_s))
-    return Take(seen.version, max(seen.transitions + 1, 1))
+    return Acquire(seen.version, max(seen.transitions + 1, 1))
 
 
 def first_term(unix_s: float) -> int:
@@ -101,13 +101,13 @@ def first_term(unix_s: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Leading:
+class Leadership:
     """A leadership. `renewed_at` is this process's clock just before the last successful renewal was sent."""
 
     term: int
     version: str
     renewed_at: float
 
-    def holds(self, terms: Terms, now: float) -> bool:
+    def holds(self, terms: LeaseTimings, now: float) -> bool:
         """May this process act? It may not even ask for more once this is False: it ends."""
         return now < self.renewed_at + terms.deadline_s

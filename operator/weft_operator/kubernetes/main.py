@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weft.process import EXIT_CANNOT_START, CannotStart
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
-from weft_operator.kubernetes.app import run
+from weft_operator.kubernetes.manager import run
 from weft_operator.kubernetes.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.domain.text import sanitize
-from weft_operator.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
-from weft_operator.observe import Pod, RunnerState
-from weft_operator.resources import Object, Ref
+from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
+from weft_operator.core.resources import Object, Ref
+from weft_operator.core.state import Pod, RunnerState
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 LAST_WORDS_MAX = 300

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft_operator.children import MANAGER
-from weft_operator.observe import ChildKey
-from weft_operator.resources import Object
+from weft_operator.core.children import MANAGER
+from weft_operator.core.resources import Object
+from weft_operator.core.state import ObjectKey
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 SELECTOR = f"{MANAGED_BY}={MANAGER}"
@@ -52,13 +52,10 @@ CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, BUDGETS, ACCOUNTS, NETWORK_POL
 BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*OWN, *CHILDREN, PODS)}
 
 
-Key = ChildKey  # of any object, owned by a pool or not
-
-
-def key_of(obj: Object) -> Key:
+def key_of(obj: Object) -> ObjectKey:
     """The key of an object as the API server gives it."""
     metadata = obj["metadata"]
-    return Key(obj["kind"], metadata["namespace"], metadata["name"])
+    return ObjectKey(obj["kind"], metadata["namespace"], metadata["name"])
 
 
 def version_of(obj: Object) -> int | None:

@@ -32,7 +32,7 @@ class Settings(ProcessSettings):
     )
     scheduler: Address = Field(SCHEDULER, description="HOST:PORT of the scheduler")
     depot: str = Field(f"http://{DEPOT}", description="URL of the depot", pattern="^https?://")
-    site: Path = Field(description="YAML file: what runner pods of this installation have in common")
+    runner_defaults: Path = Field(description="YAML file: what runner pods of this installation have in common")
     probes: Address = Field(OPERATOR_PROBES, description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")
     webhook: Address | None = Field(None, description="HOST:PORT of the admission webhook (HTTPS); unset: none")
     webhook_tls_dir: Path | None = Field(None, description="tls.crt and tls.key of the webhook, which needs them")

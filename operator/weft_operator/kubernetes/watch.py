@@ -15,15 +15,16 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
+from weft_operator.core.resources import Object
+from weft_operator.core.state import ObjectKey
 from weft_operator.kubernetes.errors import KubernetesError
-from weft_operator.kubernetes.resources import CHILDREN, PODS, SELECTOR, Key, Resource, version_of
-from weft_operator.resources import Object
+from weft_operator.kubernetes.resources import CHILDREN, PODS, SELECTOR, Resource, version_of
 
 CHUNK = 500
 STOP_S = 3.0
 
 OnEvent = Callable[[Object], Any]
-OnGone = Callable[[Key, str, int | None], Any]
+OnGone = Callable[[ObjectKey, str, int | None], Any]
 
 
 class WatchEnded(KubernetesError):
@@ -52,14 +53,14 @@ class Watches:
 
     async def run_own(self, registry: kopf.OperatorRegistry, server: kopf.WebhookServer | None) -> None:
         """Adapters and pools of every namespace; the handlers of `registry`; admission if there is a server."""
-        settings = quiet_settings(selected=())
+        settings = watch_only_settings(selected=())
         settings.admission.server = server
         await self._run("objects", registry, settings, clusterwide=True)
 
     async def run_owned(self, namespaces: Collection[str]) -> None:
         """What pools own, and the pods of that, in the namespaces that pools may live in."""
         resources = (*CHILDREN, PODS)
-        await self._run("children", self.registry(resources), quiet_settings(resources), namespaces=namespaces)
+        await self._run("children", self.registry(resources), watch_only_settings(resources), namespaces=namespaces)
 
     async def _run(
         self, name: str, registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, **where: Any
@@ -88,7 +89,7 @@ class Watches:
             obj: dict[str, Any] = {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind}
             if event["type"] == "DELETED":
                 metadata = obj["metadata"]
-                key = Key(resource.kind, metadata["namespace"], metadata["name"])
+                key = ObjectKey(resource.kind, metadata["namespace"], metadata["name"])
                 self._on_gone(key, metadata["uid"], version_of(obj))
             else:
                 self._on_object(obj)
@@ -118,7 +119,7 @@ class Watches:
         )
 
 
-def quiet_settings(selected: Collection[Resource]) -> kopf.OperatorSettings:
+def watch_only_settings(selected: Collection[Resource]) -> kopf.OperatorSettings:
     """kopf's settings: it watches and serves; `selected` are filtered by our label, on the server's side."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
@@ -130,7 +131,7 @@ def quiet_settings(selected: Collection[Resource]) -> kopf.OperatorSettings:
     return settings
 
 
-def hush() -> None:
+def silence_kopf_logs() -> None:
     """kopf tells of every handled event at INFO."""
     for name in ("kopf", "kopf.objects", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)

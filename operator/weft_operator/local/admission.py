@@ -1,8 +1,8 @@
 """What may be stored: the same refusals, with the same words, as the API server and its schema give.
 
 `admit` judges one object by its fields (the types of `weft.api`, from which the CRDs are made too) and, where it exists
-already, by what must not change. `Admission` asks the rules between objects (`weft_operator.rules`) too, as the webhook
-does in a cluster.
+already, by what must not change. `Admission` asks the rules between objects (`weft_operator.core.validation`) too, as
+the webhook does in a cluster.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from typing import Any
 
 from weft.api.manifests import ManifestError, parse_object
 from weft.api.meta import immutable_changes
+from weft_operator.core.resources import Object, Ref, parse
+from weft_operator.core.state import DesiredState
+from weft_operator.core.validation import validate
 from weft_operator.errors import Cause, Invalid
 from weft_operator.local.objects import Event, ObjectStore
-from weft_operator.observe import Desired
-from weft_operator.resources import Object, Ref, parse
-from weft_operator.rules import review
 
 OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
 
@@ -23,7 +23,7 @@ class Admission:
     """Judges by all objects of a store. Called as `admit`; the same turn of the loop has to store what it returns."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self._desired = Desired()
+        self._desired = DesiredState()
         for obj in store.objects():
             self._desired.put(parse(obj))
         store.listen(self._on_event)
@@ -32,7 +32,7 @@ class Admission:
         """The object to store. Raises Invalid with every objection."""
         admitted = admit(wish, find)
         before = find(Ref(admitted["kind"], admitted["metadata"]["namespace"], admitted["metadata"]["name"]))
-        objections = review(admitted, before, self._desired).objections
+        objections = validate(admitted, before, self._desired).objections
         if objections:
             causes = tuple(Cause(found.field, f"{found.reason}: {found.message}") for found in objections)
             raise Invalid(_message(admitted, causes), causes)

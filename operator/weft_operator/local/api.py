@@ -31,12 +31,12 @@ from starlette.routing import Route
 from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft.wire.quiet_server import QuietServer
+from weft_operator.core.resources import Kind, Object, Ref
 from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
 from weft_operator.local import socket_file
-from weft_operator.local.durable import Durable
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore, Result
-from weft_operator.resources import Kind, Object, Ref
+from weft_operator.local.persistence import Durable
 
 PLURALS: dict[str, Kind] = {"loraadapters": "LoRAAdapter", "servingpools": "ServingPool"}
 KINDS: dict[str, Kind] = {kind: kind for kind in PLURALS.values()}

@@ -11,26 +11,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from weft.telemetry.logs import kv
-from weft_operator.actions import (
+from weft_operator.core.actions import (
     AddFinalizer,
-    Announce,
     ApplyChild,
     DeleteChild,
     EnsureRunner,
-    MarkPod,
+    RecordEvent,
     RemoveFinalizer,
     RemoveRunner,
     ScaleChild,
+    SetPodDeletionCost,
     SetStatus,
 )
+from weft_operator.core.pod_template import launch_flags
+from weft_operator.core.resources import Object, Ref
+from weft_operator.core.state import RunnerConfig, RunnerProcess
 from weft_operator.local.components import RUNNER
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.ports import LOOPBACK
 from weft_operator.local.processes import Process, ProcessState, Program
-from weft_operator.observe import Launch, RunnerProcess
-from weft_operator.pod_template import launch_flags
-from weft_operator.resources import Object, Ref
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Runner:
     """One runner's process. `launch` is what it was started with last."""
 
     process: Process
-    launch: Launch
+    launch: RunnerConfig
     ports: tuple[int, ...]
     task: asyncio.Task[None]
     leaving: bool = False
@@ -89,7 +89,7 @@ class LocalBackend:
     async def remove_finalizer(self, action: RemoveFinalizer) -> None:
         self._store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
 
-    async def announce(self, action: Announce) -> None:
+    async def record_event(self, action: RecordEvent) -> None:
         """There are no Events here: the conditions say the same, and the log keeps it."""
         level = logging.WARNING if action.type == "Warning" else logging.INFO
         fields = kv(object=str(action.ref), reason=action.reason, message=action.message)
@@ -107,7 +107,7 @@ class LocalBackend:
     async def scale_child(self, action: ScaleChild) -> None:
         raise AssertionError(f"runners are processes here: {action}")
 
-    async def mark_pod(self, action: MarkPod) -> None:
+    async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
         raise AssertionError(f"runners are processes here: {action}")
 
     async def ensure_runner(self, action: EnsureRunner) -> None:
@@ -165,7 +165,7 @@ class LocalBackend:
         self._on_runner(*key, None)
 
 
-def observed_runner(name: str, launch: Launch, state: ProcessState) -> RunnerProcess:
+def observed_runner(name: str, launch: RunnerConfig, state: ProcessState) -> RunnerProcess:
     """A process as the planner sees it."""
     if state.phase == "Ready":
         return RunnerProcess(launch, "Ready", name=name)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from weft_operator.core.resources import Kind, Object, Ref
 from weft_operator.errors import Conflict, Expired, NoEffect, NotFound
-from weft_operator.resources import Kind, Object, Ref
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 Result = Literal["created", "configured", "unchanged"]

@@ -2,7 +2,7 @@
 
 Restarts go on for as long as the owner wants the program. After a quick end (it was never ready, or ran for less than
 `STABLE_S`) the pause doubles, up to `PAUSE_MAX_S`; three of them in a row are a crash loop, which is reported with the
-program's last words. Children die with this process (`child.py`).
+program's last words. Children die with this process (`die_with_parent.py`).
 Standard output and error go to the component's log file.
 """
 
@@ -31,7 +31,7 @@ PROBE_S: Mapping[str, float] = {"Starting": 0.05, "Ready": 10.0}
 PROBE_OTHER_S, PROBE_TIMEOUT_S = 2.0, 2.0
 ANSWER_BYTES = 4096
 LAST_WORDS = 5
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(__file__).with_name("die_with_parent.py")
 
 Phase = Literal["Starting", "Ready", "NotReady", "Backoff", "Stopping", "Stopped"]
 

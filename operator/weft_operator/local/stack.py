@@ -13,21 +13,21 @@ from typing import Any
 
 from weft.files import write_atomically
 from weft.process import EXIT_CANNOT_START
-from weft_operator.depot_client import DepotClient
+from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller.loop import Controller
+from weft_operator.controller.registry_client import RegistryClient
+from weft_operator.core.reconcile import Policy
+from weft_operator.core.resources import Ref
+from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve
 from weft_operator.local.backend import LocalBackend, Machine
 from weft_operator.local.components import Addresses, Options, Ports, component_programs
-from weft_operator.local.durable import Durable
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore
+from weft_operator.local.persistence import Durable
 from weft_operator.local.processes import Process, ProcessState, Program, described
-from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
-from weft_operator.plan import Policy
-from weft_operator.reconcile import Controller
-from weft_operator.registry_client import RegistryClient
-from weft_operator.resources import Ref
 
 # After a Ctrl-C a program is killed that has not ended in this time. What is durable is so before it is acknowledged.
 INTERRUPTED_STOP_S = 2.0

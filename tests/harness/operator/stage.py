@@ -214,16 +214,16 @@ class Stage:
     def replica(self, *, wait: bool = True, by: Access | None = None, **flags: object) -> Replica:
         """Start a replica of the operator, with rights of its own if they are given; wait until it is ready."""
         access = by or self.access
-        site = self.folder / "site.yaml"
+        defaults = self.folder / "runner-defaults.yaml"
         told = {"image": "weft-runner:test", "supervisor": self.supervisor, "depot": "http://depot"}
-        site.write_text(json.dumps(told | {"networkPolicies": True}))
+        defaults.write_text(json.dumps(told | {"networkPolicies": True}))
         (probes,) = free_addresses(1)
         settings: dict[str, object] = {
             "namespace": self.namespace,
             "pool-namespaces": self.namespace,
             "scheduler": self.scheduler,
             "depot": f"http://{self.depot}",
-            "site": site,
+            "runner-defaults": defaults,
             "probes": probes,
             "lease-seconds": LEASE_S,
             "audit-seconds": 5,

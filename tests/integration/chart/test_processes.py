@@ -1,4 +1,4 @@
-"""What the chart tells processes is what they take: flags, ports, site, certificates, peers."""
+"""What the chart tells processes is what they take: flags, ports, defaults, certificates, peers."""
 
 import base64
 import importlib.util
@@ -19,11 +19,11 @@ from weft.wire.tls import FILES, Tls
 from weft_batch.settings import BatchSettings
 from weft_depot.settings import DepotSettings
 from weft_gateway.settings import GatewaySettings
+from weft_operator.core.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT
+from weft_operator.core.runner_defaults import CONTAINER_SECURITY, POD_SECURITY
 from weft_operator.kubernetes.admission import PATHS
+from weft_operator.kubernetes.runner_defaults_file import parse_runner_defaults
 from weft_operator.kubernetes.settings import Settings as OperatorSettings
-from weft_operator.kubernetes.site_file import parse_site
-from weft_operator.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT
-from weft_operator.site import CONTAINER_SECURITY, POD_SECURITY
 from weft_predictor.settings import PredictorSettings
 from weft_scheduler.settings import SchedulerSettings
 from weft_supervisor.settings import SupervisorSettings
@@ -75,23 +75,25 @@ def test_every_process_is_a_module(rendered: Rendered) -> None:
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_the_site_is_one_that_the_operator_reads(rendered: Rendered, name: str) -> None:
-    content = one(rendered[name], "ConfigMap", "weft-site")["data"]["site.yaml"]
-    site = parse_site(yaml.safe_load(content), name)
-    assert site.supervisor == "weft-supervisor.weft-system.svc:7400"
-    assert site.depot.startswith("http://" if name in ("dev", "minimal") else "https://")
-    assert site.tls_secret == ("" if name in ("dev", "minimal") else "weft-runner-tls")
-    pod = {field: value for field, value in site.security_contexts.pod.items() if field != "fsGroupChangePolicy"}
-    assert (pod, site.security_contexts.container) == (POD_SECURITY, CONTAINER_SECURITY)
+    content = one(rendered[name], "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]
+    defaults = parse_runner_defaults(yaml.safe_load(content), name)
+    assert defaults.supervisor == "weft-supervisor.weft-system.svc:7400"
+    assert defaults.depot.startswith("http://" if name in ("dev", "minimal") else "https://")
+    assert defaults.tls_secret == ("" if name in ("dev", "minimal") else "weft-runner-tls")
+    pod = {field: value for field, value in defaults.security_contexts.pod.items() if field != "fsGroupChangePolicy"}
+    assert (pod, defaults.security_contexts.container) == (POD_SECURITY, CONTAINER_SECURITY)
 
 
 def test_the_site_says_what_values_say(rendered: Rendered) -> None:
-    dev = parse_site(yaml.safe_load(one(rendered["dev"], "ConfigMap", "weft-site")["data"]["site.yaml"]), "dev")
+    dev = parse_runner_defaults(
+        yaml.safe_load(one(rendered["dev"], "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]), "dev"
+    )
     assert dev.image == "weft-runner:dev"
     assert [item["name"] for item in dev.env] == ["PATH", "OMP_NUM_THREADS"]
     assert dev.volumes[0]["hostPath"] == {"path": "/opt/weft/venv"}
     assert list(dev.command) == ["/opt/weft/venv/bin/python", "-m", "weft_runner"]
-    private = one(rendered["cert-manager"], "ConfigMap", "weft-site")["data"]["site.yaml"]
-    assert list(parse_site(yaml.safe_load(private), "private").image_pull_secrets) == ["registry"]
+    private = one(rendered["cert-manager"], "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]
+    assert list(parse_runner_defaults(yaml.safe_load(private), "private").image_pull_secrets) == ["registry"]
 
 
 # ---------------------------------------------------------------------------------------------------- certificates

@@ -18,12 +18,12 @@ from weft.domain.runner import ReportedRunner, RunnerFigures, RunnerReport, Runn
 from weft.wire.codec.cluster import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
+from weft_operator.core.resources import Ref
 from weft_operator.local.admission import admit
 from weft_operator.local.api import Api, serve
-from weft_operator.local.durable import Durable, open_store
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore
-from weft_operator.resources import Ref
+from weft_operator.local.persistence import Durable, open_store
 
 DIGEST = "sha256:" + "a" * 64
 

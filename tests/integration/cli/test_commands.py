@@ -18,8 +18,8 @@ from weft_cli.client import Controller
 from weft_cli.keys import replace_keys
 from weft_cli.main import main
 from weft_cli.runners import Supervisor
-from weft_operator.local import durable
-from weft_operator.resources import Ref
+from weft_operator.core.resources import Ref
+from weft_operator.local import persistence
 
 DIGEST = "sha256:" + "a" * 64
 MANY = """
@@ -247,7 +247,7 @@ def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
     many = manifests / "many.yaml"
     many.write_text("---".join(MANY.format(number=number) for number in range(1000)))
     asked: list[str] = []
-    answer, write = Controller._answer, durable.write_atomically  # pyright: ignore[reportPrivateUsage]
+    answer, write = Controller._answer, persistence.write_atomically  # pyright: ignore[reportPrivateUsage]
 
     def counting(self: Controller, method: str, path: str, *more: Any, **options: Any) -> Any:
         asked.append(path)
@@ -258,8 +258,8 @@ def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
         write(path, content)
 
     monkeypatch.setattr(Controller, "_answer", counting)
-    monkeypatch.setattr(durable, "write_atomically", written)
-    monkeypatch.setattr(durable, "GATHER_S", 3600.0)  # what nobody waits for is not counted
+    monkeypatch.setattr(persistence, "write_atomically", written)
+    monkeypatch.setattr(persistence, "GATHER_S", 3600.0)  # what nobody waits for is not counted
     assert len(run(capfd, "apply", "-f", str(many))[1].splitlines()) == 1000
     assert Counter(asked) == {"/v1/apply": 4, "objects.json": 4}
     asked.clear()

@@ -29,7 +29,7 @@ def test_a_process_is_read_through_its_probes() -> None:
     finally:
         probes.close()
     assert total(samples, "writes_total") == total(samples, "writes_total", action="SetStatus") == 3
-    assert total(samples, "writes_total", action="MarkPod") == 0
+    assert total(samples, "writes_total", action="SetPodDeletionCost") == 0
 
 
 def test_a_quantile_is_linear_inside_its_bucket() -> None:

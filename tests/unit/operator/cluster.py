@@ -12,18 +12,18 @@ from typing import Any
 
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
-from weft_operator.actions import Action, AddFinalizer, ApplyChild, DeleteChild, MarkPod, ScaleChild
-from weft_operator.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
+from weft_operator.core.actions import Action, AddFinalizer, ApplyChild, DeleteChild, ScaleChild, SetPodDeletionCost
+from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
+from weft_operator.core.drift import QUANTITIES
+from weft_operator.core.expectations import apply_failed
+from weft_operator.core.reconcile import Policy
+from weft_operator.core.resources import Ref
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import Child, ObjectKey, ObservedState, Pod
 from weft_operator.errors import ChildRefused
-from weft_operator.intent import QUANTITIES
 from weft_operator.local.objects import ObjectStore
-from weft_operator.observe import Child, ChildKey, Observed, Pod
-from weft_operator.plan import Policy
-from weft_operator.record import refused
-from weft_operator.resources import Ref
-from weft_operator.site import Site
 
-SITE = Site(image="registry.example/weft-runner:1", supervisor="supervisor:7300", depot="http://depot:7100")
+SITE = RunnerDefaults(image="registry.example/weft-runner:1", supervisor="supervisor:7300", depot="http://depot:7100")
 Json = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ class ModelPod:
     """`deployment`: or StatefulSet."""
 
     pool: Ref
-    deployment: ChildKey
+    deployment: ObjectKey
     group: str
     name: str
     uid: str
@@ -45,7 +45,7 @@ class ModelPod:
 class ModelCluster:
     """It outlives operators. `requests` counts what they sent, `writes` what changed something, whoever did it."""
 
-    objects: dict[ChildKey, Json] = field(default_factory=dict)
+    objects: dict[ObjectKey, Json] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
     pods_become_ready: bool = True
     refuses: dict[str, str] = field(default_factory=dict[str, str])  # kinds that are not taken, and why
@@ -66,26 +66,26 @@ class ModelCluster:
         same = before is not None and _without_version(before) == _without_version(made)
         self.store(child.key, before if same and before else made, changed=not same)
 
-    def edit(self, key: ChildKey, change: Any) -> None:
+    def edit(self, key: ObjectKey, change: Any) -> None:
         """Somebody else's write."""
         obj = copy.deepcopy(self.objects[key])
         change(obj)
         obj["metadata"]["generation"] += 1
         self.store(key, obj)
 
-    def store(self, key: ChildKey, obj: Json, *, changed: bool = True) -> None:
+    def store(self, key: ObjectKey, obj: Json, *, changed: bool = True) -> None:
         if changed:
             self.writes += 1
             obj["metadata"]["resourceVersion"] = self.unique("")
         self.objects[key] = obj
 
-    def delete(self, key: ChildKey, uid: str) -> None:
+    def delete(self, key: ObjectKey, uid: str) -> None:
         self.requests += 1
         if key in self.objects and self.objects[key]["metadata"]["uid"] == uid:
             self.writes += 1
             del self.objects[key]
 
-    def scale(self, key: ChildKey, uid: str, replicas: int) -> None:
+    def scale(self, key: ObjectKey, uid: str, replicas: int) -> None:
         self.requests += 1
         if key in self.objects and self.objects[key]["metadata"]["uid"] == uid:
             obj = copy.deepcopy(self.objects[key])
@@ -119,7 +119,7 @@ class ModelCluster:
             elif key.kind == "StatefulSet":
                 self._follow_set(key, obj)
 
-    def _follow_deployment(self, key: ChildKey, obj: Json) -> None:
+    def _follow_deployment(self, key: ObjectKey, obj: Json) -> None:
         mine = [pod for pod in self.pods.values() if pod.deployment == key]
         template, replicas = obj["spec"]["template"], obj["spec"]["replicas"]
         by_rank = sorted(mine, key=lambda pod: (pod.ready, pod.cost or 0, pod.name))
@@ -135,7 +135,7 @@ class ModelCluster:
             group = labels[GROUP_LABEL]
             self.pods[name] = ModelPod(pool, key, group, name, self.unique("pod"), copy.deepcopy(template), False)
 
-    def _follow_set(self, key: ChildKey, obj: Json) -> None:
+    def _follow_set(self, key: ObjectKey, obj: Json) -> None:
         """All at once; updateStrategy OnDelete."""
         for index in range(obj["spec"]["replicas"]):
             if (name := f"{key.name}-{index}") not in self.pods:
@@ -145,7 +145,7 @@ class ModelCluster:
                     pool, key, labels[GROUP_LABEL], name, self.unique("pod"), copy.deepcopy(template), False
                 )
 
-    def seen_by(self, observed: Observed) -> None:
+    def seen_by(self, observed: ObservedState) -> None:
         """What watches tell."""
         observed.children, observed.pods = {}, {}
         for key, obj in self.objects.items():
@@ -230,14 +230,14 @@ class ClusterWorld(World):
             case ApplyChild(child=child):
                 if why := self.cluster.refuses.get(child.kind):
                     self.cluster.requests += 1
-                    refused(action, "ChildRefused", why, self.observed, self.now)
+                    apply_failed(action, "ChildRefused", why, self.observed, self.now)
                     raise ChildRefused("ChildRefused", why)
                 self.cluster.apply(child)
             case ScaleChild(key=key, uid=uid, replicas=replicas):
                 self.cluster.scale(key, uid, replicas)
             case DeleteChild(key=key, uid=uid):
                 self.cluster.delete(key, uid)
-            case MarkPod(name=name, uid=uid, cost=cost):
+            case SetPodDeletionCost(name=name, uid=uid, cost=cost):
                 self.cluster.mark(name, uid, cost)
             case _:
                 super().do_in_cluster(action)
@@ -278,4 +278,4 @@ class ClusterWorld(World):
 
 
 def cluster_world(store: ObjectStore, contents: Any, now: float) -> ClusterWorld:
-    return connected(ClusterWorld(store, contents, now, policy=Policy(site=SITE)))
+    return connected(ClusterWorld(store, contents, now, policy=Policy(defaults=SITE)))

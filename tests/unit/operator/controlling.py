@@ -9,37 +9,37 @@ from contextlib import asynccontextmanager
 import pytest
 
 from harness.waiting import PATIENCE_S
-from tests.unit.operator.planning import failed, fetched_base, good
-from weft_operator.actions import (
+from tests.unit.operator.planning import failed, fetched_base, verified
+from weft_operator.controller.loop import Controller
+from weft_operator.core.actions import (
     AddFinalizer,
-    Announce,
     ApplyChild,
     DeleteChild,
     EnsureRunner,
-    MarkPod,
     PublishAdapter,
     PublishPool,
+    RecordEvent,
     RemoveFinalizer,
     RemoveRunner,
     ScaleChild,
+    SetPodDeletionCost,
     SetStatus,
-    WithdrawAdapter,
-    WithdrawPool,
+    UnpublishAdapter,
+    UnpublishPool,
 )
+from weft_operator.core.artifacts import OperationStatus, Request
+from weft_operator.core.reconcile import Policy
+from weft_operator.core.resources import Kind, Object, Ref
+from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
 from weft_operator.errors import DepotUnavailable, NoEffect
 from weft_operator.local.objects import ObjectStore
-from weft_operator.observe import AdapterReport, PoolReport, RunnerProcess
-from weft_operator.plan import Policy
-from weft_operator.reconcile import Controller
-from weft_operator.resolution import Answer, Request
-from weft_operator.resources import Kind, Object, Ref
 
 
 class FakeDepot:
     """Answers from a table; may be down."""
 
     def __init__(self) -> None:
-        self.contents = {"file:base": fetched_base(), "file:upper": good("a"), "file:lower": good("c")}
+        self.contents = {"file:base": fetched_base(), "file:upper": verified("a"), "file:lower": verified("c")}
         self.down = False
         self.asked: list[str] = []
         self.looked: asyncio.Queue[set[str]] = asyncio.Queue()
@@ -49,7 +49,7 @@ class FakeDepot:
         self.at_once = self.most_at_once = 0
         self.stuck: set[str] = set()  # URIs that never come to an end
 
-    async def resolve(self, request: Request, on_step: Callable[[Answer], None]) -> Answer:
+    async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
         self.asked.append(request.uri)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -60,7 +60,7 @@ class FakeDepot:
         self.at_once -= 1
         if self.down:
             raise DepotUnavailable("connection refused")
-        on_step(Answer("Validated", None, {"rank": 8}))
+        on_step(OperationStatus("Validated", None, {"rank": 8}))
         return self.contents.get(request.uri, failed("SourceNotFound"))
 
     async def changed(self, watches: Collection[str]) -> frozenset[str]:
@@ -94,13 +94,13 @@ class FakeRegistry:
     def start(self) -> None:
         self.started = True
 
-    def tell(self, action: PublishPool | WithdrawPool | PublishAdapter | WithdrawAdapter) -> None:
+    def tell(self, action: PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter) -> None:
         self.told.append(action)
         if isinstance(action, PublishAdapter):
             self.names[action.ref] = action.entry.model_name
             report = AdapterReport(action.entry.digest, True)
             asyncio.get_running_loop().call_soon(self._controller().on_adapter_report, action.entry.uid, report)
-        elif isinstance(action, WithdrawAdapter):
+        elif isinstance(action, UnpublishAdapter):
             del self.names[action.ref]
         elif isinstance(action, PublishPool):
             asyncio.get_running_loop().call_soon(self._controller().on_pool_report, action.entry.name, PoolReport(1))
@@ -120,7 +120,7 @@ class FakeBackend:
         self.most_at_once = 0
         self.runners: set[tuple[Ref, int]] = set()
         self.break_next = 0
-        self.announced: list[Announce] = []
+        self.announced: list[RecordEvent] = []
         self._begun = asyncio.Event()
 
     async def working(self, enough: Callable[[], bool]) -> None:
@@ -168,10 +168,10 @@ class FakeBackend:
     async def scale_child(self, action: ScaleChild) -> None:
         raise AssertionError(action)
 
-    async def mark_pod(self, action: MarkPod) -> None:
+    async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
         raise AssertionError(action)
 
-    async def announce(self, action: Announce) -> None:
+    async def record_event(self, action: RecordEvent) -> None:
         self.announced.append(action)
 
     async def remove_runner(self, action: RemoveRunner) -> None:
@@ -211,9 +211,9 @@ class Operator:
         depot: FakeDepot,
         registry: FakeRegistry,
         backend: FakeBackend,
-        meter: CountingMeter,
+        metrics: CountingMeter,
     ) -> None:
-        self.controller, self.meter = controller, meter
+        self.controller, self.metrics = controller, metrics
         self.store, self.depot, self.registry, self.backend = store, depot, registry, backend
         self._changed = asyncio.Event()
         store.listen(lambda _: self._changed.set())
@@ -244,14 +244,14 @@ async def operator(
 ) -> AsyncIterator[Operator]:
     store, depot = store or ObjectStore(lambda: 1e9), depot or FakeDepot()
     registry, backend = FakeRegistry(), FakeBackend(store)
-    policy, meter = Policy(resolve_period_s=period_s, longest_drain_s=0.0), CountingMeter()
-    controller = Controller(backend, depot, registry, policy=policy, clock=clock, meter=meter)
+    policy, metrics = Policy(resolve_period_s=period_s, longest_drain_s=0.0), CountingMeter()
+    controller = Controller(backend, depot, registry, policy=policy, clock=clock, metrics=metrics)
     registry.controller = backend.controller = controller  # type: ignore[assignment]
     controller.load(store.objects(), nothing_runs=True)
     store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
     running = asyncio.create_task(controller.run())
     try:
-        yield Operator(controller, store, depot, registry, backend, meter)
+        yield Operator(controller, store, depot, registry, backend, metrics)
     finally:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -8,35 +8,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from weft.domain.routes import PoolSpec
-from weft_operator.actions import (
+from weft_operator.core.acceptance import resolution_from_status
+from weft_operator.core.actions import (
     Action,
-    Announce,
     EnsureRunner,
     PublishAdapter,
     PublishPool,
+    RecordEvent,
     RemoveFinalizer,
     RemoveRunner,
     Resolve,
-    Retain,
+    RetainBlobs,
     SetStatus,
-    WithdrawAdapter,
-    WithdrawPool,
+    UnpublishAdapter,
+    UnpublishPool,
 )
-from weft_operator.judge import recall
-from weft_operator.local.objects import Event, ObjectStore
-from weft_operator.observe import (
-    AdapterEntry,
+from weft_operator.core.artifacts import OperationStatus, Request, updated
+from weft_operator.core.expectations import expect, forget
+from weft_operator.core.reconcile import Policy, reconcile_all
+from weft_operator.core.resources import Ref, parse
+from weft_operator.core.state import (
+    AdapterRegistration,
     AdapterReport,
-    Desired,
-    Observed,
+    DesiredState,
+    ObservedState,
     PoolReport,
     RunnerProcess,
     check_indexes,
 )
-from weft_operator.plan import Policy, plan
-from weft_operator.record import forget, record
-from weft_operator.resolution import Answer, Request, heard
-from weft_operator.resources import Ref, parse
+from weft_operator.local.objects import Event, ObjectStore
 
 BASE = "sha256:" + "b" * 64
 GOOD = {"rank": 8, "alpha": 16, "targetModules": ["q_proj"], "sizeBytes": 100, "dtype": "float32", "baseModel": "base"}
@@ -108,16 +108,16 @@ def adapter_ref(name: str, namespace: str = "acme") -> Ref:
     return Ref("LoRAAdapter", namespace, name)
 
 
-def good(letter: str) -> Answer:
-    return Answer("Fetched", digest(letter), GOOD)
+def verified(letter: str) -> OperationStatus:
+    return OperationStatus("Fetched", digest(letter), GOOD)
 
 
-def failed(reason: str, message: str = "because", *, validated: bool = False) -> Answer:
-    return Answer("Failed", None, GOOD if validated else None, reason, message)
+def failed(reason: str, message: str = "because", *, validated: bool = False) -> OperationStatus:
+    return OperationStatus("Failed", None, GOOD if validated else None, reason, message)
 
 
-def fetched_base() -> Answer:
-    return Answer("Fetched", BASE, {"architecture": "LlamaForCausalLM", "maxContext": 2048, "sizeBytes": 1})
+def fetched_base() -> OperationStatus:
+    return OperationStatus("Fetched", BASE, {"architecture": "LlamaForCausalLM", "maxContext": 2048, "sizeBytes": 1})
 
 
 @dataclass
@@ -125,17 +125,17 @@ class World:
     """One operator, from its objects to what others were told. `now` moves only by hand."""
 
     store: ObjectStore
-    contents: dict[str, Answer] = field(default_factory=dict)  # what the depot finds at a URI
+    contents: dict[str, OperationStatus] = field(default_factory=dict)  # what the depot finds at a URI
     now: float = 1_000_000.0
     policy: Policy = field(default_factory=Policy)
-    desired: Desired = field(default_factory=Desired)
-    observed: Observed = field(default_factory=Observed)
+    desired: DesiredState = field(default_factory=DesiredState)
+    observed: ObservedState = field(default_factory=ObservedState)
     routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
-    routed: dict[str, AdapterEntry] = field(default_factory=dict)  # by uid
-    unserved: dict[str, AdapterEntry] = field(default_factory=dict)  # by uid: declared without a digest
+    routed: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid
+    unserved: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid: declared without a digest
     kept: frozenset[str] | None = None
     asked: list[Request] = field(default_factory=list)
-    announced: list[Announce] = field(default_factory=list)
+    announced: list[RecordEvent] = field(default_factory=list)
     status_writes: int = 0
     ready_runners: bool = True
     scheduler_speaks: bool = True
@@ -145,7 +145,7 @@ class World:
     def serve_only(self, *namespaces: str) -> None:
         """Pools are served in these namespaces. Before anything is applied."""
         self.policy = replace(self.policy, pool_namespaces=frozenset(namespaces))
-        self.desired = Desired(self.policy.pool_namespaces)
+        self.desired = DesiredState(self.policy.pool_namespaces)
 
     def apply(self, obj: dict[str, Any]) -> None:
         self.now += 0.001
@@ -163,7 +163,7 @@ class World:
 
     def plan(self) -> list[Action]:
         check_indexes(self.desired)
-        return plan(self.desired, self.observed, self.now, self.policy)
+        return reconcile_all(self.desired, self.observed, self.now, self.policy)
 
     def step(self) -> list[Action]:
         """Plan, carry everything out, let everybody answer. Returns what was ordered."""
@@ -191,7 +191,7 @@ class World:
                 self.store.set_status(action.ref, action.uid, action.resource_version, action.status)
             case RemoveFinalizer():
                 self.store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
-            case Announce():
+            case RecordEvent():
                 self.announced.append(action)
             case EnsureRunner(pool=pool, index=index, launch=launch):
                 runners = self.observed.runners.setdefault(pool, {})
@@ -203,7 +203,7 @@ class World:
                     del self.observed.runners[pool]
             case PublishPool(ref=ref, entry=entry):
                 self.routed_pools[ref] = entry
-            case WithdrawPool(ref=ref):
+            case UnpublishPool(ref=ref):
                 del self.routed_pools[ref]
             case PublishAdapter(ref=ref, entry=entry):
                 before = self.observed.adapters.get(ref)
@@ -211,17 +211,17 @@ class World:
                     self.routed.pop(uid, None)
                     self.unserved.pop(uid, None)
                 (self.routed if entry.digest else self.unserved)[entry.uid] = entry
-            case WithdrawAdapter(uid=uid, unload=unload):
+            case UnpublishAdapter(uid=uid, unload=unload):
                 self.routed.pop(uid, None)
                 self.unserved.pop(uid, None)
                 self.unloading |= {uid} if unload else set()
-            case Retain(digests=digests):
+            case RetainBlobs(digests=digests):
                 self.kept = digests
             case Resolve(request=request):
                 self.asked.append(request)
             case _:
                 self.do_in_cluster(action)
-        record(action, self.observed, self.now)
+        expect(action, self.observed, self.now)
 
     def do_in_cluster(self, action: Action) -> None:
         raise AssertionError(f"there is no cluster here: {action}")
@@ -234,7 +234,7 @@ class World:
                 resource = self.desired.get(ref)
                 answer = self.contents.get(resolution.request.uri, failed("SourceNotFound", "nothing there"))
                 pool = getattr(resource, "pool", None)
-                self.observed.resolutions[uid] = heard(resolution, answer, self.now, pool)
+                self.observed.resolutions[uid] = updated(resolution, answer, self.now, pool)
         if self.scheduler_speaks:
             self.reports()
 
@@ -266,7 +266,7 @@ class World:
         resources = [after.desired.get(ref) for ref in after.desired.refs()]
         for resource in resources:
             assert resource is not None
-            if known := recall(resource, after.desired, after.observed):
+            if known := resolution_from_status(resource, after.desired, after.observed):
                 after.observed.resolutions[resource.meta.uid] = known
         after.observed.retention.started_at = after.now
         return after
@@ -284,7 +284,7 @@ class World:
         return self.store.get(ref)["status"]
 
 
-def world_of(store: ObjectStore, contents: dict[str, Answer], now: float) -> World:
+def world_of(store: ObjectStore, contents: dict[str, OperationStatus], now: float) -> World:
     return connected(World(store, contents, now))
 
 

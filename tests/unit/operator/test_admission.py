@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from weft_operator.core.resources import Pool, parse
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
-from weft_operator.resources import Pool, parse
 
 
 def manifest(kind: str, **spec: Any) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from harness.waiting import PATIENCE_S
 from weft_operator.local import socket_file
 from weft_operator.local.admission import admit
 from weft_operator.local.api import Api, serve
-from weft_operator.local.durable import Durable, open_store
 from weft_operator.local.logfile import LogFile
 from weft_operator.local.objects import ObjectStore
+from weft_operator.local.persistence import Durable, open_store
 
 ADAPTER = {
     "apiVersion": "serving.weft.dev/v1alpha1",

@@ -8,33 +8,33 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE
 from tests.unit.operator.planning import BASE, pool_object
-from weft_operator import capacity
-from weft_operator.children import NAME_MAX, child_name, children
-from weft_operator.resources import parse_pool
-from weft_operator.site import Site
+from weft_operator.core import scaling
+from weft_operator.core.children import NAME_MAX, child_name, children
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_runner.settings import parse_settings
 
 LABELS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 GROUPS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
 
 
-def made(site: Site = SITE, **spec: Any) -> dict[str, dict[str, Any]]:
+def made(defaults: RunnerDefaults = SITE, **spec: Any) -> dict[str, dict[str, Any]]:
     """Manifests by kind; of Deployments the last one."""
     obj = pool_object(**spec)
     server = {"uid": "u1", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
     obj["metadata"] |= server
     pool = parse_pool(obj)
     sizes = {group.name: 1 for group in pool.groups}
-    found = children(pool, capacity.launch(pool, BASE), site, sizes)
+    found = children(pool, scaling.runner_config(pool, BASE), defaults, sizes)
     return {child.kind: child.manifest for child in found}
 
 
-def pod(site: Site = SITE, **spec: Any) -> dict[str, Any]:
-    return made(site, **spec)["Deployment"]["spec"]["template"]
+def pod(defaults: RunnerDefaults = SITE, **spec: Any) -> dict[str, Any]:
+    return made(defaults, **spec)["Deployment"]["spec"]["template"]
 
 
-def container(site: Site = SITE, **spec: Any) -> dict[str, Any]:
-    return pod(site, **spec)["spec"]["containers"][0]
+def container(defaults: RunnerDefaults = SITE, **spec: Any) -> dict[str, Any]:
+    return pod(defaults, **spec)["spec"]["containers"][0]
 
 
 def test_the_arguments_are_what_a_runner_understands() -> None:
@@ -58,15 +58,19 @@ def test_the_pod_keeps_to_the_restricted_profile() -> None:
 
 
 def test_whatever_is_mounted_has_a_volume_and_what_a_runner_writes_to_is_one() -> None:
-    site = Site("i", "s:1", "http://d", tls_secret="tls", volumes=({"name": "code", "hostPath": {"path": "/x"}},))
-    names = {volume["name"] for volume in pod(site)["spec"]["volumes"]}
-    mounts = {mount["mountPath"]: mount["name"] for mount in container(site)["volumeMounts"]}
+    defaults = RunnerDefaults(
+        "i", "s:1", "http://d", tls_secret="tls", volumes=({"name": "code", "hostPath": {"path": "/x"}},)
+    )
+    names = {volume["name"] for volume in pod(defaults)["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container(defaults)["volumeMounts"]}
     assert names == {*mounts.values(), "code"}
-    arguments = container(site)["args"]
+    arguments = container(defaults)["args"]
     for flag, mode in (("--data-dir", False), ("--tls-dir", True)):
         path = arguments[arguments.index(flag) + 1]
         assert path in mounts
-        read_only = next(m for m in container(site)["volumeMounts"] if m["mountPath"] == path).get("readOnly", False)
+        read_only = next(m for m in container(defaults)["volumeMounts"] if m["mountPath"] == path).get(
+            "readOnly", False
+        )
         assert read_only is mode
     assert {"/tmp", "/dev/shm"} <= mounts.keys()
 
@@ -107,9 +111,11 @@ def test_a_groups_template_reaches_the_pod_and_cannot_take_the_operators_place()
         "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
         "priorityClassName": "high",
     }
-    site = Site("i", "s:1", "http://d", env=({"name": "THREADS", "value": "1"},), resources={"limits": {"cpu": 1}})
+    defaults = RunnerDefaults(
+        "i", "s:1", "http://d", env=({"name": "THREADS", "value": "1"},), resources={"limits": {"cpu": 1}}
+    )
     for spec in ({"template": template}, {"runnerGroups": [{"name": "g", "minRunners": 0, "template": template}]}):
-        made_pod, made_container = pod(site, **spec), container(site, **spec)
+        made_pod, made_container = pod(defaults, **spec), container(defaults, **spec)
         assert made_container["image"] == "own:2"
         assert made_container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
         env = {item["name"]: item.get("value") for item in made_container["env"]}
@@ -124,9 +130,9 @@ def test_a_groups_template_reaches_the_pod_and_cannot_take_the_operators_place()
 
 @pytest.mark.parametrize("field", ["image", "resources", "nodeSelector", "tolerations"])
 def test_what_is_not_given_is_the_sites_or_absent(field: str) -> None:
-    site = Site("site-image", "s:1", "http://d", resources={"requests": {"cpu": "1"}})
+    defaults = RunnerDefaults("site-image", "s:1", "http://d", resources={"requests": {"cpu": "1"}})
     expected = {"image": "site-image", "resources": {"requests": {"cpu": "1"}}}
-    assert (container(site) | pod(site)["spec"]).get(field) == expected.get(field)
+    assert (container(defaults) | pod(defaults)["spec"]).get(field) == expected.get(field)
 
 
 @given(LABELS, GROUPS)

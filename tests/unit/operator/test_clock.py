@@ -1,8 +1,8 @@
 import pytest
 
-from weft_operator.clock import Clock, unix_clock
-from weft_operator.queue import Queue
-from weft_operator.resources import Ref
+from weft_operator.controller.clock import Clock, unix_clock
+from weft_operator.controller.workqueue import WorkQueue
+from weft_operator.core.resources import Ref
 
 HOUR_S = 3_600.0
 POOL = Ref("ServingPool", "weft-system", "quickstart")
@@ -34,7 +34,7 @@ def test_a_wall_clock_that_is_set_moves_no_time_of_the_planner(jump_s: float) ->
 
 async def test_a_retry_comes_in_time_though_the_wall_clock_is_set_back() -> None:
     machine = Machine()
-    queue = Queue(clock := machine.clock())
+    queue = WorkQueue(clock := machine.clock())
     queue.add_at(POOL, clock() + 5.0)
     machine.offset -= HOUR_S
     machine.even += 5.0

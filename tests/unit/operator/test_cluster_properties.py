@@ -7,10 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
-from tests.unit.operator.planning import adapter_object, adapter_ref, failed, fetched_base, good, pool_object, pool_ref
-from weft_operator.actions import SetStatus
+from tests.unit.operator.planning import (
+    adapter_object,
+    adapter_ref,
+    failed,
+    fetched_base,
+    pool_object,
+    pool_ref,
+    verified,
+)
+from weft_operator.core.actions import SetStatus
+from weft_operator.core.resources import FINALIZER
 from weft_operator.local.objects import ObjectStore, check_store
-from weft_operator.resources import FINALIZER
 
 NAMES = st.sampled_from(["a", "b"])
 POOLS = st.sampled_from(["one", "two"])
@@ -29,7 +37,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("adapter"), NAMES, POOLS),
     st.tuples(st.just("delete pool"), POOLS),
     st.tuples(st.just("delete adapter"), NAMES),
-    st.tuples(st.just("content"), NAMES, st.sampled_from([good("1"), good("2"), failed("RankTooLarge")])),
+    st.tuples(st.just("content"), NAMES, st.sampled_from([verified("1"), verified("2"), failed("RankTooLarge")])),
     st.tuples(st.just("demand"), POOLS, st.integers(0, 6)),
     st.tuples(st.just("scheduler"), st.booleans()),
     st.tuples(st.just("drift"), st.integers(0, 20)),
@@ -42,7 +50,12 @@ HISTORIES = st.lists(OPERATIONS, max_size=14)
 
 
 def new_world() -> ClusterWorld:
-    contents = {"file:one": fetched_base(), "file:two": fetched_base(), "file:a": good("a"), "file:b": good("b")}
+    contents = {
+        "file:one": fetched_base(),
+        "file:two": fetched_base(),
+        "file:a": verified("a"),
+        "file:b": verified("b"),
+    }
     return cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
 
 

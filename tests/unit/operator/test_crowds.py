@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object, stored
-from weft_operator import judge
-from weft_operator.capacity import Bounds
-from weft_operator.judge import pool_facts, refuse_adapter
-from weft_operator.observe import Desired, Observed, check_indexes
-from weft_operator.resources import Adapter, parse_adapter, parse_pool
-from weft_operator.rules import review
+from weft_operator.core import acceptance
+from weft_operator.core.acceptance import pool_view, reject_adapter
+from weft_operator.core.resources import Adapter, parse_adapter, parse_pool
+from weft_operator.core.scaling import Bounds
+from weft_operator.core.state import DesiredState, ObservedState, check_indexes
+from weft_operator.core.validation import validate
 
 MANY = 400
 
@@ -24,34 +24,34 @@ def crowd(**spec: Any) -> list[Adapter]:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Grows with each claimant that is looked at."""
     seen: list[None] = []
-    real = judge._precedence  # pyright: ignore[reportPrivateUsage]
+    real = acceptance._precedence  # pyright: ignore[reportPrivateUsage]
 
     def counting(claimant: Any) -> Any:
         seen.append(None)
         return real(claimant)
 
-    monkeypatch.setattr(judge, "_precedence", counting)
+    monkeypatch.setattr(acceptance, "_precedence", counting)
     return seen
 
 
 @pytest.mark.parametrize("spec", [{"modelName": "wanted"}, {"pinned": True}, {"modelName": "wanted", "pinned": True}])
 def test_a_wish_is_judged_in_a_few_passes_over_a_crowd(compared: list[None], spec: dict[str, Any]) -> None:
-    desired = Desired()
+    desired = DesiredState()
     for adapter in crowd(**spec):
         desired.add(adapter)
     desired.add(parse_pool(stored(pool_object(allowedNamespaces={"from": "All"}))))  # behind its adapters
     check_indexes(desired)
-    assert review(adapter_object("one-more", **spec), None, desired).objections
+    assert validate(adapter_object("one-more", **spec), None, desired).objections
     assert len(compared) <= 3 * MANY
 
 
 @pytest.mark.parametrize("spec", [{"modelName": "wanted"}, {"pinned": True}, {"modelName": "wanted", "pinned": True}])
 def test_one_of_a_crowd_is_judged_in_a_few_passes(compared: list[None], spec: dict[str, Any]) -> None:
-    desired = Desired()
+    desired = DesiredState()
     for adapter in crowd(**spec):
         desired.add(adapter)
     desired.add(parse_pool(stored(pool_object(allowedNamespaces={"from": "All"}))))
-    refused = refuse_adapter(desired.adapters[adapter_ref(f"a{MANY - 1}")], desired)
+    refused = reject_adapter(desired.adapters[adapter_ref(f"a{MANY - 1}")], desired)
     assert refused is not None
     assert refused.reason in ("NameConflict", "NoSlots")
     assert len(compared) <= 3 * MANY
@@ -59,7 +59,7 @@ def test_one_of_a_crowd_is_judged_in_a_few_passes(compared: list[None], spec: di
 
 @pytest.mark.parametrize("spec", [{"modelName": "wanted"}, {"pinned": True}])
 def test_adapters_that_wait_for_a_pool_concern_nobody_but_themselves(spec: dict[str, Any]) -> None:
-    desired = Desired()
+    desired = DesiredState()
     for adapter in crowd(**spec):
         assert desired.put(adapter) == {adapter.meta.ref}
     check_indexes(desired)
@@ -76,18 +76,18 @@ def ready(adapter: Adapter, *, status: str = "True") -> Adapter:
 
 
 def test_a_pool_counts_its_crowd_without_looking_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    desired, pool = Desired(), parse_pool(stored(pool_object()))
+    desired, pool = DesiredState(), parse_pool(stored(pool_object()))
     desired.add(pool)
     for number, adapter in enumerate(crowd()):
         desired.add(ready(adapter) if number % 4 else adapter)
     check_indexes(desired)
     monkeypatch.setattr(desired, "adapters_of", None)
-    facts = pool_facts(pool, desired, Observed(), Bounds(1, 1), 1, 0.0)
-    assert (facts.adapters_total, facts.adapters_ready) == (MANY, MANY * 3 // 4)
+    view = pool_view(pool, desired, ObservedState(), Bounds(1, 1), 1, 0.0)
+    assert (view.adapters_total, view.adapters_ready) == (MANY, MANY * 3 // 4)
 
 
 def test_a_status_concerns_the_pool_when_the_adapter_becomes_ready_or_not() -> None:
-    desired, pool = Desired(), parse_pool(stored(pool_object()))
+    desired, pool = DesiredState(), parse_pool(stored(pool_object()))
     desired.add(pool)
     adapter = crowd()[0]
     desired.add(adapter)

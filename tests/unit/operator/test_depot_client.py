@@ -14,9 +14,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from weft_operator.depot_client import DepotClient
+from weft_operator.controller.depot_client import DepotClient
+from weft_operator.core.artifacts import OperationStatus, Request
 from weft_operator.errors import DepotUnavailable
-from weft_operator.resolution import Answer, Request
 
 REQUEST = Request("adapter", "file:a", None, None, "acme")
 
@@ -60,7 +60,7 @@ async def depot(*answers: Any, post: Any = None) -> AsyncIterator[tuple[DepotCli
                 await serving
 
 
-async def resolve(client: DepotClient) -> tuple[Answer, list[str]]:
+async def resolve(client: DepotClient) -> tuple[OperationStatus, list[str]]:
     steps: list[str] = []
     answer = await client.resolve(REQUEST, lambda step: steps.append(step.state))
     return answer, steps
@@ -76,7 +76,7 @@ async def test_an_operation_is_followed_to_its_end_and_each_step_is_told_once() 
     )
     async with depot(*answers) as (client, bodies):
         answer, steps = await resolve(client)
-    assert answer == Answer("Fetched", "sha256:aa", verdict)
+    assert answer == OperationStatus("Fetched", "sha256:aa", verdict)
     assert steps == ["Pending", "Validated"]
     assert bodies == [REQUEST.body()]
 
@@ -85,7 +85,7 @@ async def test_an_answer_that_comes_with_the_question_is_not_asked_for_again() -
     finished = JSONResponse({"id": "op1", "state": "Fetched", "verdict": {"rank": 8}, "digest": "sha256:aa"})
     async with depot(post=finished) as (client, _):
         answer, steps = await resolve(client)
-    assert (answer, steps) == (Answer("Fetched", "sha256:aa", {"rank": 8}), [])
+    assert (answer, steps) == (OperationStatus("Fetched", "sha256:aa", {"rank": 8}), [])
 
 
 async def test_a_failure_carries_its_reason() -> None:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.planning import adapter_ref
 from weft.api.meta import MAX_MESSAGE_CHARS
-from weft_operator.actions import Announce
-from weft_operator.conditions import Condition, merged
-from weft_operator.kubernetes.kube import event_of
+from weft_operator.core.actions import RecordEvent
+from weft_operator.core.conditions import Condition, merged
+from weft_operator.kubernetes.backend import event_manifest
 
 NOTE_BYTES = 1024  # events.k8s.io: noteLengthLimit
 
@@ -29,6 +29,6 @@ def test_an_escape_sequence_does_not_reach_a_terminal() -> None:
 
 @pytest.mark.parametrize("letter", ["x", "é", "漢", "🦄"])
 def test_an_event_fits_the_api_in_any_script(letter: str) -> None:
-    event = event_of(Announce(adapter_ref("upper"), "u1", "Warning", "LoadFailed", letter * 3000), "me", 0.0)
+    event = event_manifest(RecordEvent(adapter_ref("upper"), "u1", "Warning", "LoadFailed", letter * 3000), "me", 0.0)
     assert NOTE_BYTES - 4 < len(event["note"].encode()) <= NOTE_BYTES
     assert set(event["note"]) == {letter}

@@ -6,45 +6,55 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.kubernetes.lease import TERM_EPOCH_S, Candidate, Create, Leading, Seen, Take, Terms, Wait, decide
+from weft_operator.kubernetes.lease import (
+    TERM_EPOCH_S,
+    Acquire,
+    Candidate,
+    CreateLease,
+    Leadership,
+    LeaseRecord,
+    LeaseTimings,
+    Wait,
+    decide,
+)
 
-TERMS = Terms(15.0)
-HELD = Seen("other", 4, 15.0, "100")
+TERMS = LeaseTimings(15.0)
+HELD = LeaseRecord("other", 4, 15.0, "100")
 NOW_S = TERM_EPOCH_S + 1000
 
 
 def test_without_a_lease_one_is_made_whose_term_is_above_all_that_were_deleted() -> None:
-    assert decide(Candidate("me"), TERMS, 0.0, NOW_S) == Create(1000)
+    assert decide(Candidate("me"), TERMS, 0.0, NOW_S) == CreateLease(1000)
 
 
 def test_a_lease_that_changes_is_left_alone() -> None:
     candidate = Candidate("me").look(HELD, 0.0)
     assert isinstance(decide(candidate, TERMS, 14.9, NOW_S), Wait)
-    renewed = candidate.look(Seen("other", 4, 15.0, "101"), 14.9)
+    renewed = candidate.look(LeaseRecord("other", 4, 15.0, "101"), 14.9)
     assert isinstance(decide(renewed, TERMS, 29.8, NOW_S), Wait)
 
 
 def test_a_lease_that_has_not_changed_for_its_own_duration_is_taken_with_the_next_term() -> None:
     candidate = Candidate("me").look(HELD, 0.0).look(HELD, 10.0)
-    assert decide(candidate, TERMS, 15.0, NOW_S) == Take("100", 5)
+    assert decide(candidate, TERMS, 15.0, NOW_S) == Acquire("100", 5)
 
 
 def test_a_longer_duration_in_the_lease_than_ones_own_is_respected() -> None:
-    candidate = Candidate("me").look(Seen("other", 4, 60.0, "100"), 0.0)
+    candidate = Candidate("me").look(LeaseRecord("other", 4, 60.0, "100"), 0.0)
     assert isinstance(decide(candidate, TERMS, 59.0, NOW_S), Wait)
 
 
 def test_a_lease_that_was_given_back_is_taken_at_once() -> None:
-    assert decide(Candidate("me").look(Seen("", 4, 15.0, "100"), 0.0), TERMS, 0.0, NOW_S) == Take("100", 5)
+    assert decide(Candidate("me").look(LeaseRecord("", 4, 15.0, "100"), 0.0), TERMS, 0.0, NOW_S) == Acquire("100", 5)
 
 
 def test_a_take_over_whose_answer_was_lost_is_done_again_under_a_higher_term() -> None:
-    assert decide(Candidate("me").look(Seen("me", 5, 15.0, "101"), 0.0), TERMS, 0.1, NOW_S) == Take("101", 6)
+    assert decide(Candidate("me").look(LeaseRecord("me", 5, 15.0, "101"), 0.0), TERMS, 0.1, NOW_S) == Acquire("101", 6)
 
 
 def test_a_leader_stops_before_anybody_else_can_begin_and_its_last_write_has_ended_by_then() -> None:
     assert TERMS.deadline_s + TERMS.write_s <= TERMS.duration_s
-    leading = Leading(1, "1", 100.0)
+    leading = Leadership(1, "1", 100.0)
     assert leading.holds(TERMS, 100.0 + TERMS.deadline_s - 0.001)
     assert not leading.holds(TERMS, 100.0 + TERMS.deadline_s)
 
@@ -56,7 +66,7 @@ class Process:
     name: str
     offset_s: float
     candidate: Candidate
-    leading: Leading | None = None
+    leading: Leadership | None = None
     asleep_until: float = 0.0
     terms_led: list[int] = field(default_factory=list[int])
 
@@ -65,14 +75,14 @@ class Process:
 class Store:
     """One Lease with optimistic locking."""
 
-    seen: Seen | None = None
+    seen: LeaseRecord | None = None
     version: int = 0
 
     def write(self, holder: str, term: int, expected: str | None) -> str | None:
         if (self.seen.version if self.seen else None) != expected:
             return None
         self.version += 1
-        self.seen = Seen(holder, term, TERMS.duration_s, str(self.version))
+        self.seen = LeaseRecord(holder, term, TERMS.duration_s, str(self.version))
         return self.seen.version
 
 
@@ -85,18 +95,18 @@ def step(process: Process, store: Store, now: float) -> None:
             process.candidate = Candidate(f"{process.name}@{now}")
             return
         version = store.write(process.candidate.identity, process.leading.term, process.leading.version)
-        process.leading = Leading(process.leading.term, version, mine) if version else None
+        process.leading = Leadership(process.leading.term, version, mine) if version else None
         return
     process.candidate = process.candidate.look(store.seen, mine)
     match decide(process.candidate, TERMS, mine, NOW_S):
-        case Create(term):
+        case CreateLease(term):
             version = store.write(process.candidate.identity, term, None)
-        case Take(expected, term):
+        case Acquire(expected, term):
             version = store.write(process.candidate.identity, term, expected)
         case Wait():
             return
     if version is not None:
-        process.leading = Leading(term, version, mine)
+        process.leading = Leadership(term, version, mine)
         process.terms_led.append(term)
 
 

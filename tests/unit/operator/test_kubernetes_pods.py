@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from weft_operator.kubernetes.feed import Feed, owner_of
+from weft_operator.core.resources import Object, Ref
+from weft_operator.core.state import ObjectKey, Pod
+from weft_operator.kubernetes.event_mapping import EventMapper, owner_of
 from weft_operator.kubernetes.pods import observed_pod, pool_of
-from weft_operator.observe import ChildKey, Pod
-from weft_operator.resources import Object, Ref
 
 POOL = Ref("ServingPool", "ml", "base")
 LABELS = {"serving.weft.dev/pool": "base", "serving.weft.dev/group": "runners"}
@@ -103,7 +103,7 @@ class Ears:
     def on_object(self, obj: Object, *, gone: bool = False) -> None:
         self.told.append(("object", obj["metadata"]["name"], gone))
 
-    def on_child(self, pool: Ref, key: ChildKey, obj: Object | None) -> None:
+    def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None:
         self.told.append((pool.name, key.name, obj is None))
 
     def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
@@ -112,11 +112,11 @@ class Ears:
 
 def test_a_child_whose_owner_is_taken_off_leaves_its_pool_and_returns_with_it() -> None:
     ears = Ears()
-    feed = Feed(ears)
-    feed.hear(owned(), False)
-    feed.hear(owned(owner=None), False)
-    feed.hear(owned(), False)
-    feed.hear(owned(), True)
+    feed = EventMapper(ears)
+    feed.on_event(owned(), False)
+    feed.on_event(owned(owner=None), False)
+    feed.on_event(owned(), False)
+    feed.on_event(owned(), True)
     assert ears.told == [
         ("base", "base-runners", False),
         ("base", "base-runners", True),
@@ -127,9 +127,9 @@ def test_a_child_whose_owner_is_taken_off_leaves_its_pool_and_returns_with_it() 
 
 def test_a_pod_that_is_given_to_another_pool_leaves_the_first() -> None:
     ears = Ears()
-    feed = Feed(ears)
-    feed.hear(pod(READY), False)
-    feed.hear(pod(READY, labels={"serving.weft.dev/pool": "other"}), False)
+    feed = EventMapper(ears)
+    feed.on_event(pod(READY), False)
+    feed.on_event(pod(READY, labels={"serving.weft.dev/pool": "other"}), False)
     assert ears.told == [
         ("base", "base-runners-x", False),
         ("base", "base-runners-x", True),

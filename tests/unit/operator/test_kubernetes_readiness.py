@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from harness.certificates import Authority, mount
 from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
-from weft_operator.kubernetes import app
+from weft_operator.kubernetes import manager
 from weft_operator.kubernetes.client import Api, Page
 from weft_operator.kubernetes.metrics import Metrics
 from weft_operator.kubernetes.resources import Resource
@@ -57,7 +57,7 @@ class Cluster:
 class PlayedWatches:
     """kopf, which serves admission only after it has looked up the resources."""
 
-    def __init__(self, cluster: Cluster, configuration: None, **hear: Any) -> None:
+    def __init__(self, cluster: Cluster, configuration: None, **on_event: Any) -> None:
         self._cluster = cluster
 
     def registry(self, resources: Any) -> kopf.OperatorRegistry:
@@ -92,7 +92,7 @@ def tls_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "Metrics", lambda: Metrics(CollectorRegistry()))
+    monkeypatch.setattr(manager, "Metrics", lambda: Metrics(CollectorRegistry()))
 
 
 class Asked:
@@ -122,12 +122,12 @@ async def running(
     cluster: Cluster, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch, *flags: str
 ) -> AsyncGenerator[Asked]:
     """A replica that ends as it should."""
-    monkeypatch.setattr(app, "Watches", partial(PlayedWatches, cluster))
-    site, stop = folder / "site.yaml", asyncio.Event()
-    site.write_text(json.dumps({"image": "i", "supervisor": f"{HOST}:1", "depot": "d"}))
+    monkeypatch.setattr(manager, "Watches", partial(PlayedWatches, cluster))
+    defaults, stop = folder / "runner-defaults.yaml", asyncio.Event()
+    defaults.write_text(json.dumps({"image": "i", "supervisor": f"{HOST}:1", "depot": "d"}))
     away = [f"--scheduler={HOST}:1", f"--depot=http://{HOST}:1"]
-    settings = Settings.parse([*NEEDED, *away, f"--site={site}", f"--probes={HOST}:{port}", *flags])
-    work = asyncio.create_task(app.Replica(settings, cast("Api", cluster), None, stop).run())
+    settings = Settings.parse([*NEEDED, *away, f"--runner-defaults={defaults}", f"--probes={HOST}:{port}", *flags])
+    work = asyncio.create_task(manager.Manager(settings, cast("Api", cluster), None, stop).run())
     try:
         yield Asked(port)
     finally:

@@ -1,13 +1,13 @@
-"""What the process is started with: flags, and the file of the site."""
+"""What the process is started with: flags, and the file of runner defaults."""
 
 from pathlib import Path
 
 import pytest
 
+from weft_operator.kubernetes.runner_defaults_file import BadRunnerDefaults, read_runner_defaults
 from weft_operator.kubernetes.settings import Settings
-from weft_operator.kubernetes.site_file import BadSite, read_site
 
-NEEDED = ["--namespace", "weft-system", "--pool-namespaces", "a,b, a", "--site", "site.yaml"]
+NEEDED = ["--namespace", "weft-system", "--pool-namespaces", "a,b, a", "--runner-defaults", "runner-defaults.yaml"]
 
 
 def test_the_namespaces_of_pools_are_a_list_of_each_once() -> None:
@@ -31,7 +31,7 @@ def test_a_webhook_needs_certificates(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("names", ["", "a,,b", "a" * 64])
 def test_what_is_no_list_of_namespaces_is_refused(names: str) -> None:
     with pytest.raises(SystemExit):
-        Settings.parse(["--namespace", "n", "--site", "s", "--pool-namespaces", names])
+        Settings.parse(["--namespace", "n", "--runner-defaults", "s", "--pool-namespaces", names])
 
 
 def test_a_flag_may_be_said_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,15 +39,15 @@ def test_a_flag_may_be_said_in_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert Settings.parse(NEEDED).lease_seconds == 7
 
 
-def site(folder: Path, text: str) -> Path:
-    path = folder / "site.yaml"
+def defaults(folder: Path, text: str) -> Path:
+    path = folder / "runner-defaults.yaml"
     path.write_text(text)
     return path
 
 
 def test_a_site_is_read_with_the_names_of_kubernetes(tmp_path: Path) -> None:
-    read = read_site(
-        site(
+    read = read_runner_defaults(
+        defaults(
             tmp_path,
             """
             image: registry/weft-runner@sha256:0
@@ -78,14 +78,14 @@ def test_a_site_is_read_with_the_names_of_kubernetes(tmp_path: Path) -> None:
         ("image: [x]\nsupervisor: s\ndepot: d", "image"),
         ("image: x\nsupervisor: s\ndepot: d\nhostNetwork: true", "hostNetwork"),
         ("- image", "not a mapping"),
-        ("image: {", "site.yaml"),
+        ("image: {", "runner-defaults.yaml"),
     ],
 )
 def test_a_site_that_is_wrong_stops_the_start_and_says_where(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(BadSite, match=told):
-        read_site(site(tmp_path, text))
+    with pytest.raises(BadRunnerDefaults, match=told):
+        read_runner_defaults(defaults(tmp_path, text))
 
 
 def test_a_site_that_is_not_there_is_told_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(BadSite, match="absent"):
-        read_site(tmp_path / "absent")
+    with pytest.raises(BadRunnerDefaults, match="absent"):
+        read_runner_defaults(tmp_path / "absent")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import BASE, pool_object
-from weft_operator.capacity import group_of, launch
-from weft_operator.pod_template import launch_flags, pod_template
-from weft_operator.resources import Pool, parse_pool
-from weft_operator.site import Site
+from weft_operator.core.pod_template import launch_flags, pod_template
+from weft_operator.core.resources import Pool, parse_pool
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.scaling import group_of, runner_config
 from weft_runner.settings import parse_settings
 
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
@@ -32,7 +32,9 @@ def pool_of(
 
 
 def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
-    flags = launch_flags(launch(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99, maxPrefills=3), BASE))
+    flags = launch_flags(
+        runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99, maxPrefills=3), BASE)
+    )
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     told = (settings.max_sequences, settings.max_batch_tokens, settings.max_prefills, settings.token_time_ms)
     assert told == (7, 99, 3, 45)
@@ -48,7 +50,7 @@ def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
     ],
 )
 def test_a_runner_is_told_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):
-    told = launch_flags(launch(pool_of(parallelism=parallelism), BASE))
+    told = launch_flags(runner_config(pool_of(parallelism=parallelism), BASE))
     assert {name: value for name, value in told.items() if name.endswith("-parallel")} == flags
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | told).items()])
     assert (settings.tensor_parallel, settings.pipeline_parallel) == tuple(parallelism.values())
@@ -56,7 +58,7 @@ def test_a_runner_is_told_how_its_pool_splits_the_model(parallelism: dict[str, i
 
 def test_a_runner_is_told_the_name_that_its_base_is_served_under():
     pool = pool_of()
-    flags = launch_flags(launch(pool, BASE))
+    flags = launch_flags(runner_config(pool, BASE))
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])
     assert settings.model_name == pool.model_name
     assert pool.model_name != str(pool.meta.ref)
@@ -67,14 +69,14 @@ def test_a_runner_is_started_with_the_phase_of_its_group():
     pool = pool_of(groups=groups)
     named = [group_of(index, pool.groups) for index in range(4)]
     assert [group.name for group in named] == ["b", "a", "a", "b"], "the next runner of a growing pool is of that group"
-    flags = [launch_flags(launch(pool, BASE, group)) for group in named]
+    flags = [launch_flags(runner_config(pool, BASE, group)) for group in named]
     settings = [parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | of).items()]) for of in flags]
     assert [one.role for one in settings] == ["any", "prompt", "prompt", "any"]
 
 
 def test_another_token_time_is_another_launch():
     """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
-    assert launch(pool_of(token_time_ms=45), BASE) != launch(pool_of(token_time_ms=46), BASE)
+    assert runner_config(pool_of(token_time_ms=45), BASE) != runner_config(pool_of(token_time_ms=46), BASE)
 
 
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
@@ -83,7 +85,7 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     manifest = pool_object(offload=budgets, parallelism={"tensor": 1, "pipeline": 2, "podsPerRunner": 1})
     manifest["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    wanted = launch(parse_pool(manifest), BASE)
+    wanted = runner_config(parse_pool(manifest), BASE)
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
     assert (settings.offload_device_bytes, settings.offload_disk_bytes) == (4 << 30, 20 << 30)
     assert settings.offload_host_bytes == 1 << 30
@@ -92,7 +94,7 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
         {"pages": manifest["spec"]["kvCache"].pop("pages")},
         {name: manifest["spec"]["scheduler"].pop(name) for name in ("maxSequences", "maxBatchTokens")},
     ]
-    free = launch_flags(launch(parse_pool(manifest), BASE))
+    free = launch_flags(runner_config(parse_pool(manifest), BASE))
     found = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | free).items()])
     assert (found.offload_policy, found.kv_pages, found.max_sequences, found.max_batch_tokens) == ("auto", 0, 0, 0)
     manifest["spec"]["kvCache"] |= limits[0]
@@ -102,7 +104,7 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     pod = pod_template(
         parse_pool(manifest).groups[0],
         wanted,
-        Site("image", "s:1", "http://d"),
+        RunnerDefaults("image", "s:1", "http://d"),
         labels={},
         account="a",
         drain_s=1.0,
@@ -112,4 +114,4 @@ def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_o
     assert {"name": "offload", "mountPath": "/mnt/weft"} in pod["containers"][0]["volumeMounts"]
     off = pool_object(offload={"mode": "Off", "weights": "bf16"})
     off["metadata"] |= manifest["metadata"]
-    assert "dtype" not in launch_flags(launch(parse_pool(off), BASE))
+    assert "dtype" not in launch_flags(runner_config(parse_pool(off), BASE))

@@ -164,17 +164,17 @@ class Model(RuleBasedStateMachine):
     def start(self) -> None:
         self.store = new_store()
         self.events: list[Event] = []
-        self.mirror: dict[str, Any] = {}
+        self.cache: dict[str, Any] = {}
         self.store.listen(self.heard)
 
     def heard(self, event: Event) -> None:
         self.events.append(event)
         name = event.object["metadata"]["name"]
         if event.type == "DELETED":
-            del self.mirror[name]
+            del self.cache[name]
         else:
-            assert (event.type == "ADDED") is (name not in self.mirror)
-            self.mirror[name] = event.object
+            assert (event.type == "ADDED") is (name not in self.cache)
+            self.cache[name] = event.object
 
     @rule(name=st.sampled_from("abc"), pinned=st.booleans(), finalizer=st.booleans())
     def apply(self, name: str, pinned: bool, finalizer: bool) -> None:
@@ -184,12 +184,12 @@ class Model(RuleBasedStateMachine):
         try:
             self.store.apply(wish)
         except Conflict:
-            assert "deletionTimestamp" in self.mirror[name]["metadata"]
+            assert "deletionTimestamp" in self.cache[name]["metadata"]
 
-    @precondition(lambda self: self.mirror)
+    @precondition(lambda self: self.cache)
     @rule(data=st.data(), value=st.integers(0, 3), stale=st.booleans())
     def status(self, data: st.DataObject, value: int, stale: bool) -> None:
-        meta = self.mirror[data.draw(st.sampled_from(sorted(self.mirror)))]["metadata"]
+        meta = self.cache[data.draw(st.sampled_from(sorted(self.cache)))]["metadata"]
         version = str(int(meta["resourceVersion"]) - stale)
         try:
             self.store.set_status(adapter_ref(meta["name"]), meta["uid"], version, {"value": value})
@@ -197,22 +197,22 @@ class Model(RuleBasedStateMachine):
         except NoEffect:
             assert stale
 
-    @precondition(lambda self: self.mirror)
+    @precondition(lambda self: self.cache)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        self.store.delete(adapter_ref(data.draw(st.sampled_from(sorted(self.mirror)))))
+        self.store.delete(adapter_ref(data.draw(st.sampled_from(sorted(self.cache)))))
 
-    @precondition(lambda self: self.mirror)
+    @precondition(lambda self: self.cache)
     @rule(data=st.data())
     def finalize(self, data: st.DataObject) -> None:
-        meta = self.mirror[data.draw(st.sampled_from(sorted(self.mirror)))]["metadata"]
+        meta = self.cache[data.draw(st.sampled_from(sorted(self.cache)))]["metadata"]
         self.store.remove_finalizer(adapter_ref(meta["name"]), meta["uid"], meta["resourceVersion"], "f")
 
     @invariant()
     def holds(self) -> None:
         check_store(self.store)
         assert [event.version for event in self.events] == list(range(2, self.store.version + 1))
-        assert self.store.objects() == [self.mirror[name] for name in sorted(self.mirror)]
+        assert self.store.objects() == [self.cache[name] for name in sorted(self.cache)]
 
 
 TestModel = Model.TestCase

@@ -1,225 +1,678 @@
-"""The loop around the planner: the real controller; `controlling.py` says what is faked."""
+"""The planner as tables: one situation, what is ordered, what the conditions say."""
 
-import asyncio
-import time
 from dataclasses import replace
 
 import pytest
 
-from harness.waiting import PATIENCE_S
-from tests.unit.operator.controlling import FakeDepot, operator
-from tests.unit.operator.planning import adapter_object, adapter_ref, digest, failed, good, pool_object, pool_ref
-from weft_operator import depot_work, reconcile
-from weft_operator.depot_work import DepotWork
-from weft_operator.local.objects import ObjectStore
-from weft_operator.observe import Desired, Observed
-from weft_operator.plan import Policy
-from weft_operator.resolution import Request, Resolution
+from tests.unit.operator.planning import (
+    BASE,
+    World,
+    adapter_object,
+    adapter_ref,
+    digest,
+    failed,
+    fetched_base,
+    pool_object,
+    pool_ref,
+    runner_name,
+    verified,
+)
+from weft_operator.core.actions import Action, EnsureRunner, RemoveRunner, Resolve
+from weft_operator.core.artifacts import OperationStatus
+from weft_operator.core.reconcile import Policy, requeue_at, resolve_period_s
+from weft_operator.core.resources import FINALIZER
+from weft_operator.core.scaling import ANSWER_S
+from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
 
 
-async def test_objects_become_ready() -> None:
-    async with operator() as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        await op.until(pool_ref(), "Available", "True", "RunnersReady")
-        assert op.registry.names == {adapter_ref("upper"): "acme/upper"}
-        assert op.backend.runners == {(pool_ref(), 0)}
+def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:
+    assert serving.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+    assert serving.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.status(pool_ref())["adapters"] == {"total": 2, "ready": 2}
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("a")
+    assert serving.status(adapter_ref("upper"))["modelName"] == "acme/upper"
 
 
-async def test_a_start_tells_the_registry_nothing_before_everything_that_is_known() -> None:
-    async with operator() as op:
-        op.store.apply(pool_object())
-        for name in ("upper", "lower"):
-            op.store.apply(adapter_object(name))
-            await op.until(adapter_ref(name), "Ready", "True", "Published")
-        store = op.store
-    depot = FakeDepot()
-    depot.down = True  # not even the depot is needed to serve what was served
-    again = ObjectStore(lambda: 1e9, store.objects(), store.version)
-    async with operator(again, depot) as op:
-        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+def test_nothing_is_ordered_twice(serving: World) -> None:
+    writes = serving.status_writes
+    assert serving.plan() == []
+    serving.wait(0.5)
+    assert serving.status_writes == writes
 
 
-async def test_an_edited_source_is_found_and_published() -> None:
-    async with operator() as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        op.depot.contents["file:upper"] = failed("NotFinite", validated=True)
-        await op.until(adapter_ref("upper"), "Fetched", "False", "NotFinite")
-        assert op.conditions(adapter_ref("upper"), "Ready") == [("True", "UpdateFailed")]
-        op.depot.contents["file:upper"] = good("d")
-        await op.until(adapter_ref("upper"), "Fetched", "True", "Fetched")
-        assert op.store.get(adapter_ref("upper"))["status"]["digest"] == digest("d")
+def test_an_unchanged_source_is_asked_for_again_and_writes_nothing(serving: World) -> None:
+    writes, asked = serving.status_writes, len(serving.asked)
+    serving.wait(2.1)
+    assert len(serving.asked) == asked + 3
+    assert serving.status_writes == writes
 
 
-async def test_a_depot_that_is_down_changes_nothing_and_is_found_again() -> None:
-    async with operator() as op:
-        op.depot.down = True
-        op.store.apply(pool_object())
-        await op.until(pool_ref(), "Fetched", "Unknown", "Resolving")
-        op.depot.down = False
-        await op.until(pool_ref(), "Fetched", "True", "Fetched")
+def test_a_source_named_by_digest_is_not_asked_for_again(world: World) -> None:
+    world.apply(pool_object())
+    world.apply(adapter_object("upper", source={"uri": "file:upper", "digest": digest("a")}))
+    world.settle()
+    asked = sum(request.uri == "file:upper" for request in world.asked)
+    world.wait(100)
+    assert sum(request.uri == "file:upper" for request in world.asked) == asked == 1
 
 
-async def test_a_write_that_fails_is_planned_again_and_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "PAUSE_MIN_S", 0.001)
-    async with operator() as op:
-        op.backend.break_next = 4
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        assert op.backend.break_next == 0
+def test_an_adapter_of_no_pool_is_told_so_and_is_served_once_the_pool_is_there(world: World) -> None:
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "PoolNotFound")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
+    world.apply(pool_object())
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
-async def test_a_deleted_adapter_leaves_the_registry_and_its_source_alone() -> None:
-    async with operator() as op:
-        op.store.apply(pool_object())
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        op.store.delete(adapter_ref("upper"))
-        op.store.apply(adapter_object("lower"))
-        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
-        assert op.registry.names == {adapter_ref("lower"): "acme/lower"}
+@pytest.mark.parametrize(
+    ("allowed", "permitted"),
+    [
+        ({"from": "Same"}, False),
+        ({"from": "All"}, True),
+        ({"from": "List", "names": ["acme"]}, True),
+        ({"from": "List", "names": ["globex"]}, False),
+    ],
+)
+def test_a_pool_says_which_namespaces_may_use_it(world: World, allowed: dict[str, object], permitted: bool) -> None:
+    world.apply(pool_object(allowedNamespaces=allowed))
+    world.apply(adapter_object("upper"))
+    world.settle()
+    expected = ("True", "Accepted") if permitted else ("False", "NotPermitted")
+    assert world.condition(adapter_ref("upper"), "Accepted") == expected
+    assert bool(world.routed) is permitted
 
 
-async def test_the_depot_is_told_what_to_keep_when_something_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depot_work, "PAUSE_S", 0.01)
-    jump = [0.0]
-    async with operator(clock=lambda: time.time() + jump[0]) as op:
-        op.store.apply(pool_object(drainSeconds=3600))
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        op.depot.contents["file:upper"] = good("d")
-        await op.until_digest(adapter_ref("upper"), digest("d"))  # the one before drains from now on
-        op.depot.refuse_lists = 1  # it is told again
-        jump[0] = 3601.0
-        op.depot.contents["file:upper"] = good("e")
-        async with asyncio.timeout(PATIENCE_S):
-            kept = await op.depot.kept.get()
-        assert kept >= {digest("b"), digest("d"), digest("e")}
-        assert digest("a") not in kept
-        assert op.depot.refuse_lists == 0
+def test_of_two_adapters_with_one_name_the_older_has_it(serving: World) -> None:
+    serving.apply(adapter_object("lower", namespace="globex", modelName="acme/upper"))
+    serving.settle()
+    assert serving.condition(adapter_ref("lower", "globex"), "Accepted") == ("False", "NameConflict")
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    assert serving.condition(adapter_ref("lower", "globex"), "Ready") == ("True", "Published")
 
 
-async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depot_work, "PAUSE_S", 0.2)
-    depot, observed, now = FakeDepot(), Observed(), time.time()
-    observed.retention.told = frozenset()
-    for number in range(200):
-        observed.retention.left(digest("a") + str(number), now, number / 1000)
-    policy = Policy(longest_drain_s=0.0)
-    work = DepotWork(depot, Desired(), observed, policy=policy, clock=time.time, mark=lambda _: None)
-    keeping, lists = asyncio.create_task(work.keep()), 0
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while observed.retention.until:
-                await depot.kept.get()
-                lists += 1
-    finally:
-        keeping.cancel()
-    assert lists <= 5
+def test_a_name_that_begins_with_a_namespace_is_that_namespaces_though_another_was_there_before(world: World) -> None:
+    world.apply(pool_object())
+    world.apply(adapter_object("lower", namespace="globex", modelName="acme/upper"))
+    world.settle()
+    assert world.condition(adapter_ref("lower", "globex"), "Ready") == ("True", "Published")
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert world.condition(adapter_ref("lower", "globex"), "Accepted") == ("False", "NameConflict")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
-async def test_watched_sources_are_asked_about_together_and_planned_when_they_change(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_base_name_is_reserved_even_from_an_older_adapter(world: World) -> None:
+    world.apply(adapter_object("upper", modelName="base"))
+    world.apply(pool_object())
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "NameConflict")
+    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+
+
+def test_of_two_pools_with_one_name_the_older_serves(serving: World) -> None:
+    serving.apply(pool_object("other", model={"name": "base", "uri": "file:base"}))
+    serving.settle()
+    assert serving.condition(pool_ref("other"), "Accepted") == ("False", "NameConflict")
+    assert pool_ref("other") not in serving.observed.runners
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_a_refused_object_holds_no_name(world: World) -> None:
+    world.apply(pool_object(allowedNamespaces={"from": "List", "names": ["globex"]}))
+    world.apply(adapter_object("lower", namespace="acme", modelName="wanted"))
+    world.apply(adapter_object("upper", namespace="globex", modelName="wanted"))
+    world.settle()
+    assert world.condition(adapter_ref("lower"), "Accepted") == ("False", "NotPermitted")
+    assert world.condition(adapter_ref("upper", "globex"), "Ready") == ("True", "Published")
+
+
+def test_an_assertion_about_the_base_that_does_not_hold_is_a_mismatch(serving: World) -> None:
+    serving.apply(adapter_object("upper", namespace="globex", baseModel="llama"))
+    serving.settle()
+    assert serving.condition(adapter_ref("upper", "globex"), "Validated") == ("False", "BaseMismatch")
+    assert serving.condition(adapter_ref("upper", "globex"), "Ready") == ("False", "BaseMismatch")
+
+
+def test_who_names_the_base_is_not_asked_what_it_was_trained_on(serving: World) -> None:
+    serving.apply(adapter_object("upper", namespace="globex", baseModel="base"))
+    serving.settle()
+    named = next(request for request in serving.asked if request.namespace == "globex")
+    unnamed = next(request for request in serving.asked if request.namespace == "acme")
+    assert named.body()["base"] == {"digest": BASE}
+    assert unnamed.body()["base"] == {"digest": BASE, "name": "base", "aliases": ()}
+
+
+def test_an_adapter_waits_for_its_base(world: World) -> None:
+    world.contents["file:base"] = failed("SourceNotFound")
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Ready") == ("False", "BaseNotReady")
+    assert world.condition(pool_ref(), "Fetched") == ("False", "SourceNotFound")
+    assert world.condition(pool_ref(), "Available") == ("False", "BaseNotReady")
+
+
+@pytest.mark.parametrize(
+    ("answer", "validated", "fetched"),
+    [
+        (failed("ShapeMismatch"), ("False", "ShapeMismatch"), ("False", "ShapeMismatch")),
+        (failed("NotFinite", validated=True), ("True", "Validated"), ("False", "NotFinite")),
+        (OperationStatus("Validated", None, {"rank": 4}), ("True", "Validated"), ("Unknown", "Resolving")),
+        (OperationStatus("Pending"), ("Unknown", "Resolving"), ("Unknown", "Resolving")),
+    ],
+)
+def test_conditions_tell_how_far_a_content_has_come(
+    serving: World, answer: OperationStatus, validated: tuple[str, str], fetched: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr(reconcile, "RESYNC_S", 3600.0)
-    async with operator() as op:
-        op.depot.contents["file:base"] = replace(op.depot.contents["file:base"], watch="base")
-        op.depot.contents |= {f"file:a{number}": replace(good("a"), watch=f"a{number}") for number in range(10)}
-        op.store.apply(pool_object())
-        for number in range(10):
-            op.store.apply(adapter_object(f"a{number}"))
-        for number in range(10):
-            await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
-        all_of_them = {"base", *(f"a{number}" for number in range(10))}
-        await op.depot.until_looked(all_of_them)
-        op.depot.asked.clear()
-        reconciles = op.meter.reconciles["LoRAAdapter"]
-        for _ in range(3):
-            await op.depot.until_looked(all_of_them)
-        assert op.depot.asked == []
-        assert op.meter.reconciles["LoRAAdapter"] == reconciles
-        op.depot.contents["file:a7"] = replace(good("d"), watch="a7, edited")
-        op.depot.edited = {"a7"}
-        await op.until_digest(adapter_ref("a7"), digest("d"))
-        assert op.depot.asked == ["file:a7"]
-        await op.depot.until_looked(all_of_them - {"a7"} | {"a7, edited"})
+    serving.contents["file:new"] = answer
+    serving.apply(adapter_object("new"))
+    serving.settle()
+    assert serving.condition(adapter_ref("new"), "Validated") == validated
+    assert serving.condition(adapter_ref("new"), "Fetched") == fetched
+    assert serving.condition(adapter_ref("new"), "Ready") == ("False", fetched[1])
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
 
 
-async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
-    """Its resolution stays until its deletion has been planned."""
-    depot, observed = FakeDepot(), Observed()
-    request = Request("adapter", "file:a", revision=None, digest=None, namespace="acme")
-    observed.resolutions["uid"] = Resolution(request, replace(good("a"), watch="a"))
-    depot.edited = {"a"}
-    work = DepotWork(
-        depot, Desired(), observed, policy=Policy(resolve_period_s=0.01), clock=time.time, mark=lambda _: None
-    )
-    watching = asyncio.create_task(work.watch())
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            for _ in range(3):
-                assert await depot.looked.get() == {"a"}
-        assert not watching.done()
-    finally:
-        watching.cancel()
+def test_an_edited_source_takes_the_place_of_the_old_one_which_is_kept_while_it_drains(serving: World) -> None:
+    serving.wait(400)  # the first list waits until what drained before the start has drained
+    serving.contents["file:upper"] = verified("d")
+    serving.wait(2.1)
+    assert [entry.digest for entry in serving.routed.values()].count(digest("d")) == 1
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.kept is not None
+    assert {digest("a"), digest("d")} <= serving.kept
+    serving.wait(61)
+    assert digest("a") not in serving.kept
+    assert digest("d") in serving.kept
 
 
-async def test_resolutions_are_bounded() -> None:
-    async with operator() as op:
-        op.store.apply(pool_object(drainSeconds=1))
-        for number in range(50):
-            op.depot.contents[f"file:a{number}"] = good("a")
-            op.store.apply(adapter_object(f"a{number}"))
-        for number in range(50):
-            await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
-        assert 1 < op.depot.most_at_once <= depot_work.RESOLVES_OF_NAMESPACE
+def versions(world: World) -> list[tuple[str, str | None]]:
+    """(digest, name) of each content, as the status lists them."""
+    return [(v["digest"], v.get("name")) for v in world.status(adapter_ref("upper"))["versions"]]
 
 
-async def test_sources_that_stand_still_hold_up_no_other_namespace() -> None:
-    async with operator() as op:
-        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
-        await op.until(pool_ref(), "Fetched", "True", "Fetched")
-        slow = [f"slow{number}" for number in range(depot_work.RESOLVES_OF_NAMESPACE + 5)]
-        op.depot.stuck |= {f"file:{name}" for name in slow}
-        for name in slow:
-            op.store.apply(adapter_object(name, namespace="globex"))
-        await op.until(adapter_ref(slow[-1], "globex"), "Validated", "Unknown", "Resolving")
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        assert op.depot.at_once >= depot_work.RESOLVES_OF_NAMESPACE
+def published(world: World) -> tuple[str, list[str]]:
+    """The content that the scheduler routes, and the earlier ones."""
+    entry = next(entry for entry in world.routed.values() if entry.name == "upper")
+    return entry.digest, [version.digest for version in entry.versions]
 
 
-async def test_many_namespaces_together_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depot_work, "RESOLVES_AT_ONCE", 3)
-    async with operator() as op:
-        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
-        for number in range(20):
-            op.depot.contents[f"file:a{number}"] = good("a")
-            op.store.apply(adapter_object(f"a{number}", namespace=f"n{number}"))
-        for number in range(20):
-            await op.until(adapter_ref(f"a{number}", f"n{number}"), "Ready", "True", "Published")
-        assert op.depot.most_at_once == 3
+def test_earlier_contents_are_served_and_kept_up_to_the_history_limit(serving: World) -> None:
+    serving.wait(400)  # the first list waits until what drained before the start has drained
+    for letter in "cde":
+        serving.contents[f"file:{letter}"] = verified(letter)
+        source = {"uri": f"file:{letter}"}
+        serving.apply(adapter_object("upper", source=source, version=f"step-{letter}", revisionHistoryLimit=2))
+        serving.settle()
+    assert versions(serving) == [(digest("e"), "step-e"), (digest("d"), "step-d"), (digest("c"), "step-c")]
+    assert published(serving) == (digest("e"), [digest("d"), digest("c")])
+    serving.wait(61)
+    assert serving.kept is not None
+    assert {digest("c"), digest("d"), digest("e")} <= serving.kept
+    assert digest("a") not in serving.kept
+    serving.apply(adapter_object("upper", source={"uri": "file:c"}, version="step-c", revisionHistoryLimit=1))
+    serving.settle()
+    assert versions(serving) == [(digest("c"), "step-c"), (digest("e"), "step-e")]
+    assert published(serving) == (digest("c"), [digest("e")])
+    writes = serving.status_writes
+    serving.wait(61)
+    assert digest("d") not in serving.kept
+    assert serving.status_writes == writes
 
 
-async def test_what_drained_is_dropped_while_a_source_stands_still() -> None:
-    jump = [0.0]
-    async with operator(clock=lambda: time.time() + jump[0]) as op:
-        op.store.apply(pool_object(drainSeconds=1))
-        op.store.apply(adapter_object("upper"))
-        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        op.depot.stuck.add("file:slow")
-        op.store.apply(adapter_object("slow"))
-        op.store.delete(adapter_ref("upper"))
-        op.store.apply(adapter_object("lower"))
-        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
-        jump[0] = 10_000.0
-        op.depot.contents["file:lower"] = good("e")  # its drain begins, and wakes who keeps the list
-        async with asyncio.timeout(PATIENCE_S):
-            while digest("a") in (kept := await op.depot.kept.get()):
-                pass
-        assert digest("b") in kept
+def test_a_version_is_the_name_of_the_content_that_is_found_once_it_is_published(serving: World) -> None:
+    serving.contents["file:new"] = failed("RankTooLarge")
+    bad = adapter_object("upper", source={"uri": "file:new"}, version="v2", revisionHistoryLimit=5)
+    serving.apply(bad)
+    serving.settle()
+    assert versions(serving) == [(digest("a"), None)]
+    serving.contents["file:new"] = verified("d")
+    serving.wait(11)
+    assert versions(serving) == [(digest("d"), "v2"), (digest("a"), None)]
+    serving.contents["file:new"] = verified("e")  # the newest content of a name has it
+    serving.wait(11)
+    assert versions(serving) == [(digest("e"), "v2"), (digest("d"), None), (digest("a"), None)]
+
+
+def test_versions_that_another_operator_wrote_in_another_form_are_left_out(serving: World) -> None:
+    (current,) = serving.status(adapter_ref("upper"))["versions"]
+    foreign = [{"digest": current["digest"], "publishedAt": "2026-01-01T00:00:00Z"}, {"name": "v1"}]
+    stored = serving.store.get(adapter_ref("upper"))
+    meta, status = stored["metadata"], {**stored["status"], "versions": foreign}
+    serving.store.set_status(adapter_ref("upper"), meta["uid"], meta["resourceVersion"], status)
+    again = serving.restarted()
+    again.settle()
+    assert versions(again) == [(digest("a"), None)]
+    assert published(again) == (digest("a"), [])
+    assert again.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_a_content_of_another_base_is_no_version(serving: World) -> None:
+    serving.apply(adapter_object("upper", source={"uri": "file:new"}, revisionHistoryLimit=5))
+    serving.contents["file:new"] = verified("d")
+    serving.settle()
+    assert published(serving) == (digest("d"), [digest("a")])
+    serving.contents["file:base"] = replace(fetched_base(), digest=digest("9"))
+    serving.wait(11)
+    assert published(serving) == (digest("d"), [])
+
+
+def test_ready_does_not_flap_while_a_new_content_takes_over(serving: World) -> None:
+    serving.contents["file:upper"] = verified("d")
+    serving.now += 2.1
+    for _ in range(6):
+        serving.step()
+        assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("d")
+
+
+def test_a_source_that_became_bad_leaves_the_old_content_serving(serving: World) -> None:
+    serving.contents["file:upper"] = failed("NotFinite", "NaN in layer 3", validated=True)
+    serving.wait(2.1)
+    assert serving.condition(adapter_ref("upper"), "Fetched") == ("False", "NotFinite")
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("a")
+    serving.contents["file:upper"] = verified("d")
+    serving.wait(30)
+    assert serving.condition(adapter_ref("upper"), "Fetched") == ("True", "Fetched")
+    assert serving.status(adapter_ref("upper"))["digest"] == digest("d")
+
+
+def test_a_failing_source_is_asked_for_more_and_more_slowly(serving: World) -> None:
+    serving.contents["file:upper"] = failed("NotFinite")
+    asked = [0]
+    for _ in range(60):
+        serving.wait(1.0)
+        asked.append(sum(request.uri == "file:upper" for request in serving.asked))
+    assert asked[-1] - asked[30] in (2, 3, 4)  # every 10 s in the end
+    assert asked[30] - asked[0] > 3
+
+
+def many(world: World, count: int) -> World:
+    world.apply(pool_object())
+    for number in range(count - 1):
+        world.contents[f"file:a{number}"] = verified("a")
+        world.apply(adapter_object(f"a{number}"))
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize(("count", "period_s"), [(1, 2.0), (100, 2.0), (101, 2.02), (1_000, 20.0)])
+def test_the_more_objects_the_less_often_each_source_is_asked_for(world: World, count: int, period_s: float) -> None:
+    assert resolve_period_s(many(world, count).desired, world.policy) == pytest.approx(period_s)
+
+
+def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: World) -> None:
+    world.policy = Policy(resolves_per_s=0.1)
+    for number in range(3):
+        world.contents[f"file:a{number}"] = failed("NotFinite")
+    many(world, 4)
+    world.contents["file:a0"] = failed("NotFinite")
+    world.wait(45.0)
+    asked = sum(request.uri == "file:a0" for request in world.asked)
+    for _ in range(16):
+        world.wait(5.0)
+    assert sum(request.uri == "file:a0" for request in world.asked) == asked + 2  # every 40 s
+
+
+def test_another_pool_is_another_base_so_the_old_content_stops(serving: World) -> None:
+    serving.contents["file:second"] = OperationStatus("Fetched", digest("e"), {})
+    serving.apply(pool_object("second"))
+    serving.settle()
+    serving.contents["file:upper"] = failed("ShapeMismatch")
+    serving.apply(adapter_object("upper", pool="default/second"))
+    serving.settle()
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
+    assert [entry.name for entry in serving.routed.values()] == ["lower"]
+    assert [(entry.name, entry.reason) for entry in serving.unserved.values()] == [("upper", "ShapeMismatch")]
+    serving.contents["file:upper"] = verified("a")
+    serving.wait(3)
+    assert not serving.unserved
+
+
+def test_a_new_base_that_an_adapter_does_not_fit_stops_it(serving: World) -> None:
+    serving.contents["file:base"] = OperationStatus("Fetched", digest("f"), {})
+    serving.contents["file:upper"] = failed("ShapeMismatch")
+    serving.wait(3)
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
+    assert serving.condition(adapter_ref("lower"), "Ready") == ("True", "Published")
+    assert serving.routed_pools[pool_ref()].base_digest == digest("f")
+
+
+def test_a_deleted_adapter_leaves_at_once_and_its_content_later(serving: World) -> None:
+    serving.wait(400)
+    uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
+    serving.store.delete(adapter_ref("upper"))
+    serving.step()
+    assert uid not in serving.routed
+    serving.settle()
+    assert serving.kept is not None
+    assert digest("a") in serving.kept
+    serving.wait(61)
+    assert digest("a") not in serving.kept
+    assert digest("c") in serving.kept
+
+
+def test_an_object_made_again_under_its_name_is_another_one(serving: World) -> None:
+    serving.store.delete(adapter_ref("upper"))
+    serving.apply(adapter_object("upper"))
+    serving.settle()
+    uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
+    assert {entry.uid for entry in serving.routed.values() if entry.name == "upper"} == {uid}
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def test_a_finalizer_goes_when_the_registry_has_let_go(serving: World) -> None:
+    wish = adapter_object("upper")
+    wish["metadata"]["finalizers"] = [FINALIZER]
+    serving.apply(wish)
+    serving.settle()
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    assert serving.store.find(adapter_ref("upper")) is None
+    assert [entry.name for entry in serving.routed.values()] == ["lower"]
+
+
+def test_a_foreign_finalizer_keeps_the_object_and_says_so(serving: World) -> None:
+    wish = adapter_object("upper")
+    wish["metadata"]["finalizers"] = ["example.com/audit"]
+    serving.apply(wish)
+    serving.settle()
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "Deleting")
+
+
+def test_a_deleted_pool_takes_its_runners_and_routes_along(serving: World) -> None:
+    serving.store.delete(pool_ref())
+    serving.settle()
+    assert (serving.routed, serving.routed_pools, serving.observed.runners) == ({}, {}, {})
+    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "PoolNotFound")
+
+
+@pytest.mark.parametrize(("replicas", "expected"), [(None, 1), (0, 0), (3, 3)])
+def test_a_pool_has_as_many_runners_as_it_wants(world: World, replicas: int | None, expected: int) -> None:
+    world.apply(pool_object(replicas=replicas))
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert len(world.observed.runners.get(pool_ref(), {})) == expected
+    available = ("True", "RunnersReady") if expected else ("False", "ScaledToZero")
+    assert world.condition(pool_ref(), "Available") == available
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+
+
+def stopped(actions: list[Action]) -> list[int]:
+    return [action.index for action in actions if isinstance(action, RemoveRunner)]
+
+
+def test_fewer_replicas_stop_those_that_the_scheduler_names(world: World) -> None:
+    world.apply(pool_object(replicas=4))
+    world.settle()
+    world.scheduler_speaks = False
+    world.apply(pool_object(replicas=2))
+    world.step()
+    assert world.plan() == []  # told, not answered
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(4, 2, (runner_name(1), runner_name(0)), 2)
+    assert stopped(world.step()) == [1, 0]
+    assert list(world.observed.runners[pool_ref()]) == [2, 3]
+    world.scheduler_speaks = True
+    world.settle()
+    assert list(world.observed.runners[pool_ref()]) == [2, 3]
+    world.apply(pool_object(replicas=3))
+    world.settle()
+    assert sorted(world.observed.runners[pool_ref()]) == [0, 2, 3]
+
+
+def test_a_scheduler_that_is_away_delays_fewer_replicas_by_a_few_seconds(world: World) -> None:
+    pinned = {"name": "base", "uri": "file:base", "digest": BASE}  # so that nothing else wakes it
+    world.apply(pool_object(replicas=3, model=pinned))
+    world.settle()
+    world.scheduler_speaks = False
+    world.apply(pool_object(replicas=1, model=pinned))
+    world.settle()
+    assert len(world.observed.runners[pool_ref()]) == 3
+    when = requeue_at(pool_ref(), world.desired, world.observed, world.now, world.policy)
+    assert when is not None
+    assert when <= world.now + ANSWER_S
+    world.now = when
+    assert stopped(world.step()) == [2, 1]
+
+
+def test_a_runner_that_does_not_serve_goes_before_those_that_do(world: World) -> None:
+    world.apply(pool_object(replicas=3))
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Starting")
+    world.apply(pool_object(replicas=2))
+    world.step()
+    assert stopped(world.plan()) == [0]
+
+
+def test_a_runner_on_its_way_out_is_neither_counted_nor_stopped_again(world: World) -> None:
+    world.apply(pool_object(replicas=2))
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Leaving")
+    starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
+    assert starts == [2]  # its folder and its ports are still its own
+    world.settle()
+    assert world.status(pool_ref())["replicas"] == 2
+    world.apply(pool_object(replicas=1))
+    world.step()
+    assert stopped(world.plan()) == [2]
+
+
+def autoscaled(low: int, high: int) -> dict[str, object]:
+    scaling = {"minReplicas": low, "maxReplicas": high, "idleSeconds": 60, "wakeSeconds": 300}
+    return pool_object(autoscaling=scaling)
+
+
+def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_back(world: World) -> None:
+    world.apply(autoscaled(0, 3))
+    world.apply(adapter_object("upper"))
+    world.settle()
+    assert pool_ref() not in world.observed.runners
+    assert world.condition(pool_ref(), "Available") == ("False", "ScaledToZero")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    entry = world.routed_pools[pool_ref()]
+    assert (entry.min_runners, entry.max_runners, entry.idle_s, entry.hold_s) == (0, 3, 60.0, 300.0)
+    assert entry.max_context_tokens == 2048  # the model's own: known though nothing runs
+    for wanted, expected, reason in ((3, 3, "Demand"), (9, 3, "Demand"), (1, 1, "Idle"), (0, 0, "Idle")):
+        world.demand[pool_ref()] = wanted
+        world.answers()
+        world.settle()
+        assert len(world.observed.runners.get(pool_ref(), {})) == expected
+        status = world.status(pool_ref())
+        assert (status["desiredReplicas"], status["replicas"]) == (expected, expected)
+        assert status["lastScale"]["reason"] == reason
+    assert (status["lastScale"]["from"], status["lastScale"]["to"]) == (1, 0)
+
+
+def test_a_scheduler_that_knows_no_runner_yet_takes_none_away(world: World) -> None:
+    world.apply(autoscaled(0, 3))
+    world.demand[pool_ref()] = 3
+    world.settle()
+    world.scheduler_speaks = False
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(0, 0, (), 3)
+    world.wait(600)
+    assert len(world.observed.runners[pool_ref()]) == 3
+    runners = world.observed.runners[pool_ref()]
+    runners[1] = replace(runners[1], state="Starting")  # nobody asked for it any more before it was ready
+    world.settle()
+    assert sorted(world.observed.runners[pool_ref()]) == [0, 2]
+
+
+def test_an_operator_that_starts_keeps_the_runners_there_are_until_the_scheduler_speaks(world: World) -> None:
+    world.apply(autoscaled(0, 3))
+    world.demand[pool_ref()] = 2
+    world.settle()
+    after = world.restarted()
+    after.scheduler_speaks = False
+    after.wait(600)
+    assert len(after.observed.runners[pool_ref()]) == 2
+    assert after.status_writes == 0
+
+
+def test_a_pool_elsewhere_is_told_that_nobody_serves_it_and_reserves_no_name(world: World) -> None:
+    world.serve_only("default")
+    world.apply(pool_object(namespace="attic"))
+    world.apply(adapter_object("lower", pool="attic/base"))
+    world.settle()
+    assert world.condition(pool_ref("base", "attic"), "Accepted") == ("False", "NamespaceNotServed")
+    assert world.condition(adapter_ref("lower"), "Ready") == ("False", "BaseNotReady")
+    world.apply(pool_object())
+    world.settle()
+    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+
+
+def test_of_more_pinned_adapters_than_fit_the_older_are_accepted(world: World) -> None:
+    world.apply(pool_object(lora={"maxAdapters": 3, "maxRank": 64}))
+    names = ("a", "b", "c", "d")
+    world.contents |= {f"file:{name}": verified(name) for name in names}
+    for name in names:
+        world.apply(adapter_object(name, pinned=name != "b"))
+    world.settle()
+    accepted = {name: world.condition(adapter_ref(name), "Accepted")[1] for name in names}
+    assert accepted == {"a": "Accepted", "b": "Accepted", "c": "Accepted", "d": "NoSlots"}
+    gone = world.desired.adapters[adapter_ref("a")]
+    assert adapter_ref("d") in world.desired.drop(adapter_ref("a"))  # it is planned again
+    world.desired.put(gone)
+    world.store.delete(adapter_ref("a"))
+    world.settle()
+    assert world.condition(adapter_ref("d"), "Ready") == ("True", "Published")
+
+
+def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: World) -> None:
+    model = {"name": "base", "uri": "file:base", "revision": "v1", "credentialsRef": {"name": "hub"}}
+    world.apply(pool_object(model=model))
+    source = {"uri": "file:upper", "endpoint": "https://minio.acme:9000", "credentialsRef": {"name": "s3"}}
+    world.apply(adapter_object("upper", source=source, tier="Host"))
+    world.settle()
+    base, adapter = (request.body() for request in world.asked)
+    assert (base["revision"], base["credentialsRef"]) == ("v1", {"name": "hub"})
+    assert (adapter["endpoint"], adapter["credentialsRef"]) == ("https://minio.acme:9000", {"name": "s3"})
+    assert (base.get("endpoint"), adapter["namespace"]) == (None, "acme")
+    assert next(iter(world.routed.values())).tier == "Host"
+
+
+def test_sources_that_others_serve_are_asked_for_less_often(world: World) -> None:
+    world.contents["hf:acme/upper"] = verified("a")
+    world.apply(pool_object())
+    world.apply(adapter_object("upper", source={"uri": "hf:acme/upper"}))
+    world.settle()
+    for _ in range(50):
+        world.wait(2.1)
+    asked = [request.uri for request in world.asked]
+    assert asked.count("hf:acme/upper") == 2
+    assert asked.count("file:base") > 40
+
+
+def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None:
+    world.apply(pool_object(replicas=3))
+    world.settle()
+    world.ready_runners = False
+    world.apply(pool_object(replicas=3, kvCache={"pageTokens": 16, "pages": 2048}))
+    world.settle()
+    states = {i: (r.launch.kv_pages, r.state) for i, r in world.observed.runners[pool_ref()].items()}
+    assert states == {0: (2048, "Starting"), 1: (1024, "Ready"), 2: (1024, "Ready")}
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Ready")
+    world.settle()
+    assert [r.launch.kv_pages for r in world.observed.runners[pool_ref()].values()] == [2048, 2048, 1024]
+
+
+def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
+    world.apply(pool_object(replicas=2))
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners.update({i: replace(runner, state="CrashLoop", message="no memory") for i, runner in runners.items()})
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(0)
+    world.apply(pool_object(replicas=2, kvCache={"pageTokens": 16, "pages": 16}))
+    starts = [action.index for action in world.plan() if isinstance(action, EnsureRunner)]
+    assert starts == [0, 1]
+
+
+def test_a_crash_loop_is_told_with_its_last_words(world: World) -> None:
+    world.apply(pool_object())
+    world.settle()
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = RunnerProcess(runners[0].launch, "CrashLoop", "exit code 1: out of memory")
+    world.settle()
+    assert world.condition(pool_ref(), "Available") == ("False", "NoReadyRunner")
+    assert world.condition(pool_ref(), "Progressing") == ("False", "CrashLoop")
+    messages = [c["message"] for c in world.status(pool_ref())["conditions"]]
+    assert "exit code 1: out of memory" in messages
+
+
+def test_an_adapter_that_no_runner_can_load_is_not_ready(serving: World) -> None:
+    uid = serving.store.get(adapter_ref("upper"))["metadata"]["uid"]
+    for everywhere, expected in ((True, ("False", "LoadFailed")), (False, ("True", "Published"))):
+        report = AdapterReport(digest("a"), True, 1, ("r1: out of slots",), load_failed=everywhere)
+        serving.observed.adapter_reports[uid] = report
+        for action in serving.plan():
+            serving.do(action)
+        assert serving.condition(adapter_ref("upper"), "Ready") == expected
+
+
+def test_a_renamed_adapter_is_served_under_its_new_name_without_being_fetched_again(serving: World) -> None:
+    asked = len(serving.asked)
+    serving.apply(adapter_object("upper", modelName="shout"))
+    serving.settle()
+    assert {entry.model_name for entry in serving.routed.values()} == {"shout", "acme/lower"}
+    assert len(serving.asked) == asked
+    assert not any(isinstance(action, Resolve) for action in serving.plan())
+
+
+def test_observed_generation_follows_the_spec(serving: World) -> None:
+    serving.apply(adapter_object("upper", pinned=True))
+    serving.settle()
+    status = serving.status(adapter_ref("upper"))
+    assert status["observedGeneration"] == 2
+    assert {c["observedGeneration"] for c in status["conditions"]} == {2}
+
+
+def test_a_transition_time_moves_only_with_the_status(serving: World) -> None:
+    def times() -> dict[str, str]:
+        return {c["type"]: c["lastTransitionTime"] for c in serving.status(adapter_ref("upper"))["conditions"]}
+
+    before = times()
+    serving.contents["file:upper"] = failed("NotFinite", validated=True)
+    serving.wait(60)
+    after = times()
+    assert after["Fetched"] > before["Fetched"]
+    assert {name: after[name] for name in ("Accepted", "Validated", "Ready")} == {
+        name: before[name] for name in ("Accepted", "Validated", "Ready")
+    }
+
+
+def test_a_restart_of_the_operator_writes_nothing_and_serves_the_same(serving: World) -> None:
+    after = serving.restarted()
+    after.settle()
+    assert after.status_writes == 0
+    assert after.routed == serving.routed
+    assert after.routed_pools == serving.routed_pools
+
+
+def test_a_restart_keeps_serving_the_old_content_of_a_bad_source(serving: World) -> None:
+    serving.contents["file:upper"] = failed("NotFinite", validated=True)
+    serving.wait(2.1)
+    after = serving.restarted()
+    after.settle()
+    assert after.status_writes == 0
+    assert after.routed == serving.routed
+
+
+def test_after_a_restart_nothing_is_dropped_before_everything_has_drained(serving: World) -> None:
+    serving.wait(400)
+    serving.store.delete(adapter_ref("upper"))
+    serving.settle()
+    after = serving.restarted()
+    after.wait(299)
+    assert after.kept is None
+    after.wait(2)
+    assert after.kept == {BASE, digest("c")}

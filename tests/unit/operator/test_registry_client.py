@@ -16,18 +16,20 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from weft.wire.v1.supervisor_pb2 import AdapterState
-from weft_operator import registry_client
-from weft_operator.actions import PublishAdapter, PublishPool, WithdrawAdapter, WithdrawPool
-from weft_operator.observe import AdapterEntry, AdapterReport, PoolReport
-from weft_operator.registry_client import RegistryClient
+from weft_operator.controller import registry_client
+from weft_operator.controller.registry_client import RegistryClient
+from weft_operator.core.actions import PublishAdapter, PublishPool, UnpublishAdapter, UnpublishPool
+from weft_operator.core.state import AdapterRegistration, AdapterReport, PoolReport
 
 POOL = PoolSpec(
     "default/base", digest("b"), "base", True, ("default",), 10, 8, "punica", "fcfs", "calibrated", 5, 1, drain_s=60.0
 )
 
 
-def entry(uid: str, letter: str = "a") -> AdapterEntry:
-    return AdapterEntry(uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5, 60.0)
+def entry(uid: str, letter: str = "a") -> AdapterRegistration:
+    return AdapterRegistration(
+        uid, "acme", "upper", "acme/upper", "default/base", digest(letter), 8, 100, False, 5, 60.0
+    )
 
 
 class Scheduler(SchedulerServicer):
@@ -108,8 +110,8 @@ async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
         assert second.pools[0].shared_all
         assert second.pools[0].drain_s == 60
         assert (second.adapters[0].digest, second.adapters[0].bytes) == (digest("a"), 100)
-        client.tell(WithdrawAdapter(adapter_ref("upper"), "u1"))
-        client.tell(WithdrawPool(pool_ref()))
+        client.tell(UnpublishAdapter(adapter_ref("upper"), "u1"))
+        client.tell(UnpublishPool(pool_ref()))
         third = await scheduler.next()
         assert (list(third.removed_pools), list(third.removed_adapter_uids)) == (["default/base"], ["u1"])
 
@@ -137,7 +139,7 @@ async def test_of_one_adapter_only_the_last_word_of_a_turn_is_told() -> None:
         await scheduler.next()
         for letter in "acd":
             client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", letter)))
-        client.tell(WithdrawAdapter(adapter_ref("upper"), "u1"))
+        client.tell(UnpublishAdapter(adapter_ref("upper"), "u1"))
         client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", "e")))
         change = await scheduler.next()
         assert [adapter.digest for adapter in change.adapters] == [digest("e")]
@@ -210,8 +212,8 @@ async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_
         await scheduler.next()
         client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
         await scheduler.next()
-        client.tell(WithdrawAdapter(adapter_ref("upper"), "u1", unload=True))
-        client.tell(WithdrawAdapter(adapter_ref("older"), "u0", unload=True))  # of a life before this one
+        client.tell(UnpublishAdapter(adapter_ref("upper"), "u1", unload=True))
+        client.tell(UnpublishAdapter(adapter_ref("older"), "u0", unload=True))  # of a life before this one
         assert sorted((await scheduler.next()).removed_adapter_uids) == ["u0", "u1"]
         scheduler.outbox.close()
         again = await scheduler.next()

@@ -9,10 +9,10 @@ import pytest
 from tests.unit.operator.cluster import SITE, ClusterWorld
 from tests.unit.operator.planning import pool_object, pool_ref
 from weft.domain.routes import PhaseCounts
-from weft_operator.actions import DeleteChild
-from weft_operator.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
-from weft_operator.observe import ChildKey, Pod, PoolReport, runner_pods
-from weft_operator.plan import Policy
+from weft_operator.core.actions import DeleteChild
+from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
+from weft_operator.core.reconcile import Policy
+from weft_operator.core.state import ObjectKey, Pod, PoolReport, runner_pods
 from weft_runner.settings import parse_settings
 
 GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}
@@ -21,7 +21,7 @@ GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}
 @pytest.fixture
 def pool(cluster: ClusterWorld) -> ClusterWorld:
     """Two runners of four pods, in a site with network policies."""
-    cluster.policy = Policy(site=replace(SITE, network_policies=True))
+    cluster.policy = Policy(defaults=replace(SITE, network_policies=True))
     cluster.apply(pool_object(replicas=2, parallelism=GRID))
     cluster.at_rest()
     return cluster
@@ -87,7 +87,7 @@ def test_the_pods_of_a_set_have_one_command_whose_ranks_follow_from_the_pods_ind
 
 def test_the_policy_of_a_runner_lets_its_own_pods_in_and_those_of_no_other(pool: ClusterWorld) -> None:
     for index, runner in sets(pool).items():
-        policy = pool.cluster.objects[ChildKey("NetworkPolicy", "default", runner["metadata"]["name"])]["spec"]
+        policy = pool.cluster.objects[ObjectKey("NetworkPolicy", "default", runner["metadata"]["name"])]["spec"]
         chosen = policy["podSelector"]["matchLabels"]
         assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": chosen}}]}]
         assert policy["egress"] == [{"to": [{"podSelector": {"matchLabels": chosen}}]}]
@@ -136,7 +136,7 @@ def test_the_policy_of_a_runner_that_ends_stays_while_it_has_pods(pool: ClusterW
     pool.apply(pool_object(replicas=1, parallelism=GRID))
     pool.step()
     pool.observed.pool_reports[str(ref)] = PoolReport(2, 1, (f"{name}-0",), 1)
-    del pool.observed.children[ref][ChildKey("StatefulSet", "default", name)]
+    del pool.observed.children[ref][ObjectKey("StatefulSet", "default", name)]
     pods = pool.observed.pods[ref]
     ending = {n: replace(pod, state="Leaving") for n, pod in pods.items() if pod.runner == name}
     pool.observed.pods[ref] = pods | ending

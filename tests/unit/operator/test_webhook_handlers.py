@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from harness.conflicting_manifests import REFUSED, base, lora, slots
+from weft_operator.core.resources import Object, parse
+from weft_operator.core.state import DesiredState
 from weft_operator.kubernetes.admission import PATHS, judge, register
 from weft_operator.local.admission import admit
-from weft_operator.observe import Desired
-from weft_operator.resources import Object, parse
 
 GOLDEN = Path(__file__).parents[2] / "integration" / "chart" / "golden" / "default.yaml"
 
@@ -21,8 +21,8 @@ def stored(manifest: Object, uid: str) -> Object:
     return {**wish, "metadata": {**wish["metadata"], **server}}
 
 
-def desired_of(*manifests: Object) -> Desired:
-    desired = Desired()
+def desired_of(*manifests: Object) -> DesiredState:
+    desired = DesiredState()
     for number, manifest in enumerate(manifests):
         desired.put(parse(stored(manifest, f"u-{number}")))
     return desired
@@ -45,7 +45,7 @@ def test_every_objection_is_told_at_once_with_its_field_and_reason() -> None:
 
 def test_a_warning_is_handed_on_and_refuses_nothing() -> None:
     warnings: list[str] = []
-    judge(admit(lora("a"), lambda _: None), None, Desired(), warnings)
+    judge(admit(lora("a"), lambda _: None), None, DesiredState(), warnings)
     assert warnings == ["there is no ServingPool platform/base yet: the adapter waits for it (PoolNotFound)"]
 
 
@@ -59,7 +59,7 @@ def test_the_wish_as_the_api_server_sends_it_before_it_is_stored_is_judged() -> 
 
 def test_the_handlers_are_for_writes_of_the_objects_themselves() -> None:
     registry = kopf.OperatorRegistry()
-    register(registry, Desired())
+    register(registry, DesiredState())
     handlers = registry._webhooks.get_all_handlers()  # pyright: ignore[reportPrivateUsage]
     assert {f"/{handler.id}" for handler in handlers} == set(PATHS.values())
     for handler in handlers:

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.controlling import FakeBackend, FakeDepot, FakeRegistry, Operator, operator
-from tests.unit.operator.planning import adapter_object, adapter_ref, good, pool_object, pool_ref
+from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object, pool_ref, verified
 from weft.domain.routes import PoolSpec
-from weft_operator import reconcile
+from weft_operator.controller import loop
+from weft_operator.controller.loop import Controller
+from weft_operator.core.reconcile import Policy
+from weft_operator.core.resources import FINALIZER
+from weft_operator.core.state import AdapterReport, ObjectKey, Pod, PoolReport
 from weft_operator.local.objects import ObjectStore
-from weft_operator.observe import AdapterReport, ChildKey, Pod, PoolReport
-from weft_operator.plan import Policy
-from weft_operator.reconcile import Controller
-from weft_operator.resources import FINALIZER
 
-KEY = ChildKey("Deployment", "default", "base-runners")
+KEY = ObjectKey("Deployment", "default", "base-runners")
 
 
 TOLD = PoolSpec("default/base", "d", "base", True, (), 9, 8, "punica", "fcfs", "calibrated", 0, 1, drain_s=60.0)
@@ -38,14 +38,14 @@ def stored(obj: dict[str, Any], uid: str = "u1", version: object = 5, **metadata
     return {**obj, "metadata": {**obj["metadata"], **server, **metadata}}
 
 
-async def settled(op: Operator) -> None:
+async def ready(op: Operator) -> None:
     """Nothing is marked and nobody works."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            before = op.meter.reconciles.total()
+            before = op.metrics.reconciles.total()
             for _ in range(20):
                 await asyncio.sleep(0)
-            if before == op.meter.reconciles.total():
+            if before == op.metrics.reconciles.total():
                 return
 
 
@@ -55,13 +55,13 @@ async def test_objects_are_worked_on_side_by_side_and_one_never_twice_at_once() 
         await op.until(pool_ref(), "Available", "True", "RunnersReady")
         op.backend.gate = asyncio.Event()
         for number in range(20):
-            op.depot.contents[f"file:a{number}"] = good("a")
+            op.depot.contents[f"file:a{number}"] = verified("a")
             op.store.apply(adapter_object(f"a{number}"))
-        await op.backend.working(lambda: op.backend.most_at_once == reconcile.WORKERS)
+        await op.backend.working(lambda: op.backend.most_at_once == loop.WORKERS)
         op.backend.gate.set()
         for number in range(20):
             await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
-        assert op.backend.most_at_once == reconcile.WORKERS
+        assert op.backend.most_at_once == loop.WORKERS
 
 
 async def test_a_write_that_hangs_keeps_only_its_own_object_waiting() -> None:
@@ -139,7 +139,7 @@ async def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
         gone = op.store.delete(adapter_ref("upper"))
         op.backend.write = lambda _: gone  # type: ignore[method-assign]
         op.backend.gate.set()
-        await settled(op)
+        await ready(op)
         assert op.controller.desired.refs() == []
 
 
@@ -148,32 +148,32 @@ async def test_what_is_done_is_counted() -> None:
         op.store.apply(pool_object())
         op.store.apply(adapter_object("upper"))
         await op.until(adapter_ref("upper"), "Ready", "True", "Published")
-        await settled(op)
-        assert op.meter.writes["EnsureRunner"] == 1
-        assert op.meter.writes["SetStatus"] >= 2
-        assert op.meter.writes["Announce"] == len(op.backend.announced) > 0
-        assert op.meter.failures.total() == 0
+        await ready(op)
+        assert op.metrics.writes["EnsureRunner"] == 1
+        assert op.metrics.writes["SetStatus"] >= 2
+        assert op.metrics.writes["RecordEvent"] == len(op.backend.announced) > 0
+        assert op.metrics.failures.total() == 0
 
 
 async def test_a_conflict_is_no_failure_and_a_bug_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(loop, "PAUSE_MIN_S", 0.001)
     async with operator(period_s=60.0) as op:
         op.backend.break_next = 4  # conflicts and bugs in turn
         op.store.apply(pool_object())
         await op.until(pool_ref(), "Available", "True", "RunnersReady")
-        assert op.meter.failures == {"ServingPool": 2}
+        assert op.metrics.failures == {"ServingPool": 2}
 
 
 def test_children_and_pods_are_told_apart_from_what_is_known() -> None:
     controller = idle_controller()
     pod = Pod("p", "u1", "runners", "Ready", cost=-1)
-    controller.observed.marks["u1"] = (-1, 0.0)
+    controller.observed.deletion_costs["u1"] = (-1, 0.0)
     controller.on_pod(pool_ref(), "p", pod)
     controller.on_child(pool_ref(), KEY, {"metadata": {"uid": "d"}})
     controller.observed.applied[KEY] = ("intent", "1")
     assert controller.observed.pods == {pool_ref(): {"p": pod}}
     controller.on_pod(pool_ref(), "p", replace(pod, uid="u2", cost=None))
-    assert controller.observed.marks == {}  # of the pod before
+    assert controller.observed.deletion_costs == {}  # of the pod before
     controller.on_pod(pool_ref(), "p", None)
     controller.on_child(pool_ref(), KEY, None)
     controller.on_child(pool_ref(), KEY, None)

@@ -1,0 +1,110 @@
+"""The depot's HTTP API, as far as the operator needs it: resolve, what has changed, and the list of what to keep."""
+
+from collections.abc import Callable, Collection
+from typing import Any, get_args
+
+import httpx2
+
+from weft.domain.text import quoted, sanitize
+from weft.wire.tls import Tls
+from weft_operator.core.artifacts import OperationStatus, Request, State
+from weft_operator.errors import DepotFailed, DepotUnavailable
+
+WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
+FIRST_WAIT_S = 1.0  # a question whose answer is near, as that about an unchanged source, is one request
+TIMEOUT_S = 30.0
+AGAIN_LATER = (401, 403, 404, 429, 503)
+
+
+class DepotClient:
+    """One connection pool to one depot. Close it with `aclose()`."""
+
+    def __init__(self, url: str, tls: Tls | None = None) -> None:
+        verify = tls.client_context("depot") if tls else True
+        self._http = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=verify)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
+        """Ask, then follow the operation to its end. `on_step` hears of each state on the way.
+
+        A depot that fails on this one request is no depot that is away: that is a failure of the object, which its
+        conditions tell. Raises DepotUnavailable.
+        """
+        try:
+            params = {"wait_s": FIRST_WAIT_S}
+            operation = await self._json("POST", "/v1/resolve", params=params, json=request.body())
+            if "state" in operation:
+                return parse_answer(operation)
+            return await self._follow(f"/v1/operations/{operation.get('operation')}", on_step)
+        except DepotFailed as error:
+            return OperationStatus("Failed", reason="ResolveFailed", message=str(error))
+
+    async def _follow(self, path: str, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
+        state = ""
+        while True:
+            answer = parse_answer(await self._json("GET", path, params={"wait_s": WAIT_S}))
+            if answer.finished:
+                return answer
+            if answer.state != state:
+                state = answer.state
+                on_step(answer)
+
+    async def retain(self, digests: frozenset[str]) -> None:
+        """Tell the complete list of what to keep; the depot drops the rest. Raises DepotUnavailable."""
+        await self._json("POST", "/v1/retain", json={"digests": sorted(digests)})
+
+    async def changed(self, watches: Collection[str]) -> frozenset[str]:
+        """Those of these watches whose source is not what it was. Raises DepotUnavailable."""
+        answer = await self._json("POST", "/v1/changed", json={"watches": sorted(watches)})
+        found = answer.get("changed")
+        if not isinstance(found, list) or not all(isinstance(watch, str) for watch in found):
+            raise DepotFailed(f"the depot answered with what is no list of changes: {quoted(answer, 200)}")
+        return frozenset(found)
+
+    async def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
+        try:
+            response = await self._http.request(method, path, **kwargs)
+        except httpx2.HTTPError as error:
+            raise DepotUnavailable(f"{method} {path}: {error!r}") from error
+        body, status = _body(response), response.status_code
+        if response.is_success and body is not None:
+            return body
+        if method == "POST" and (refused := rejection(status, body)):
+            return refused
+        said = f"the depot answered {method} {path} with {status}: {sanitize(response.text[:200])}"
+        # 404: an operation that it forgot, by a restart; busy: another time; 401, 403: our certificate is not the
+        # operator's. None of them says anything about this request.
+        raise DepotUnavailable(said) if status in AGAIN_LATER else DepotFailed(said)
+
+
+def _body(response: httpx2.Response) -> dict[str, Any] | None:
+    """The JSON object of an answer; None: it is none."""
+    try:
+        value: Any = response.json() if response.content else {}
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None  # pyright: ignore[reportUnknownVariableType]
+
+
+def rejection(status: int, body: object) -> dict[str, Any] | None:
+    """A 4xx with a reason is the depot's word on the request, as good as a Failed operation; None: it is not one."""
+    refused = 400 <= status < 500 and status not in AGAIN_LATER
+    return {"state": "Failed", **body} if refused and isinstance(body, dict) and body.get("reason") else None
+
+
+def parse_answer(body: dict[str, Any]) -> OperationStatus:
+    """An operation as the depot tells it. Raises DepotFailed for what is none."""
+    state: State | None = body.get("state")
+    digest = body.get("digest")
+    if state is None or state not in get_args(State) or (state == "Fetched" and not isinstance(digest, str)):
+        raise DepotFailed(f"the depot answered with what is no operation: {quoted(body, 200)}")
+    return OperationStatus(
+        state=state,
+        digest=digest,
+        verdict=body.get("verdict"),
+        reason=body.get("reason") or ("ResolveFailed" if state == "Failed" else ""),
+        message=body.get("message") or "",
+        watch=body.get("watch"),
+    )

@@ -1,0 +1,109 @@
+"""What the loop around the planner needs of others: a backend, the depot, the scheduler's registry, a counter."""
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from weft_operator.core.actions import (
+    AddFinalizer,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    PublishAdapter,
+    PublishPool,
+    RecordEvent,
+    RemoveFinalizer,
+    RemoveRunner,
+    ScaleChild,
+    SetPodDeletionCost,
+    SetStatus,
+    UnpublishAdapter,
+    UnpublishPool,
+)
+from weft_operator.core.artifacts import OperationStatus, Request
+from weft_operator.core.resources import Kind, Object
+
+RegistryUpdate = PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter
+ClusterAction = (
+    SetStatus
+    | AddFinalizer
+    | RemoveFinalizer
+    | RecordEvent
+    | ApplyChild
+    | DeleteChild
+    | ScaleChild
+    | SetPodDeletionCost
+    | EnsureRunner
+    | RemoveRunner
+)
+
+
+class Backend(Protocol):
+    """What differs between a cluster and one machine.
+
+    Every method raises NoEffect when what it was ordered for is a newer object, or gone. What it changed is told by
+    events (`on_*`), before it returns or later.
+    """
+
+    async def set_status(self, action: SetStatus) -> Object:
+        """Write a status; the object as it is then."""
+        ...
+
+    async def add_finalizer(self, action: AddFinalizer) -> Object: ...
+
+    async def remove_finalizer(self, action: RemoveFinalizer) -> None: ...
+
+    async def record_event(self, action: RecordEvent) -> None: ...
+
+    async def apply_child(self, action: ApplyChild) -> None: ...
+
+    async def delete_child(self, action: DeleteChild) -> None: ...
+
+    async def scale_child(self, action: ScaleChild) -> None: ...
+
+    async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None: ...
+
+    async def ensure_runner(self, action: EnsureRunner) -> None: ...
+
+    async def remove_runner(self, action: RemoveRunner) -> None: ...
+
+
+class Depot(Protocol):
+    """The depot, as a client sees it. Raises DepotUnavailable."""
+
+    async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus: ...
+
+    async def changed(self, watches: Collection[str]) -> frozenset[str]: ...
+
+    async def retain(self, digests: frozenset[str]) -> None: ...
+
+
+class Registry(Protocol):
+    """The scheduler's registry, as a client sees it. Does not fail: what is told is told again on each connection."""
+
+    def tell(self, action: RegistryUpdate) -> None: ...
+
+    def start(self) -> None:
+        """From now on what was told is a complete snapshot."""
+        ...
+
+
+class ReconcileMetrics(Protocol):
+    """Hears what is done. Must not block, must not raise."""
+
+    def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
+        """One object was planned and its actions were carried out."""
+        ...
+
+    def wrote(self, action: str) -> None:
+        """The backend has carried out an action of this name."""
+        ...
+
+
+class NoMetrics:
+    """Nobody counts."""
+
+    def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
+        pass
+
+    def wrote(self, action: str) -> None:
+        pass

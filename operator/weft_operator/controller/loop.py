@@ -1,0 +1,345 @@
+"""The loop around the planner: events mark objects, marked objects are planned, actions are carried out.
+
+One event loop owns `Desired` and `Observed`. Several workers carry out what was planned, never two the same object. An
+object that is marked ten times while it waits, or while it is worked on, is planned once after that. An action that
+fails is not repeated by itself: its object is planned again after a pause (doubling, bounded), from what is true then.
+A slow resync plans everything, so a lost event costs time, not correctness.
+
+The controller may be fed (`on_*`) long before `run()`: one that waits for its turn to lead knows the world already.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import TypeVar
+
+from weft.telemetry.logs import kv
+from weft_operator.controller.clock import Clock, unix_clock
+from weft_operator.controller.interfaces import (
+    Backend,
+    ClusterAction,
+    Depot,
+    NoMetrics,
+    ReconcileMetrics,
+    Registry,
+    RegistryUpdate,
+)
+from weft_operator.controller.rate_limit import TokenBucket
+from weft_operator.controller.resolver import Resolver
+from weft_operator.controller.workqueue import WorkQueue
+from weft_operator.core.acceptance import resolution_from_status
+from weft_operator.core.actions import (
+    Action,
+    AddFinalizer,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    PublishAdapter,
+    PublishPool,
+    RecordEvent,
+    RemoveFinalizer,
+    RemoveRunner,
+    Resolve,
+    RetainBlobs,
+    ScaleChild,
+    SetPodDeletionCost,
+    SetStatus,
+    UnpublishAdapter,
+    UnpublishPool,
+)
+from weft_operator.core.expectations import apply_failed, expect, forget
+from weft_operator.core.reconcile import Policy, known_refs, reconcile, requeue_at
+from weft_operator.core.resources import Meta, Object, Ref, parse
+from weft_operator.core.state import (
+    AdapterReport,
+    DesiredState,
+    ObjectKey,
+    ObservedState,
+    Pod,
+    PoolReport,
+    RunnerProcess,
+)
+from weft_operator.errors import ChildRefused, NoEffect, OperatorError
+
+log = logging.getLogger(__name__)
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 10.0
+RESYNC_S = 30.0
+RESYNCED_PER_S = 10.0  # the most objects that are planned for no reason, so that rest costs the same with 10,000
+WORKERS = 8
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Controller:
+    """Owns the planner's two sides. Feed it with `on_*`; run it with `run()` until cancelled."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        depot: Depot,
+        registry: Registry,
+        *,
+        policy: Policy,
+        clock: Clock | None = None,
+        metrics: ReconcileMetrics | None = None,
+    ) -> None:
+        self.desired, self.observed = DesiredState(policy.pool_namespaces), ObservedState()
+        self.planned = asyncio.Event()  # every object that was there at the start was planned once
+        self._metrics = metrics or NoMetrics()
+        self._first: set[Ref] = set()
+        self._backend, self._registry = backend, registry
+        self._policy, self._clock = policy, (clock := clock or unix_clock())
+        self._queue = WorkQueue(clock)
+        self._failures: dict[Ref, int] = {}
+        self._budget = TokenBucket()
+        self._depot = Resolver(depot, self.desired, self.observed, policy=policy, clock=clock, mark=self._queue.add)
+
+    def load(self, objects: Iterable[Object], *, nothing_runs: bool) -> None:
+        """Take in the complete list, before `run()`.
+
+        `nothing_runs`: runners and scheduler start together with this controller, so no stored readiness holds.
+        """
+        resources = [parse(obj) for obj in objects]
+        for resource in resources:
+            self.desired.add(resource)
+        for resource in resources if nothing_runs else ():
+            if resource.meta.ref.kind == "ServingPool":
+                self.observed.pool_reports[str(resource.meta.ref)] = PoolReport(0)
+            else:
+                self.observed.adapter_reports[resource.meta.uid] = AdapterReport("", False, 0)
+
+    async def run(self) -> None:
+        """Plan until cancelled. The scheduler is told everything that is known at once, before anything is written."""
+        self.observed.retention.started_at = self._clock()
+        self._recall()
+        for ref in self.desired.refs():
+            self._tell(ref)
+        self._registry.start()
+        self._begin()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(WORKERS):
+                    tasks.create_task(self._worker())
+                tasks.create_task(self._resync())
+                tasks.create_task(self._depot.watch())
+                tasks.create_task(self._depot.keep())
+        finally:
+            self._depot.close()
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def on_object(self, obj: Object, *, gone: bool = False) -> None:
+        """An object is new, changed, or gone. What is older than what is known changes nothing."""
+        resource = parse(obj)
+        ref = resource.meta.ref
+        known = self.desired.get(ref)
+        if known is not None and _is_stale(resource.meta, known.meta, gone):
+            return
+        if known is not None and (gone or known.meta.uid != resource.meta.uid):
+            self._forget(known.meta.uid, ref)
+        self._queue.add(self.desired.drop(ref) if gone else self.desired.put(resource))
+
+    def on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
+        """A runner that is a process has changed its state; None: it is gone."""
+        if _put(self.observed.runners, pool, index, runner):
+            self._queue.add([pool])
+
+    def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None:
+        """What a pool owns has changed; None: it is gone. The caller keeps the order of versions."""
+        if _put(self.observed.children, pool, key, obj):
+            self._queue.add([pool])
+        if obj is None:
+            self.observed.applied.pop(key, None)
+
+    def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
+        """A runner that is a pod has changed its state; None: it is gone."""
+        before = self.observed.pods.get(pool, {}).get(name)
+        if before is not None and (pod is None or pod.uid != before.uid):
+            self.observed.deletion_costs.pop(before.uid, None)
+        if _put(self.observed.pods, pool, name, pod):
+            self._queue.add([pool])
+
+    def on_pool_report(self, pool: str, report: PoolReport) -> None:
+        """The scheduler's word on a pool. What it says of one that was withdrawn meanwhile is not about the next."""
+        namespace, _, name = pool.partition("/")
+        if Ref("ServingPool", namespace, name) not in self.observed.pools:
+            return
+        known, self.observed.pool_reports[pool] = self.observed.pool_reports.get(pool), report
+        if report != known:  # else only its load has changed: traffic
+            self._queue.add([Ref("ServingPool", namespace, name)])
+
+    def on_adapter_report(self, uid: str, report: AdapterReport) -> None:
+        """The scheduler's word on an adapter."""
+        ref = self.desired.by_uid.get(uid)
+        if ref is None:
+            return
+        if uid in self.observed.unloads:
+            if report.removed and not self.observed.unloads[uid]:
+                self.observed.unloads[uid] = True
+                self._queue.add([ref])
+        elif (entry := self.observed.adapters.get(ref)) and entry.digest:  # else it was withdrawn meanwhile
+            known, self.observed.adapter_reports[uid] = self.observed.adapter_reports.get(uid), report
+            if report != known:
+                self._queue.add([ref])
+
+    # --------------------------------------------------------------------------------------------- work
+
+    def _recall(self) -> None:
+        """What the statuses of objects tell of the time before this process. Pools first: adapters need their bases."""
+        for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
+            if resource.meta.uid in self.observed.resolutions:
+                continue
+            if known := resolution_from_status(resource, self.desired, self.observed):
+                self.observed.resolutions[resource.meta.uid] = known
+
+    def _tell(self, ref: Ref) -> None:
+        """Only what the scheduler has to know of an object."""
+        try:
+            for action in reconcile(ref, self.desired, self.observed, self._clock(), self._policy):
+                if isinstance(action, RegistryUpdate):
+                    self._publish(action)
+        except Exception as error:  # noqa: BLE001 (as in `_work`)
+            self._again(ref, error)
+
+    def _begin(self) -> None:
+        self._first = set(self.desired.refs())
+        self._queue.add(self._first)
+        if not self._first:
+            self.planned.set()
+
+    async def _worker(self) -> None:
+        while True:
+            ref = await self._queue.get()
+            try:
+                await self._work(ref)
+            finally:
+                self._queue.done(ref)
+            if self._first:
+                self._first.discard(ref)
+                if not self._first:
+                    self.planned.set()
+            await asyncio.sleep(0)
+
+    async def _work(self, ref: Ref) -> None:
+        if (pause_s := self._budget.pause_s(ref, self._clock())) > 0:
+            log.warning("written too often, left alone", extra=kv(kind=ref.kind, object=str(ref), pause_s=pause_s))
+            self._queue.add_at(ref, self._clock() + pause_s)
+            return
+        began, failed = time.perf_counter(), False
+        try:
+            for action in reconcile(ref, self.desired, self.observed, self._clock(), self._policy):
+                if isinstance(action, ClusterAction):
+                    self._budget.take(ref, self._clock())
+                await self._carry_out(action)
+        except Exception as error:  # noqa: BLE001 (one bad object must not stop the others; it is logged)
+            self._again(ref, error)
+            failed = not isinstance(error, NoEffect)
+        else:
+            self._failures.pop(ref, None)
+            if (when := requeue_at(ref, self.desired, self.observed, self._clock(), self._policy)) is not None:
+                self._queue.add_at(ref, when)
+        self._metrics.reconciled(ref.kind, time.perf_counter() - began, failed=failed)
+
+    def _again(self, ref: Ref, error: Exception) -> None:
+        failures = self._failures[ref] = self._failures.get(ref, 0) + 1
+        pause_s = min(PAUSE_MIN_S * 2 ** min(failures - 1, 10), PAUSE_MAX_S)
+        expected = isinstance(error, NoEffect)
+        fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
+        known = isinstance(error, OperatorError)  # what it says is all there is to know
+        level = logging.DEBUG if expected else logging.WARNING if known else logging.ERROR
+        log.log(level, "planned again later", extra=fields, exc_info=not known)
+        self._queue.add_at(ref, self._clock() + pause_s)
+
+    async def _carry_out(self, action: Action) -> None:
+        match action:
+            case Resolve():
+                self._depot.resolve(action)
+                expect(action, self.observed, self._clock())
+            case PublishPool() | UnpublishPool() | PublishAdapter() | UnpublishAdapter():
+                self._publish(action)
+            case RetainBlobs():
+                raise AssertionError("a digest list is no object's own business")
+            case _:
+                await self._order(action)
+                expect(action, self.observed, self._clock())
+                self._metrics.wrote(type(action).__name__)
+
+    def _publish(self, action: RegistryUpdate) -> None:
+        self._registry.tell(action)
+        expect(action, self.observed, self._clock())
+        self._depot.moved()
+
+    async def _order(self, action: ClusterAction) -> None:
+        """What the backend does."""
+        backend = self._backend
+        match action:
+            case SetStatus():
+                self._written(await backend.set_status(action))
+            case AddFinalizer():
+                self._written(await backend.add_finalizer(action))
+            case RemoveFinalizer():
+                await backend.remove_finalizer(action)
+            case RecordEvent():
+                await backend.record_event(action)
+            case ApplyChild():
+                await self._apply(action)
+            case DeleteChild():
+                await backend.delete_child(action)
+            case ScaleChild():
+                await backend.scale_child(action)
+            case SetPodDeletionCost():
+                await backend.set_pod_deletion_cost(action)
+            case EnsureRunner():
+                await backend.ensure_runner(action)
+            case RemoveRunner():
+                await backend.remove_runner(action)
+
+    async def _apply(self, action: ApplyChild) -> None:
+        """What is refused is planned again, without it and with a status that says so. Raises ChildRefused."""
+        try:
+            await self._backend.apply_child(action)
+        except ChildRefused as error:
+            apply_failed(action, error.reason, error.message, self.observed, self._clock())
+            raise
+
+    def _written(self, obj: Object) -> None:
+        """The answer to a write; the object may be gone by now."""
+        resource = parse(obj)
+        known = self.desired.get(resource.meta.ref)
+        if known is not None and known.meta.uid == resource.meta.uid:
+            self.on_object(obj)
+
+    def _forget(self, uid: str, ref: Ref) -> None:
+        self._depot.forget(uid)
+        self._budget.forget(ref)
+        forget(uid, ref, self.observed)
+
+    async def _resync(self) -> None:
+        while True:
+            refs = known_refs(self.desired, self.observed)
+            await asyncio.sleep(max(RESYNC_S, len(refs) / RESYNCED_PER_S))
+            self._queue.add(known_refs(self.desired, self.observed))
+
+
+def _is_stale(said: Meta, known: Meta, gone: bool) -> bool:
+    """Whether an event tells of what is over. Versions of one API server are numbers and grow (Kubernetes 1.35)."""
+    if said.uid != known.uid:
+        return gone
+    one, other = said.resource_version, known.resource_version
+    return not gone and one.isdecimal() and other.isdecimal() and int(one) <= int(other)
+
+
+def _put(table: dict[Ref, dict[K, V]], pool: Ref, key: K, value: V | None) -> bool:
+    """Set or remove an entry of a pool. False: that was known."""
+    entries = table.setdefault(pool, {})
+    changed = entries.get(key) != value
+    if value is not None:
+        entries[key] = value
+    else:
+        entries.pop(key, None)
+    if not entries:
+        del table[pool]
+    return changed

@@ -1,0 +1,79 @@
+"""Which objects have to be planned, and when."""
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+
+from weft_operator.core.resources import Ref
+
+
+class WorkQueue:
+    """Objects to plan: each at most once at a time, at once or at a time. Several consumers.
+
+    What `get()` has given out is worked on until `done()`: marked again meanwhile, it is given out after that, once.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._marked: dict[Ref, None] = {}
+        self._working: set[Ref] = set()
+        self._later: dict[Ref, None] = {}
+        self._timed: list[tuple[float, int, Ref]] = []
+        self._when: dict[Ref, float] = {}
+        self._count = itertools.count()
+        self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()  # of many idle consumers one waits for the next mark, the others for their turn
+
+    def __len__(self) -> int:
+        """Objects that wait to be planned now."""
+        return len(self._marked) + len(self._later)
+
+    def add(self, refs: Iterable[Ref]) -> None:
+        """Mark objects; marking twice is marking once."""
+        for ref in refs:
+            (self._later if ref in self._working else self._marked)[ref] = None
+        self._wake.set()
+
+    def add_at(self, ref: Ref, when: float) -> None:
+        """Mark an object at a time; of several times for one object the last one said counts."""
+        self._when[ref] = when
+        heapq.heappush(self._timed, (when, next(self._count), ref))
+        self._wake.set()
+
+    async def get(self) -> Ref:
+        """The next marked object that nobody works on."""
+        async with self._turn:
+            self._due()
+            while not self._marked:
+                await self._pause()
+                self._due()
+            ref = next(iter(self._marked))
+            del self._marked[ref]
+            self._working.add(ref)
+            return ref
+
+    def done(self, ref: Ref) -> None:
+        """The work on it has ended."""
+        self._working.discard(ref)
+        if ref in self._later:
+            del self._later[ref]
+            self.add([ref])
+
+    async def _pause(self) -> None:
+        self._wake.clear()
+        pause_s = max(self._timed[0][0] - self._clock(), 0.001) if self._timed else None
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _due(self) -> None:
+        """Mark everything whose time has come."""
+        now = self._clock()
+        while self._timed and self._timed[0][0] <= now:
+            when, _, ref = heapq.heappop(self._timed)
+            if self._when.get(ref) == when:
+                del self._when[ref]
+                self.add([ref])

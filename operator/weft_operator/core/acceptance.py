@@ -1,0 +1,318 @@
+"""What is the case with one object: may it be served, what should the depot be asked, which content serves now.
+
+The rules, in the order in which they are asked:
+- A base model's name is reserved: an adapter that wants it is refused however old it is. So is a name that begins with
+  NAMESPACE/ to that namespace: nobody elsewhere keeps a tenant from its own names. Otherwise the older object has the
+  name; of two equally old ones the one that is already accepted, then the lower uid.
+- A pool says which namespaces may use it.
+- One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
+  beside it the older ones are accepted.
+- An adapter is checked against its pool's base, so it is resolved only once that base is there.
+- What serves is the last good content. A source that became bad keeps it (conditions tell, streams go on); another
+  pool, or a base it does not fit, does not: an adapter is never served on a base that it was not checked against.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status
+from weft_operator.core.children import RUNNER_KINDS, child_names
+from weft_operator.core.resources import Adapter, Pool, Ref, holds
+from weft_operator.core.scaling import Bounds
+from weft_operator.core.state import (
+    AdapterReport,
+    DesiredState,
+    ObservedState,
+    Pod,
+    PoolReport,
+    RunnerProcess,
+    runner_pods,
+)
+
+UNPINNED_SLOTS = 1  # of a runner
+POD_NAME = re.compile(r'pods? "[^"]*"')
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why an object is not accepted, as a condition's reason and message."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    pool: Pool
+    rejection: Rejection | None
+    request: Request | None  # None: not accepted
+    resolution: Resolution | None  # of that request or of the one before it
+    serving: VerifiedArtifact | None
+    report: PoolReport | None
+    runners: tuple[RunnerProcess | Pod, ...]  # without those that leave
+    blocking_error: Rejection | None  # why what it owns is not as it should be
+    bounds: Bounds
+    wanted: int
+    adapters_total: int
+    adapters_ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterView:
+    adapter: Adapter
+    rejection: Rejection | None
+    mismatch: Rejection | None  # the manifest's own assertion about the base does not hold
+    request: Request | None  # None: not accepted, a mismatch, or no base yet
+    resolution: Resolution | None
+    serving: VerifiedArtifact | None
+    report: AdapterReport | None
+    drain_s: float
+
+
+def pool_view(
+    pool: Pool, desired: DesiredState, observed: ObservedState, bounds: Bounds, wanted: int, now: float
+) -> PoolView:
+    """Everything about one pool."""
+    rejection = reject_pool(pool, desired)
+    request = None if rejection else pool_request(pool)
+    resolution = _resolution(pool, request, observed)
+    adapters_total, adapters_ready = desired.counts(pool.meta.ref)
+    return PoolView(
+        pool=pool,
+        rejection=rejection,
+        request=request,
+        resolution=resolution,
+        serving=resolution.verified if resolution and request else None,
+        report=observed.pool_reports.get(str(pool.meta.ref)),
+        runners=_runners(pool.meta.ref, observed),
+        blocking_error=_blocking_error(pool, observed, now),
+        bounds=bounds,
+        wanted=wanted,
+        adapters_total=adapters_total,
+        adapters_ready=adapters_ready,
+    )
+
+
+def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> AdapterView:
+    """Everything about one adapter."""
+    pool = desired.pools.get(adapter.pool)
+    rejection = reject_adapter(adapter, desired)
+    mismatch = _mismatch(adapter, pool) if pool and not rejection else None
+    base = base_artifact(pool, desired, observed) if pool and not rejection and not mismatch else None
+    request = adapter_request(adapter, pool, base) if pool and base else None
+    resolution = _resolution(adapter, request, observed)
+    return AdapterView(
+        adapter=adapter,
+        rejection=rejection,
+        mismatch=mismatch,
+        request=request,
+        resolution=resolution,
+        serving=_serving(adapter, request, resolution),
+        report=observed.adapter_reports.get(adapter.meta.uid),
+        drain_s=pool.drain_s if pool else 0.0,
+    )
+
+
+def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
+    """Why this pool is not accepted; None when it is."""
+    namespace = pool.meta.ref.namespace
+    if not desired.serves(namespace):
+        where = ", ".join(sorted(desired.served or ())) or "no namespace"
+        message = f"pools are served in {where}: create it there, or ask the platform to serve {namespace} too"
+        return Rejection("NamespaceNotServed", message)
+    owner = name_owner(pool.model_name, desired)
+    return _conflict(pool, owner) if owner is not None and owner is not pool else None
+
+
+def reject_adapter(adapter: Adapter, desired: DesiredState) -> Rejection | None:
+    """Why this adapter is not accepted; None when it is."""
+    return reject_by_name(adapter, desired) or (_reject_pin(adapter, desired) if adapter.pinned else None)
+
+
+def pinned_max(pool: Pool) -> int | None:
+    """How many adapters may be pinned in this pool; None: only what they take of its runners' memory bounds them."""
+    return None if pool.max_adapters is None else pool.max_adapters - UNPINNED_SLOTS
+
+
+def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
+    """Whose a name is: of those who claim it and are not refused for something else, the first by the rules above."""
+    claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
+    return min(
+        claimants, key=lambda c: (isinstance(c, Adapter), not is_in_own_namespace(c), _precedence(c)), default=None
+    )
+
+
+def accepted_by_name(adapters: Iterable[Adapter], desired: DesiredState) -> Iterator[Adapter]:
+    """Those that have their names. Each name is looked at once, however many claim it."""
+    owners: dict[str, Pool | Adapter | None] = {}
+    for adapter in adapters:
+        if adapter.model_name not in owners:
+            owners[adapter.model_name] = name_owner(adapter.model_name, desired)
+        if owners[adapter.model_name] is adapter:
+            yield adapter
+
+
+def reject_by_name(adapter: Adapter, desired: DesiredState) -> Rejection | None:
+    """Why this adapter is not accepted, its wish to be pinned aside."""
+    pool = desired.pools.get(adapter.pool)
+    if pool is None or pool.meta.deleting:
+        return Rejection("PoolNotFound", f"there is no ServingPool {adapter.pool}")
+    if not pool.permits(adapter.meta.ref.namespace):
+        namespace = adapter.meta.ref.namespace
+        return Rejection("NotPermitted", f"ServingPool {adapter.pool} does not admit adapters of namespace {namespace}")
+    owner = name_owner(adapter.model_name, desired)
+    return _conflict(adapter, owner) if owner is not None and owner is not adapter else None
+
+
+def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
+    """Of an adapter that has its name."""
+    pool = desired.pools[adapter.pool]
+    most, own = pinned_max(pool), _precedence(adapter)
+    if most is None:
+        return None
+    older = (rival for rival in desired.adapters_of(adapter.pool) if rival.pinned and _precedence(rival) < own)
+    if sum(1 for _ in islice(accepted_by_name(older, desired), most)) < most:
+        return None
+    bound = f"ServingPool {adapter.pool} with lora.maxAdapters {pool.max_adapters} pins at most {most}"
+    return Rejection(
+        "NoSlots", f"{bound} adapters, and older ones are there; unpin one, or raise or unset lora.maxAdapters"
+    )
+
+
+def base_artifact(pool: Pool, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+    """The pool's base model, once it is there; None for a pool that is not accepted."""
+    if reject_pool(pool, desired):
+        return None
+    resolution = observed.resolutions.get(pool.meta.uid)
+    return resolution.verified if resolution else None
+
+
+def pool_request(pool: Pool) -> Request:
+    """What to ask the depot about this pool's base model."""
+    return Request(
+        kind="model",
+        uri=pool.uri,
+        revision=pool.revision,
+        digest=pool.digest,
+        namespace=pool.meta.ref.namespace,
+        credentials=pool.credentials,
+        endpoint=pool.endpoint,
+    )
+
+
+def adapter_request(adapter: Adapter, pool: Pool, base: VerifiedArtifact) -> Request:
+    """What to ask the depot about this adapter in this pool.
+
+    `baseModel` in the manifest names the pool's model itself; then the adapter's own `base_model_name_or_path` is not
+    compared and shapes decide.
+    """
+    return Request(
+        kind="adapter",
+        uri=adapter.uri,
+        revision=adapter.revision,
+        digest=adapter.digest or (adapter.uri.removeprefix("depot:") if adapter.uri.startswith("depot:") else None),
+        namespace=adapter.meta.ref.namespace,
+        base_digest=base.digest,
+        base_names=() if adapter.base_model else _base_names(pool),
+        max_rank=min(pool.max_rank, adapter.max_rank or pool.max_rank),
+        credentials=adapter.credentials,
+        endpoint=adapter.endpoint,
+        version=adapter.version,
+    )
+
+
+def is_ready(adapter: Adapter) -> bool:
+    """Is this adapter Ready, by its stored status?"""
+    return holds(adapter, "Ready")
+
+
+def resolution_from_status(
+    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState
+) -> Resolution | None:
+    """The resolution that an object's status tells of, for a controller that starts. Recall pools first."""
+    generation, status = resource.meta.generation, resource.status
+    if isinstance(resource, Pool):
+        return from_status(pool_request(resource), status, generation, None)
+    request = adapter_view(resource, desired, observed).request
+    return from_status(request, status, generation, resource.pool) if request else None
+
+
+def _resolution(resource: Pool | Adapter, request: Request | None, observed: ObservedState) -> Resolution | None:
+    return observed.resolutions.get(resource.meta.uid) if request else None
+
+
+def _serving(adapter: Adapter, request: Request | None, resolution: Resolution | None) -> VerifiedArtifact | None:
+    verified = resolution.verified if resolution and request else None
+    if verified is None or request is None or resolution is None or verified.pool != adapter.pool:
+        return None
+    refuted = resolution.request == request and resolution.answer.state == "Failed"
+    return None if refuted and verified.base_digest != request.base_digest else verified
+
+
+def _base_names(pool: Pool) -> tuple[str, ...]:
+    """What an adapter may call this base: the served name, or the last part of where it came from."""
+    last_part = pool.uri.rstrip("/").replace(":", "/").rpartition("/")[2]
+    return (pool.model_name,) if last_part in ("", pool.model_name) else (pool.model_name, last_part)
+
+
+def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:
+    if adapter.base_model in (None, pool.model_name):
+        return None
+    return Rejection(
+        "BaseMismatch",
+        f"spec.baseModel is {adapter.base_model!r}, ServingPool {adapter.pool} serves {pool.model_name!r}",
+    )
+
+
+def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
+    """A refused object holds no name, or it would keep others from being served. A pool does while it may be served."""
+    if isinstance(claimant, Pool):
+        return desired.serves(claimant.meta.ref.namespace)
+    pool = desired.pools.get(claimant.pool)
+    return pool is not None and not pool.meta.deleting and pool.permits(claimant.meta.ref.namespace)
+
+
+def _runners(ref: Ref, observed: ObservedState) -> tuple[RunnerProcess | Pod, ...]:
+    both = (*observed.runners.get(ref, {}).values(), *runner_pods(observed.pods.get(ref, {}).values()))
+    return tuple(runner for runner in both if runner.state != "Leaving")
+
+
+def _blocking_error(pool: Pool, observed: ObservedState, now: float) -> Rejection | None:
+    """What the API server did not take: of us a child, of the Deployments' own controller their pods."""
+    ref, names = pool.meta.ref, child_names(pool)
+    for key, refused in sorted(observed.refused.get(ref, {}).items()):
+        is_of_pool = key.name in names or key.kind in RUNNER_KINDS
+        is_tried_again = now >= refused.again_at  # if it is still wanted
+        if is_of_pool and not is_tried_again:
+            return Rejection(refused.reason, refused.message)
+    for key, obj in sorted(observed.children.get(ref, {}).items()):
+        for condition in (obj.get("status") or {}).get("conditions") or ():
+            if key.kind == "Deployment" and (condition["type"], condition["status"]) == ("ReplicaFailure", "True"):
+                # It names the pod that was refused, another one at each attempt: a status should not follow that.
+                return Rejection("PodsRefused", POD_NAME.sub("pods", condition.get("message") or "pods are refused"))
+    return None
+
+
+def is_in_own_namespace(claimant: Pool | Adapter) -> bool:
+    """Does its model name begin with its own namespace, as it does by default?"""
+    return claimant.model_name.startswith(f"{claimant.meta.ref.namespace}/")
+
+
+def _precedence(claimant: Pool | Adapter) -> tuple[bool, float, bool, str]:
+    meta = claimant.meta
+    return (isinstance(claimant, Adapter), meta.created, not holds(claimant, "Accepted"), meta.uid)
+
+
+def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
+    return Rejection("NameConflict", f"the name {asking.model_name!r} {describe_owner(asking, owner)}")
+
+
+def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
+    """Whose a name is. A tenant is not told what the adapters of others are called."""
+    if isinstance(owner, Pool):
+        return f"is the base model of ServingPool {owner.meta.ref}"
+    if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:
+        return "belongs to an adapter of another namespace"
+    return f"belongs to LoRAAdapter {owner.meta.ref}"

@@ -1,0 +1,180 @@
+"""What can be ordered from a shell. Every action says what should be, so carrying it out twice is harmless."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.domain.routes import PoolSpec
+from weft_operator.core.artifacts import Request
+from weft_operator.core.resources import Object, Ref
+from weft_operator.core.state import AdapterRegistration, Child, ObjectKey, RunnerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Ask the depot. The answer is an observation, later."""
+
+    ref: Ref
+    uid: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class PublishPool:
+    """Tell the scheduler of a pool, in place of what it was told before."""
+
+    ref: Ref
+    entry: PoolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class UnpublishPool:
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAdapter:
+    """Tell the scheduler of an adapter, in place of what it was told before under this name."""
+
+    ref: Ref
+    entry: AdapterRegistration
+
+
+@dataclass(frozen=True, slots=True)
+class UnpublishAdapter:
+    """The scheduler forgets an adapter. `unload`: its object waits until no runner holds it any more."""
+
+    ref: Ref
+    uid: str
+    unload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureRunner:
+    """There is a runner with this pool and index, started with exactly this launch."""
+
+    pool: Ref
+    index: int
+    launch: RunnerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRunner:
+    """There is no runner with this pool and index: it drains, then ends."""
+
+    pool: Ref
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyChild:
+    """There is this object in the cluster, and every field that it names has that value (server-side apply, forced).
+
+    `resource_version`: of the object that it was planned from; None: none was known.
+    """
+
+    pool: Ref
+    child: Child
+    resource_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteChild:
+    """That object, of exactly this uid, is deleted in the background."""
+
+    pool: Ref
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> ObjectKey:
+        return ObjectKey(self.kind, self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleChild:
+    """That Deployment, of exactly this version and of a group that its pool no longer names, has so many replicas."""
+
+    pool: Ref
+    key: ObjectKey
+    uid: str
+    resource_version: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetPodDeletionCost:
+    """The pod of exactly this uid has the annotation `controller.kubernetes.io/pod-deletion-cost`."""
+
+    pool: Ref
+    namespace: str
+    name: str
+    uid: str
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """Tell people: an Event about an object. Ordered after the status that it tells of; losing one does no harm."""
+
+    ref: Ref
+    uid: str
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Write the whole status, fenced by the version of the object that it was made from."""
+
+    ref: Ref
+    uid: str
+    resource_version: str
+    status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class AddFinalizer:
+    """Before an adapter is first published: it does not vanish while runners hold it."""
+
+    ref: Ref
+    uid: str
+    resource_version: str
+    finalizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFinalizer:
+    ref: Ref
+    uid: str
+    resource_version: str
+    finalizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetainBlobs:
+    """The complete list of digests that the depot keeps."""
+
+    digests: frozenset[str]
+
+
+Action = (
+    Resolve
+    | PublishPool
+    | UnpublishPool
+    | PublishAdapter
+    | UnpublishAdapter
+    | EnsureRunner
+    | RemoveRunner
+    | ApplyChild
+    | DeleteChild
+    | ScaleChild
+    | SetPodDeletionCost
+    | RecordEvent
+    | SetStatus
+    | AddFinalizer
+    | RemoveFinalizer
+    | RetainBlobs
+)

@@ -1,0 +1,170 @@
+"""What the depot has said about a source, over time.
+
+A source is resolved again and again (an edited folder is noticed that way; the depot makes an unchanged one cheap), so
+a resolution keeps three things apart: the newest finished answer, whether a question is under way, and the last *good*
+answer, which is what may be served. Conditions tell of the newest answer; they do not flap while it is asked again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from weft_operator.core.resources import Ref
+
+State = Literal["Pending", "Validated", "Fetched", "Failed"]
+Verdict = Mapping[str, Any]
+
+FAILURE_PAUSE_MAX_S = 10.0
+UNREACHABLE_PAUSE_MAX_S = 60.0
+WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot tells
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the depot is asked to resolve. Equal requests have equal answers while the source stays as it is."""
+
+    kind: Literal["adapter", "model"]
+    uri: str
+    revision: str | None
+    digest: str | None
+    namespace: str
+    base_digest: str | None = None
+    base_names: tuple[str, ...] = ()  # none: the manifest names the base itself, the adapter's own word is not asked
+    max_rank: int | None = None
+    credentials: str | None = None  # a Secret of that namespace
+    endpoint: str | None = None
+    version: str | None = None  # the name that the content gets; another name is another question
+
+    def body(self) -> dict[str, Any]:
+        """As JSON for `POST /v1/resolve`; absent fields are left out."""
+        base: dict[str, Any] | None = {"digest": self.base_digest} if self.base_digest else None
+        if base is not None and self.base_names:
+            base |= {"name": self.base_names[0], "aliases": self.base_names[1:]}
+        fields = {
+            "kind": self.kind,
+            "uri": self.uri,
+            "revision": self.revision,
+            "digest": self.digest,
+            "namespace": self.namespace,
+            "base": base,
+            "maxRank": self.max_rank,
+            "credentialsRef": {"name": self.credentials} if self.credentials else None,
+            "endpoint": self.endpoint,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatus:
+    """The state of one operation at the depot."""
+
+    state: State = "Pending"
+    digest: str | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+    message: str = ""
+    watch: str | None = None  # while the depot knows it as unchanged, so is this answer
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("Fetched", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedArtifact:
+    """A content that passed every check, and what it was checked against."""
+
+    digest: str
+    verdict: Verdict
+    pool: Ref | None = None  # of an adapter
+    base_digest: str | None = None
+    version: str | None = None  # the name that it was published under
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """One object's source. Times are the clock of `now`."""
+
+    request: Request
+    answer: OperationStatus = OperationStatus()
+    running: bool = False
+    finished_at: float | None = None  # None: never in this process
+    failures: int = 0  # in a row
+    verified: VerifiedArtifact | None = None
+
+    def due_at(self, period_s: float) -> float:
+        """When to ask again: at a fixed pace, after failures at a slower one (bounded)."""
+        if self.finished_at is None:
+            return float("-inf")
+        if self.failures == 0:
+            if self.request.digest is not None:
+                return float("inf")  # a content named by its digest cannot change
+            return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
+        most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
+        pause_s = min(period_s * 2 ** min(self.failures - 1, 10), most_s)
+        return self.finished_at + max(pause_s, period_s)  # never more often than a source in order
+
+
+def started(before: Resolution | None, request: Request) -> Resolution:
+    """The depot is being asked. The same question keeps its present answer until the new one is finished."""
+    if before is not None and before.request == request:
+        return replace(before, running=True)
+    return Resolution(request, running=True, verified=before.verified if before else None)
+
+
+def updated(before: Resolution, answer: OperationStatus, now: float, pool: Ref | None = None) -> Resolution:
+    """The depot's word on the question under way. Steps on the way to a repeated answer are not news."""
+    if not answer.finished:
+        return before if before.answer.finished else replace(before, answer=answer)
+    if answer.state == "Failed":
+        return replace(before, answer=answer, running=False, finished_at=now, failures=before.failures + 1)
+    started = before.request
+    verified = VerifiedArtifact(answer.digest or "", answer.verdict or {}, pool, started.base_digest, started.version)
+    return replace(before, answer=answer, running=False, finished_at=now, failures=0, verified=verified)
+
+
+def source_changed(before: Resolution) -> Resolution:
+    """The source is not what it was: it is due again."""
+    return replace(before, answer=replace(before.answer, watch=None))
+
+
+def unreachable(before: Resolution, now: float) -> Resolution:
+    """The depot could not be asked. That says nothing about the source: only the next attempt moves away."""
+    return replace(before, running=False, finished_at=now, failures=before.failures + 1)
+
+
+def from_status(request: Request, status: Mapping[str, Any], generation: int, pool: Ref | None) -> Resolution | None:
+    """The resolution that an object's own status tells of, for a controller that has just started.
+
+    With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A status
+    of an older generation (the spec has changed while no controller looked) still tells what serves until the new
+    source is known, as it would have if one had looked; of the source as it is now it tells nothing.
+    """
+    is_old = status.get("observedGeneration") != generation
+    verified = _good(request, status, pool, is_old=is_old)
+    if is_old:
+        return Resolution(request, verified=verified) if verified else None
+    fetched = next((c for c in status.get("conditions", ()) if c["type"] == "Fetched"), None)
+    if fetched is None or fetched["status"] == "Unknown":
+        return Resolution(request, verified=verified) if verified else None
+    if fetched["status"] == "True":
+        return Resolution(
+            request, OperationStatus("Fetched", verified.digest if verified else None, status), verified=verified
+        )
+    validated = any(c["type"] == "Validated" and c["status"] == "True" for c in status["conditions"])
+    failed = OperationStatus("Failed", None, status if validated else None, fetched["reason"], fetched["message"])
+    return Resolution(request, failed, verified=verified)
+
+
+def _good(request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool) -> VerifiedArtifact | None:
+    """The content that a status tells of. `pool`: of the adapter now, which may not be the one it was checked for."""
+    if request.kind == "model":
+        digest = status.get("baseDigest")
+        return VerifiedArtifact(digest, status) if digest else None
+    digest, checked_for = status.get("digest"), status.get("pool")
+    if not digest or (is_old and not checked_for):
+        return None
+    namespace, _, name = (checked_for or str(pool)).partition("/")
+    version = next((v.get("name") for v in status.get("versions", ()) if v["digest"] == digest), None)
+    base_digest = status.get("baseDigest") or request.base_digest
+    return VerifiedArtifact(digest, status, Ref("ServingPool", namespace, name), base_digest, version)

@@ -1,0 +1,169 @@
+"""What a pool owns in a cluster, as complete intents for server-side apply.
+
+A Deployment for each runner group, or, where a runner has several pods, a StatefulSet for each runner: its pods have
+stable names, by a headless Service, come at once and go at once. For the whole pool a PodDisruptionBudget (a drained
+node takes one runner at a time) and a ServiceAccount without rights and without a token.
+All carry the pool as their owner: with it they go.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from weft_operator.core.drift import with_spec_hash
+from weft_operator.core.pod_template import pod_template
+from weft_operator.core.resources import API_VERSION, Group, Meta, Pool, Ref
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import Child, RunnerConfig
+
+Json = dict[str, Any]
+
+MANAGER = "weft-operator"  # the field manager, and who the labels say manages it
+POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
+RUNNER_LABEL, INDEX_LABEL = "serving.weft.dev/runner", "serving.weft.dev/runner-index"
+RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods has of its own
+COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "runner"
+NAME_MAX = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
+SHARED, RANKS = "runners", "ranks"
+
+
+def children(pool: Pool, launch: RunnerConfig, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
+    """Everything that the pool owns. `sizes`: runners of each group, by its name."""
+    meta = pool.meta
+    shared = child_name(meta.ref.name, SHARED)
+    if pool.pods_per_runner > 1:
+        own = [_child(meta, "v1", "Service", child_name(meta.ref.name, RANKS), {}, {"spec": _ranks_service(meta.ref)})]
+    else:
+        own = [_deployment(pool, group, launch, defaults, sizes[group.name]) for group in pool.groups]
+    return [
+        _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
+        _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(meta.ref)}),
+        *own,
+    ]
+
+
+def runner_children(
+    pool: Pool, group: Group, launch: RunnerConfig, defaults: RunnerDefaults, index: int
+) -> list[Child]:
+    """What runner `index` of a group has of its own, where it has several pods."""
+    meta, ref = pool.meta, pool.meta.ref
+    name = child_name(ref.name, f"{group.name}-{index}")
+    selecting = {**_selecting(ref), GROUP_LABEL: group.name, RUNNER_LABEL: name}
+    own = {GROUP_LABEL: group.name, RUNNER_LABEL: name, INDEX_LABEL: str(index)}
+    service = child_name(ref.name, RANKS)
+    template = pod_template(
+        group, replace(launch, phase=group.phase), defaults, labels={**_labels(ref), **own},
+        account=child_name(ref.name, SHARED), drain_s=pool.drain_s, leader=f"{name}-0.{service}.{ref.namespace}.svc",
+        ranks_per_pod=pool.tensor_parallel * pool.pipeline_parallel // pool.pods_per_runner,
+    )  # fmt: skip
+    spec = {
+        "serviceName": service,
+        "replicas": pool.pods_per_runner,
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},  # one pod alone is no runner: the whole set is replaced
+        "revisionHistoryLimit": 2,
+        "selector": {"matchLabels": selecting},
+        "template": template,
+    }
+    children = [_child(meta, "apps/v1", "StatefulSet", name, own, {"spec": spec})]
+    if defaults.network_policies:  # without others it would cut the pods off
+        policy = {"spec": _ranks_policy(selecting)}
+        children.append(_child(meta, "networking.k8s.io/v1", "NetworkPolicy", name, own, policy))
+    return children
+
+
+def child_names(pool: Pool) -> set[str]:
+    """Of everything that the pool owns, but for what runners of several pods have of their own (RUNNER_KINDS)."""
+    return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
+
+
+def child_name(pool: str, part: str) -> str:
+    """`POOL-PART`, one to one, at most 52 characters, begun by a letter (as a Service's has to be).
+
+    A name that would not be all of this gets a hash of both: pool a-b with group c is not pool a with group b-c.
+    """
+    plain = f"{pool}-{part}"
+    if len(plain) <= NAME_MAX and "-" not in part and plain[0].isalpha():
+        return plain
+    digest = hashlib.sha256(f"{pool}/{part}".encode()).hexdigest()[:8]
+    head = plain if plain[0].isalpha() else f"pool-{plain}"
+    return f"{head[: NAME_MAX - 9].rstrip('-')}-{digest}"
+
+
+def selector(pool: Ref) -> str:
+    """Of the pods of a pool, as the scale subresource tells it."""
+    return ",".join(f"{name}={value}" for name, value in _selecting(pool).items())
+
+
+def group_labels(pool: Ref, group: str) -> dict[str, str]:
+    """What the pods of a group carry; a Deployment selects by it, so it never changes."""
+    return {**_labels(pool), GROUP_LABEL: group}
+
+
+def _deployment(pool: Pool, group: Group, launch: RunnerConfig, defaults: RunnerDefaults, size: int) -> Child:
+    meta, labels = pool.meta, group_labels(pool.meta.ref, group.name)
+    account = child_name(meta.ref.name, SHARED)
+    spec = {
+        "replicas": size,
+        "selector": {"matchLabels": {**_selecting(meta.ref), GROUP_LABEL: group.name}},
+        # Accelerators are scarce: there is no room for a runner beyond those wanted, so one goes before one comes.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "revisionHistoryLimit": 2,
+        "template": pod_template(
+            group, replace(launch, phase=group.phase), defaults, labels=labels, account=account, drain_s=pool.drain_s
+        ),
+    }
+    own = {GROUP_LABEL: group.name}
+    return _child(meta, "apps/v1", "Deployment", child_name(meta.ref.name, group.name), own, {"spec": spec})
+
+
+def _ranks_service(pool: Ref) -> Json:
+    """Names for pods: ranks look for the first one before it is ready."""
+    return {"clusterIP": "None", "selector": _selecting(pool), "publishNotReadyAddresses": True}
+
+
+def _ranks_policy(selecting: Mapping[str, str]) -> Json:
+    """Pods of one runner reach each other at any port, which is where tensors go; beside what runners may anyway."""
+    peers = [{"podSelector": {"matchLabels": dict(selecting)}}]
+    return {
+        "podSelector": {"matchLabels": dict(selecting)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": peers}],
+        "egress": [{"to": peers}],
+    }
+
+
+def _budget(pool: Ref) -> Json:
+    # Runners that are not ready serve nobody: they must not keep a node from being drained.
+    return {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": _selecting(pool)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+
+
+def _child(meta: Meta, api_version: str, kind: str, name: str, labels: Mapping[str, str], rest: Json) -> Child:
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "ServingPool",
+        "name": meta.ref.name,
+        "uid": meta.uid,
+        "controller": True,
+    }
+    metadata = {
+        "name": name,
+        "namespace": meta.ref.namespace,
+        "labels": {**_labels(meta.ref), **labels},
+        "ownerReferences": [owner],
+    }
+    manifest = with_spec_hash({"apiVersion": api_version, "kind": kind, "metadata": metadata, **rest})
+    return Child(kind, meta.ref.namespace, name, manifest)
+
+
+def _selecting(pool: Ref) -> dict[str, str]:
+    return {POOL_LABEL: pool.name, COMPONENT_LABEL: COMPONENT}
+
+
+def _labels(pool: Ref) -> dict[str, str]:
+    return {"app.kubernetes.io/managed-by": MANAGER, **_selecting(pool)}

@@ -1,0 +1,101 @@
+"""Is a live object what is wanted of it? Then nothing is written, also by a process that has just started.
+
+Asked of the live object alone: has every wished field its wished value? That finds what others have changed. One of
+those fields is an annotation with the hash of the whole wish: that finds what the wish no longer names, which
+server-side apply then takes away. An API server adds defaults, writes quantities its own way and drops empty values:
+none of these is a difference.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.api.template import amount
+
+INTENT = "serving.weft.dev/intent"
+
+# Lists that the API server merges by a key, so that others may add to them; every other list is somebody's as a whole.
+LIST_KEYS: Mapping[str, tuple[str, ...]] = {
+    "ownerReferences": ("uid",),
+    "containers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "imagePullSecrets": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "ports": ("containerPort", "port", "protocol"),
+}
+QUANTITIES = ("limits", "requests", "sizeLimit")
+# Fields whose zero is a choice, so that the API server keeps it; of any other field, zero and absence are the same.
+KEPT_ZEROS = frozenset(
+    (
+        "replicas",
+        "maxSurge",
+        "maxUnavailable",
+        "automountServiceAccountToken",
+        "enableServiceLinks",
+        "allowPrivilegeEscalation",
+        "readOnlyRootFilesystem",
+        "privileged",
+        "runAsUser",
+        "runAsGroup",
+        "runAsNonRoot",
+        "fsGroup",
+        "terminationGracePeriodSeconds",
+    )
+)
+
+
+def with_spec_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with the hash of itself as an annotation."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), INTENT: digest}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+
+def spec_hash(obj: Mapping[str, Any]) -> str:
+    """The hash that an object carries; "": none."""
+    return str((obj["metadata"].get("annotations") or {}).get(INTENT, ""))
+
+
+def matches(live: Mapping[str, Any], wish: Mapping[str, Any]) -> bool:
+    """Whether the live object has every value that a signed wish names."""
+    return _mapping_fulfils(live, wish, False)
+
+
+def _matches(live: Any, wish: Any, field: str, quantity: bool) -> bool:
+    quantity = quantity or field in QUANTITIES
+    if isinstance(wish, Mapping):
+        return isinstance(live, Mapping) and _mapping_fulfils(live, wish, quantity)
+    if isinstance(wish, Sequence) and not isinstance(wish, str):
+        return isinstance(live, Sequence) and not isinstance(live, str) and _list_fulfils(live, wish, field)
+    if quantity and isinstance(live, str | int):
+        return amount(live) == amount(wish)
+    return bool(live == wish) and isinstance(live, bool) == isinstance(wish, bool)
+
+
+def _mapping_fulfils(live: Mapping[str, Any], wish: Mapping[str, Any], quantity: bool) -> bool:
+    return all(
+        _matches(live[name], value, name, quantity) if name in live else _is_dropped(name, value)
+        for name, value in wish.items()
+    )
+
+
+def _is_dropped(field: str, value: Any) -> bool:
+    """Whether the API server leaves out a field of that value."""
+    return value is None or (field not in KEPT_ZEROS and not isinstance(value, Mapping) and not value)
+
+
+def _list_fulfils(live: Sequence[Any], wish: Sequence[Any], field: str) -> bool:
+    keys = LIST_KEYS.get(field)
+    if keys is None:
+        return len(live) == len(wish) and all(_matches(a, b, "", False) for a, b in zip(live, wish, strict=True))
+    by_key = {_key(item, keys): item for item in live}
+    return all(_key(item, keys) in by_key and _matches(by_key[_key(item, keys)], item, "", False) for item in wish)
+
+
+def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(item.get(key) or ("TCP" if key == "protocol" else None) for key in keys)

@@ -1,0 +1,217 @@
+"""The pod of a runner: what a pool wants of it, in the form that this site gives to pods.
+
+Nothing in it depends on adapters: a new adapter is told to runners, it never restarts one.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+from typing import Any
+
+from weft_operator.core.resources import Group, Object, OffloadBudgets
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import RunnerConfig
+
+Json = dict[str, Any]
+
+GRPC_PORT, PROBES_PORT, KV_PORT = 7400, 7401, 7402  # KV: of the first process of a pod, those after it follow
+RANKS_PORT = 7470
+PORTS = {"grpc": GRPC_PORT, "probes": PROBES_PORT, "kv": KV_PORT}
+DATA, TLS = "/var/lib/weft", "/etc/weft/tls"
+SHM_SIZE = "1Gi"
+TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
+AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
+
+
+def pod_template(
+    group: Group, launch: RunnerConfig, defaults: RunnerDefaults, *, labels: Mapping[str, str], account: str,
+    drain_s: float, leader: str = "", ranks_per_pod: int = 1,
+) -> Json:  # fmt: skip
+    """The PodTemplateSpec of a group's Deployment, or of a runner's StatefulSet: `leader` is its first pod's name."""
+    template = group.template
+    metadata = {
+        "labels": {**defaults.pod_labels, **(template.get("labels") or {}), **labels},
+        "annotations": {**defaults.pod_annotations, **(template.get("annotations") or {})},
+    }
+    shared = {
+        "serviceAccountName": account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        # Process 1 of a namespace does not end by a signal that it has no handler for yet: a runner deleted while it
+        # still imports would stay until it is killed. Here the pod's sandbox is process 1.
+        "shareProcessNamespace": True,
+        "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
+    }
+    offload = _offload_volume(launch, ranks_per_pod)
+    args = arguments(launch, defaults, leader, ranks_per_pod)
+    container = _container(template, args, defaults, offload, ranks=bool(leader))
+    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, offload, labels)}}
+
+
+def _offload_volume(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:
+    """The volume of a pool that offloads, and its mount. A site's own volume named `offload` takes its place.
+
+    It ends with the pod, and the next one packs the weights again.
+    """
+    if launch.offload is None:
+        return [], []
+    most = launch.offload.disk_bytes
+    empty = {} if most is None else {"sizeLimit": str(most * ranks_per_pod)}
+    return [{"name": "offload", "emptyDir": empty}], [{"name": "offload", "mountPath": launch.offload.disk_path}]
+
+
+def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", ranks_per_pod: int = 1) -> list[str]:
+    """The flags of `python -m weft_runner` in a pod. `$(POD_IP)` and the like are filled in by the kubelet."""
+    ranks = {
+        "host-index": "$(POD_INDEX)",
+        "ranks-per-host": ranks_per_pod,
+        "ranks-listen": f"$(POD_IP):{RANKS_PORT}",
+        "leader": f"{leader}:{RANKS_PORT}",
+    }
+    flags = {
+        "listen": f"0.0.0.0:{GRPC_PORT}",
+        "advertise": f"$(POD_IP):{GRPC_PORT}",
+        "probes": f"0.0.0.0:{PROBES_PORT}",
+        "kv-listen": f"0.0.0.0:{KV_PORT}",
+        "name": "$(POD_NAME)",
+        "supervisor": defaults.supervisor,
+        "depot": defaults.depot,
+        "data-dir": DATA,
+        **launch_flags(launch),
+        **(ranks if leader else {}),
+        "tls-dir": TLS if defaults.tls_secret else "",
+        "executor": defaults.executor,
+        "log-level": defaults.log_level,
+        "log-format": defaults.log_format,
+    }
+    return [word for flag, value in flags.items() if value != "" for word in (f"--{flag}", str(value))]
+
+
+def launch_flags(launch: RunnerConfig) -> dict[str, str | int]:
+    """What every backend starts a runner with, by flag."""
+    split = {"tensor-parallel": launch.tensor_parallel, "pipeline-parallel": launch.pipeline_parallel}
+    return {
+        "pool": str(launch.pool),
+        "model-name": launch.model_name,
+        "base-digest": launch.base_digest,
+        "page-tokens": launch.page_tokens,
+        "kv-pages": launch.kv_pages,
+        "max-sequences": launch.max_sequences,
+        **({} if launch.max_adapters is None else {"max-adapters": launch.max_adapters}),
+        "max-rank": launch.max_rank,
+        "max-batch-tokens": launch.max_batch_tokens,
+        "max-prefills": launch.max_prefills,
+        "token-time-ms": launch.token_time_ms,
+        **{flag: parts for flag, parts in split.items() if parts > 1},
+        **({} if launch.phase == "Any" else {"role": launch.phase.lower()}),
+        **_offload_flags(launch.offload),
+    }
+
+
+def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
+    if offload is None:
+        return {}
+    return {
+        "dtype": offload.weights,
+        **({"kv-dtype": "int4"} if offload.kv == "int4" else {}),
+        "offload-policy": "auto",
+        **({"sparse-attention": TOP_SHARE} if offload.sparse else {}),
+        "offload-device-bytes": offload.device_bytes,
+        **({"offload-host-bytes": offload.host_bytes} if offload.host_bytes else {}),
+        **({} if offload.disk_bytes is None else {"offload-disk-bytes": offload.disk_bytes}),
+        "offload-disk-path": offload.disk_path,
+    }
+
+
+def _pod(
+    template: Object, container: Json, defaults: RunnerDefaults, offload: tuple[list[Json], list[Json]],
+    labels: Mapping[str, str],
+) -> Json:  # fmt: skip
+    chosen = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
+    return _given(
+        {
+            "securityContext": dict(defaults.security_contexts.pod),
+            "imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets],
+            "containers": [container],
+            "volumes": _volumes(defaults, offload[0]),
+            **{name: template.get(name) for name in chosen},
+            "topologySpreadConstraints": [
+                {"labelSelector": {"matchLabels": dict(labels)}, **constraint}
+                for constraint in template.get("topologySpreadConstraints") or ()
+            ],
+        }
+    )
+
+
+def _container(
+    template: Object, args: list[str], defaults: RunnerDefaults, offload: tuple[list[Json], list[Json]], *, ranks: bool
+) -> Json:  # fmt: skip
+    """`ranks`: the pod is one of several of its runner."""
+    return _given(
+        {
+            "name": "runner",
+            "image": template.get("image") or defaults.image,
+            "imagePullPolicy": defaults.image_pull_policy,
+            "command": list(defaults.command),
+            "args": args,
+            "env": _env(template, defaults, ranks=ranks),
+            "ports": [_port(name, port) for name, port in PORTS.items()],
+            "resources": _given(template.get("resources") or defaults.resources),
+            "securityContext": dict(defaults.security_contexts.container),
+            "volumeMounts": _mounts(defaults, offload[1]),
+            # /healthz answers while the base is fetched and loaded: the three probes tell three things apart.
+            "startupProbe": _probe("/healthz", period_s=2, failures=60),
+            "livenessProbe": _probe("/healthz", period_s=10, failures=6),
+            "readinessProbe": _probe("/readyz", period_s=2, failures=3),
+        }
+    )
+
+
+def _env(template: Object, defaults: RunnerDefaults, *, ranks: bool) -> list[Json]:
+    """Later ones win; the operator's own cannot be replaced."""
+    index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    own: list[Json] = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        *([{"name": "POD_INDEX", "valueFrom": index}] if ranks else []),
+    ]
+    return _by_name("name", ({"name": "HOME", "value": "/tmp"},), defaults.env, template.get("env") or (), own)  # noqa: S108 (of the pod)
+
+
+def _volumes(defaults: RunnerDefaults, offload: list[Json]) -> list[Json]:
+    own: list[Json] = [
+        {"name": "data", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+    ]
+    tls = [{"name": "tls", "secret": {"secretName": defaults.tls_secret}}] if defaults.tls_secret else []
+    return _by_name("name", own, tls, offload, defaults.volumes)
+
+
+def _mounts(defaults: RunnerDefaults, offload: list[Json]) -> list[Json]:
+    own: list[Json] = [
+        {"name": "data", "mountPath": DATA},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 (of the pod)
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+    ]
+    tls = [{"name": "tls", "mountPath": TLS, "readOnly": True}] if defaults.tls_secret else []
+    return _by_name("mountPath", offload, own, tls, defaults.volume_mounts)
+
+
+def _by_name(key: str, *lists: Iterable[Mapping[str, Any]]) -> list[Json]:
+    """Lists joined, each name once: the last one said counts."""
+    joined = {item[key]: dict(item) for items in lists for item in items}
+    return list(joined.values())
+
+
+def _port(name: str, port: int) -> Json:
+    return {"name": name, "containerPort": port, "protocol": "TCP"}
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> Json:
+    get = {"path": path, "port": "probes"}
+    return {"httpGet": get, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
+
+
+def _given(fields: Mapping[str, Any]) -> Json:
+    """Without what is not given: an API server drops it too."""
+    return {name: value for name, value in fields.items() if value not in (None, "", [], (), {})}

@@ -1,0 +1,256 @@
+"""plan(desired, observed, now) -> actions. Pure, level-based, the same for every backend.
+
+It looks at what should be and what is, never at what happened, so it may run at any time and any number of times: what
+it orders is only the difference. Nothing changes, nothing is ordered; no status is written that says what is already
+stored. `plan_one` plans a single object: what happens to one never depends on whether another one is in order.
+
+Of one object's actions, those that only this process sees come first (asking the depot, telling the scheduler), then
+what the backend does, then the status that tells of it, then Events.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from weft.domain.routes import PoolSpec
+from weft_operator.core import scaling
+from weft_operator.core.acceptance import AdapterView, PoolView, adapter_view, pool_view
+from weft_operator.core.actions import (
+    Action,
+    AddFinalizer,
+    PublishAdapter,
+    PublishPool,
+    RecordEvent,
+    RemoveFinalizer,
+    Resolve,
+    RetainBlobs,
+    SetStatus,
+    UnpublishAdapter,
+    UnpublishPool,
+)
+from weft_operator.core.artifacts import Request, Resolution
+from weft_operator.core.events import events_for
+from weft_operator.core.replicas import (
+    deadlines,
+    grace_elapsed,
+    plan_children,
+    plan_processes,
+    plan_teardown,
+    present_runners,
+)
+from weft_operator.core.resources import FINALIZER, Adapter, Object, Pool, Ref
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import AdapterRegistration, DesiredState, ObservedState
+from weft_operator.core.status import adapter_entry, adapter_status, pool_entry, pool_status
+
+REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:")
+UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What differs between backends."""
+
+    resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
+    remote_period_s: float = 60.0  # the same for sources that others serve: they are asked less often
+    resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
+    default_replicas: int = 1
+    longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
+    defaults: RunnerDefaults | None = None  # runners are pods of this site; None: processes of this machine
+    pool_namespaces: frozenset[str] | None = None  # where pools are served; None: everywhere
+
+
+def reconcile_all(desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+    """Everything: each object, what is left of objects that are gone, and the depot's list."""
+    ordered = sorted(known_refs(desired, observed), key=lambda ref: (ref.kind == "LoRAAdapter", ref))
+    actions = [action for ref in ordered for action in reconcile(ref, desired, observed, now, policy)]
+    return actions + plan_retention(desired, observed, now, policy)
+
+
+def known_refs(desired: DesiredState, observed: ObservedState) -> set[Ref]:
+    """Every object that is there, and every one that has left something behind."""
+    return {*desired.refs(), *observed.pools, *observed.adapters, *observed.runners, *observed.children}
+
+
+def reconcile(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+    """One object, present or gone."""
+    if ref.kind == "ServingPool":
+        pool = desired.pools.get(ref)
+        return _plan_pool(pool, desired, observed, now, policy) if pool else _pool_gone(ref, observed)
+    adapter = desired.adapters.get(ref)
+    return _plan_adapter(adapter, desired, observed, now, policy) if adapter else _adapter_gone(ref, observed)
+
+
+def plan_retention(desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+    """The depot's list, when it has to change. Silent at first: what drained before a restart is not known."""
+    ledger = observed.retention
+    if now < ledger.started_at + longest_drain_s(desired, policy):
+        return []
+    wanted = ledger.wanted(live_digests(desired, observed), now)
+    return [] if wanted == ledger.told else [RetainBlobs(wanted)]
+
+
+def live_digests(desired: DesiredState, observed: ObservedState) -> set[str]:
+    """Every digest that serves, may serve, or is told in a status."""
+    entries = {digest for entry in observed.adapters.values() for digest in entry.digests}
+    bases = {entry.base_digest for entry in observed.pools.values()}
+    goods = {r.verified.digest for r in observed.resolutions.values() if r.verified}
+    told = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(desired)}
+    versions = {str(v["digest"]) for adapter in desired.adapters.values() for v in adapter.status.get("versions", ())}
+    return (entries | bases | goods | told | versions) - {""}
+
+
+def longest_drain_s(desired: DesiredState, policy: Policy) -> float:
+    return max([policy.longest_drain_s, *(pool.drain_s for pool in desired.pools.values())])
+
+
+def resolve_period_s(desired: DesiredState, policy: Policy, uri: str = "") -> float:
+    """How often a source is asked for: the period stretches with the number of objects, their sum does not grow."""
+    least_s = policy.remote_period_s if uri.startswith(REMOTE_SCHEMES) else policy.resolve_period_s
+    return max(least_s, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s)
+
+
+def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> float | None:
+    """When this object, just planned, has to be planned again though nothing happens; None: never.
+
+    A source that is due already and was not asked for is one that the object's state does not let be asked for.
+    """
+    resource = desired.get(ref)
+    if resource is None:
+        return None
+    times = deadlines(ref, observed) if isinstance(resource, Pool) else []
+    if resource.meta.deleting:
+        times.append(_unload_deadline(resource, desired))
+    elif (resolution := observed.resolutions.get(resource.meta.uid)) and not resolution.running:
+        times.append(resolution.due_at(resolve_period_s(desired, policy, resource.uri)))
+    return min((time for time in times if now < time < inf), default=None)
+
+
+# ------------------------------------------------------------------------------------------------ pools
+
+
+def _plan_pool(pool: Pool, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+    ref = pool.meta.ref
+    if pool.meta.deleting:
+        return [*_pool_gone(ref, observed), *_finalized(pool, ref not in observed.pools)]
+    bounds = scaling.bounds(pool, policy.default_replicas)
+    wanted = scaling.target(bounds, observed.pool_reports.get(str(ref)), present_runners(pool, observed))
+    view = pool_view(pool, desired, observed, bounds, wanted, now)
+    entry = pool_entry(view)
+    return [
+        *_resolve(pool, view.request, view.resolution, now, resolve_period_s(desired, policy, pool.uri)),
+        *_publish_pool(ref, entry, observed),
+        *_runners(view, entry, observed, now, policy),
+        *_set_status(pool, pool_status(view, now, pods=policy.defaults is not None)),
+    ]
+
+
+def _publish_pool(ref: Ref, entry: PoolSpec | None, observed: ObservedState) -> list[Action]:
+    published = observed.pools.get(ref)
+    if entry == published:
+        return []
+    return [PublishPool(ref, entry)] if entry else [UnpublishPool(ref)]
+
+
+def _runners(
+    view: PoolView, entry: PoolSpec | None, observed: ObservedState, now: float, policy: Policy
+) -> list[Action]:
+    """Runners follow the base's digest; a pool that is refused or has no base keeps none.
+
+    While it is not known yet what the base is, those that are there stay: this process may have just started.
+    """
+    pool, ref = view.pool, view.pool.meta.ref
+    if view.serving is None:
+        return plan_teardown(ref, observed) if _is_decided(view) else []
+    digest, waited = view.serving.digest, entry == observed.pools.get(ref) and grace_elapsed(ref, observed, now)
+    if policy.defaults is None:
+        return plan_processes(pool, digest, view.wanted, view.bounds, observed, waited=waited)
+    return plan_children(pool, digest, view.wanted, view.bounds, observed, policy.defaults, now, waited=waited)
+
+
+def _is_decided(view: PoolView) -> bool:
+    """Whether it is known that a pool without a base has none."""
+    return view.rejection is not None or (view.resolution is not None and view.resolution.answer.finished)
+
+
+def _pool_gone(ref: Ref, observed: ObservedState) -> list[Action]:
+    withdraw: list[Action] = [UnpublishPool(ref)] if ref in observed.pools else []
+    return [*withdraw, *plan_teardown(ref, observed)]
+
+
+# --------------------------------------------------------------------------------------------- adapters
+
+
+def _plan_adapter(
+    adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float, policy: Policy
+) -> list[Action]:
+    view = adapter_view(adapter, desired, observed)
+    if adapter.meta.deleting:
+        return _unload(view, desired, observed, now)
+    ref, entry, status = adapter.meta.ref, adapter_entry(view), adapter_status(view, now)
+    resolve = _resolve(adapter, view.request, view.resolution, now, resolve_period_s(desired, policy, adapter.uri))
+    if policy.defaults is not None and entry.digest and FINALIZER not in adapter.meta.finalizers:
+        return [*resolve, AddFinalizer(ref, adapter.meta.uid, adapter.meta.resource_version, FINALIZER)]
+    return [*resolve, *_publish_adapter(ref, entry, observed), *_set_status(adapter, status)]
+
+
+def _publish_adapter(ref: Ref, entry: AdapterRegistration, observed: ObservedState) -> list[Action]:
+    return [PublishAdapter(ref, entry)] if entry != observed.adapters.get(ref) else []
+
+
+def _adapter_gone(ref: Ref, observed: ObservedState) -> list[Action]:
+    published = observed.adapters.get(ref)
+    return [UnpublishAdapter(ref, published.uid)] if published else []
+
+
+def _unload(view: AdapterView, desired: DesiredState, observed: ObservedState, now: float) -> list[Action]:
+    """A deleted adapter leaves the route table and every runner, in bounded time; then its object goes."""
+    adapter, meta = view.adapter, view.adapter.meta
+    if FINALIZER not in meta.finalizers:  # not ours to keep; the object may stay for somebody else
+        return [*_adapter_gone(meta.ref, observed), *_set_status(adapter, adapter_status(view, now))]
+    if observed.unloads.get(meta.uid):
+        return _finalized(adapter, let_go=True)
+    if now >= (deadline := _unload_deadline(adapter, desired)):
+        waited_s = deadline - (meta.deleted or deadline)
+        message = f"the scheduler did not say within {waited_s:.0f} s that no runner holds it; it goes anyway"
+        forced = RecordEvent(meta.ref, meta.uid, "Warning", "UnloadTimeout", message)
+        return [*_adapter_gone(meta.ref, observed), *_finalized(adapter, let_go=True), forced]
+    ask = [] if meta.uid in observed.unloads else [UnpublishAdapter(meta.ref, meta.uid, unload=True)]
+    return [*ask, *_set_status(adapter, adapter_status(view, now))]
+
+
+def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
+    pool = desired.pools.get(resource.pool) if isinstance(resource, Adapter) else None
+    return (resource.meta.deleted or 0.0) + (pool.drain_s if pool else 0.0) + UNLOAD_GRACE_S
+
+
+# ----------------------------------------------------------------------------------------------- shared
+
+
+def _resolve(
+    resource: Pool | Adapter, request: Request | None, known: Resolution | None, now: float, period_s: float
+) -> list[Action]:
+    if request is None:
+        return []
+    same = known is not None and known.request == request
+    if known is not None and same and (known.running or now < known.due_at(period_s)):
+        return []
+    return [Resolve(resource.meta.ref, resource.meta.uid, request)]
+
+
+def _set_status(resource: Pool | Adapter, status: Object) -> list[Action]:
+    if status == resource.status:
+        return []
+    meta = resource.meta
+    return [SetStatus(meta.ref, meta.uid, meta.resource_version, status), *events_for(resource, status)]
+
+
+def _finalized(resource: Pool | Adapter, let_go: bool) -> list[Action]:
+    meta = resource.meta
+    if not let_go or FINALIZER not in meta.finalizers:
+        return []
+    return [RemoveFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)]
+
+
+def _resources(desired: DesiredState) -> Iterable[Pool | Adapter]:
+    return (*desired.pools.values(), *desired.adapters.values())

@@ -1,0 +1,355 @@
+"""A pool's runners: what to order so that there are as many as wanted, started as wanted. Pure.
+
+Without a site the runners are processes of this machine, one by one. With a site they are pods, and what is ordered is
+what the pool owns: the cluster's own controllers do the rest. Either way the scheduler is asked before runners go.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+from weft_operator.core import scaling
+from weft_operator.core.actions import (
+    Action,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    RemoveRunner,
+    ScaleChild,
+    SetPodDeletionCost,
+)
+from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_KINDS, children, runner_children
+from weft_operator.core.drift import matches, spec_hash
+from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
+from weft_operator.core.state import (
+    ApplyFailure,
+    Child,
+    ObjectKey,
+    ObservedState,
+    Pod,
+    PoolReport,
+    RunnerConfig,
+    RunnerProcess,
+    RunnerState,
+    runner_pods,
+)
+
+SEEN_S = 5.0  # a mark that was accepted this long ago counts as seen
+
+
+def present_runners(pool: Pool, observed: ObservedState) -> int:
+    """Runners that were ordered: processes that stay, and the replicas of Deployments.
+
+    Groups that are no longer named give their runners to those that are: both have them for a while.
+    """
+    processes = scaling.not_terminating(observed.runners.get(pool.meta.ref, {}))
+    sizes, named = _live_sizes(observed.children.get(pool.meta.ref, {})), {group.name for group in pool.groups}
+    ours = sum(size for group, size in sizes.items() if group in named)
+    return len(processes) + max(ours, sum(sizes.values()) - ours)
+
+
+def plan_processes(
+    pool: Pool, digest: str, wanted: int, bounds: Bounds, observed: ObservedState, *, waited: bool
+) -> list[Action]:
+    """Runners as processes."""
+    ref, present = pool.meta.ref, observed.runners.get(pool.meta.ref, {})
+    kept, report = scaling.not_terminating(present), observed.pool_reports.get(str(ref))
+    groups, lacking = {index: scaling.group_of(index, pool.groups) for index in kept}, list[Group]()
+    parts = [(wanted, [*kept])]
+    if scaling.counts_apart(pool):
+        groups = _groups_of_processes(pool, kept)
+        sizes = scaling.sizes(pool, wanted, report, bounds, Counter(group.name for group in groups.values()))
+        parts = [(sizes[group.name], [i for i in kept if groups[i] is group]) for group in pool.groups]
+        lacking = [group for group, (size, of) in zip(pool.groups, parts, strict=True) for _ in range(size - len(of))]
+    going: list[int] = []
+    for size, indexes in parts:
+        by_name = {kept[index].name or str(index): index for index in indexes}
+        runners = [Runner(name, kept[index].state == "Ready") for name, index in by_name.items()]
+        leaving = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=scaling.counts_apart(pool))
+        going += [by_name[runner.name] for runner in leaving or ()]
+    if going:
+        return [RemoveRunner(ref, index) for index in going]
+    coming = iter(lacking)
+
+    def launch(index: int) -> RunnerConfig:
+        group = groups.get(index) or next(coming, None) or scaling.group_of(index, pool.groups)
+        return scaling.runner_config(pool, digest, group)
+
+    return [EnsureRunner(ref, index, launch(index)) for index in scaling.to_start(launch, wanted, present)]
+
+
+def _groups_of_processes(pool: Pool, kept: Mapping[int, RunnerProcess]) -> dict[int, Group]:
+    """Each process is of the first group with the phase that it was started with; of the first one where none has."""
+    of_phase = {group.phase: group for group in reversed(pool.groups)}
+    return {index: of_phase.get(runner.launch.phase, pool.groups[0]) for index, runner in kept.items()}
+
+
+def plan_children(
+    pool: Pool,
+    digest: str,
+    wanted: int,
+    bounds: Bounds,
+    observed: ObservedState,
+    defaults: RunnerDefaults,
+    now: float,
+    *,
+    waited: bool,
+) -> list[Action]:
+    """Runners as pods: marks on those that go, then everything that the pool owns and that is not as it should be."""
+    ref, live = pool.meta.ref, observed.children.get(pool.meta.ref, {})
+    own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
+    present, report = _live_sizes(live), observed.pool_reports.get(str(ref))
+    sizes = scaling.sizes(pool, wanted, report, bounds, present)
+    launch, orders, kept = scaling.runner_config(pool, digest), list[Action](), set[ObjectKey]()
+    if pool.pods_per_runner > 1:
+        sets, kept = _plan_sets(pool, launch, sizes, bounds, observed, defaults, own, waited=waited)
+        wishes = children(pool, launch, defaults, sizes) + sets
+    else:
+        for group, size in sizes.items():
+            if size < present.get(group, 0):
+                sizes[group], more = _shrink(pool, group, present[group], size, bounds, observed, now, waited=waited)
+                orders += more
+        if scaling.counts_apart(pool):
+            sizes = scaling.one_for_one(sizes, present, wanted)
+        wishes = children(pool, launch, defaults, sizes)
+    free = [child for child in wishes if child.key in own or child.key not in live]
+    refused = observed.refused.get(ref, {})
+    free = [child for child in free if not _is_refused(child, refused.get(child.key), now)]
+    orders += [
+        ApplyChild(ref, child, resource_version(live.get(child.key)))
+        for child in free
+        if _differs(child, live.get(child.key), observed)
+    ]
+    sizes_left = _retiring(pool, own, wanted, observed)
+    orders += [
+        ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
+        for key, size in sizes_left.items()
+        if size < _replicas(own[key])
+    ]
+    # What a pool of the same name has left behind goes; in its place ours comes once it is gone.
+    return orders + _deletions(
+        ref, live, keep={child.key for child in wishes if child.key in own} | kept | sizes_left.keys()
+    )
+
+
+def plan_teardown(ref: Ref, observed: ObservedState) -> list[Action]:
+    """The pool is gone, is refused, or has no base: it keeps no runner and owns nothing."""
+    processes = scaling.not_terminating(observed.runners.get(ref, {}))
+    orders: list[Action] = [RemoveRunner(ref, index) for index in sorted(processes, reverse=True)]
+    return orders + _deletions(ref, observed.children.get(ref, {}), keep=set())
+
+
+def grace_elapsed(ref: Ref, observed: ObservedState, now: float) -> bool:
+    """Whether the scheduler has had its time to answer to what it was told of this pool."""
+    return now >= observed.published_at.get(ref, -inf) + ANSWER_S
+
+
+def deadlines(ref: Ref, observed: ObservedState) -> list[float]:
+    """When waiting ends: for the scheduler's answer, for marks to be seen, with what was refused."""
+    told = [observed.published_at[ref] + ANSWER_S] if ref in observed.published_at else []
+    uids = {pod.uid for pod in observed.pods.get(ref, {}).values()}
+    told += [rejection.again_at for rejection in observed.refused.get(ref, {}).values()]
+    return told + [at + SEEN_S for uid, (_, at) in observed.deletion_costs.items() if uid in uids]
+
+
+def _shrink(
+    pool: Pool,
+    group: str,
+    present: int,
+    size: int,
+    bounds: Bounds,
+    observed: ObservedState,
+    now: float,
+    *,
+    waited: bool,
+) -> tuple[int, list[Action]]:
+    """The size that the group may have now, and what has to happen before it may have fewer."""
+    ref, together = pool.meta.ref, scaling.counted_together(pool, group)
+    pods = {name: pod for name, pod in sorted(observed.pods.get(ref, {}).items()) if _stays(pod, group)}
+    runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
+    report = observed.pool_reports.get(str(ref))
+    others = {
+        name for name, pod in observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
+    }
+    elsewhere = len(others.intersection(report.victims)) if report else 0
+    apart = scaling.counts_apart(pool)
+    going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
+    if going is None:
+        return present, []
+    left = max(size, len(pods) - len(going))
+    if left >= present:
+        return present, []
+    if left == 0:
+        return left, []  # there is nothing to choose
+    costs = scaling.deletion_costs(going)
+    costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
+    unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, observed, now)}
+    orders: list[Action] = [
+        SetPodDeletionCost(ref, ref.namespace, name, pods[name].uid, cost)
+        for name, cost in unseen.items()
+        if observed.deletion_costs.get(pods[name].uid, (None, now))[0] != cost
+    ]
+    return (present, orders) if unseen else (left, [])
+
+
+def _plan_sets(
+    pool: Pool, launch: RunnerConfig, sizes: Mapping[str, int], bounds: Bounds, observed: ObservedState,
+    defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool,
+) -> tuple[list[Child], set[ObjectKey]]:  # fmt: skip
+    """Runners of several pods: what those that should be there own, and what is kept as it is. Anything else goes.
+
+    A runner whose launch is another one goes as a whole, one at a time; then another one comes. Runners of groups that
+    the pool no longer names go one for each that is ready in a group that it names.
+    """
+    sets = {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
+    report = observed.pool_reports.get(str(pool.meta.ref))
+    pods = [pod for pod in runner_pods(observed.pods.get(pool.meta.ref, {}).values()) if pod.runner]
+    states: dict[str, RunnerState] = {pod.runner: pod.state for pod in pods}
+    ready = {key.name: _group(obj) for key, obj in sorted(sets.items()) if states.get(key.name) == "Ready"}
+    retired = [name for name, group in ready.items() if group not in sizes]
+    room = max(0, sum(sizes.values()) - 1 - (len(ready) - len(retired)))
+    kept, wishes = _of_runners(retired[:room], own), list[Child]()
+    coming, left = list[tuple[Group, int]](), sum(sizes.values())
+    for group in pool.groups:
+        live = {_index(obj): obj for obj in sets.values() if _group(obj) == group.name}
+        parts = {index: runner_children(pool, group, launch, defaults, index) for index in live}
+        present = {index: _as_process(obj, parts[index][0], launch, states) for index, obj in live.items()}
+        together = scaling.counted_together(pool, group.name)
+        others = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
+        gone, new = _changes(
+            present, launch, sizes[group.name], report, bounds, others, waited=waited, apart=scaling.counts_apart(pool)
+        )
+        staying = sorted(scaling.not_terminating(present).keys() - gone)
+        coming, left = coming + [(group, index) for index in new], left - len(staying)
+        for index in staying:
+            if present[index].launch == launch:
+                wishes += parts[index]
+            else:
+                kept |= _of_runners([live[index]["metadata"]["name"]], own)
+    if scaling.counts_apart(pool):
+        coming = coming[: max(0, left)]  # one for one
+    wishes += [part for group, index in coming for part in runner_children(pool, group, launch, defaults, index)]
+    # While pods end, they reach each other.
+    return wishes, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
+
+
+def _changes(
+    present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolReport | None, bounds: Bounds,
+    others: set[str], *, waited: bool, apart: bool,
+) -> tuple[set[int], list[int]]:  # fmt: skip
+    """Of a group's runners of several pods: which go now, and which come. `others`: of groups counted together."""
+    names = {runner.name: index for index, runner in scaling.not_terminating(present).items()}
+    runners = [Runner(name, present[index].state == "Ready") for name, index in names.items()]
+    elsewhere = len(others.intersection(report.victims)) if report else 0
+    going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
+    if going is None or going:
+        return {names[runner.name] for runner in going or ()}, []
+    started = scaling.to_start(lambda _: launch, size, present)
+    return {index for index in started if index in present}, [index for index in started if index not in present]
+
+
+def _as_process(live: Object, wish: Child, launch: RunnerConfig, states: Mapping[str, RunnerState]) -> RunnerProcess:
+    """A runner of several pods as one: of another launch if it was made by another wish."""
+    name = live["metadata"]["name"]
+    state: RunnerState = states.get(name, "Starting")
+    if _is_deleting(live):
+        state = "Leaving"
+    elif state == "Leaving":
+        state = "Starting"  # its pods are replaced
+    same = spec_hash(live) == spec_hash(wish.manifest)
+    return RunnerProcess(launch if same else replace(launch, base_digest=""), state, name=f"{name}-0")
+
+
+def _index(obj: Object) -> int:
+    """Of a runner of several pods in its group."""
+    return int((obj["metadata"].get("labels") or {}).get(INDEX_LABEL, 0))
+
+
+def _of_runners(names: Sequence[str], own: Mapping[ObjectKey, Object]) -> set[ObjectKey]:
+    """What these runners of several pods own."""
+    return {key for key in own if key.kind in RUNNER_KINDS and key.name in names}
+
+
+def _retiring(
+    pool: Pool, own: Mapping[ObjectKey, Object], wanted: int, observed: ObservedState
+) -> dict[ObjectKey, int]:
+    """Replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
+
+    As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
+    Runners that are not ready serve nobody and may hold what the new ones wait for.
+    """
+    named, ready = {group.name for group in pool.groups}, Counter[str]()
+    for pod in observed.pods.get(pool.meta.ref, {}).values():
+        ready[pod.group] += pod.state == "Ready"
+    room, sizes = wanted - 1 - sum(ready[group] for group in named), dict[ObjectKey, int]()
+    for key, obj in sorted(own.items()):
+        if key.kind == "Deployment" and _group(obj) not in named and not _is_deleting(obj):
+            size = min(_replicas(obj), ready[_group(obj)], room - sum(sizes.values()))
+            sizes |= {key: size} if size > 0 else {}
+    return sizes
+
+
+def _stays(pod: Pod, group: str) -> bool:
+    return pod.group == group and pod.state != "Leaving"
+
+
+def _is_seen(pod: Pod, cost: int, observed: ObservedState, now: float) -> bool:
+    if pod.cost == cost:
+        return True
+    ordered, at = observed.deletion_costs.get(pod.uid, (None, now))
+    return ordered == cost and now >= at + SEEN_S
+
+
+def _differs(child: Child, live: Object | None, observed: ObservedState) -> bool:
+    if live is None:
+        return True
+    if _is_deleting(live) or matches(live, child.manifest):
+        return False
+    # What an API server made of exactly this wish is as near to it as it gets.
+    return observed.applied.get(child.key) != (spec_hash(child.manifest), object_revision(live))
+
+
+def _is_refused(child: Child, rejection: ApplyFailure | None, now: float) -> bool:
+    return rejection is not None and rejection.intent == spec_hash(child.manifest) and now < rejection.again_at
+
+
+def _is_owned(obj: Object, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in obj["metadata"].get("ownerReferences") or ())
+
+
+def _deletions(ref: Ref, live: Mapping[ObjectKey, Object], keep: set[ObjectKey]) -> list[Action]:
+    return [
+        DeleteChild(ref, key.kind, key.namespace, key.name, obj["metadata"]["uid"])
+        for key, obj in sorted(live.items())
+        if key not in keep and not _is_deleting(obj)
+    ]
+
+
+def object_revision(live: Object) -> str:
+    """Changes whenever somebody changes what the object is; where the API tells that apart, not with its status."""
+    metadata = live["metadata"]
+    return str(metadata.get("generation") or metadata.get("resourceVersion"))
+
+
+def _live_sizes(live: Mapping[ObjectKey, Object]) -> dict[str, int]:
+    """Runners of each group: replicas of its Deployment, and StatefulSets."""
+    sizes = Counter[str]()
+    for key, obj in live.items():
+        if key.kind in ("Deployment", "StatefulSet") and not _is_deleting(obj):
+            sizes[_group(obj)] += _replicas(obj) if key.kind == "Deployment" else 1
+    return sizes
+
+
+def _group(obj: Object) -> str:
+    return str((obj["metadata"].get("labels") or {}).get(GROUP_LABEL, ""))
+
+
+def _replicas(deployment: Object) -> int:
+    return int(deployment["spec"].get("replicas", 1))
+
+
+def _is_deleting(obj: Object) -> bool:
+    return obj["metadata"].get("deletionTimestamp") is not None

@@ -1,0 +1,243 @@
+"""How many runners now, of which group, and which of them go. Pure.
+
+The scheduler says how many a pool could use and, where there are more, who should go first; the pool says how many it
+may have; its groups say where they are. Growing is done at once. Shrinking asks first: the scheduler names victims, and
+nothing new is placed on them. Where groups are for phases that are split the scheduler says how many of each phase,
+also of a number that people wrote, and names victims among them.
+
+- A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is told to go gives
+  its streams back anyway.
+- The autoscaler never takes away more ready runners than the scheduler has named: one that has just started knows of
+  no runner, and wants none.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.domain.routes import GroupPhase, PhaseGroups
+from weft_operator.core.resources import Group, Pool
+from weft_operator.core.state import PoolReport, RunnerConfig, RunnerProcess
+
+RUNNERS_MAX = 1024
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Runners that a pool may have. A number that somebody wrote: both are it."""
+
+    min: int
+    max: int
+
+    @property
+    def fixed(self) -> bool:
+        return self.min == self.max
+
+    def clamp(self, count: int) -> int:
+        return max(self.min, min(count, self.max))
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """One runner, of whatever backend. `settled`: it takes requests, so that taking it away moves streams."""
+
+    name: str
+    ready: bool
+
+
+def bounds(pool: Pool, default: int) -> Bounds:
+    """What the pool's spec allows, as far as its groups have room. `default`: for a pool that says nothing."""
+    if pool.autoscaling is not None:
+        low, high = pool.autoscaling.min, pool.autoscaling.max
+    else:
+        low = high = pool.replicas if pool.replicas is not None else default
+    room = min(RUNNERS_MAX, sum(RUNNERS_MAX if group.max is None else group.max for group in pool.groups))
+    return Bounds(min(low, room), min(high, room))
+
+
+def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
+    """Runners that the pool should have. Until the scheduler has answered none of those that are there is too many.
+
+    One that has just started names no bounds before it knows who is there, and asks for more where requests wait.
+    """
+    if report is None or not (is_current(report, bounds) or report.max_runners == 0):
+        return bounds.clamp(present)
+    return bounds.clamp(report.wanted_runners if is_current(report, bounds) else max(report.wanted_runners, present))
+
+
+def is_current(report: PoolReport, bounds: Bounds) -> bool:
+    """Whether the scheduler said this knowing these bounds, and the runners that there are."""
+    return report.max_runners == bounds.max
+
+
+def distribute(count: int, groups: Sequence[Group]) -> dict[str, int]:
+    """Runners of each group: first every group's minimum, then each up to its maximum, both in list order.
+
+    The sum is `count`, as far as the groups have room; with one more, one group gets one more. So a pool that shrinks
+    empties its groups in reverse.
+    """
+    sizes: dict[str, int] = {}
+    for group in groups:
+        sizes[group.name] = min(group.min, count - sum(sizes.values()))
+    for group in groups:
+        left = count - sum(sizes.values())
+        sizes[group.name] += left if group.max is None else min(left, max(0, group.max - sizes[group.name]))
+    return sizes
+
+
+def counts_apart(pool: Pool) -> bool:
+    """Whether the scheduler counts the runners of groups apart, by the phase that their hardware is for."""
+    return pool.phases == "split" and any(group.phase != "Any" for group in pool.groups)
+
+
+def counted_together(pool: Pool, group: str) -> set[str]:
+    """The other groups of a pool that the scheduler does not tell from this one."""
+    apart, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
+    return {name for name, phase in phases.items() if name != group and not (apart and phase != phases[group])}
+
+
+def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
+    """What the scheduler counts apart; nothing where it counts a pool's runners together."""
+    if not counts_apart(pool):
+        return ()
+    found: list[PhaseGroups] = []
+    for phase in GroupPhase:
+        of = [group for group in pool.groups if group.phase.lower() == phase.value]
+        most = 0 if any(group.max is None for group in of) else sum(group.max or 0 for group in of)
+        found += [PhaseGroups(phase, sum(group.min for group in of), most)] if of else []
+    return tuple(found)
+
+
+def sizes(
+    pool: Pool, wanted: int, report: PoolReport | None, bounds: Bounds, present: Mapping[str, int]
+) -> dict[str, int]:
+    """Runners of each group. Where groups are counted apart that is the scheduler's word.
+
+    Until it has answered nothing moves from one group to another (`present`).
+    """
+    groups = pool.groups
+    if not counts_apart(pool):
+        return distribute(wanted, groups)
+    counts = report.wanted if report is not None and is_current(report, bounds) else None
+    if counts is not None and sum(counts) == wanted:
+        found: dict[str, int] = {}
+        for phase, count in counts._asdict().items():
+            found |= distribute(count, [group for group in groups if group.phase.lower() == phase])
+        return {group.name: found[group.name] for group in groups}
+    return _evenly(wanted, groups, present)
+
+
+def _evenly(count: int, groups: Sequence[Group], present: Mapping[str, int]) -> dict[str, int]:
+    """Each group's minimum, then what it has, then up to its maximum: one by one to the group that has the fewest.
+
+    So every group gets one before one gets two. The sum is `count`, as far as the groups have room.
+    """
+    found = dict.fromkeys((group.name for group in groups), 0)
+
+    def order(group: Group) -> tuple[bool, bool, int]:
+        n = found[group.name]
+        return n >= max(1, group.min), n >= present.get(group.name, 0), n
+
+    for _ in range(count):
+        growable = [group for group in groups if group.max is None or found[group.name] < group.max]
+        if growable:
+            found[min(growable, key=order).name] += 1
+    return found
+
+
+def one_for_one(sizes: Mapping[str, int], present: Mapping[str, int], wanted: int) -> dict[str, int]:
+    """The sizes without growth beyond `wanted` in all: accelerators are scarce, and others have to leave first."""
+    found, excess = dict(sizes), sum(sizes.values()) - wanted
+    for name in reversed(found):
+        later = max(0, min(excess, found[name] - present.get(name, 0)))
+        found[name], excess = found[name] - later, excess - later
+    return found
+
+
+def select_victims(
+    present: Sequence[Runner],
+    wanted: int,
+    report: PoolReport | None,
+    bounds: Bounds,
+    *,
+    waited: bool,
+    apart: bool = False,
+    elsewhere: int = 0,
+) -> list[Runner] | None:
+    """Who of `present` goes so that `wanted` are left, the first one first; None: that is not known yet.
+
+    `waited`: the scheduler has had its time to answer. The order: who serves nobody, then the scheduler's victims in
+    its order, then, for a number that people wrote, the last of those that are left: where groups are counted `apart`
+    only as long as the scheduler has not answered, for then a number may move from one group to another. It does not
+    tell groups of one phase apart: for each victim that it has named `elsewhere`, in another one, one that it has not
+    may go here.
+    """
+    surplus, answered = len(present) - wanted, report is not None and is_current(report, bounds)
+    if surplus <= 0:
+        return []
+    if not waited and not answered:
+        return None
+    victims = report.victims if report is not None else ()
+    rank = {name: number for number, name in enumerate(victims)}
+    free = [runner for runner in reversed(present) if not runner.ready and runner.name not in rank]
+    named = sorted((runner for runner in present if runner.name in rank), key=lambda runner: rank[runner.name])
+    rest = [runner for runner in reversed(present) if runner.ready and runner.name not in rank]
+    unnamed = bounds.fixed and not (apart and answered)
+    return [*free, *named, *(rest if unnamed else rest[:elsewhere])][:surplus]
+
+
+def group_of(index: int, groups: Sequence[Group]) -> Group:
+    """The group of a process: the one that a pool of so many runners gets its next one in."""
+    before, after = distribute(index, groups), distribute(index + 1, groups)
+    return next((group for group in groups if after[group.name] > before[group.name]), groups[-1])
+
+
+def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> RunnerConfig:
+    """What each runner of this pool, or of one of its groups, is started with."""
+    return RunnerConfig(
+        pool=pool.meta.ref,
+        base_digest=base_digest,
+        page_tokens=pool.page_tokens,
+        kv_pages=pool.kv_pages,
+        max_sequences=pool.max_sequences,
+        max_adapters=pool.max_adapters,
+        max_rank=pool.max_rank,
+        max_batch_tokens=pool.max_batch_tokens,
+        max_prefills=pool.max_prefills,
+        token_time_ms=pool.token_time_ms,
+        tensor_parallel=pool.tensor_parallel,
+        pipeline_parallel=pool.pipeline_parallel,
+        model_name=pool.model_name,
+        phase=group.phase if group is not None else "Any",
+        offload=pool.offload,
+    )
+
+
+def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
+    """Processes that have not been told to go, by index."""
+    return {index: runner for index, runner in sorted(runners.items()) if runner.state != "Leaving"}
+
+
+def to_start(wanted: Callable[[int], RunnerConfig], count: int, present: Mapping[int, RunnerProcess]) -> list[int]:
+    """Indexes of processes to start, or to start anew with another launch.
+
+    Missing runners start all at once, at the lowest free indexes. Outdated ones are replaced one at a time, each when
+    every other runner that is wanted is ready, so that a change of a pool never takes all of its runners away; a runner
+    that cannot start anyway is replaced at once.
+    """
+    kept = not_terminating(present)
+    free = (index for index in range(RUNNERS_MAX) if index not in present)
+    missing = [next(free) for _ in range(count - len(kept))]
+    outdated = [index for index, runner in kept.items() if runner.launch != wanted(index)]
+    broken = [index for index in outdated if kept[index].state == "CrashLoop"]
+    ready = not missing and all(runner.state == "Ready" for i, runner in kept.items() if i not in outdated[:1])
+    return missing + (broken or (outdated[:1] if ready else []))
+
+
+def deletion_costs(going: Iterable[Runner]) -> dict[str, int]:
+    """Deletion costs, by name: the first to go has the lowest.
+
+    Who serves nobody goes first without a mark too, but it may come to serve before anybody is taken away.
+    """
+    names = [runner.name for runner in going]
+    return {name: number - len(names) for number, name in enumerate(names)}

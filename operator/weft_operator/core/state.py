@@ -1,0 +1,340 @@
+"""What is wanted and what is there: the two sides that `plan` compares.
+
+`Desired` holds the objects, indexed so that planning one object costs O(1) with 100,000 of them. `Observed` holds what
+the shells have seen: the depot's answers, runner processes, what the scheduler was told and what it says. Both are
+plain memory with one owner; every change says which objects have to be planned again.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from weft.domain.adapter import AdapterVersion
+from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
+from weft_operator.core.artifacts import Resolution
+from weft_operator.core.resources import Adapter, Object, OffloadBudgets, Pool, Ref, Tier, holds
+from weft_operator.core.retention import Retention
+
+APPLY_RETRY_S = 15.0  # before a wish that was refused is tried again, unchanged
+
+RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leaving"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """All that one runner is started with. A runner whose launch differs from the wanted one is replaced."""
+
+    pool: Ref
+    base_digest: str
+    page_tokens: int
+    kv_pages: int
+    max_sequences: int
+    max_adapters: int | None
+    max_rank: int
+    max_batch_tokens: int
+    max_prefills: int
+    token_time_ms: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    model_name: str = ""
+    phase: str = "Any"  # of its group
+    offload: OffloadBudgets | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerProcess:
+    """A runner that is a process of this machine. `name` is what the scheduler calls it."""
+
+    launch: RunnerConfig
+    state: RunnerState
+    message: str = ""  # of a crash loop: what its last words were
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A runner that is a pod, or one of a runner's pods: `runner` is the StatefulSet that they have in common.
+
+    `cost` is its pod-deletion-cost as it was read; None: it has none.
+    """
+
+    name: str
+    uid: str
+    group: str
+    state: RunnerState
+    message: str = ""  # why it does not run, for people
+    cost: int | None = None
+    runner: str = ""
+
+
+def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
+    """A pod for each runner: of several its first one, in the state of all of them together."""
+    found, several = list[Pod](), dict[str, list[Pod]]()
+    for pod in pods:
+        if pod.runner:
+            several.setdefault(pod.runner, []).append(pod)
+        else:
+            found.append(pod)
+    return found + [_together(runner, of) for runner, of in several.items()]
+
+
+def _together(runner: str, pods: list[Pod]) -> Pod:
+    """Ready or leaving with the last of them; why one does not run is why the runner does not."""
+    by_state = {pod.state: pod for pod in sorted(pods, key=lambda pod: pod.name, reverse=True)}
+    stuck = by_state.get("CrashLoop") or by_state.get("Unschedulable")
+    state = stuck.state if stuck else pods[0].state if len(by_state) == 1 else "Starting"
+    return Pod(f"{runner}-0", pods[0].uid, pods[0].group, state, stuck.message if stuck else "", runner=runner)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectKey:
+    """Which object of a cluster, of those that a pool owns."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An object that a pool owns, as it should be: a complete intent for server-side apply."""
+
+    kind: str
+    namespace: str
+    name: str
+    manifest: dict[str, Any]
+
+    @property
+    def key(self) -> ObjectKey:
+        return ObjectKey(self.kind, self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFailure:
+    """A wish (by its hash) that could not be applied: when, and why, as a condition's reason and message."""
+
+    intent: str
+    at: float
+    reason: str
+    message: str
+
+    @property
+    def again_at(self) -> float:
+        """When the same wish is tried again."""
+        return self.at + APPLY_RETRY_S
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRegistration:
+    """An adapter as the registry declares it, and how long its streams may outlive it.
+
+    Without a digest it is not served, for `reason`.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    model_name: str
+    pool: str
+    digest: str
+    rank: int
+    size_bytes: int
+    pinned: bool
+    created_unix_s: int
+    drain_s: float
+    tier: Tier = "Remote"
+    reason: str = ""
+    message: str = ""
+    version: str = ""  # the name of the content
+    versions: tuple[AdapterVersion, ...] = ()  # earlier contents that are served
+
+    @property
+    def digests(self) -> set[str]:
+        """Of every content that is served."""
+        return {self.digest, *(version.digest for version in self.versions)} - {""}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """The scheduler's word on a pool."""
+
+    ready_runners: int
+    wanted_runners: int = 0
+    victims: tuple[str, ...] = ()  # names of runners that should go, the first one first
+    max_runners: int = 0  # of the PoolSpec that this answers
+    slo: SloAttainment | None = None  # changes once a minute at most
+    roles: RoleCounts | None = None  # of as many runners, too
+    wanted: PhaseCounts | None = None  # of `wanted_runners`, where groups are counted apart
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """The scheduler's word on an adapter: of which digest it speaks, and whether that is in the route table."""
+
+    digest: str
+    routed: bool
+    unavailable_runners: int = 0  # of the pool's ready ones
+    load_errors: tuple[str, ...] = ()
+    load_failed: bool = False  # everywhere
+    removed: bool = False  # it is not routed, and no ready runner has it
+
+
+class DesiredState:
+    """The objects, by reference, by pool and by served name."""
+
+    def __init__(self, served: frozenset[str] | None = None) -> None:
+        """`served`: the namespaces whose pools are served; None: all."""
+        self.served = served
+        self.pools: dict[Ref, Pool] = {}
+        self.adapters: dict[Ref, Adapter] = {}
+        self.by_uid: dict[str, Ref] = {}
+        self._by_pool: dict[Ref, set[Ref]] = {}
+        self._pinned: dict[Ref, set[Ref]] = {}  # of _by_pool
+        self._ready: dict[Ref, set[Ref]] = {}  # of _by_pool: Ready by their stored status
+        self._by_name: dict[str, set[Ref]] = {}
+
+    def put(self, resource: Pool | Adapter) -> set[Ref]:
+        """Take in a new or changed object. Returns every object that has to be planned again."""
+        ref = resource.meta.ref
+        before = self.get(ref)
+        if before is not None and _same_spec(before, resource):
+            self.add(resource)
+            if isinstance(resource, Pool) or holds(resource, "Ready") == holds(before, "Ready"):
+                return {ref}
+            return {ref, resource.pool} if resource.pool in self.pools else {ref}
+        affected = self.drop(ref) | {ref}
+        self.add(resource)
+        return affected | self._neighbours(resource)
+
+    def add(self, resource: Pool | Adapter) -> None:
+        """Take in a new or changed object, where nobody asks what else it concerns. Costs the same with 10,000."""
+        ref = resource.meta.ref
+        self._remove(ref)
+        self.by_uid[resource.meta.uid] = ref
+        if isinstance(resource, Pool):
+            self.pools[ref] = resource
+        else:
+            self.adapters[ref] = resource
+            for index in self._pool_indexes(resource):
+                index.setdefault(resource.pool, set()).add(ref)
+        self._by_name.setdefault(resource.model_name, set()).add(ref)
+
+    def drop(self, ref: Ref) -> set[Ref]:
+        """Forget an object. Returns every object that has to be planned again."""
+        resource = self.get(ref)
+        if resource is None:
+            return set()
+        affected = self._neighbours(resource) | {ref}
+        self._remove(ref)
+        return affected
+
+    def get(self, ref: Ref) -> Pool | Adapter | None:
+        return self.pools.get(ref) if ref.kind == "ServingPool" else self.adapters.get(ref)
+
+    def serves(self, namespace: str) -> bool:
+        """Whether pools of that namespace are served here."""
+        return self.served is None or namespace in self.served
+
+    def refs(self) -> list[Ref]:
+        """Every object, pools first."""
+        return [*self.pools, *self.adapters]
+
+    def adapters_of(self, pool: Ref) -> Iterator[Adapter]:
+        """The adapters that name this pool, permitted or not, whether it exists or not."""
+        return (self.adapters[ref] for ref in self._by_pool.get(pool, ()))
+
+    def counts(self, pool: Ref) -> tuple[int, int]:
+        """How many adapters name this pool, and how many of them are Ready. Costs the same with 10,000."""
+        return len(self._by_pool.get(pool, ())), len(self._ready.get(pool, ()))
+
+    def claimants(self, model_name: str) -> Iterator[Pool | Adapter]:
+        """Every object that wants to be served under this name."""
+        for ref in self._by_name.get(model_name, ()):
+            claimant = self.get(ref)
+            assert claimant is not None
+            yield claimant
+
+    def _neighbours(self, resource: Pool | Adapter) -> set[Ref]:
+        near = self._by_name.get(resource.model_name, set())
+        if isinstance(resource, Pool):
+            return near | self._by_pool.get(resource.meta.ref, set())
+        if resource.pool not in self.pools:
+            return set()  # it is refused, and stands in nobody's way
+        # Pinned ones share the slots that may be pinned.
+        return near | {resource.pool} | (self._pinned.get(resource.pool, set()) if resource.pinned else set())
+
+    def _remove(self, ref: Ref) -> None:
+        resource = self.pools.pop(ref, None) or self.adapters.pop(ref, None)
+        if resource is None:
+            return
+        del self.by_uid[resource.meta.uid]
+        _discard(self._by_name, resource.model_name, ref)
+        if isinstance(resource, Adapter):
+            for index in self._pool_indexes(resource):
+                _discard(index, resource.pool, ref)
+
+    def _pool_indexes(self, adapter: Adapter) -> Iterator[dict[Ref, set[Ref]]]:
+        yield self._by_pool
+        if adapter.pinned:
+            yield self._pinned
+        if holds(adapter, "Ready"):
+            yield self._ready
+
+
+@dataclass(slots=True)
+class ObservedState:
+    """What the shells have seen so far. Absent means "not known", and unknown changes no status."""
+
+    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid
+    runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
+    children: dict[Ref, dict[ObjectKey, Object]] = field(default_factory=dict)  # by pool; live objects as read
+    pods: dict[Ref, dict[str, Pod]] = field(default_factory=dict)  # by pool and name
+    pools: dict[Ref, PoolSpec] = field(default_factory=dict)  # as published
+    adapters: dict[Ref, AdapterRegistration] = field(default_factory=dict)  # as published
+    pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
+    adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid
+    published_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
+    unloads: dict[str, bool] = field(default_factory=dict)  # by uid, of deleted adapters that were told to go: gone?
+    applied: dict[ObjectKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the revision that it gave
+    refused: dict[Ref, dict[ObjectKey, ApplyFailure]] = field(
+        default_factory=dict
+    )  # by pool: what could not be applied
+    deletion_costs: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # by uid of the pod: the cost ordered, and when
+    retention: Retention = field(default_factory=Retention)
+
+
+def check_indexes(desired: DesiredState) -> None:
+    """The indexes hold every object exactly where its fields say, and nothing else. O(objects); for tests."""
+    by_name: dict[str, set[Ref]] = {}
+    by_pool: dict[Ref, set[Ref]] = {}
+    pinned: dict[Ref, set[Ref]] = {}
+    ready: dict[Ref, set[Ref]] = {}
+    for resource in (*desired.pools.values(), *desired.adapters.values()):
+        by_name.setdefault(resource.model_name, set()).add(resource.meta.ref)
+        if isinstance(resource, Adapter):
+            by_pool.setdefault(resource.pool, set()).add(resource.meta.ref)
+            if resource.pinned:
+                pinned.setdefault(resource.pool, set()).add(resource.meta.ref)
+            if holds(resource, "Ready"):
+                ready.setdefault(resource.pool, set()).add(resource.meta.ref)
+    assert by_name == desired._by_name, "names"  # pyright: ignore[reportPrivateUsage]
+    assert by_pool == desired._by_pool, "pools"  # pyright: ignore[reportPrivateUsage]
+    assert pinned == desired._pinned, "pinned"  # pyright: ignore[reportPrivateUsage]
+    assert ready == desired._ready, "ready"  # pyright: ignore[reportPrivateUsage]
+
+
+K = TypeVar("K")
+
+
+def _same_spec(before: Pool | Adapter, after: Pool | Adapter) -> bool:
+    """Only the status differs, which concerns at most an adapter's pool: it counts the ready ones."""
+    meta = replace(before.meta, resource_version=after.meta.resource_version)
+    return replace(before, status=after.status, meta=meta) == after
+
+
+def _discard(index: dict[K, set[Ref]], key: K, ref: Ref) -> None:
+    index[key].discard(ref)
+    if not index[key]:
+        del index[key]

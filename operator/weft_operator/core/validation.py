@@ -1,0 +1,216 @@
+"""Rules between objects, asked before one is stored: what would break what exists is refused. Pure.
+
+The schema has judged the object by itself already. What is left needs others: names, slots, namespaces, bases. One
+function serves the webhook and the local API, so both refuse the same with the same words.
+
+- Objects may come in any order: what does not exist yet refuses nothing. An adapter without its pool is stored, with a
+  warning and the condition PoolNotFound.
+- Only what an update makes worse is refused. Who edits a label is not told of an old conflict, and an object that is
+  being deleted, or whose spec stays as it is, always passes.
+- Who holds a name, a slot or a place is who is accepted (`judge`): a refused object stands in nobody's way.
+- Of two wishes that are judged at the same moment both pass; the planner then gives the younger its condition.
+- A pool's owner may take a right away (a namespace) though it is in use, and is warned; what is more likely a slip
+  (fewer slots than are pinned, a rank below one that is served) is refused.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from weft.domain.model.errors import Reason
+from weft_operator.core.acceptance import accepted_by_name, describe_owner, is_in_own_namespace, name_owner, pinned_max
+from weft_operator.core.resources import Adapter, Object, Pool, parse
+from weft_operator.core.state import DesiredState
+
+NAMED_MAX = 3
+# What a server has not given to an object that is only a wish.
+_UNSTORED = {"uid": "", "generation": 0, "resourceVersion": "", "creationTimestamp": "9999-12-31T00:00:00Z"}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that stands against an object. `reason` is API, as in conditions; `field` is a path."""
+
+    reason: str
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What is said to a wish: any objection refuses it, warnings are only told."""
+
+    objections: tuple[Violation, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def validate(wish: Object, before: Object | None, desired: DesiredState) -> Review:
+    """Judge an object that is to be stored, in place of `before` where there is one, by all that exist."""
+    if wish["metadata"].get("deletionTimestamp") or (before is not None and before["spec"] == wish["spec"]):
+        return Review()
+    new, old = _parsed(wish), _parsed(before) if before is not None else None
+    if isinstance(new, Pool):
+        return _review_pool(new, old if isinstance(old, Pool) else None, desired)
+    return _review_adapter(new, old if isinstance(old, Adapter) else None, desired)
+
+
+# --------------------------------------------------------------------------------------------- adapters
+
+
+def _review_adapter(new: Adapter, old: Adapter | None, desired: DesiredState) -> Review:
+    pool = desired.pools.get(new.pool)
+    if pool is None or pool.meta.deleting:
+        waits = f"there is no ServingPool {new.pool} yet: the adapter waits for it (PoolNotFound)"
+        return Review(tuple(_name_objections(new, old, desired)), (waits,))
+    known = (
+        set(_adapter_objections(old, pool, desired)) if old is not None and old.pool == new.pool else set[Violation]()
+    )
+    found = (*_name_objections(new, old, desired), *_adapter_objections(new, pool, desired))
+    return Review(tuple(objection for objection in found if objection not in known))
+
+
+def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> Iterator[Violation]:
+    """Against an adapter in this pool, beyond its name."""
+    namespace, ref = adapter.meta.ref.namespace, pool.meta.ref
+    if not pool.permits(namespace):
+        message = (
+            f"ServingPool {ref} does not admit adapters of namespace {namespace}; its owner can, with allowedNamespaces"
+        )
+        yield Violation("NotPermitted", "spec.poolRef", message)
+    if adapter.base_model not in (None, pool.model_name):
+        message = f"ServingPool {ref} serves {pool.model_name!r}, not {adapter.base_model!r}"
+        yield Violation(Reason.BASE_MISMATCH, "spec.baseModel", message)
+    if adapter.max_rank is not None and adapter.max_rank > pool.max_rank:
+        message = f"ServingPool {ref} takes ranks up to {pool.max_rank}, not {adapter.max_rank}"
+        yield Violation(Reason.RANK_TOO_LARGE, "spec.maxRank", message)
+    most = pinned_max(pool)
+    if adapter.pinned and most is not None:
+        others = _accepted(pool, desired, lambda other: other.pinned and other.meta.ref != adapter.meta.ref)
+        if len(others) >= most:
+            known = [other for other in others if other.meta.ref.namespace == namespace]  # of others no names are told
+            yield Violation("NoSlots", "spec.pinned", _full(pool, known))
+
+
+def _name_objections(new: Adapter, old: Adapter | None, desired: DesiredState) -> Iterator[Violation]:
+    if old is not None and old.model_name == new.model_name:
+        return
+    if holder := _holder(new, desired):
+        yield Violation("NameConflict", "spec.modelName", _taken(new, holder))
+
+
+# ------------------------------------------------------------------------------------------------ pools
+
+
+def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
+    if not desired.serves(new.meta.ref.namespace):
+        served = ", ".join(sorted(desired.served or ())) or "no namespace"
+        namespace = new.meta.ref.namespace
+        where = f"pools are served in {served}, not in {namespace} (NamespaceNotServed)"
+        return Review(warnings=(where,))
+    if old is None:
+        return Review(tuple(_renamed(new, desired)), tuple(_too_few_to_split(new)))
+    found = (
+        *(_renamed(new, desired) if new.model_name != old.model_name else ()),
+        *(_asserted(new, desired) if new.model_name != old.model_name else ()),
+        *(_fewer_slots(new, desired) if _lowered(new.max_adapters, old.max_adapters) else ()),
+        *(_smaller_rank(new, desired) if new.max_rank < old.max_rank else ()),
+    )
+    return Review(found, (*_no_longer_permitted(new, desired), *_too_few_to_split(new)))
+
+
+def _too_few_to_split(new: Pool) -> Iterator[str]:
+    """A number of runners that people wrote, which a later scaling may change: no reason to refuse it."""
+    least = new.min_prompt + new.min_token
+    if new.phases == "split" and new.replicas is not None and new.replicas < max(2, least):
+        yield (
+            f"phases: {new.replicas} runners are fewer than minPrompt and minToken want ({least}): each phase gets one "
+            "as far as possible, and a runner alone does both"
+        )
+
+
+def _renamed(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+    if holder := _holder(new, desired):
+        yield Violation("NameConflict", "spec.model.name", _taken(new, holder))
+
+
+def _asserted(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+    """Adapters that say which base they were made for."""
+    if relying := _accepted(new, desired, lambda adapter: adapter.base_model not in (None, new.model_name)):
+        message = (
+            f"baseModel of {_named(relying)} says {relying[0].base_model!r}; delete them first, or create another pool"
+        )
+        yield Violation(Reason.BASE_MISMATCH, "spec.model.name", message)
+
+
+def _lowered(new: int | None, old: int | None) -> bool:
+    return new is not None and (old is None or new < old)
+
+
+def _fewer_slots(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+    most, pinned = pinned_max(new), _accepted(new, desired, lambda adapter: adapter.pinned)
+    if most is not None and len(pinned) > most:
+        yield Violation("NoSlots", "spec.lora.maxAdapters", _full(new, pinned))
+
+
+def _smaller_rank(new: Pool, desired: DesiredState) -> Iterator[Violation]:
+    if larger := _accepted(new, desired, lambda adapter: int(adapter.status.get("rank") or 0) > new.max_rank):
+        message = f"{_named(larger)} of rank {max(int(a.status['rank']) for a in larger)} would not be served any more"
+        yield Violation(Reason.RANK_TOO_LARGE, "spec.lora.maxRank", message)
+
+
+def _no_longer_permitted(new: Pool, desired: DesiredState) -> Iterator[str]:
+    if lost := _accepted(new, desired, lambda adapter: not new.permits(adapter.meta.ref.namespace)):
+        yield f"{_named(lost)} will not be served any more: allowedNamespaces leaves out their namespaces"
+
+
+# ------------------------------------------------------------------------------------ who holds what now
+
+
+def _holder(new: Pool | Adapter, desired: DesiredState) -> Pool | Adapter | None:
+    """Who is served under this object's name now; who goes does not count."""
+    owner = name_owner(new.model_name, desired)
+    if owner is None or owner.meta.ref == new.meta.ref or owner.meta.deleting or _gives_way(owner, new):
+        return None
+    return owner
+
+
+def _gives_way(holder: Pool | Adapter, new: Pool | Adapter) -> bool:
+    """A name that begins with a namespace is that namespace's, whoever was there before (`judge`)."""
+    return (
+        isinstance(holder, Adapter)
+        and isinstance(new, Adapter)
+        and is_in_own_namespace(new)
+        and not is_in_own_namespace(holder)
+    )
+
+
+def _accepted(pool: Pool, desired: DesiredState, concerned: Callable[[Adapter], bool]) -> list[Adapter]:
+    """The adapters that this pool, as it is stored, serves or is about to serve, of those that are concerned."""
+    found = (adapter for adapter in desired.adapters_of(pool.meta.ref) if concerned(adapter))
+    accepted = (adapter for adapter in accepted_by_name(found, desired) if not adapter.meta.deleting)
+    return sorted(accepted, key=lambda adapter: adapter.meta.ref)
+
+
+def _parsed(obj: Object) -> Adapter | Pool:
+    return parse({**obj, "metadata": {**_UNSTORED, **obj["metadata"]}})
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+def _taken(new: Pool | Adapter, holder: Pool | Adapter) -> str:
+    return f"the name {new.model_name!r} {describe_owner(new, holder)}; choose another"
+
+
+def _full(pool: Pool, pinned: list[Adapter]) -> str:
+    bound = f"lora.maxAdapters {pool.max_adapters} pins at most {pinned_max(pool)}: one slot is never pinned"
+    taken = f" (pinned: {_named(pinned)})" if pinned else ""
+    return f"ServingPool {pool.meta.ref} with {bound}{taken}; unpin one, or raise or unset lora.maxAdapters"
+
+
+def _named(adapters: Iterable[Adapter]) -> str:
+    names = sorted(str(adapter.meta.ref) for adapter in adapters)
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return f"LoRAAdapter{'s' if len(names) > 1 else ''} {', '.join(names[:NAMED_MAX])}{more}"

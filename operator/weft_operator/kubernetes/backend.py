@@ -1,0 +1,282 @@
+"""The planner's orders in a cluster, each one request to the API server.
+
+Every write is fenced: by the leadership that orders it, and by what it was made from (the version of the object, or at
+least its uid). What a pool owns is ordered from two objects and fenced by one, so the pool is read again right before.
+A fence that does not hold is `NoEffect`: the world is another one, so it is planned again, from what is looked up then.
+"""
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from weft.telemetry.logs import kv
+from weft_operator.core.actions import (
+    AddFinalizer,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    RecordEvent,
+    RemoveFinalizer,
+    RemoveRunner,
+    ScaleChild,
+    SetPodDeletionCost,
+    SetStatus,
+)
+from weft_operator.core.children import MANAGER, POOL_LABEL
+from weft_operator.core.resources import API_VERSION, Object, Ref, resource_version
+from weft_operator.core.state import Child, ObjectKey
+from weft_operator.errors import ChildRefused, NoEffect
+from weft_operator.kubernetes.cache import ObjectCache
+from weft_operator.kubernetes.client import APPLY_PATCH, MERGE_PATCH, Api
+from weft_operator.kubernetes.errors import ApiFailed, KubernetesError
+from weft_operator.kubernetes.event_mapping import owner_of
+from weft_operator.kubernetes.pods import DELETION_COST
+from weft_operator.kubernetes.resources import BY_KIND, EVENTS, MANAGED_BY, PODS, version_of
+
+log = logging.getLogger(__name__)
+
+EVENT_NOTE_MAX = 1024  # bytes, by the API
+
+EVENTS_REMEMBERED = 1024
+
+# The API server's verdict on what was sent (500: of an admission webhook); anything else is about itself.
+REFUSALS = frozenset((400, 403, 413, 422, 500))
+FOREIGN = "give it another name, or delete it; it is looked at again"
+
+Clock = Callable[[], float]
+
+
+class KubernetesBackend:
+    """Owns no state but the mirror's: what a write answers is told there, before the watch tells it again.
+
+    `lead()` raises LeadershipLost; it is asked right before each write. `write_s` bounds how long one is under way.
+    """
+
+    def __init__(
+        self, api: Api, cache: ObjectCache, *, lead: Callable[[], None], write_s: float, instance: str, clock: Clock
+    ) -> None:
+        self._api, self._cache, self._lead, self._write_s = api, cache, lead, write_s
+        self._instance, self._clock = instance, clock
+        self._told: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was told again
+
+    async def set_status(self, action: SetStatus) -> Object:
+        """Replace the whole status of exactly that version."""
+        resource = BY_KIND[action.ref.kind]
+        fence = {"uid": action.uid, "resourceVersion": action.resource_version}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": action.ref.kind,
+            "metadata": {"namespace": action.ref.namespace, "name": action.ref.name, **fence},
+            "status": action.status,
+        }
+        path = resource.path(action.ref.namespace, action.ref.name, "status")
+        return await self._fenced(_key(action.ref), "PUT", path, body)
+
+    async def add_finalizer(self, action: AddFinalizer) -> Object:
+        finalizers = self._finalizers(action)
+        return await self._patch_finalizers(action, [*finalizers, action.finalizer])
+
+    async def remove_finalizer(self, action: RemoveFinalizer) -> None:
+        finalizers = [name for name in self._finalizers(action) if name != action.finalizer]
+        obj = await self._patch_finalizers(action, finalizers)
+        if obj["metadata"].get("deletionTimestamp") and not obj["metadata"].get("finalizers"):
+            self._cache.drop(_key(action.ref), action.uid)
+
+    async def apply_child(self, action: ApplyChild) -> None:
+        """Server-side apply of the whole intent. Fields that the intent no longer names go away.
+
+        Where an object is there, the version that the action was planned from fences it: neither a process that was
+        paused nor a plan from before the object was known puts an old intent in the place of a newer one. Raises
+        ChildRefused.
+        """
+        child, path = action.child, BY_KIND[action.child.kind].path(action.child.namespace, action.child.name)
+        await self._check(action.pool)
+        known = self._cache.find(child.key)
+        owned = known if known and owner_of(known) == action.pool else None  # else the plan does not see it
+        if resource_version(owned) != action.resource_version:
+            raise NoEffect(_planned_from_another(child.key, action.resource_version, owned))
+        there = known or await self._unseen(child)
+        if there and not may_apply(there, child):
+            raise ChildRefused("ChildConflict", f"{child.kind} {child.name} is there and is not this pool's: {FOREIGN}")
+        fence = {"resourceVersion": there["metadata"]["resourceVersion"]} if there else {}
+        body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
+        query = {"fieldManager": MANAGER, "force": "true"}
+        try:
+            await self._fenced(child.key, "PATCH", path, body, content_type=APPLY_PATCH, query=query)
+        except ApiFailed as error:
+            if error.status not in REFUSALS:
+                raise
+            raise ChildRefused("ChildRefused", f"{child.kind} {child.name}: {error.message}") from error
+
+    async def delete_child(self, action: DeleteChild) -> None:
+        await self._check(action.pool)
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": action.uid},
+            "propagationPolicy": "Background",
+        }
+        path = BY_KIND[action.kind].path(action.namespace, action.name)
+        try:
+            await self._send("DELETE", path, body)
+        except NoEffect:
+            there = await self._look(action.key)
+            if there is not None and there["metadata"]["uid"] == action.uid:
+                raise
+        else:
+            await self._look(action.key)  # its watch may be late; it is not deleted twice
+
+    async def scale_child(self, action: ScaleChild) -> None:
+        """Fewer replicas of what is on its way out; no wish names it any more, so nothing of it is applied."""
+        await self._check(action.pool)
+        fence = {"uid": action.uid, "resourceVersion": action.resource_version}
+        body = {"metadata": fence, "spec": {"replicas": action.replicas}}
+        path = BY_KIND[action.key.kind].path(action.key.namespace, action.key.name)
+        query = {"fieldManager": MANAGER}
+        await self._fenced(action.key, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
+
+    async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
+        """The cost by which a ReplicaSet chooses whom to stop first."""
+        await self._check(action.pool)
+        metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
+        path = PODS.path(action.namespace, action.name)
+        key = ObjectKey(PODS.kind, action.namespace, action.name)
+        await self._fenced(key, "PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
+
+    async def record_event(self, action: RecordEvent) -> None:
+        """An Event; one that says the same again is counted on the first. Failing to tell is logged, not repeated."""
+        event = event_manifest(action, self._instance, self._clock())
+        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
+        try:
+            try:
+                await self._send("POST", EVENTS.path(namespace), event)
+            except NoEffect:  # it was told before: 409
+                series = {"series": {"count": self._count(name), "lastObservedTime": event["eventTime"]}}
+                await self._send("PATCH", EVENTS.path(namespace, name), series, content_type=MERGE_PATCH)
+        except (KubernetesError, NoEffect) as error:
+            log.warning("an Event is lost", extra=kv(object=str(action.ref), reason=action.reason, error=str(error)))
+
+    async def ensure_runner(self, action: EnsureRunner) -> None:
+        raise AssertionError(f"runners are pods here: {action}")
+
+    async def remove_runner(self, action: RemoveRunner) -> None:
+        raise AssertionError(f"runners are pods here: {action}")
+
+    # ----------------------------------------------------------------------------------------------------- shared
+
+    def _count(self, event: str) -> int:
+        count = self._told[event] = self._told.pop(event, 1) + 1
+        if len(self._told) > EVENTS_REMEMBERED:
+            self._told.popitem(last=False)
+        return count
+
+    def _finalizers(self, action: AddFinalizer | RemoveFinalizer) -> list[str]:
+        """Those of exactly the version that the action was made from; a patch replaces the whole list."""
+        known = self._cache.find(_key(action.ref))
+        if known is None or known["metadata"]["resourceVersion"] != action.resource_version:
+            raise NoEffect(f"{action.ref.kind} {action.ref} has changed since version {action.resource_version}")
+        return list(known["metadata"].get("finalizers") or ())
+
+    async def _patch_finalizers(self, action: AddFinalizer | RemoveFinalizer, finalizers: list[str]) -> Object:
+        fence = {"uid": action.uid, "resourceVersion": action.resource_version}
+        body = {"metadata": {**fence, "finalizers": finalizers}}
+        path = BY_KIND[action.ref.kind].path(action.ref.namespace, action.ref.name)
+        return await self._fenced(_key(action.ref), "PATCH", path, body, content_type=MERGE_PATCH)
+
+    async def _check(self, pool: Ref) -> None:
+        """What was planned for a pool was planned from it as it is. Raises NoEffect."""
+        known = self._cache.find(_key(pool))
+        there = await self._look(_key(pool))
+        if resource_version(there) != resource_version(known):
+            found, planned = resource_version(there), resource_version(known)
+            raise NoEffect(f"{pool.kind} {pool} is at version {found}, not at {planned}")
+
+    async def _fenced(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
+        """A write that met another version is followed by a look at it: its watch may be late."""
+        try:
+            return await self._write(method, path, body, **how)
+        except NoEffect:
+            await self._look(key)
+            raise
+
+    async def _unseen(self, child: Child) -> Object | None:
+        """What is there though no watch has told of it: the watches see only what carries our label, or are late.
+
+        Of the latter it was not known how much of it runs. Raises NoEffect.
+        """
+        there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
+        if there is not None and (there["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER:
+            self._cache.put(there)
+            raise NoEffect(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has told of it")
+        return there
+
+    async def _look(self, key: ObjectKey) -> Object | None:
+        """Read an object again, and take in what was read."""
+        known = self._cache.find(key)
+        there = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
+        if there is not None:
+            self._cache.put(there)
+        elif known is not None:
+            self._cache.drop(key, known["metadata"]["uid"], version_of(known))
+        return there
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
+        """A write whose answer is the object as it is then."""
+        obj: Object = await self._send(method, path, body, **how)
+        self._cache.put(obj)
+        return obj
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Any:
+        self._lead()
+        return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
+
+
+def may_apply(there: Object, child: Child) -> bool:
+    """Whether an object may become this child: it is its pool's, or was made for one of that name and has no owner."""
+    owner = next((o for o in there["metadata"].get("ownerReferences") or () if o.get("controller")), None)
+    if owner is not None:
+        return owner["uid"] == child.manifest["metadata"]["ownerReferences"][0]["uid"]
+    labels, wanted = there["metadata"].get("labels") or {}, child.manifest["metadata"]["labels"]
+    return all(labels.get(name) == wanted[name] for name in (MANAGED_BY, POOL_LABEL))
+
+
+def event_manifest(action: RecordEvent, instance: str, now: float) -> dict[str, Any]:
+    """The Event of an announcement. Its name is made of what it says, so that saying it again meets the first."""
+    ref, note = action.ref, action.message.encode()[:EVENT_NOTE_MAX].decode(errors="ignore")
+    said = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"namespace": ref.namespace, "name": f"{ref.name}.{said}"},
+        "eventTime": micro_time(now),
+        "type": action.type,
+        "reason": action.reason,
+        "action": "Reconcile",
+        "note": note,
+        "regarding": {
+            "apiVersion": API_VERSION,
+            "kind": ref.kind,
+            "namespace": ref.namespace,
+            "name": ref.name,
+            "uid": action.uid,
+        },
+        "reportingController": f"serving.weft.dev/{MANAGER}",
+        "reportingInstance": instance,
+    }
+
+
+def micro_time(now: float) -> str:
+    """Unix seconds as the API writes a MicroTime."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _planned_from_another(key: ObjectKey, version: str | None, known: Object | None) -> str:
+    planned = f"from version {version}" if version else "while none was known"
+    return f"{key.kind} {key.namespace}/{key.name} was planned {planned}, and is at version {resource_version(known)}"
+
+
+def _key(ref: Ref) -> ObjectKey:
+    return ObjectKey(ref.kind, ref.namespace, ref.name)

@@ -1,0 +1,185 @@
+"""Leadership by a Lease: the shell of `lease.py`.
+
+A process leads at most once. When it cannot be sure any more that it leads it ends: whatever it remembers may be old,
+and a new start is the one path that is tested every day.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+from weft.telemetry.logs import kv
+from weft_operator.controller.clock import Clock, since_boot
+from weft_operator.core.resources import Object
+from weft_operator.errors import NoEffect
+from weft_operator.kubernetes.backend import micro_time
+from weft_operator.kubernetes.client import Api
+from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
+from weft_operator.kubernetes.lease import (
+    Acquire,
+    Candidate,
+    CreateLease,
+    Leadership,
+    LeaseRecord,
+    LeaseTimings,
+    Wait,
+    decide,
+)
+from weft_operator.kubernetes.resources import LEASES
+
+log = logging.getLogger(__name__)
+
+
+def new_identity() -> str:
+    """Of this start of this process: a restarted one is somebody else."""
+    return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+
+
+class Election:
+    """One candidate for one Lease."""
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        *,
+        identity: str,
+        terms: LeaseTimings,
+        clock: Clock = since_boot,
+        wall: Clock = time.time,
+    ) -> None:
+        self._api, self._namespace, self._name = api, namespace, name
+        self._terms, self._clock, self._wall = terms, clock, wall
+        self._candidate = Candidate(identity)
+        self._leading: Leadership | None = None
+        self._uid = ""  # of the Lease that was seen last: without it a PUT would make a deleted one anew
+
+    @property
+    def leading(self) -> bool:
+        """Does this process lead, for certain?"""
+        return self._leading is not None and self._leading.holds(self._terms, self._clock())
+
+    def require(self) -> None:
+        """Raises LeadershipLost unless this process leads for certain."""
+        if not self.leading:
+            raise LeadershipLost(f"Lease {self._namespace}/{self._name} was not renewed in time")
+
+    async def acquire(self) -> int:
+        """Wait until this process leads; the term of its leadership."""
+        while True:
+            try:
+                pause_s = await self._try()
+            except KubernetesError as error:
+                log.warning("the Lease cannot be read or written", extra=kv(error=str(error)))
+                pause_s = self._terms.renew_s
+            if self._leading is not None:
+                log.info("leading", extra=kv(identity=self._candidate.identity, term=self._leading.term))
+                return self._leading.term
+            await asyncio.sleep(pause_s)
+
+    async def hold(self) -> None:
+        """Renew until leadership is lost. Raises LeadershipLost."""
+        while True:
+            await asyncio.sleep(self._terms.renew_s)
+            self.require()
+            try:
+                await self._renew()
+            except NoEffect:
+                await self._look_again()
+            except KubernetesError as error:
+                log.warning("the Lease cannot be renewed", extra=kv(error=str(error)))
+
+    async def release(self) -> None:
+        """Give the Lease back, so that nobody has to wait for it to run out."""
+        if not self.leading:
+            return
+        leading, self._leading = self._leading, None
+        assert leading is not None
+        try:
+            await self._put(holder="", term=leading.term, version=leading.version)
+        except (KubernetesError, NoEffect) as error:
+            log.warning("the Lease cannot be given back", extra=kv(error=str(error)))
+
+    async def _try(self) -> float:
+        """One look, one attempt; how long to wait until the next."""
+        lease = await self._api.get(LEASES, self._namespace, self._name)
+        now = self._clock()
+        self._uid = "" if lease is None else lease["metadata"]["uid"]
+        self._candidate = self._candidate.look(None if lease is None else lease_record(lease), now)
+        try:
+            match decide(self._candidate, self._terms, now, self._wall()):
+                case Wait(seconds):
+                    return seconds
+                case CreateLease(term):
+                    written = await self._create(term)
+                case Acquire(version, term):
+                    written = await self._put(holder=self._candidate.identity, term=term, version=version)
+        except NoEffect:
+            return self._terms.renew_s / 10  # somebody else was faster
+        self._uid = written["metadata"]["uid"]
+        self._leading = Leadership(term, written["metadata"]["resourceVersion"], now)
+        return 0.0
+
+    async def _renew(self) -> None:
+        assert self._leading is not None
+        sent_at, term = self._clock(), self._leading.term
+        written = await self._put(holder=self._candidate.identity, term=term, version=self._leading.version)
+        self._leading = Leadership(term, written["metadata"]["resourceVersion"], sent_at)
+
+    async def _look_again(self) -> None:
+        """The Lease is another one than was written last: by a renewal of our own whose answer was lost, or not."""
+        assert self._leading is not None
+        try:
+            lease = await self._api.get(LEASES, self._namespace, self._name)
+        except KubernetesError as error:
+            log.warning("the Lease cannot be read", extra=kv(error=str(error)))
+            return
+        found = None if lease is None else lease_record(lease)
+        ours = found is not None and found.holder == self._candidate.identity
+        if found is None or not ours or found.transitions != self._leading.term:
+            holder = "nobody" if found is None else found.holder or "nobody"
+            self._leading = None
+            raise LeadershipLost(f"Lease {self._namespace}/{self._name} is held by {holder}")
+        self._leading = replace(self._leading, version=found.version)
+
+    async def _create(self, term: int) -> Object:
+        body = self._body(self._candidate.identity, term)
+        return await self._api.request("POST", LEASES.path(self._namespace), body=body, timeout_s=self._terms.write_s)
+
+    async def _put(self, *, holder: str, term: int, version: str) -> Object:
+        body = self._body(holder, term, version)
+        path = LEASES.path(self._namespace, self._name)
+        return await self._api.request("PUT", path, body=body, timeout_s=self._terms.write_s)
+
+    def _body(self, holder: str, term: int, version: str = "") -> dict[str, Any]:
+        now = micro_time(self._wall())
+        metadata = {"namespace": self._namespace, "name": self._name}
+        fence = {"uid": self._uid, "resourceVersion": version} if version else {}
+        return {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {**metadata, **fence},
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": max(1, round(self._terms.duration_s)),
+                "leaseTransitions": term,
+                "renewTime": now,
+            },
+        }
+
+
+def lease_record(lease: Object) -> LeaseRecord:
+    """A Lease as the decisions need it. Fields that somebody removed count as nothing."""
+    spec: Any = lease.get("spec") or {}
+    return LeaseRecord(
+        holder=spec.get("holderIdentity") or "",
+        transitions=int(spec.get("leaseTransitions") or 0),
+        duration_s=float(spec.get("leaseDurationSeconds") or 0),
+        version=lease["metadata"]["resourceVersion"],
+    )

@@ -1,0 +1,238 @@
+"""One replica of the operator: what every replica does, and what only the leader does.
+
+Every replica watches and judges admission, so any of them may be asked. One holds the Lease: it
+alone plans, writes, and tells the scheduler, under its term. A replica leads at most once in its life; when it is not
+sure any more that it leads, or a watch has ended, the process ends and is started anew.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from weft.process import CannotStart
+from weft.telemetry.logs import kv
+from weft.wire.tls import Tls, load_tls
+from weft_operator.core.resources import Object, Ref, parse
+from weft_operator.core.state import DesiredState
+from weft_operator.errors import NoEffect
+from weft_operator.kubernetes import admission
+from weft_operator.kubernetes.admission import AdmissionServer
+from weft_operator.kubernetes.cache import ObjectCache
+from weft_operator.kubernetes.client import Api, load_configuration
+from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
+from weft_operator.kubernetes.event_mapping import OWN_KINDS
+from weft_operator.kubernetes.leader import Leader
+from weft_operator.kubernetes.leader_election import Election, new_identity
+from weft_operator.kubernetes.lease import LeaseTimings
+from weft_operator.kubernetes.metrics import Metrics
+from weft_operator.kubernetes.probes import OperatorProbes
+from weft_operator.kubernetes.resources import ADAPTERS, BY_KIND, OWN, key_of
+from weft_operator.kubernetes.resync import Resync, watch_scopes
+from weft_operator.kubernetes.runner_defaults_file import read_runner_defaults
+from weft_operator.kubernetes.settings import Settings
+from weft_operator.kubernetes.watch import Watches, silence_kopf_logs
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 2.0
+BEAT_S = 1.0
+GRACE_OF_PERIOD = 0.1  # how much of an audit's period an event may be on its way
+GRACE_MAX_S = 5.0
+
+
+async def run(settings: Settings) -> int:
+    """The life of the process: 0 after SIGTERM, 1 when it has to be started anew. Raises CannotStart."""
+    stop = asyncio.Event()
+    install_signal_handlers(stop)
+    silence_kopf_logs()
+    tls = load_tls(settings.tls_dir, "operator")
+    kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
+    api = Api(await load_configuration(kubeconfig))
+    try:
+        return await Manager(settings, api, tls, stop).run()
+    finally:
+        await api.aclose()
+
+
+def install_signal_handlers(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set it; again after each library that took them for itself."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+
+
+class Manager:
+    """Everything of one process."""
+
+    def __init__(self, settings: Settings, api: Api, tls: Tls | None, stop: asyncio.Event) -> None:
+        """Raises CannotStart."""
+        self._settings, self._api, self._stop = settings, api, stop
+        self._metrics, self._cache, self._desired = (
+            Metrics(),
+            ObjectCache(),
+            DesiredState(frozenset(settings.namespaces)),
+        )
+        self._cache.listen(self._judge_by)
+        for kind in BY_KIND:
+            self._metrics.count_objects(kind, partial(self._cache.count, kind))
+        period_s = settings.audit_seconds
+        self._resync = Resync(
+            api,
+            self._cache,
+            watch_scopes(settings.namespaces),
+            period_s=period_s,
+            grace_s=min(period_s * GRACE_OF_PERIOD, GRACE_MAX_S),
+            on_late=lambda resource, count: self._metrics.late.labels(resource).inc(count),
+            on_done=self._metrics.audits.inc,
+        )
+        terms, identity = LeaseTimings(settings.lease_seconds), new_identity()
+        self._election = Election(api, settings.namespace, settings.lease, identity=identity, terms=terms)
+        self._metrics.leader.set_function(lambda: float(self._election.leading))
+        defaults = read_runner_defaults(settings.runner_defaults)
+        self._leader = Leader(
+            settings, defaults, api, tls, self._cache, self._election, terms, identity, self._metrics, self._resync
+        )
+        self._webhook = self._new_webhook()
+        self._known = asyncio.Event()
+        self._waits_for: str | None = "it has just started"
+        self._probes = OperatorProbes(settings.probes, self._unready, self._trouble)
+
+    async def run(self) -> int:
+        """Until SIGTERM, or until a part of it ends."""
+        self._probes.start()
+        serving = [self._task(self._serve()), self._task(self._beat())]
+        leading = self._task(self._lead_once_known())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([*serving, leading, stopping], return_when=asyncio.FIRST_COMPLETED)
+            failed = _failure([*serving, leading])
+            await self._resign(leading)
+            if failed is None:
+                await self._serve_on(serving)
+        finally:
+            await _cancelled([*serving, leading, stopping])
+            self._probes.close()
+        if isinstance(failed, CannotStart):
+            raise failed
+        return 0 if failed is None else 1
+
+    # ------------------------------------------------------------------------------------------------- every replica
+
+    async def _serve(self) -> None:
+        """Watches, admission, audit. Raises what the first of them fails with."""
+        await self._until_known()
+        async with asyncio.TaskGroup() as tasks:
+            watches = Watches(
+                self._api.configuration,
+                on_object=self._cache.put,
+                on_gone=self._cache.drop,
+                on_start=lambda: install_signal_handlers(self._stop),
+            )
+            registry = watches.registry(OWN)
+            if self._webhook:
+                admission.register(registry, self._desired)
+            tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
+            tasks.create_task(watches.run_owned(self._settings.namespaces), name="watch children")
+            tasks.create_task(self._resync.run(), name="audit")
+
+    async def _until_known(self) -> None:
+        """Wait for our resources to exist, then take in everything there is."""
+        while True:
+            try:
+                await self._api.request("GET", f"/apis/{ADAPTERS.api_version}")
+                self._waits_for = "the list of all objects"
+                await self._resync.load()
+            except NoEffect:
+                self._waits_for = "the CustomResourceDefinitions of serving.weft.dev: apply them"
+            except KubernetesError as error:
+                self._waits_for = str(error)
+            else:
+                self._waits_for = None
+                self._known.set()
+                return
+            log.warning("waiting", extra=kv(what=self._waits_for))
+            await asyncio.sleep(RETRY_S)
+
+    def _new_webhook(self) -> AdmissionServer | None:
+        settings = self._settings
+        if settings.webhook is None:
+            return None
+        assert settings.webhook_tls_dir is not None  # the settings have seen to it
+        return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
+
+    def _judge_by(self, obj: Object, gone: bool) -> None:
+        """Admission judges by all adapters and pools as they are."""
+        if obj["kind"] not in OWN_KINDS:
+            return
+        key = key_of(obj)
+        if gone:
+            self._desired.drop(Ref(obj["kind"], key.namespace, key.name))
+        else:
+            self._desired.add(parse(obj))
+
+    async def _serve_on(self, serving: list[asyncio.Task[None]]) -> None:
+        """Endpoints need a moment to hear that this replica goes; whoever asks meanwhile is answered."""
+        self._waits_for = "it is stopping"
+        await asyncio.wait(serving, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _unready(self) -> str | None:
+        """Why nobody should ask this replica yet; None: it knows the cluster, and its webhook listens.
+
+        A webhook that refuses connections would refuse what people apply. Nobody waits for this to lead.
+        """
+        if (waits_for := self._waits_for) is not None:
+            return waits_for
+        if self._webhook and not self._webhook.listens.is_set():
+            return "the admission webhook does not listen yet"
+        return None
+
+    async def _beat(self) -> None:
+        while True:
+            self._probes.beat()
+            await asyncio.sleep(BEAT_S)
+
+    def _trouble(self) -> str | None:
+        return self._resync.watch_health.trouble(time.monotonic()) if self._waits_for is None else None
+
+    # --------------------------------------------------------------------------------------------------- the leader
+
+    async def _lead_once_known(self) -> None:
+        await self._known.wait()
+        await self._leader.run()
+
+    async def _resign(self, leading: asyncio.Task[None]) -> None:
+        await _cancelled([leading])
+        await self._election.release()
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(work, name=work.__name__)
+
+
+async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failure(tasks: list[asyncio.Task[None]]) -> BaseException | None:
+    """What the first part that ended by itself ended with, logged."""
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            error = _innermost(task.exception() or RuntimeError(f"{task.get_name()} has ended"))
+            expected = isinstance(error, LeadershipLost | KubernetesError | CannotStart)
+            log.error(
+                "ending: a part of the operator has ended",
+                extra=kv(part=task.get_name(), error=repr(error)),
+                exc_info=None if expected else error,
+            )
+            return error
+    return None
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

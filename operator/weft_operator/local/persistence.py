@@ -1,0 +1,135 @@
+"""`objects.json`: the object store on disk, whole or not at all.
+
+A write goes to a temporary file, is fsynced, renamed over the old one, and the folder is fsynced. Changes that somebody
+waits for are written at once, those of many callers as one (group commit); what nobody waits for, a status, waits up to
+`GATHER_S` for others. An object is encoded when it has changed, not at each write. Versions in the file run ahead of
+those in memory, so after a crash no version is given out twice although the last ones were never written.
+"""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from weft.files import write_atomically
+from weft.telemetry.logs import kv
+from weft_operator.core.resources import Object, Ref
+from weft_operator.errors import StoreDamaged
+from weft_operator.local.objects import Event, ObjectStore, ref_of
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+AHEAD = 1_000_000
+RETRY_S = 1.0
+GATHER_S = 1.0
+
+
+def open_store(
+    path: Path, clock: Callable[[], float], as_served: Callable[[Object], Object] = lambda obj: obj
+) -> ObjectStore:
+    """The store as the file says; an empty one without a file. Raises StoreDamaged: nothing is ever thrown away.
+
+    `as_served`: what is served of an object that is in the file; a ValueError of its says that the object is damaged.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise StoreDamaged(f"{path} has format {content['format']}, this weft reads format {FORMAT}: update weft")
+        return ObjectStore(clock, map(as_served, content["objects"]), content["version"])
+    except FileNotFoundError:
+        return ObjectStore(clock)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreDamaged(f"{path} is damaged ({error}): repair it, or move it away and apply again") from error
+
+
+class Durable:
+    """Writes a store to its file as it changes. `run()` until cancelled; `flush()` once more at the end."""
+
+    def __init__(self, store: ObjectStore, path: Path) -> None:
+        self._store, self._path = store, path
+        self._written = store.version
+        self._lines = {ref_of(obj): encode(obj) for obj in store.objects()}  # of the file, by object
+        self._unwritten = dict[Ref, Object]()  # changed since its line was encoded
+        self._changed, self._wanted = asyncio.Event(), asyncio.Event()
+        self._writing = threading.Lock()  # a file has one writer: `flush` may come while `run` writes in its thread
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        store.listen(self._on_event)
+
+    async def committed(self) -> None:
+        """Wait until everything that has happened so far is on disk. Raises OSError when it cannot be written."""
+        if self._written < self._store.version:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((self._store.version, done))
+            self._wanted.set()
+            await done
+
+    async def run(self) -> None:
+        """Write whenever something has changed."""
+        while True:
+            await self._changed.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), GATHER_S)
+            self._changed.clear()
+            self._wanted.clear()
+            version, lines = self._snapshot()
+            try:
+                await asyncio.to_thread(self._write, version, lines)
+            except OSError as error:
+                log.error("objects are not on disk", extra=kv(path=self._path, error=str(error)))
+                self._settle(version, error)
+                self._changed.set()
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._settle(version, None)
+
+    def flush(self) -> None:
+        """Write now what is not yet written. Raises OSError."""
+        self._write(*self._snapshot())
+
+    def _write(self, version: int, lines: list[bytes]) -> None:
+        """Any thread. An older snapshot never replaces a newer one."""
+        with self._writing:
+            if version > self._written:
+                write_atomically(self._path, whole(lines, version))
+                self._written = version
+
+    def _snapshot(self) -> tuple[int, list[bytes]]:
+        for ref, obj in self._unwritten.items():
+            self._lines[ref] = encode(obj)
+        self._unwritten.clear()
+        return self._store.version, list(self._lines.values())
+
+    def _settle(self, version: int, error: OSError | None) -> None:
+        ready = [done for wanted, done in self._waiting if wanted <= version]
+        self._waiting = [(wanted, done) for wanted, done in self._waiting if wanted > version]
+        for done in ready:
+            if done.done():  # its caller has gone away
+                continue
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+    def _on_event(self, event: Event) -> None:
+        ref = ref_of(event.object)
+        if event.type == "DELETED":
+            self._unwritten.pop(ref, None)
+            self._lines.pop(ref, None)
+        else:
+            self._unwritten[ref] = event.object
+        self._changed.set()
+
+
+def encode(obj: Object) -> bytes:
+    """An object as its line of the file."""
+    return json.dumps(obj).encode()
+
+
+def whole(lines: list[bytes], version: int) -> bytes:
+    """The whole file, an object a line."""
+    head = json.dumps({"format": FORMAT, "version": version + AHEAD})[:-1].encode()
+    return b"".join((head, b', "objects": [\n', b",\n".join(lines), b"\n]}\n"))

@@ -1,0 +1,115 @@
+"""One source over time: questions, answers, what stays good."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.operator.planning import digest, failed, pool_ref, verified
+from weft_operator.core.artifacts import (
+    FAILURE_PAUSE_MAX_S,
+    OperationStatus,
+    Request,
+    Resolution,
+    VerifiedArtifact,
+    from_status,
+    started,
+    unreachable,
+    updated,
+)
+
+ONE = Request("adapter", "file:a", None, None, "acme", digest("b"), ("base",), 64)
+TWO = Request("adapter", "file:b", None, None, "acme", digest("b"), ("base",), 64)
+
+
+def test_a_body_leaves_out_what_is_absent() -> None:
+    assert ONE.body() == {
+        "kind": "adapter",
+        "uri": "file:a",
+        "namespace": "acme",
+        "base": {"digest": digest("b"), "name": "base", "aliases": ()},
+        "maxRank": 64,
+    }
+    assert Request("model", "file:m", "main", digest("a"), "n").body() == {
+        "kind": "model",
+        "uri": "file:m",
+        "revision": "main",
+        "digest": digest("a"),
+        "namespace": "n",
+    }
+
+
+def test_steps_towards_a_repeated_answer_are_no_news() -> None:
+    first = updated(started(None, ONE), verified("a"), 1.0)
+    again = started(first, ONE)
+    assert updated(again, OperationStatus("Validated", None, {"rank": 1}), 2.0) == again
+    assert again.answer == verified("a")
+
+
+def test_another_question_forgets_the_answer_and_keeps_what_is_good() -> None:
+    first = updated(started(None, ONE), verified("a"), 1.0, pool_ref())
+    other = started(first, TWO)
+    assert other.answer == OperationStatus()
+    assert (
+        other.verified
+        == first.verified
+        == VerifiedArtifact(digest("a"), verified("a").verdict or {}, pool_ref(), digest("b"))
+    )
+
+
+def test_a_depot_that_cannot_be_asked_says_nothing_about_the_source() -> None:
+    first = updated(started(None, ONE), verified("a"), 1.0)
+    after = unreachable(started(first, ONE), 5.0)
+    assert (after.answer, after.verified, after.running) == (first.answer, first.verified, False)
+    assert after.due_at(2.0) == 7.0
+
+
+@given(st.lists(st.sampled_from(["good", "bad", "silent"]), max_size=40))
+def test_the_pause_is_bounded_and_success_resets_it(history: list[str]) -> None:
+    resolution: Resolution | None = None
+    for now, what in enumerate(history):
+        resolution = started(resolution, ONE)
+        if what == "silent":
+            resolution = unreachable(resolution, float(now))
+        else:
+            resolution = updated(resolution, verified("a") if what == "good" else failed("NotFinite"), float(now))
+        pause_s = resolution.due_at(2.0) - now
+        assert 2.0 <= pause_s <= FAILURE_PAUSE_MAX_S
+        if what == "good":
+            assert pause_s == 2.0
+
+
+def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:
+    resolution: Resolution | None = None
+    for _ in range(12):
+        resolution = updated(started(resolution, ONE), failed("SourceUnreachable"), 0.0)
+    assert resolution is not None
+    assert resolution.due_at(2.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "has_good"),
+    [
+        ({"observedGeneration": 2, "digest": digest("a")}, OperationStatus(), True),
+        ({"observedGeneration": 1, "digest": digest("a")}, None, False),  # of which pool is not said
+        ({"observedGeneration": 1, "digest": digest("a"), "pool": "default/base"}, OperationStatus(), True),
+        ({"observedGeneration": 2}, None, False),
+        ({}, None, False),
+    ],
+)
+def test_a_status_tells_what_was_good(status: dict[str, Any], answer: OperationStatus | None, has_good: bool) -> None:
+    found = from_status(ONE, status, 2, pool_ref())
+    assert (found.answer if found else None) == answer
+    assert bool(found and found.verified) is has_good
+
+
+def test_a_status_tells_of_a_failure_with_its_reason() -> None:
+    conditions = [
+        {"type": "Validated", "status": "True", "reason": "Validated", "message": ""},
+        {"type": "Fetched", "status": "False", "reason": "NotFinite", "message": "NaN"},
+    ]
+    found = from_status(ONE, {"observedGeneration": 1, "conditions": conditions}, 1, None)
+    assert found is not None
+    assert (found.answer.reason, found.answer.message, found.verified) == ("NotFinite", "NaN", None)
+    assert found.answer.verdict is not None

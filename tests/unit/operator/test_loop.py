@@ -1,0 +1,225 @@
+"""The loop around the planner: the real controller; `controlling.py` says what is faked."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from harness.waiting import PATIENCE_S
+from tests.unit.operator.controlling import FakeDepot, operator
+from tests.unit.operator.planning import adapter_object, adapter_ref, digest, failed, pool_object, pool_ref, verified
+from weft_operator.controller import loop, resolver
+from weft_operator.controller.resolver import Resolver
+from weft_operator.core.artifacts import Request, Resolution
+from weft_operator.core.reconcile import Policy
+from weft_operator.core.state import DesiredState, ObservedState
+from weft_operator.local.objects import ObjectStore
+
+
+async def test_objects_become_ready() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object())
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        await op.until(pool_ref(), "Available", "True", "RunnersReady")
+        assert op.registry.names == {adapter_ref("upper"): "acme/upper"}
+        assert op.backend.runners == {(pool_ref(), 0)}
+
+
+async def test_a_start_tells_the_registry_nothing_before_everything_that_is_known() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object())
+        for name in ("upper", "lower"):
+            op.store.apply(adapter_object(name))
+            await op.until(adapter_ref(name), "Ready", "True", "Published")
+        store = op.store
+    depot = FakeDepot()
+    depot.down = True  # not even the depot is needed to serve what was served
+    again = ObjectStore(lambda: 1e9, store.objects(), store.version)
+    async with operator(again, depot) as op:
+        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+
+
+async def test_an_edited_source_is_found_and_published() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object())
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        op.depot.contents["file:upper"] = failed("NotFinite", validated=True)
+        await op.until(adapter_ref("upper"), "Fetched", "False", "NotFinite")
+        assert op.conditions(adapter_ref("upper"), "Ready") == [("True", "UpdateFailed")]
+        op.depot.contents["file:upper"] = verified("d")
+        await op.until(adapter_ref("upper"), "Fetched", "True", "Fetched")
+        assert op.store.get(adapter_ref("upper"))["status"]["digest"] == digest("d")
+
+
+async def test_a_depot_that_is_down_changes_nothing_and_is_found_again() -> None:
+    async with operator() as op:
+        op.depot.down = True
+        op.store.apply(pool_object())
+        await op.until(pool_ref(), "Fetched", "Unknown", "Resolving")
+        op.depot.down = False
+        await op.until(pool_ref(), "Fetched", "True", "Fetched")
+
+
+async def test_a_write_that_fails_is_planned_again_and_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "PAUSE_MIN_S", 0.001)
+    async with operator() as op:
+        op.backend.break_next = 4
+        op.store.apply(pool_object())
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        assert op.backend.break_next == 0
+
+
+async def test_a_deleted_adapter_leaves_the_registry_and_its_source_alone() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object())
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        op.store.delete(adapter_ref("upper"))
+        op.store.apply(adapter_object("lower"))
+        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
+        assert op.registry.names == {adapter_ref("lower"): "acme/lower"}
+
+
+async def test_the_depot_is_told_what_to_keep_when_something_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "PAUSE_S", 0.01)
+    jump = [0.0]
+    async with operator(clock=lambda: time.time() + jump[0]) as op:
+        op.store.apply(pool_object(drainSeconds=3600))
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        op.depot.contents["file:upper"] = verified("d")
+        await op.until_digest(adapter_ref("upper"), digest("d"))  # the one before drains from now on
+        op.depot.refuse_lists = 1  # it is told again
+        jump[0] = 3601.0
+        op.depot.contents["file:upper"] = verified("e")
+        async with asyncio.timeout(PATIENCE_S):
+            kept = await op.depot.kept.get()
+        assert kept >= {digest("b"), digest("d"), digest("e")}
+        assert digest("a") not in kept
+        assert op.depot.refuse_lists == 0
+
+
+async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "PAUSE_S", 0.2)
+    depot, observed, now = FakeDepot(), ObservedState(), time.time()
+    observed.retention.told = frozenset()
+    for number in range(200):
+        observed.retention.left(digest("a") + str(number), now, number / 1000)
+    policy = Policy(longest_drain_s=0.0)
+    work = Resolver(depot, DesiredState(), observed, policy=policy, clock=time.time, mark=lambda _: None)
+    keeping, lists = asyncio.create_task(work.keep()), 0
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while observed.retention.until:
+                await depot.kept.get()
+                lists += 1
+    finally:
+        keeping.cancel()
+    assert lists <= 5
+
+
+async def test_watched_sources_are_asked_about_together_and_planned_when_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "RESYNC_S", 3600.0)
+    async with operator() as op:
+        op.depot.contents["file:base"] = replace(op.depot.contents["file:base"], watch="base")
+        op.depot.contents |= {f"file:a{number}": replace(verified("a"), watch=f"a{number}") for number in range(10)}
+        op.store.apply(pool_object())
+        for number in range(10):
+            op.store.apply(adapter_object(f"a{number}"))
+        for number in range(10):
+            await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
+        all_of_them = {"base", *(f"a{number}" for number in range(10))}
+        await op.depot.until_looked(all_of_them)
+        op.depot.asked.clear()
+        reconciles = op.metrics.reconciles["LoRAAdapter"]
+        for _ in range(3):
+            await op.depot.until_looked(all_of_them)
+        assert op.depot.asked == []
+        assert op.metrics.reconciles["LoRAAdapter"] == reconciles
+        op.depot.contents["file:a7"] = replace(verified("d"), watch="a7, edited")
+        op.depot.edited = {"a7"}
+        await op.until_digest(adapter_ref("a7"), digest("d"))
+        assert op.depot.asked == ["file:a7"]
+        await op.depot.until_looked(all_of_them - {"a7"} | {"a7, edited"})
+
+
+async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
+    """Its resolution stays until its deletion has been planned."""
+    depot, observed = FakeDepot(), ObservedState()
+    request = Request("adapter", "file:a", revision=None, digest=None, namespace="acme")
+    observed.resolutions["uid"] = Resolution(request, replace(verified("a"), watch="a"))
+    depot.edited = {"a"}
+    work = Resolver(
+        depot, DesiredState(), observed, policy=Policy(resolve_period_s=0.01), clock=time.time, mark=lambda _: None
+    )
+    watching = asyncio.create_task(work.watch())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                assert await depot.looked.get() == {"a"}
+        assert not watching.done()
+    finally:
+        watching.cancel()
+
+
+async def test_resolutions_are_bounded() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object(drainSeconds=1))
+        for number in range(50):
+            op.depot.contents[f"file:a{number}"] = verified("a")
+            op.store.apply(adapter_object(f"a{number}"))
+        for number in range(50):
+            await op.until(adapter_ref(f"a{number}"), "Ready", "True", "Published")
+        assert 1 < op.depot.most_at_once <= resolver.RESOLVES_OF_NAMESPACE
+
+
+async def test_sources_that_stand_still_hold_up_no_other_namespace() -> None:
+    async with operator() as op:
+        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
+        await op.until(pool_ref(), "Fetched", "True", "Fetched")
+        slow = [f"slow{number}" for number in range(resolver.RESOLVES_OF_NAMESPACE + 5)]
+        op.depot.stuck |= {f"file:{name}" for name in slow}
+        for name in slow:
+            op.store.apply(adapter_object(name, namespace="globex"))
+        await op.until(adapter_ref(slow[-1], "globex"), "Validated", "Unknown", "Resolving")
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        assert op.depot.at_once >= resolver.RESOLVES_OF_NAMESPACE
+
+
+async def test_many_namespaces_together_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "RESOLVES_AT_ONCE", 3)
+    async with operator() as op:
+        op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
+        for number in range(20):
+            op.depot.contents[f"file:a{number}"] = verified("a")
+            op.store.apply(adapter_object(f"a{number}", namespace=f"n{number}"))
+        for number in range(20):
+            await op.until(adapter_ref(f"a{number}", f"n{number}"), "Ready", "True", "Published")
+        assert op.depot.most_at_once == 3
+
+
+async def test_what_drained_is_dropped_while_a_source_stands_still() -> None:
+    jump = [0.0]
+    async with operator(clock=lambda: time.time() + jump[0]) as op:
+        op.store.apply(pool_object(drainSeconds=1))
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        op.depot.stuck.add("file:slow")
+        op.store.apply(adapter_object("slow"))
+        op.store.delete(adapter_ref("upper"))
+        op.store.apply(adapter_object("lower"))
+        await op.until(adapter_ref("lower"), "Ready", "True", "Published")
+        jump[0] = 10_000.0
+        op.depot.contents["file:lower"] = verified("e")  # its drain begins, and wakes who keeps the list
+        async with asyncio.timeout(PATIENCE_S):
+            while digest("a") in (kept := await op.depot.kept.get()):
+                pass
+        assert digest("b") in kept

@@ -1,0 +1,171 @@
+"""How many runners, of which group, and who goes: the accounts, as properties."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.operator.planning import pool_object, stored
+from weft.domain.routes import PhaseCounts
+from weft_operator.core.resources import Group, parse_pool
+from weft_operator.core.scaling import (
+    Bounds,
+    Runner,
+    deletion_costs,
+    distribute,
+    phase_groups,
+    select_victims,
+    sizes,
+    target,
+)
+from weft_operator.core.state import PoolReport
+from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds
+from weft_scheduler.core.policy.autoscaling.demand import PoolLoad, ReplicaBounds
+
+POOL = parse_pool(stored(pool_object()))
+COUNTS = st.integers(0, 40)
+GROUPS = st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 8)), min_size=1, max_size=5).map(
+    lambda pairs: tuple(
+        Group(f"g{i}", {}, low, None if more is None else low + more) for i, (low, more) in enumerate(pairs)
+    )
+)
+BOUNDS = st.tuples(COUNTS, COUNTS).map(lambda pair: Bounds(min(pair), max(pair)))
+RUNNERS = st.lists(st.booleans(), max_size=12).map(
+    lambda ready: [Runner(f"r{number}", ready) for number, ready in enumerate(ready)]
+)
+
+
+def room(groups: Sequence[Group]) -> int:
+    return sum(10_000 if group.max is None else group.max for group in groups)
+
+
+@given(COUNTS, GROUPS)
+def test_groups_hold_all_runners_there_is_room_for_and_none_beyond_their_maximum(
+    count: int, groups: tuple[Group, ...]
+) -> None:
+    sizes = distribute(count, groups)
+    assert list(sizes) == [group.name for group in groups]
+    assert sum(sizes.values()) == min(count, room(groups))
+    for group in groups:
+        assert sizes[group.name] >= 0
+        assert group.max is None or sizes[group.name] <= group.max
+
+
+@given(COUNTS, GROUPS)
+def test_minima_come_first_in_list_order(count: int, groups: tuple[Group, ...]) -> None:
+    sizes, left = distribute(count, groups), count
+    for group in groups:
+        assert sizes[group.name] >= min(group.min, left)
+        left -= min(group.min, left)
+
+
+@given(COUNTS, GROUPS)
+def test_one_more_runner_is_one_more_in_one_group_and_none_moves(count: int, groups: tuple[Group, ...]) -> None:
+    before, after = distribute(count, groups), distribute(count + 1, groups)
+    grown = [name for name in before if after[name] != before[name]]
+    assert len(grown) <= 1
+    assert all(after[name] == before[name] + 1 for name in grown)
+
+
+@given(st.integers(0, 200), GROUPS)
+def test_a_later_group_is_beyond_its_minimum_only_when_every_earlier_one_is_full(
+    count: int, groups: tuple[Group, ...]
+) -> None:
+    sizes = distribute(count, groups)
+    full = True
+    for group in groups:
+        assert full or sizes[group.name] <= group.min
+        full = full and group.max is not None and sizes[group.name] == group.max
+
+
+PHASED = st.lists(
+    st.tuples(st.sampled_from(["Prompt", "Token", "Any"]), st.integers(0, 2), st.none() | st.integers(3, 8)), max_size=4
+).map(
+    lambda drawn: tuple(
+        Group(f"g{i}", {}, low, most, phase)
+        for i, (phase, low, most) in enumerate([("Prompt", 0, None), ("Token", 0, None), *drawn])
+    )
+)
+
+
+@given(st.integers(0, 30), PHASED, st.integers(0, 4), st.integers(0, 4), st.floats(0, 1), st.booleans())
+def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_expected_lengths(
+    replicas: int, groups: tuple[Group, ...], prompt: int, token: int, share: float, answered: bool
+) -> None:
+    """Without load. The scheduler counts; until it has answered each group has one before one has two."""
+    pool = replace(POOL, replicas=replicas, groups=groups, phases="split")
+    bounds, least = Bounds(replicas, replicas), PhaseCounts(max(1, prompt), max(1, token))
+    autoscaler, report = Autoscaler(), None
+    if answered:
+        limits, asked = PhaseBounds(phase_groups(pool), least, share), ReplicaBounds(replicas, replicas)
+        autoscaler.recommend(PoolLoad(split=True), asked, 0.0, window_s=60.0, work_s=30.0, keep=False, phases=limits)
+        report = PoolReport(0, replicas, (), replicas, wanted=autoscaler.wanted)
+    found, of_phase = sizes(pool, replicas, report, bounds, {}), Counter[str]()
+    for group in groups:
+        of_phase[group.phase] += found[group.name]
+    assert sum(found.values()) == replicas
+    minima = sum(group.min for group in groups)
+    if replicas >= minima + sum(least):
+        due = (least.prompt, least.token) if answered else (1, 1)
+        missing = sum(max(0, count - of_phase[phase]) for phase, count in zip(("Prompt", "Token"), due, strict=True))
+        assert missing <= of_phase["Any"], "a runner for any phase is for the one that lacks it"
+    if answered and len(groups) == 2 and replicas >= sum(least):
+        assert abs(of_phase["Prompt"] - least.prompt - share * (replicas - sum(least))) <= 0.5
+
+
+@given(BOUNDS, COUNTS, st.none() | st.builds(PoolReport, COUNTS, COUNTS, st.just(()), COUNTS))
+def test_the_target_is_within_its_bounds_and_by_the_word_of_a_scheduler_that_knows_them(
+    bounds: Bounds, present: int, report: PoolReport | None
+) -> None:
+    count = target(bounds, report, present)
+    assert bounds.min <= count <= bounds.max
+    if report is not None and report.max_runners == bounds.max and bounds.min <= report.wanted_runners <= bounds.max:
+        assert count == report.wanted_runners
+    elif report is not None and report.max_runners == 0 < bounds.max:
+        assert count >= min(present, bounds.max), "one that knows of no runner takes none away"
+    elif (report is None or report.max_runners != bounds.max) and bounds.min <= present <= bounds.max:
+        assert count == present
+
+
+@given(RUNNERS, COUNTS, BOUNDS, st.permutations([f"r{number}" for number in range(14)]), COUNTS, st.booleans())
+def test_who_goes(
+    present: list[Runner], wanted: int, bounds: Bounds, names: list[str], count: int, waited: bool
+) -> None:
+    report = PoolReport(len(present), wanted, tuple(names[:count]), bounds.max)
+    going = select_victims(present, wanted, report, bounds, waited=waited)
+    assert going is not None
+    assert len(set(going)) == len(going) <= max(0, len(present) - wanted)
+    assert set(going) <= set(present)
+    if bounds.fixed:
+        assert len(going) == max(0, len(present) - wanted)
+    ready = [runner.name for runner in going if runner.ready]
+    named = [name for name in ready if name in report.victims]
+    if not bounds.fixed:
+        assert ready == named  # nobody ready goes without being named
+    assert named == sorted(named, key=report.victims.index)
+    left_over = [r for r in present if r.ready and r.name in report.victims and r not in going]
+    assert not left_over or all(runner.name in report.victims or not runner.ready for runner in going)
+
+
+@given(RUNNERS, COUNTS, BOUNDS)
+def test_nobody_goes_before_the_scheduler_has_answered_or_had_its_time(
+    present: list[Runner], wanted: int, bounds: Bounds
+) -> None:
+    other = PoolReport(1, 1, tuple(runner.name for runner in present), bounds.max + 1)
+    for report in (None, other):
+        going = select_victims(present, wanted, report, bounds, waited=False)
+        assert going == ([] if len(present) <= wanted else None)
+        late = select_victims(present, wanted, report, bounds, waited=True)
+        assert late is not None
+        if bounds.fixed:
+            assert len(late) == max(0, len(present) - wanted)
+
+
+@given(RUNNERS)
+def test_marks_grow_in_the_order_of_going_and_are_all_below_an_unmarked_one(going: list[Runner]) -> None:
+    costs = deletion_costs(going)
+    assert list(costs) == [runner.name for runner in going]
+    assert list(costs.values()) == sorted(set(costs.values()))
+    assert all(cost < 0 for cost in costs.values())
