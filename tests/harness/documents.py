@@ -1,4 +1,4 @@
-"""What the documents promise is there: links, files, reasons, flags, and the tests that show a feature.
+"""What the documents promise is there: files, reasons, flags, and the tests that show a feature. Links are the site's (`site_hooks.py`).
 
 `python -m harness.documents` (a part of `make check`) prints what is not, and exits with 1 if there is anything.
 """
@@ -14,13 +14,13 @@ from typing import Any
 
 import typer.main
 
+from harness.site_hooks import DOCUMENTS
 from weft.api.reasons import ADVICE
 from weft_bench.main import app as bench
 from weft_cli.main import app as weft
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = ("*.md", "docs/**/*.md", "examples/**/*.md", "charts/**/*.md")
-PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
+PAGES = sorted(page for pattern in DOCUMENTS for page in ROOT.glob(pattern))
 PROCESSES = (
     "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_batch", "weft_depot", "weft_runner",
     "weft_operator.kubernetes", "weft_predictor train",
@@ -35,8 +35,6 @@ NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were t
 def faults() -> Iterator[str]:
     """Each as `PAGE: what is wrong`."""
     features = (ROOT / "docs" / "features.md").read_text()
-    for page in PAGES:
-        yield from (f"{_name(page)}: the link to {target} leads nowhere" for target in _dead_links(page))
     yield from (f"docs/features.md: `pytest {command}` selects no test" for command in _missing_tests(features))
     yield from (f"docs/features.md: {name} is not there" for name in _missing_files(features))
     yield from _reasons((ROOT / "docs" / "reference.md").read_text())
@@ -59,11 +57,6 @@ def known_flags() -> set[str]:
 
 def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def _dead_links(page: Path) -> list[str]:
-    targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
-    return [target for target in targets if not (page.parent / target).exists()]
 
 
 def _missing_tests(features: str) -> Iterator[str]:
@@ -113,7 +106,7 @@ def _options(command: Any) -> Iterator[str]:
 
 def main() -> int:
     found = list(faults())
-    print("\n".join(found) if found else f"{len(PAGES)} pages: links, files, reasons, flags and tests are there")
+    print("\n".join(found) if found else f"{len(PAGES)} pages: files, reasons, flags and tests are there")
     return 1 if found else 0
 
 
