@@ -1,4 +1,4 @@
-"""Commands and snippets of docs/tutorials, as they stand there, against one stack with keys; manifests against their schemas."""
+"""Commands and snippets of docs/tutorials as they stand there, on one stack with keys; their manifests are valid."""
 
 import os
 import re

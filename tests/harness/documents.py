@@ -1,6 +1,7 @@
-"""What the documents promise is there: files, reasons, flags, and the tests that show a feature. Links are the site's (`site_hooks.py`).
+"""What the documents promise is there: files, reasons, flags, and the tests that show a feature.
 
-`python -m harness.documents` (a part of `make check`) prints what is not, and exits with 1 if there is anything.
+`python -m harness.documents` (a part of `make check`) prints what is not, and exits with 1 if there is anything. Links
+are checked as the site is built (`site_hooks.py`).
 """
 
 import os
@@ -26,7 +27,7 @@ PROCESSES = (
     "weft_operator.kubernetes", "weft_predictor train",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
-    "all", "cascade", "create-namespace", "for", "force", "raw", "replicas", "set", "take-ownership", "timeout", "type",
+    "all", "cascade", "create-namespace", "for", "force", "from-literal", "raw", "replicas", "set", "take-ownership", "timeout", "type",
     "values", "wait",
 }  # fmt: skip
 NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were then; of train.py

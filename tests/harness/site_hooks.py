@@ -1,9 +1,11 @@
-"""MkDocs hooks of mkdocs.yml: pages of docs/ link to files of the repository as its web view wants it, and the site has those files.
+"""MkDocs hooks of mkdocs.yml: documents link to files as the repository's web view wants it; the site has these files.
 
-README.md is the site's first page. The repository's other documents, and files that a page links to, are pages below `source/`: Markdown
-as it is, any other file as a code block, a folder as its README.md or as a list of its files. A link that leads nowhere is a warning, which
-ends a strict build. Markdown is written as repository hosts render it; Python-Markdown needs an empty line
-before a list or a table, and no backslash before a pipe in code.
+README.md is the site's first page. The other documents outside docs/, and files that documents link to, are pages below
+`source/`: Markdown as it is, any other file as a code block, a folder as its README.md or as a list of its files.
+A link that leads nowhere is a warning, which ends a strict build.
+
+Documents are written as repository hosts render them. Python-Markdown needs an empty line before a list or a table, and
+no backslash before a pipe in code.
 """
 
 import logging
