@@ -27,8 +27,8 @@ PROCESSES = (
     "weft_operator.kubernetes", "weft_predictor train",
 )  # fmt: skip
 OF_OTHERS = {  # flags of kubectl, helm and podman
-    "all", "cascade", "create-namespace", "for", "force", "from-literal", "raw", "replicas", "set", "take-ownership", "timeout", "type",
-    "values", "wait",
+    "all", "cascade", "create-namespace", "for", "force", "from-literal", "raw", "replicas", "set", "take-ownership",
+    "timeout", "type", "values", "wait",
 }  # fmt: skip
 NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were then; of train.py
 
