@@ -192,7 +192,7 @@ class Controller:
         for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
             if resource.meta.uid in self.observed.resolutions:
                 continue
-            if known := resolution_from_status(resource, self.desired, self.observed):
+            if known := resolution_from_status(resource, self.desired, self.observed, self._clock()):
                 self.observed.resolutions[resource.meta.uid] = known
 
     def _tell(self, ref: Ref) -> None:

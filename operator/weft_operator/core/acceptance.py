@@ -229,14 +229,14 @@ def is_ready(adapter: Adapter) -> bool:
 
 
 def resolution_from_status(
-    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState
+    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState, now: float
 ) -> Resolution | None:
     """The resolution that an object's status tells of, for a controller that starts. Recall pools first."""
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, Pool):
-        return from_status(pool_request(resource), status, generation, None)
+        return from_status(pool_request(resource), status, generation, None, now)
     request = adapter_view(resource, desired, observed).request
-    return from_status(request, status, generation, resource.pool) if request else None
+    return from_status(request, status, generation, resource.pool, now) if request else None
 
 
 def _resolution(resource: Pool | Adapter, request: Request | None, observed: ObservedState) -> Resolution | None:

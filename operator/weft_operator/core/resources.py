@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from weft.api.fields import duration_s
 from weft.api.servingpool import BATCH_TOKENS, PAGES, SEQUENCES
 from weft.api.template import amount
 
@@ -59,6 +60,7 @@ class Adapter:
     digest: str | None  # an assertion about the source
     credentials: str | None  # a Secret of the adapter's own namespace
     endpoint: str | None
+    poll_s: float | None  # None: the source is not polled
     base_model: str | None  # an assertion about the pool
     max_rank: int | None
     pinned: bool
@@ -122,6 +124,7 @@ class Pool:
     digest: str | None
     credentials: str | None  # a Secret of the pool's namespace
     endpoint: str | None
+    poll_s: float | None  # None: the source is not polled
     replicas: int | None
     autoscaling: Autoscaling | None
     template: Object
@@ -193,6 +196,7 @@ def parse_adapter(obj: Object) -> Adapter:
         digest=source.get("digest"),
         credentials=_secret(source),
         endpoint=source.get("endpoint"),
+        poll_s=_poll_s(source),
         base_model=spec.get("baseModel"),
         max_rank=spec.get("maxRank"),
         pinned=bool(spec.get("pinned")),
@@ -218,6 +222,7 @@ def parse_pool(obj: Object) -> Pool:
         digest=model.get("digest"),
         credentials=_secret(model),
         endpoint=model.get("endpoint"),
+        poll_s=_poll_s(model),
         replicas=spec.get("replicas"),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         template=spec.get("template") or {},
@@ -301,6 +306,11 @@ def _unix_s(timestamp: str) -> float:
 def _secret(source: Object) -> str | None:
     reference = source.get("credentialsRef")
     return reference["name"] if reference else None
+
+
+def _poll_s(source: Object) -> float | None:
+    interval = source.get("pollInterval")
+    return float(duration_s(interval)) if interval else None
 
 
 def _autoscaling(spec: Object | None) -> Autoscaling | None:

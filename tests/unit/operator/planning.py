@@ -266,7 +266,7 @@ class World:
         resources = [after.desired.get(ref) for ref in after.desired.refs()]
         for resource in resources:
             assert resource is not None
-            if known := resolution_from_status(resource, after.desired, after.observed):
+            if known := resolution_from_status(resource, after.desired, after.observed, after.now):
                 after.observed.resolutions[resource.meta.uid] = known
         after.observed.retention.started_at = after.now
         return after

@@ -1,5 +1,6 @@
 """The planner as tables: one situation, what is ordered, what the conditions say."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from tests.unit.operator.planning import (
     verified,
 )
 from weft_operator.core.actions import Action, EnsureRunner, RemoveRunner, Resolve
-from weft_operator.core.artifacts import OperationStatus
+from weft_operator.core.artifacts import OperationStatus, source_changed
 from weft_operator.core.reconcile import Policy, requeue_at, resolve_period_s
 from weft_operator.core.resources import FINALIZER
 from weft_operator.core.scaling import ANSWER_S
@@ -172,6 +173,7 @@ def test_conditions_tell_how_far_a_content_has_come(
     serving.contents["file:new"] = answer
     serving.apply(adapter_object("new"))
     serving.settle()
+    serving.wait(serving.policy.progress_s)
     assert serving.condition(adapter_ref("new"), "Validated") == validated
     assert serving.condition(adapter_ref("new"), "Fetched") == fetched
     assert serving.condition(adapter_ref("new"), "Ready") == ("False", fetched[1])
@@ -560,16 +562,63 @@ def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: 
     assert next(iter(world.routed.values())).tier == "Host"
 
 
-def test_sources_that_others_serve_are_asked_for_less_often(world: World) -> None:
-    world.contents["hf:acme/upper"] = verified("a")
+def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None:
     world.apply(pool_object())
-    world.apply(adapter_object("upper", source={"uri": "hf:acme/upper"}))
+    world.settle()
+    writes = world.status_writes
+    world.contents["file:quick"], world.contents["file:slow"] = verified("a"), OperationStatus("Pending")
+    world.apply(adapter_object("quick"))
+    world.apply(adapter_object("slow"))
+    world.settle()
+    assert "conditions" not in (world.store.get(adapter_ref("slow")).get("status") or {})
+    assert world.condition(adapter_ref("quick"), "Ready") == ("True", "Published")
+    assert world.status_writes == writes + 3, "the adapter's, and its pool's counts"
+    when = requeue_at(adapter_ref("slow"), world.desired, world.observed, world.now, world.policy)
+    assert when is not None
+    world.wait(when - world.now)
+    assert world.condition(adapter_ref("slow"), "Ready") == ("False", "Resolving")
+
+
+def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:
+    for name in ("once", "often"):
+        world.contents[f"hf:acme/{name}"] = verified("a")
+    world.apply(pool_object())
+    world.apply(adapter_object("once", source={"uri": "hf:acme/once"}))
+    world.apply(adapter_object("often", source={"uri": "hf:acme/often", "pollInterval": "1m"}))
     world.settle()
     for _ in range(50):
         world.wait(2.1)
-    asked = [request.uri for request in world.asked]
-    assert asked.count("hf:acme/upper") == 2
-    assert asked.count("file:base") > 40
+    asked = Counter(request.uri for request in world.asked)
+    assert asked["hf:acme/once"] == 1
+    assert asked["hf:acme/often"] == 2
+    assert asked["file:base"] > 40
+
+
+def test_a_new_leader_asks_the_hub_for_nothing_that_is_known(world: World) -> None:
+    contents = {"hf:acme/good": replace(verified("a"), watch=digest("a")), "hf:acme/bad": failed("SourceNotFound")}
+    world.contents |= contents
+    world.apply(pool_object(model={"name": "base", "uri": "hf:acme/base"}))
+    world.contents["hf:acme/base"] = fetched_base()
+    for uri in contents:
+        world.apply(adapter_object(uri.rpartition("/")[2], source={"uri": uri}))
+    world.settle()
+    after = world.restarted()
+    after.settle()
+    assert [request.uri for request in after.asked] == ["hf:acme/bad"]
+    uid = after.store.get(adapter_ref("good"))["metadata"]["uid"]
+    assert after.observed.resolutions[uid].answer.watch == digest("a"), "the depot is asked whether it holds it"
+    after.observed.resolutions[uid] = source_changed(after.observed.resolutions[uid])
+    after.settle()
+    assert [request.uri for request in after.asked] == ["hf:acme/bad", "hf:acme/good"]
+
+
+def test_a_remote_source_that_fails_is_asked_for_ever_less_often(world: World) -> None:
+    world.apply(pool_object())
+    world.apply(adapter_object("upper", source={"uri": "hf:acme/upper"}))
+    world.settle()
+    for _ in range(720):
+        world.wait(10.0)
+    assert 10 <= Counter(request.uri for request in world.asked)["hf:acme/upper"] <= 20
 
 
 def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None:
