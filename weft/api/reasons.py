@@ -25,6 +25,7 @@ ADVICE: dict[str, str] = {
     "LoadFailed": "a runner could not load it; the message has the cause.",
     "Deleting": "it is being deleted; streams that use it finish first, within the pool's drainSeconds.",
     "Publishing": "the scheduler has not confirmed it yet; if it stays so, see the scheduler's log.",
+    "InvalidSpec": "the operator cannot read the spec; apply the CustomResourceDefinitions of its version.",
     "Accepted": "nothing forbids the object.",
     "Validated": "configuration, shapes and type fit the base.",
     "Fetched": "the depot has the whole content.",

@@ -38,10 +38,10 @@ from weft_operator.core.replicas import (
     plan_teardown,
     present_runners,
 )
-from weft_operator.core.resources import FINALIZER, Adapter, Object, Pool, Ref, holds
+from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import AdapterRegistration, DesiredState, ObservedState
-from weft_operator.core.status import adapter_entry, adapter_status, pool_entry, pool_status
+from weft_operator.core.status import adapter_entry, adapter_status, malformed_status, pool_entry, pool_status
 
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
@@ -74,6 +74,8 @@ def known_refs(desired: DesiredState, observed: ObservedState) -> set[Ref]:
 
 def reconcile(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
     """One object, present or gone."""
+    if broken := desired.malformed.get(ref):
+        return _plan_malformed(broken, observed, now)
     if ref.kind == "ServingPool":
         pool = desired.pools.get(ref)
         return _plan_pool(pool, desired, observed, now, policy) if pool else _pool_gone(ref, observed)
@@ -243,6 +245,19 @@ def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
     return (resource.meta.deleted or 0.0) + (pool.drain_s if pool else 0.0) + UNLOAD_GRACE_S
 
 
+# -------------------------------------------------------------------------------------------- malformed
+
+
+def _plan_malformed(broken: Malformed, observed: ObservedState, now: float) -> list[Action]:
+    """What was served of it stays as it is, and a condition says why nothing follows its spec."""
+    meta = broken.meta
+    if meta.deleting:
+        gone = _pool_gone(meta.ref, observed) if meta.ref.kind == "ServingPool" else _adapter_gone(meta.ref, observed)
+        return [*gone, *_finalized(broken, let_go=True)]
+    status = malformed_status(broken, now)
+    return [] if status == broken.status else [SetStatus(meta.ref, meta.uid, meta.resource_version, status)]
+
+
 # ----------------------------------------------------------------------------------------------- shared
 
 
@@ -266,7 +281,7 @@ def _set_status(resource: Pool | Adapter, status: Object) -> list[Action]:
     return [SetStatus(meta.ref, meta.uid, meta.resource_version, status), *events_for(resource, status)]
 
 
-def _finalized(resource: Pool | Adapter, let_go: bool) -> list[Action]:
+def _finalized(resource: Pool | Adapter | Malformed, let_go: bool) -> list[Action]:
     meta = resource.meta
     if not let_go or FINALIZER not in meta.finalizers:
         return []

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from weft.api.conversion import with_defaults
 from weft.api.fields import duration_s
+from weft.api.meta import sanitize_message
 from weft.api.servingpool import BATCH_TOKENS, PAGES, SEQUENCES
 from weft.api.template import amount
 
@@ -17,6 +19,7 @@ Kind = Literal["ServingPool", "LoRAAdapter"]
 Tier = Literal["Remote", "Disk", "Host"]
 Object = Mapping[str, Any]
 
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what reading a spec of another version may raise
 API_VERSION = "serving.weft.dev/v1alpha1"
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
@@ -173,14 +176,31 @@ class Pool:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """An object whose spec this version of the operator cannot read, and why."""
+
+    meta: Meta
+    message: str
+    status: Object
+
+
 def holds(resource: Adapter | Pool, condition: str) -> bool:
     """Is that condition True, by the stored status?"""
     return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
 
 
-def parse(obj: Object) -> Adapter | Pool:
-    """An admitted object -> its value."""
-    return parse_pool(obj) if obj["kind"] == "ServingPool" else parse_adapter(obj)
+def parse(obj: Object) -> Adapter | Pool | Malformed:
+    """A stored object -> its value, whatever version of the API wrote it: absent fields have their defaults."""
+    read = parse_pool if obj["kind"] == "ServingPool" else parse_adapter
+    try:
+        return read(obj)
+    except UNREADABLE:
+        pass  # its CustomResourceDefinition is of another version
+    try:
+        return read(with_defaults(obj))
+    except UNREADABLE as error:
+        return Malformed(parse_meta(obj), sanitize_message(str(error) or repr(error)), obj.get("status") or {})
 
 
 def parse_adapter(obj: Object) -> Adapter:
