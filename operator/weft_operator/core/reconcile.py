@@ -43,6 +43,7 @@ from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import AdapterRegistration, DesiredState, ObservedState
 from weft_operator.core.status import adapter_entry, adapter_status, malformed_status, pool_entry, pool_status
 
+PROGRESS_S, PROGRESS_MAX_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
 
@@ -50,7 +51,6 @@ UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter 
 class Policy:
     """What differs between backends."""
 
-    progress_s: float = 3.0  # a status that only tells of steps on the way is written after this, not before
     resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
     remote_period_s: float = 60.0  # before a remote source that failed is asked again; doubles
     resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
@@ -112,6 +112,11 @@ def resolve_period_s(desired: DesiredState, policy: Policy, uri: str = "") -> fl
     return max(least_s, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s)
 
 
+def progress_s(desired: DesiredState, policy: Policy) -> float:
+    """How long steps may take before a status tells of them: longer where many objects come at once, but bounded."""
+    return min(max(PROGRESS_S, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s), PROGRESS_MAX_S)
+
+
 def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> float | None:
     """When this object, just planned, has to be planned again though nothing happens; None: never.
 
@@ -128,7 +133,7 @@ def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: fl
     if isinstance(resource, Adapter) and not holds(resource, "Ready"):
         resolution = observed.resolutions.get(resource.meta.uid)
         if resolution and resolution.started_at is not None:
-            times.append(resolution.started_at + policy.progress_s)
+            times.append(resolution.started_at + progress_s(desired, policy))
     return min((time for time in times if now < time < inf), default=None)
 
 
@@ -197,13 +202,14 @@ def _plan_adapter(
     resolve = _resolve(adapter, view.request, view.resolution, now, desired, policy)
     if policy.defaults is not None and view.request is not None and FINALIZER not in adapter.meta.finalizers:
         return [*resolve, AddFinalizer(ref, adapter.meta.uid, adapter.meta.resource_version, FINALIZER)]
-    write = [] if _is_passing(status, resolve, view.resolution, now, policy) else _set_status(adapter, status)
+    write = [] if _is_passing(status, resolve, view.resolution, now, desired, policy) else _set_status(adapter, status)
     return [*resolve, *_publish_adapter(ref, entry, observed), *write]
 
 
 def _is_passing(
-    status: Object, resolve: Sequence[Action], resolution: Resolution | None, now: float, policy: Policy
-) -> bool:
+    status: Object, resolve: Sequence[Action], resolution: Resolution | None, now: float, desired: DesiredState,
+    policy: Policy,
+) -> bool:  # fmt: skip
     """Whether a status tells of nothing but steps that have just begun: most are over before anybody reads of them.
 
     From apply to Ready an adapter costs three writes: its finalizer, its status, an Event.
@@ -212,7 +218,7 @@ def _is_passing(
     if not steps or not all(steps):
         return False
     began = resolution.started_at if resolution else None
-    return bool(resolve) or (began is not None and now < began + policy.progress_s)
+    return bool(resolve) or (began is not None and now < began + progress_s(desired, policy))
 
 
 def _publish_adapter(ref: Ref, entry: AdapterRegistration, observed: ObservedState) -> list[Action]:

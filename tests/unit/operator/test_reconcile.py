@@ -20,7 +20,7 @@ from tests.unit.operator.planning import (
 )
 from weft_operator.core.actions import Action, EnsureRunner, RemoveRunner, Resolve
 from weft_operator.core.artifacts import OperationStatus, source_changed
-from weft_operator.core.reconcile import Policy, requeue_at, resolve_period_s
+from weft_operator.core.reconcile import PROGRESS_S, Policy, requeue_at, resolve_period_s
 from weft_operator.core.resources import FINALIZER
 from weft_operator.core.scaling import ANSWER_S
 from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
@@ -173,7 +173,7 @@ def test_conditions_tell_how_far_a_content_has_come(
     serving.contents["file:new"] = answer
     serving.apply(adapter_object("new"))
     serving.settle()
-    serving.wait(serving.policy.progress_s)
+    serving.wait(PROGRESS_S)
     assert serving.condition(adapter_ref("new"), "Validated") == validated
     assert serving.condition(adapter_ref("new"), "Fetched") == fetched
     assert serving.condition(adapter_ref("new"), "Ready") == ("False", fetched[1])
