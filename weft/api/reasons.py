@@ -15,6 +15,7 @@ ADVICE: dict[str, str] = {
     "NoReadyRunner": "no runner of the pool is ready yet; see the pool's Available condition.",
     "ScaledToZero": "there are no requests, so no runner runs; the next request is held until one is ready.",
     "Converging": "runners start or leave; nothing to do.",
+    "Paused": "spec.paused is true: nothing of the pool's runners is changed until it is false.",
     "CrashLoop": "runners end again and again; the message has their last lines, the log has more.",
     "Unschedulable": "no node takes the runner's pod; the message names what is missing.",
     "ChildConflict": "an object that is not the pool's has the name that it needs; rename or delete that one.",

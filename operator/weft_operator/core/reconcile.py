@@ -143,7 +143,7 @@ def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: fl
 def _plan_pool(pool: Pool, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
     ref = pool.meta.ref
     if pool.meta.deleting:
-        return [*_pool_gone(ref, observed), *_finalized(pool, ref not in observed.pools)]
+        return _pool_gone(ref, observed)
     bounds = scaling.bounds(pool, policy.default_replicas)
     wanted = scaling.target(bounds, observed.pool_reports.get(str(ref)), present_runners(pool, observed))
     view = pool_view(pool, desired, observed, bounds, wanted, now)
@@ -151,7 +151,7 @@ def _plan_pool(pool: Pool, desired: DesiredState, observed: ObservedState, now: 
     return [
         *_resolve(pool, view.request, view.resolution, now, desired, policy),
         *_publish_pool(ref, entry, observed),
-        *_runners(view, entry, observed, now, policy),
+        *([] if pool.paused else _runners(view, entry, observed, now, policy)),
         *_set_status(pool, pool_status(view, now, pods=policy.defaults is not None)),
     ]
 

@@ -162,6 +162,7 @@ class Pool:
     min_prompt: int
     min_token: int
     kv_across_classes: bool
+    paused: bool
     drain_s: float
     allowed: Literal["Same", "All", "List"]
     allowed_names: tuple[str, ...]
@@ -277,6 +278,7 @@ def parse_pool(obj: Object) -> Pool:
         min_prompt=phases["minPrompt"],
         min_token=phases["minToken"],
         kv_across_classes=phases["kvAcrossClasses"],
+        paused=bool(spec.get("paused")),
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],
         allowed_names=tuple(allowed.get("names") or ()),

@@ -725,3 +725,40 @@ def test_after_a_restart_nothing_is_dropped_before_everything_has_drained(servin
     assert after.kept is None
     after.wait(2)
     assert after.kept == {BASE, digest("c")}
+
+
+def test_a_pool_is_ready_once_every_wanted_runner_serves(world: World) -> None:
+    world.ready_runners = False
+    world.apply(pool_object(replicas=2))
+    world.settle()
+    assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Ready")
+    world.answers()
+    world.settle()
+    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+    assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
+    runners[1] = replace(runners[1], state="Ready")
+    world.answers()
+    world.settle()
+    assert world.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
+    world.apply(pool_object(replicas=0))
+    world.settle()
+    assert world.condition(pool_ref(), "Ready") == ("True", "ScaledToZero")
+
+
+def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(serving: World) -> None:
+    runners = dict(serving.observed.runners[pool_ref()])
+    changed = {"replicas": 3, "kvCache": {"pageTokens": 16, "pages": 2048}}
+    serving.apply(pool_object(**changed, paused=True))
+    serving.contents["file:new"] = verified("d")
+    serving.apply(adapter_object("new"))
+    serving.wait(60)
+    assert serving.observed.runners[pool_ref()] == runners
+    assert serving.condition(pool_ref(), "Progressing") == ("Unknown", "Paused")
+    assert serving.condition(pool_ref(), "Ready") == ("False", "Paused")
+    assert serving.condition(adapter_ref("new"), "Ready") == ("True", "Published")
+    serving.apply(pool_object(**changed, paused=False))
+    serving.wait(60)
+    assert len(serving.observed.runners[pool_ref()]) == 3
+    assert serving.condition(pool_ref(), "Ready") == ("True", "RunnersReady")

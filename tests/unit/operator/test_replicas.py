@@ -402,7 +402,7 @@ def test_pods_that_do_not_come_up_are_told_with_their_reason(cluster: ClusterWor
             cluster.observed.pods[pool_ref()] = pods
         assert cluster.condition(pool_ref(), "Progressing") == ("False", state)
         messages = [c["message"] for c in cluster.status(pool_ref())["conditions"]]
-        assert messages.count(message) == 2
+        assert messages.count(message) == 3, "Available, Progressing, Ready"
         assert (cluster.announced[-1].type, cluster.announced[-1].reason) == ("Warning", state)
 
 
