@@ -170,8 +170,13 @@ class Controller:
         if Ref("ServingPool", namespace, name) not in self.observed.pools:
             return
         known, self.observed.pool_reports[pool] = self.observed.pool_reports.get(pool), report
+        ref = Ref("ServingPool", namespace, name)
         if report != known:  # else only its load has changed: traffic
-            self._queue.add([Ref("ServingPool", namespace, name)])
+            self._queue.add([ref])
+        if report.ready_runners > 0 and not (known and known.ready_runners):
+            self._queue.add(
+                a.meta.ref for a in self.desired.adapters_of(ref) if a.status.get("pool") not in (None, pool)
+            )
 
     def on_adapter_report(self, uid: str, report: AdapterReport) -> None:
         """The scheduler's word on an adapter."""

@@ -173,7 +173,7 @@ def from_status(
     source is known, as it would have if one had looked; of the source as it is now it tells nothing.
     """
     is_old = status.get("observedGeneration") != generation
-    verified = _good(request, status, pool, is_old=is_old)
+    verified = _verified(request, status, pool, is_old=is_old)
     if is_old:
         return Resolution(request, verified=verified) if verified else None
     fetched = next((c for c in status.get("conditions", ()) if c["type"] == "Fetched"), None)
@@ -191,15 +191,23 @@ def from_status(
     return Resolution(request, failed, verified=verified)
 
 
-def _good(request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool) -> VerifiedArtifact | None:
+def served_content(status: Mapping[str, Any]) -> VerifiedArtifact | None:
+    """The content that an adapter's status tells of, in the pool and for the base that it names."""
+    digest, namespaced = status.get("digest"), str(status.get("pool") or "")
+    if not digest or not namespaced:
+        return None
+    namespace, _, name = namespaced.partition("/")
+    version = next((v.get("name") for v in status.get("versions", ()) if v["digest"] == digest), None)
+    return VerifiedArtifact(digest, status, Ref("ServingPool", namespace, name), status.get("baseDigest"), version)
+
+
+def _verified(
+    request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool
+) -> VerifiedArtifact | None:
     """The content that a status tells of. `pool`: of the adapter now, which may not be the one it was checked for."""
     if request.kind == "model":
         digest = status.get("baseDigest")
         return VerifiedArtifact(digest, status) if digest else None
-    digest, checked_for = status.get("digest"), status.get("pool")
-    if not digest or (is_old and not checked_for):
+    if is_old and not status.get("pool"):
         return None
-    namespace, _, name = (checked_for or str(pool)).partition("/")
-    version = next((v.get("name") for v in status.get("versions", ()) if v["digest"] == digest), None)
-    base_digest = status.get("baseDigest") or request.base_digest
-    return VerifiedArtifact(digest, status, Ref("ServingPool", namespace, name), base_digest, version)
+    return served_content({"pool": str(pool), "baseDigest": request.base_digest, **status})

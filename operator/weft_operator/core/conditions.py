@@ -133,6 +133,9 @@ def _published(view: AdapterView, digest: str) -> Condition:
     if answer.state == "Failed":
         message = f"{name!r} still serves {short}: the newest source is refused ({answer.reason}, see Fetched)"
         return Condition("Ready", "True", "UpdateFailed", message)
+    if view.serving and view.serving.pool != view.adapter.pool:
+        message = f"{name!r} serves {short} in {view.serving.pool} until ServingPool {view.adapter.pool} takes requests"
+        return Condition("Ready", "True", "Published", message)
     return Condition("Ready", "True", "Published", f"{name!r} serves {short}")
 
 

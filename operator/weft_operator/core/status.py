@@ -141,7 +141,7 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
         namespace=adapter.meta.ref.namespace,
         name=adapter.meta.ref.name,
         model_name=adapter.model_name,
-        pool=str(adapter.pool),
+        pool=str(view.serving.pool if view.serving else adapter.pool),
         digest=view.serving.digest if view.serving else "",
         rank=int(verdict.get("rank") or 0),
         size_bytes=int(verdict.get("sizeBytes") or 0),

@@ -322,21 +322,6 @@ def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: W
     assert sum(request.uri == "file:a0" for request in world.asked) == asked + 2  # every 40 s
 
 
-def test_another_pool_is_another_base_so_the_old_content_stops(serving: World) -> None:
-    serving.contents["file:second"] = OperationStatus("Fetched", digest("e"), {})
-    serving.apply(pool_object("second"))
-    serving.settle()
-    serving.contents["file:upper"] = failed("ShapeMismatch")
-    serving.apply(adapter_object("upper", pool="default/second"))
-    serving.settle()
-    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
-    assert [entry.name for entry in serving.routed.values()] == ["lower"]
-    assert [(entry.name, entry.reason) for entry in serving.unserved.values()] == [("upper", "ShapeMismatch")]
-    serving.contents["file:upper"] = verified("a")
-    serving.wait(3)
-    assert not serving.unserved
-
-
 def test_a_new_base_that_an_adapter_does_not_fit_stops_it(serving: World) -> None:
     serving.contents["file:base"] = OperationStatus("Fetched", digest("f"), {})
     serving.contents["file:upper"] = failed("ShapeMismatch")
@@ -762,3 +747,68 @@ def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(servi
     serving.wait(60)
     assert len(serving.observed.runners[pool_ref()]) == 3
     assert serving.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
+
+
+def moving(world: World) -> None:
+    """A Ready adapter of one pool names another one, whose runners do not serve yet."""
+    world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.settle()
+    world.ready_runners = False
+    world.apply(pool_object("other"))
+    world.settle()
+    world.apply(adapter_object("upper", pool="default/other"))
+    world.settle()
+
+
+def pool_of_route(world: World) -> str:
+    (entry,) = world.routed.values()
+    return entry.pool
+
+
+def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes_requests(world: World) -> None:
+    moving(world)
+    assert pool_of_route(world) == "default/base"
+    assert world.condition(adapter_ref("upper"), "Fetched") == ("True", "Fetched")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert world.status(adapter_ref("upper"))["pool"] == "default/base"
+    runners = world.observed.runners[pool_ref("other")]
+    runners[0] = replace(runners[0], state="Ready")
+    world.answers()
+    world.settle()
+    assert pool_of_route(world) == "default/other"
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert world.status(adapter_ref("upper"))["pool"] == "default/other"
+
+
+def test_a_restart_while_an_adapter_moves_changes_nothing(world: World) -> None:
+    moving(world)
+    after = world.restarted()
+    after.settle()
+    assert pool_of_route(after) == "default/base"
+
+
+def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it_serves(world: World) -> None:
+    world.ready_runners = True
+    world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.apply(pool_object("other"))
+    world.settle()
+    world.contents["file:upper"] = failed("ShapeMismatch")
+    world.apply(adapter_object("upper", pool="default/other"))
+    world.settle()
+    assert pool_of_route(world) == "default/base"
+    assert world.condition(adapter_ref("upper"), "Fetched") == ("False", "ShapeMismatch")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
+    world.contents["file:upper"] = verified("d")
+    world.wait(3)
+    assert pool_of_route(world) == "default/other"
+
+
+def test_an_adapter_that_moves_away_from_a_deleted_pool_waits_for_the_new_one(world: World) -> None:
+    moving(world)
+    world.store.delete(pool_ref())
+    world.settle()
+    assert not world.routed or pool_of_route(world) == "default/other"
