@@ -98,7 +98,7 @@ async def test_an_adapter_that_moves_to_another_pool_fails_no_request(installati
         await made.until(lambda: all(w.text for w in made.streams))
         spec = pool["spec"] | {"model": pool["spec"]["model"] | {"name": "weft-second"}}
         plane.apply({"apiVersion": pool["apiVersion"], "kind": pool["kind"], "metadata": second, "spec": spec})
-        plane.apply(adapter_manifest("mover", "acme", "file:adapters/upper", poolRef=second))
+        plane.apply(adapter_manifest("mover", "acme", "file:adapters/upper", poolRef=second, baseModel="weft-second"))
 
         def moved() -> bool:
             status = adapter(installation, "mover", "acme")["status"]
