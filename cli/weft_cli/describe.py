@@ -43,7 +43,7 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[st
     facts = {
         "Model": obj["spec"]["model"].get("name") or obj["metadata"]["name"],
         "Digest": status.get("baseDigest", NONE),
-        "Runners": f"{status.get('readyReplicas', 0)} ready of {obj['spec'].get('replicas', 1)} wanted",
+        "Runners": f"{status.get('readyReplicas', 0)} ready of {status.get('desiredReplicas', '?')} desired",
         "Adapters": f"{adapters.get('ready', 0)} ready of {adapters.get('total', 0)}",
     }
     if slo := status.get("slo"):

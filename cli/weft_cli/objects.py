@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from weft_cli.client import Controller, Object
 from weft_cli.errors import BadInput, CommandError, NotThere
-from weft_cli.output import adapter_headers, adapter_row, dump, note, pool_headers, pool_row, ready_runners, say, table
+from weft_cli.output import dump, headers, note, row, say, table
 
 if TYPE_CHECKING:
     from weft_cli.runners import Supervisor
 
 SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool"}
 PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools"}
+KINDS = {plural: kind for kind, plural in PLURAL.items()}
 OTHER_NAMESPACE = "-n names another namespace"
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS")
 
@@ -54,7 +55,7 @@ def get(
 ) -> None:
     """Print objects; with `watch` go on printing what changes. `namespace` None: all of them."""
     items, version = _chosen(controller, kind, name, namespace)
-    printer = _printer(controller, kind, form, all_namespaces=namespace is None)
+    printer = _printer(kind, form, all_namespaces=namespace is None)
     if not watch:
         return printer(items, True) if items or form in ("json", "yaml") else _none_found(controller, kind, namespace)
     if items:
@@ -110,9 +111,8 @@ def to_delete(paths: Sequence[Path]) -> list[Object]:
 
 def named(plural: str, namespace: str, names: Sequence[str]) -> list[Object]:
     """Objects by what a person typed, which may be no text: then it is no object's name either."""
-    kind = next(kind for kind, known in PLURAL.items() if known == plural)
     metas = [{"namespace": _text(namespace), "name": _text(name)} for name in names]
-    return [{"kind": kind, "metadata": meta} for meta in metas]
+    return [{"kind": KINDS[plural], "metadata": meta} for meta in metas]
 
 
 def _text(typed: str) -> str:
@@ -130,24 +130,17 @@ def _chosen(controller: Controller, kind: str, name: str | None, namespace: str 
     return found, version
 
 
-def _printer(
-    controller: Controller, kind: str, form: str, *, all_namespaces: bool
-) -> Callable[[list[Object], bool], None]:
+def _printer(kind: str, form: str, *, all_namespaces: bool) -> Callable[[list[Object], bool], None]:
     """Prints some objects; with a header the first time."""
     wide = form == "wide"
-    headers = adapter_headers(wide=wide) if kind == "loraadapters" else pool_headers(wide=wide)
-    widths = [0] * (len(headers) + all_namespaces)
+    header_cells = (*(("NAMESPACE",) if all_namespaces else ()), *headers(KINDS[kind], wide=wide))
+    widths = [0] * len(header_cells)
 
     def print_table(items: list[Object], header: bool) -> None:
         now = time.time()
-        if kind == "loraadapters":
-            runners = ready_runners(controller.list("servingpools")[0])
-            columns = [adapter_row(item, now, runners, wide=wide) for item in items]
-        else:
-            columns = [pool_row(item, now, wide=wide) for item in items]
         prefix = [(item["metadata"]["namespace"],) if all_namespaces else () for item in items]
-        rows = [(*before, *row) for before, row in zip(prefix, columns, strict=True)]
-        lines = table((*(("NAMESPACE",) if all_namespaces else ()), *headers), rows, widths)
+        rows = [(*before, *row(item, now, wide=wide)) for before, item in zip(prefix, items, strict=True)]
+        lines = table(header_cells, rows, widths)
         widths[:] = [max(pair) for pair in zip(widths, _widths(rows), strict=True)]
         say("\n".join(lines if header else lines[1:]))
 
@@ -181,8 +174,8 @@ def get_runners(supervisor: "Supervisor", name: str | None, namespace: str | Non
     if form in ("json", "yaml"):
         say(dump([runner.message for runner in runners], form))
     elif runners:
-        headers = RUNNER_HEADERS if form == "wide" else RUNNER_HEADERS[:-1]
-        say("\n".join(table(headers, [runner.row()[: len(headers)] for runner in runners])))
+        shown = RUNNER_HEADERS if form == "wide" else RUNNER_HEADERS[:-1]
+        say("\n".join(table(shown, [runner.row()[: len(shown)] for runner in runners])))
     else:
         note(f"No runners found{where}.")
 
