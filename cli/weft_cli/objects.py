@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft_cli.client import Controller, Object
+from weft_cli.client import Object, ObjectApi
 from weft_cli.errors import BadInput, CommandError, NotThere
 from weft_cli.output import dump, headers, note, row, say, table
 
@@ -37,10 +37,10 @@ def load_manifests(paths: Sequence[Path], done: str = "applied") -> list[Object]
     return objects
 
 
-def apply(controller: Controller, paths: Sequence[Path]) -> None:
+def apply(api: ObjectApi, paths: Sequence[Path]) -> None:
     """Each object in order; one that is refused does not keep the others from being applied."""
     objects, refused = load_manifests(paths), list[CommandError]()
-    for obj, result in zip(objects, controller.apply(objects), strict=True):
+    for obj, result in zip(objects, api.apply(objects), strict=True):
         if isinstance(result, CommandError):
             refused.append(result)
         else:
@@ -50,51 +50,50 @@ def apply(controller: Controller, paths: Sequence[Path]) -> None:
         raise (BadInput if wrong else CommandError)("\n".join(error.message for error in refused))
 
 
-def get(
-    controller: Controller, kind: str, name: str | None, namespace: str | None, form: str, *, watch: bool = False
-) -> None:
+def get(api: ObjectApi, kind: str, name: str | None, namespace: str | None, form: str, *, watch: bool = False) -> None:
     """Print objects; with `watch` go on printing what changes. `namespace` None: all of them."""
-    items, version = _chosen(controller, kind, name, namespace)
+    items, version = _chosen(api, kind, name, namespace)
     printer = _printer(kind, form, all_namespaces=namespace is None)
     if not watch:
-        return printer(items, True) if items or form in ("json", "yaml") else _none_found(controller, kind, namespace)
+        return printer(items, True) if items or form in ("json", "yaml") else _none_found(api, kind, namespace)
     if items:
         printer(items, True)
-    for event in controller.watch(version):
+    for event in api.watch(kind, version):
         if event["type"] == "ERROR":
             raise CommandError(event["object"]["message"])
         meta = event["object"]["metadata"]
-        same_kind = PLURAL[event["object"]["kind"]] == kind
-        if same_kind and namespace in (None, meta["namespace"]) and name in (None, meta["name"]):
+        if namespace in (None, meta["namespace"]) and name in (None, meta["name"]):
             printer([event["object"]], not items)
             items = [event["object"]]
     return None
 
 
-def describe(controller: Controller, kind: str, name: str, namespace: str) -> None:
-    """Everything that is known of one object."""
+def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, name: str, namespace: str) -> None:
+    """Everything that is known of one object. Who may not ask the supervisor sees the object all the same."""
     from weft_cli.describe import describe_adapter, describe_pool, describe_runner
-    from weft_cli.runners import list_runners, local
+    from weft_cli.runners import Runner, list_runners
 
-    runners = list_runners(local(controller))
     if kind == "runners":
-        found = next((runner for runner in runners if runner.is_called(name)), None)
+        found = next((runner for runner in list_runners(supervisor()) if runner.is_called(name)), None)
         if found is None:
             raise CommandError(f"there is no runner {name}", "`weft get runners` lists them")
-        lines = describe_runner(found)
-    else:
-        try:
-            obj = controller.get(kind, namespace, name)
-        except NotThere as error:
-            raise NotThere(error.message, OTHER_NAMESPACE) from error
-        lines = (describe_adapter if kind == "loraadapters" else describe_pool)(obj, runners, time.time())
-    say("\n".join(lines))
+        return say("\n".join(describe_runner(found)))
+    try:
+        obj = api.get(kind, namespace, name)
+    except NotThere as error:
+        raise NotThere(error.message, OTHER_NAMESPACE) from error
+    describer, runners, unknown = describe_adapter if kind == "loraadapters" else describe_pool, list[Runner](), ""
+    try:
+        runners = list_runners(supervisor())
+    except CommandError as error:
+        unknown = f"not known: {error.message}"
+    return say("\n".join(describer(obj, runners, time.time(), unknown)))
 
 
-def delete(controller: Controller, objects: Sequence[Object], hint: str = "") -> None:
+def delete(api: ObjectApi, objects: Sequence[Object], hint: str = "") -> None:
     """Every one is tried; of an object kind, namespace and name count. `hint`: for one that is not there."""
     failures: list[CommandError] = []
-    for obj, result in zip(objects, controller.delete(objects), strict=True):
+    for obj, result in zip(objects, api.delete(objects), strict=True):
         if isinstance(result, CommandError):
             failures.append(result)
         else:
@@ -119,8 +118,8 @@ def _text(typed: str) -> str:
     return typed.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _chosen(controller: Controller, kind: str, name: str | None, namespace: str | None) -> tuple[list[Object], str]:
-    items, version = controller.list(kind, namespace)
+def _chosen(api: ObjectApi, kind: str, name: str | None, namespace: str | None) -> tuple[list[Object], str]:
+    items, version = api.list(kind, namespace)
     if name is None:
         return items, version
     found = [item for item in items if item["metadata"]["name"] == name]
@@ -155,8 +154,8 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
 
-def _none_found(controller: Controller, kind: str, namespace: str | None) -> None:
-    others = controller.list(kind)[0] if namespace else []
+def _none_found(api: ObjectApi, kind: str, namespace: str | None) -> None:
+    others = api.list(kind)[0] if namespace else []
     where = f" in namespace {namespace}" if namespace else ""
     more = f" ({len(others)} in other namespaces: -A shows them)" if others else ""
     note(f"No {kind} found{where}{more}.")

@@ -407,7 +407,7 @@ def test_a_key_is_made_with_its_bounds_and_as_a_secret(controller: Any, capfd: p
 def test_the_demo_has_a_key_of_each_namespace_and_revokes_those_of_its_last_run(
     controller: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    supervisor = Supervisor(controller.stack["supervisor"])
+    supervisor = Supervisor((controller.stack["supervisor"],))
     assert run(capfd, "key", "create", "-n", "acme")[0] == 0
     assert replace_keys(supervisor, ["acme"], "demo") == {"acme": "weft-k2-secret"}
     assert replace_keys(supervisor, ["acme", "globex"], "demo") == {
