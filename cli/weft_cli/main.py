@@ -26,6 +26,8 @@ from weft_cli.options import (
     TlsDir,
     checked_data_dir,
     gateway_of,
+    kinds,
+    names_of,
     on_stack,
     plural,
 )
@@ -379,8 +381,10 @@ def push(
 @on_stack
 def get(
     stack: "Stack",
-    kind: Annotated[str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.")],
-    name: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    kind: Annotated[
+        str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.", autocompletion=kinds)
+    ],
+    name: Annotated[str | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
     namespace: Annotated[
         str | None,
         typer.Option(
@@ -415,8 +419,8 @@ def get(
 @on_stack
 def describe(
     stack: "Stack",
-    kind: Annotated[str, typer.Argument(help="loraadapter (lora), servingpool (spool), runner.")],
-    name: Annotated[str, typer.Argument()],
+    kind: Annotated[str, typer.Argument(help="loraadapter (lora), servingpool (spool), runner.", autocompletion=kinds)],
+    name: Annotated[str, typer.Argument(autocompletion=names_of)],
     namespace: Namespace = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
@@ -431,8 +435,8 @@ def describe(
 @on_stack
 def delete(
     stack: "Stack",
-    kind: Annotated[str | None, typer.Argument(show_default=False)] = None,
-    names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None,
+    kind: Annotated[str | None, typer.Argument(show_default=False, autocompletion=kinds)] = None,
+    names: Annotated[list[str] | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
     files: Files = None,
     namespace: Namespace = None,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from weft.process import data_root, serve_root
-from weft_cli.errors import BadInput
+from weft_cli.errors import BadInput, CommandError
 
 if TYPE_CHECKING:
     from weft_cli.stack import Stack
@@ -146,6 +146,27 @@ def located(
     from weft_cli.cluster import Access, ClusterStack
 
     return ClusterStack(Access(context, kubeconfig, system_namespace))
+
+
+def names_of(context: typer.Context, incomplete: str) -> list[str]:
+    """Completion: names of objects of the kind that stands before. Without a stack that answers there are none."""
+    given = context.params
+    where = {name: given[name] for name in inspect.signature(located).parameters if given.get(name) is not None}
+    try:
+        with located(**where) as stack:
+            everywhere = given.get("all_namespaces", False)
+            namespace = None if everywhere else stack.namespace(given.get("namespace"))
+            kind = plural(given["kind"])
+            items = [] if kind == "runners" else stack.api.list(kind, namespace)[0]
+    except CommandError:
+        return []
+    names = (item["metadata"]["name"] for item in items)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Completion: kinds of resources."""
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
 def gateway_of(stack: "Stack", url: str | None) -> str:
