@@ -34,7 +34,9 @@ class ObjectApi(Protocol):
 
     def get(self, plural: str, namespace: str, name: str) -> Object: ...
 
-    def watch(self, plural: str, version: str, silence_s: float | None = None) -> Iterator[Object]:
+    def watch(
+        self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
+    ) -> Iterator[Object]:
         """Changes after a version, without end, or until nothing has come for `silence_s`."""
         ...
 
@@ -72,13 +74,15 @@ class Controller:
         """Addresses and states of the components."""
         return self._json("GET", "/v1/stack")
 
-    def watch(self, plural: str, version: str, silence_s: float | None = None) -> Iterator[Object]:
+    def watch(
+        self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
+    ) -> Iterator[Object]:
         """Changes after a version, without end, or until nothing has come for `silence_s`."""
         path = f"/v1/watch?{urlencode({'resourceVersion': version})}"
         with self._answer("GET", path, timeout_s=silence_s) as response, contextlib.suppress(TimeoutError):
             while line := response.readline():
                 event = json.loads(line)
-                if event["type"] == "ERROR" or event["object"]["kind"].lower() == plural.removesuffix("s"):
+                if event["type"] == "ERROR" or _is_in(event["object"], plural, namespace):
                     yield event
 
     def logs(self, component: str, tail: int | None, *, follow: bool) -> Iterator[bytes]:
@@ -126,6 +130,10 @@ def request(
         yield response
     finally:
         connection.close()
+
+
+def _is_in(obj: Object, plural: str, namespace: str | None) -> bool:
+    return f"{obj['kind'].lower()}s" == plural and namespace in (None, obj["metadata"]["namespace"])
 
 
 def not_running(data_dir: Path) -> NotRunning:

@@ -191,12 +191,16 @@ class KubernetesApi:
             except CommandError as error:
                 yield error
 
-    def watch(self, plural: str, version: str, silence_s: float | None = None) -> Iterator[Object]:
+    def watch(
+        self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
+    ) -> Iterator[Object]:
         """Changes after a version, without end, or until nothing has come for `silence_s`."""
         with contextlib.suppress(TimeoutError):
             while True:
                 query = {"watch": 1, "resourceVersion": version, "timeoutSeconds": WATCH_S}
-                with self._answer("GET", f"{_path(plural)}?{urlencode(query)}", timeout_s=silence_s) as response:
+                with self._answer(
+                    "GET", f"{_path(plural, namespace)}?{urlencode(query)}", timeout_s=silence_s
+                ) as response:
                     while line := response.readline():
                         event = json.loads(line)
                         yield event

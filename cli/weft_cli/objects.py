@@ -1,5 +1,6 @@
 """apply, get, describe, delete."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,11 +59,10 @@ def get(api: ObjectApi, kind: str, name: str | None, namespace: str | None, form
         return printer(items, True) if items or form in ("json", "yaml") else _none_found(api, kind, namespace)
     if items:
         printer(items, True)
-    for event in api.watch(kind, version):
+    for event in api.watch(kind, namespace, version):
         if event["type"] == "ERROR":
             raise CommandError(event["object"]["message"])
-        meta = event["object"]["metadata"]
-        if namespace in (None, meta["namespace"]) and name in (None, meta["name"]):
+        if name in (None, event["object"]["metadata"]["name"]):
             printer([event["object"]], not items)
             items = [event["object"]]
     return None
@@ -155,7 +155,9 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _none_found(api: ObjectApi, kind: str, namespace: str | None) -> None:
-    others = api.list(kind)[0] if namespace else []
+    others: list[Object] = []
+    with contextlib.suppress(CommandError):  # who may look in one namespace alone
+        others = api.list(kind)[0] if namespace else []
     where = f" in namespace {namespace}" if namespace else ""
     more = f" ({len(others)} in other namespaces: -A shows them)" if others else ""
     note(f"No {kind} found{where}{more}.")

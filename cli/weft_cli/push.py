@@ -128,7 +128,7 @@ def _wait(api: ObjectApi, gateway: httpx2.Client, publication: Publication, dige
     until = time.monotonic() + wait_s
     items, version = api.list("loraadapters", publication.namespace)
     obj = next((item for item in items if item["metadata"]["name"] == publication.name), None)
-    changes = api.watch("loraadapters", version, wait_s)
+    changes = api.watch("loraadapters", publication.namespace, version, wait_s)
     while obj is not None and content_of(obj) == digest:
         if is_refused(obj):
             raise CommandError(state_of(obj))

@@ -130,8 +130,11 @@ def test_what_the_api_server_refuses_is_said_in_its_words(
     assert weft(capfd, "get", "lora", "x", "-n", namespace)[2].startswith("weft: there is no loraadapter 'x'")
 
 
-def test_watch_prints_each_change(applied: Path, namespace: str, control_plane: ControlPlane) -> None:
-    argv = (sys.executable, "-m", "weft_cli", "get", "lora", "-n", namespace, "-w", "--context", "weft-test")
+def test_a_tenant_of_one_namespace_watches_it(applied: Path, namespace: str, control_plane: ControlPlane) -> None:
+    rules = [{"apiGroups": ["serving.weft.dev"], "resources": ["loraadapters"], "verbs": ["get", "list", "watch"]}]
+    tenant = control_plane.service_account(namespace, "tenant", rules)
+    where = ("-n", namespace, "--kubeconfig", tenant.kubeconfig)
+    argv = (sys.executable, "-m", "weft_cli", "get", "lora", "-w", *where)
     with started(*argv, stdout=subprocess.PIPE, text=True) as watching:
         first = [watching.stdout.readline() for _ in range(2)]
         ready = [{**CONDITION, "type": "Ready", "reason": "Published"}]
