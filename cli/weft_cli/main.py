@@ -87,6 +87,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             _flush(stream)
 
 
+def complete_for_kubectl() -> int:
+    """What kubectl asks for `kubectl weft WORDS<TAB>`: a completion a line, then cobra's directive (no file names)."""
+    words = ["weft", *sys.argv[1:]]
+    bash = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    os.environ.update(bash)
+    with contextlib.suppress(SystemExit):  # how typer ends a completion
+        main([])
+    sys.stdout.write("\n:4\n")
+    return 0
+
+
 def _run(args: list[str]) -> int:
     if args[:1] == ["bench"] or args in (["--help"], ["-h"]):
         _add_bench()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft_cli.stack import Stack
 
 T = TypeVar("T")
-PLUGIN = "kubectl-weft"
+PLUGINS = ("kubectl-weft", "kubectl_complete-weft")
 WHERE = "Where the stack is"
 
 KINDS = {
@@ -176,7 +176,7 @@ def gateway_of(stack: "Stack", url: str | None) -> str:
 
 def is_plugin() -> bool:
     """Whether kubectl runs this command: `kubectl weft` is about the current context's cluster."""
-    return Path(sys.argv[0]).name == PLUGIN
+    return Path(sys.argv[0]).name in PLUGINS
 
 
 def plural(kind: str) -> str:

@@ -3,6 +3,7 @@ tested on a node (tests/cluster/test_cli.py)."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from harness.cluster import tools
 from harness.cluster.access import Access
 from harness.cluster.control_plane import ControlPlane
 from harness.processes import started
+from harness.waiting import wait_until
 from weft_cli.main import main
 
 POOL: dict[str, Any] = {
@@ -154,15 +156,33 @@ def test_the_namespace_is_the_contexts_own(
     assert capfd.readouterr().out.splitlines()[1].startswith("upper ")
 
 
-def test_as_a_plugin_of_kubectl_it_is_about_the_current_context(
-    applied: Path, namespace: str, control_plane: ControlPlane
-) -> None:
-    plugin = Path(sys.executable).with_name("kubectl-weft")
-    environment = {"PATH": f"{plugin.parent}:{os.environ['PATH']}", "KUBECONFIG": str(control_plane.kubeconfig)}
-    argv = ["kubectl", "weft", "get", "lora", "-n", namespace]
-    done = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1].startswith("upper ")
+def test_as_a_plugin_of_kubectl_it_is_about_the_current_context(applied: Path, namespace: str) -> None:
+    assert kubectl("weft", "get", "lora", "-n", namespace).splitlines()[1].startswith("upper ")
+
+
+def test_kubectl_completes_its_plugin(applied: Path, namespace: str) -> None:
+    assert kubectl("__complete", "weft", "desc").split()[:2] == ["describe", ":4"]
+    assert kubectl("__complete", "weft", "describe", "lora", "-n", namespace, "").split()[:2] == ["upper", ":4"]
+
+
+def kubectl(*arguments: str) -> str:
+    """With this environment's plugins on the PATH."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["kubectl", *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv of util-linux ties children to their parent")
+def test_kubectl_ends_with_a_killed_command(applied: Path, namespace: str) -> None:
+    argv = (sys.executable, "-m", "weft_cli", "get", "lora", "-n", namespace, "-w", "--context", "weft-test")
+    with started(*argv, stdout=subprocess.PIPE, text=True) as watching:
+        watching.stdout.readline()
+        [child] = Path(f"/proc/{watching.pid}/task/{watching.pid}/children").read_text().split()
+        assert "kubectl" in Path(f"/proc/{child}/cmdline").read_text()
+        watching.kill()
+        watching.wait()
+        wait_until(lambda: not Path(f"/proc/{child}/exe").exists(), "kubectl has ended")
 
 
 def test_a_context_that_is_not_there_is_named(cluster: None, capfd: pytest.CaptureFixture[str]) -> None:
