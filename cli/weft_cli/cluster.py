@@ -1,7 +1,6 @@
 """Weft in a cluster: objects through the Kubernetes API, processes through port-forwards.
 
-Both are children of kubectl, opened when they are needed and closed with the command. The Python client's port-forward
-is not used: it holds what is in flight in memory, without a bound, and an adapter's files may be large.
+Both are children of kubectl (ADR 0023), opened when they are needed and closed with the command.
 """
 
 import base64
