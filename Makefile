@@ -75,15 +75,17 @@ dev-cluster-down: install  ## end the dev cluster
 bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API server of its own (3 minutes)
 	@$(CLUSTER) bench-operator
 
-# From the checkout as it is: torch, Triton, numpy and ml_dtypes of GPU_PYTHON, no virtual environment. GPU_FLAGS: `--help` has them.
+# From the checkout as it is, no virtual environment: GPU_PYTHON has torch, Triton, numpy, ml_dtypes and safetensors; gpu-check also takes
+# pytest, pytest-timeout, pytest-xdist and hypothesis, gpu-bench peft for its last case. Without a GPU both say so (exit code 3).
+# GPU_FLAGS: of gpu-check pytest's options, of gpu-bench cases and options (`--help`).
 GPU_PYTHON ?= python3
-GPU := PYTHONPATH=kernels:services/gpu-runner:bench:. PYTHONUNBUFFERED=1 $(GPU_PYTHON) -m weft_bench.gpu
+GPU := PYTHONPATH=kernels:services/gpu-runner:bench:tests:. PYTHONUNBUFFERED=1 $(GPU_PYTHON)
 
-gpu-check:  ## kernels and the CUDA executor on this machine's GPU against plain torch (at most 8 minutes)
-	@$(GPU) check $(GPU_FLAGS)
+gpu-check:  ## tests marked `gpu` on this machine's GPU: kernels and the CUDA executor against plain torch
+	@$(GPU) -m harness.gpu_check $(GPU_FLAGS)
 
-gpu-bench:  ## all figures of docs/benchmarks/gpu.md on this machine's GPU (at most 8 minutes)
-	@$(GPU) bench $(GPU_FLAGS)
+gpu-bench:  ## figures of docs/benchmarks/gpu.md on this machine's GPU (at most 8 minutes)
+	@$(GPU) -m weft_bench.gpu $(GPU_FLAGS)
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 MERMAID_VERSION := 11.17.2

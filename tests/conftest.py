@@ -2,10 +2,16 @@
 
 import gc
 import os
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 # Triton decides when it is imported whether its kernels are compiled or interpreted. Here they are interpreted, on the
-# CPU, unless TRITON_INTERPRET=0 is said; so before anything that may import Triton (torch does at times).
-os.environ.setdefault("TRITON_INTERPRET", "1")
+# CPU, unless TRITON_INTERPRET=0 is said, or `-m gpu` where there is one; so before anything that may import Triton
+# (torch does at times).
+os.environ.setdefault(
+    "TRITON_INTERPRET", "0" if ("-m", "gpu") in pairwise(sys.argv) and Path("/dev/nvidiactl").exists() else "1"
+)
 
 import random
 from collections.abc import Generator

@@ -7,7 +7,6 @@ BenchFailed
 |- NotLogged      the audit log is not that of this API server
 |- EngineRefused  the engine could not be built, or gave a request up (playing.py)
 |- WrongAdapter   a row ran with another adapter than it asked for: no figure of that run counts
-|- NotReady       no process can have the GPU, or there is none (gpu_supervise.py)
 |- RequestFailed  a request through the stack was refused, or its stream broke off (load.py, sse.py)
 |- BadData        a data set lacks a column, or names what is not known (data.py)
 |- BadTable       a table of answers that cannot be read, or a model that no table can end (trace_executor.py)
@@ -46,10 +45,6 @@ class EngineRefused(BenchFailed):
 
 class WrongAdapter(BenchFailed):
     """A row ran with another adapter than it asked for, or a step had another number of them than its case says."""
-
-
-class NotReady(BenchFailed):
-    """No worker gets ready: there is no GPU, or it is not to be had."""
 
 
 class RequestFailed(BenchFailed):

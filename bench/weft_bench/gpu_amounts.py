@@ -1,9 +1,8 @@
-"""What `gpu-bench` runs: models by shape, batches by popularity, operators, and how much of each. Pure."""
+"""What `make gpu-bench` runs: models by shape, batches by popularity, operators, and how much of each. Pure."""
 
 from dataclasses import dataclass
 
 from weft_bench.cpu_shapes import (
-    BASE,
     DISTINCT,
     IDENTICAL,
     POPULARITIES,
@@ -22,7 +21,6 @@ SHAPES = {
     "1B": Shape(hidden=2048, layers=16, heads=32, kv_heads=8, inner=8192, vocab=128256),  # Llama 3.2 1B
     "tiny": Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64),  # shows that it works
 }
-USUAL, USUAL_TEXT = "8B", "7B"  # the shapes that aims are about
 PUNICA_TOKENS_S = 1044.0  # 7B, A100, every popularity; prompt and output tokens (arXiv 2310.18547, section 7.2)
 # us on an A100, 4096 -> 4096, rank 16, wall clock round a sync (section 7.1): by popularity and rows
 PUNICA_OPERATOR_US = {
@@ -84,22 +82,26 @@ class Operator:
 
 SQUARE = Operator("4096 -> 4096", 4096, (4096,))
 STACKED = Operator("q, k, v 4096 -> 6144", 4096, (4096, 1024, 1024), most_rows=256)
-UP = Operator("4096 -> 11008", 4096, (11008,))
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How much is measured. `TINY` shows that it works: under the interpreter in seconds."""
+    """How much is measured, of which model; `text_model` is that of text generation. `TINY` shows that it works."""
 
-    operators: tuple[Operator, ...] = (SQUARE, UP, STACKED)
-    batches: tuple[int, ...] = (1, 8, 32, 64)
-    ranks: tuple[int, ...] = (8, 32, 64)  # beside the usual one, at the largest batch
-    mixed: tuple[int, ...] = (8, 16, 32, 64)
+    model: str = "8B"
+    text_model: str = "7B"  # Punica's
+    operators: tuple[tuple[Operator, Batch], ...] = (
+        (SQUARE, Batch(1, IDENTICAL)),
+        *((SQUARE, Batch(64, popularity)) for popularity in POPULARITIES),
+        (STACKED, Batch(256, DISTINCT)),
+    )
+    rows: int = 32  # of a decode step
     contexts: tuple[int, ...] = (512, 2048)
-    kv_contexts: tuple[int, ...] = (128, 512, 2048, 8192)
+    attention: tuple[tuple[int, int, int], ...] = (  # rows, context, query heads of a kv head
+        *((32, 2048, group) for group in (1, 4, 8)),
+        (1, 8192, 4),
+    )
     heads: tuple[int, int] = (32, 128)  # query heads of attention alone, and their size
-    groups: tuple[int, ...] = (1, 4, 8)
-    kv_rows: int = 32
     prompt: int = 2048
     beside: int = 31  # decode rows beside a prompt
     slots: int = 8
@@ -108,7 +110,7 @@ class Amounts:
     crowd_requests: int = 384
     crowd_tokens: tuple[int, int] = (64, 32)  # of a prompt, of an answer
     folders: int = 4  # adapters on disk that stand for many: each is read, packed and copied anew
-    texts: int = 96
+    texts: int = 96  # Punica has 1,000
     text_tokens: int = 2048  # of the longest text
     text_rows: int = 32
     peer_rows: int = 32
@@ -116,49 +118,46 @@ class Amounts:
     peer_rounds: int = 2
 
     @property
-    def most_rows(self) -> int:
-        return max(self.batches)
+    def shape(self) -> Shape:
+        return SHAPES[self.model]
+
+    @property
+    def text_shape(self) -> Shape:
+        return SHAPES[self.text_model]
+
+    # Names of cases, as lines and the page have them.
+
+    def decode_name(self, batch: Batch, context: int) -> str:
+        return f"{self.model} decode, batch {batch.rows}, context {context}, {batch.popularity}"
+
+    @property
+    def prefill_name(self) -> str:
+        return f"{self.model} prefill of {self.prompt} tokens"
+
+    @property
+    def mixed_name(self) -> str:
+        return f"{self.model} step of {self.prompt} prompt tokens and {self.beside} rows"
+
+    def crowd_name(self, crowd: int) -> str:
+        return f"{self.model}, {crowd} adapters over {self.slots} slots, popularity 1/i"
+
+    def text_name(self, popularity: str) -> str:
+        return f"{self.text_model}, text generation, {self.texts} requests, {popularity}"
+
+    def peer_name(self, popularity: str) -> str:
+        return f"{self.model}, {self.peer_rows} rows beside transformers + PEFT (baseline), {popularity}"
 
 
 TINY = Amounts(
-    operators=(Operator("q, k, v 64 -> 80", 64, (48, 16, 16), 3),),
-    batches=(1, 2), ranks=(8,), mixed=(4, 8), contexts=(20,), kv_contexts=(40,), heads=(4, 16), groups=(1, 4),
-    kv_rows=2, prompt=20, beside=1, slots=2, streams=2, crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2,
-    texts=2, text_tokens=6, text_rows=2, peer_rows=2, peer_tokens=(4, 2), peer_rounds=1,
+    model="tiny", text_model="tiny",
+    operators=((Operator("q, k, v 64 -> 80", 64, (48, 16, 16), 3), Batch(3, DISTINCT)),),
+    rows=2, contexts=(20,), attention=((2, 40, 1), (2, 40, 4)), heads=(4, 16), prompt=20, beside=1, slots=2, streams=2,
+    crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2, texts=2, text_tokens=6, text_rows=2, peer_rows=2,
+    peer_tokens=(4, 2), peer_rounds=1,
 )  # fmt: skip
-
-
-def operator_batches(operator: Operator, amounts: Amounts) -> list[Batch]:
-    """Every batch size and popularity at the usual rank; other ranks and mixed ones at the largest batch."""
-    most = amounts.most_rows
-    sizes = sorted({*amounts.batches, operator.most_rows})
-    found = [Batch(rows, kind) for rows in sizes for kind in (POPULARITIES if rows > 1 else (IDENTICAL,))]
-    found += [Batch(most, kind, (rank,)) for rank in amounts.ranks for kind in (IDENTICAL, DISTINCT)]
-    return [*found, Batch(most, DISTINCT, amounts.mixed)]
-
-
-def has_baselines(batch: Batch) -> bool:
-    """The loop and the gather stand beside the usual rank."""
-    return batch.ranks == (RANK,)
-
-
-def is_raw(operator: Operator, batch: Batch) -> bool:
-    """Large enough that its launches must not matter: held against the whole bandwidth."""
-    return operator == STACKED and batch == Batch(256, DISTINCT)
 
 
 def punica_us(operator: Operator, batch: Batch) -> float | None:
     """What Punica published for this very case."""
     published = operator == SQUARE and batch.ranks == (RANK,)
     return PUNICA_OPERATOR_US.get((batch.popularity, batch.rows)) if published else None
-
-
-def attention_cases(amounts: Amounts) -> list[tuple[int, int, int]]:
-    """(rows, context, query heads of a kv head); one row at the longest context, too."""
-    many = [(amounts.kv_rows, context, group) for context in amounts.kv_contexts for group in amounts.groups]
-    return [*many, *((1, max(amounts.kv_contexts), group) for group in amounts.groups)]
-
-
-def decode_batches(rows: int) -> list[Batch]:
-    """The base first."""
-    return [Batch(rows, BASE), *(Batch(rows, kind) for kind in (POPULARITIES if rows > 1 else (IDENTICAL,)))]

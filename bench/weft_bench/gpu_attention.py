@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_bench.gpu_amounts import attention_cases
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_placed import Deck
-from weft_bench.gpu_plan import attention_name
 from weft_kernels.triton.attention import DecodeScratch, attend_decode
 from weft_runner.model.cuda.attention import LONG_SPLITS, attention_splits
 
@@ -72,14 +70,13 @@ def splits_of(rows: int, kv_heads: int, sms: int) -> tuple[int, int]:
 
 
 def measure(context: Context) -> None:
-    """Every context and grouping of the plan."""
+    """Every context and grouping of the amounts."""
     heads, dim = context.amounts.heads
-    for n_rows, length, group in attention_cases(context.amounts):
-        name = attention_name(n_rows, length, group)
-        context.needs(2, name)
+    for n_rows, length, group in context.amounts.attention:
+        name = f"attention, {n_rows} rows, context {length}, GQA {group}"
         case = Case.made(context.gpu, n_rows, length, heads, group, dim)
         times = context.timer.graph(case.run)
-        context.tell_times(name, "time", times, bound_s=case.n_bytes / context.machine.bytes_s)
-        context.tell(name, "keys and values", case.kv_bytes / times.median / GIGA)
+        context.report_times(name, "time", "us", times, bound_s=case.n_bytes / context.machine.bytes_s)
+        context.report(name, "keys and values", case.kv_bytes / times.median / GIGA, "GB/s")
         del case
         context.gpu.free()

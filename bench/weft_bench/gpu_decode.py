@@ -16,17 +16,17 @@ import torch
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import Sampling
-from weft_bench.cpu_shapes import RANK, ranks_of
+from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK, ranks_of
 from weft_bench.cpu_witness import slots_of
 from weft_bench.errors import WrongAdapter
-from weft_bench.gpu_amounts import Batch, decode_batches
+from weft_bench.gpu_amounts import Batch
 from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_machine import empties
 from weft_bench.gpu_models import Numbers, StepOf, random_tokens, random_weights, spec_of, step_of
+from weft_bench.gpu_page import ADDED, BANDWIDTH, BEYOND_BYTES
 from weft_bench.gpu_placed import Deck, pages_needed, row_offsets
-from weft_bench.gpu_plan import ADDED, BANDWIDTH, BEYOND_BYTES, FLOOR, STARTED, decode_name
 from weft_bench.gpu_timing import MANY, Times
 from weft_bench.roofline import Shape, Work, adapter_work, decode_work
 from weft_runner.model.cuda.adapters import PagedAdapter, PagedAdapterStore, layout_of
@@ -34,12 +34,10 @@ from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.partition import Partition
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
-from weft_runner.model.weights import Pack
 
 PAGE_TOKENS = 16
 # Of `TritonOps`: a layer's, an attention's join, adapters' in a layer; embedding, last norm, head, choice, outputs.
 LAYER_LAUNCHES, JOIN, LORA_LAUNCHES, OTHER_LAUNCHES = 9, 1, 6, 8
-A_BATCH_S = 5.0
 
 
 class RowOf(NamedTuple):
@@ -59,25 +57,21 @@ class Loaded:
     shape: Shape
 
     @classmethod
-    def of(
-        cls, gpu: Gpu, shape: Shape, rows: int, tokens: int, *, graphs: bool, alike: bool = False,
-        pack: Pack | None = None,
-    ) -> "Loaded":  # fmt: skip
-        """`tokens`: of the longest row. `alike`: layers share tensors, slots an adapter, rows pages: nobody times that.
-        `pack`: of the base's matrices.
+    def of(cls, gpu: Gpu, shape: Shape, rows: int, tokens: int, *, graphs: bool) -> "Loaded":
+        """`tokens`: of the longest row.
 
         Nothing but decode steps is warmed up: what else a case runs, it runs once before it is timed.
         """
-        spec, kinds = spec_of(shape, tokens), 1 if alike else rows
-        n_pages = kinds * (-(-tokens // PAGE_TOKENS) + _adapter_pages(spec))
-        weights = random_weights(spec, Numbers(gpu.device, gpu.dtype), same_layers=alike, pack=pack)
+        spec = spec_of(shape, tokens)
+        n_pages = rows * (-(-tokens // PAGE_TOKENS) + _adapter_pages(spec))
+        weights = random_weights(spec, Numbers(gpu.device, gpu.dtype))
         gpu.sync()
         executor = CudaExecutor(spec, weights, Sizes(n_pages, PAGE_TOKENS, rows, RANK, rows, tokens, graphs, tokens=1))
         executor.adapters.tables.arena.normal_()  # keys, values and adapters
         deck = Deck(n_pages)
-        _seat(executor.adapters, kinds, rows, deck)
+        _seat(executor.adapters, rows, deck)
         gpu.sync()
-        return cls(executor, deck.rest() * (rows // kinds), shape)
+        return cls(executor, deck.rest(), shape)
 
     def step(self, rows: Sequence[RowOf]) -> StepInput:
         """Each with the same tokens and pages whenever it is made: what differs are adapters. Raises WrongAdapter."""
@@ -103,24 +97,21 @@ def _adapter_pages(spec: ModelSpec) -> int:
     return pages_needed(layout_of(Partition(spec), RANK), RANK, page)
 
 
-def _seat(store: PagedAdapterStore, adapters: int, slots: int, deck: Deck) -> None:
-    """So many adapters, of the usual rank, in all slots by turns."""
-    entries = row_offsets(store.tables.layout, [RANK] * adapters, store.tables.arena.shape[1], deck)
-    for slot in range(slots):
-        store.put(slot, PagedAdapter(entries[slot % adapters], (), RANK, 3 * RANK, 0))
+def _seat(store: PagedAdapterStore, slots: int, deck: Deck) -> None:
+    """An adapter of the usual rank in each slot."""
+    for slot, entry in enumerate(row_offsets(store.tables.layout, [RANK] * slots, store.tables.arena.shape[1], deck)):
+        store.put(slot, PagedAdapter(entry, (), RANK, 3 * RANK, 0))
 
 
 def measure(context: Context) -> None:
-    """Every batch and context of the plan, the base first."""
-    amounts = context.amounts
+    """Every popularity and context of the amounts, the base first."""
+    amounts, rows = context.amounts, context.amounts.rows
     started = time.perf_counter()
-    loaded = Loaded.of(context.gpu, context.shape, amounts.most_rows, max(amounts.contexts) + 1, graphs=True)
-    context.tell(f"{context.plan.shape} decode", STARTED, time.perf_counter() - started)
-    _tell_floors(context, loaded)
+    loaded = Loaded.of(context.gpu, amounts.shape, rows, max(amounts.contexts) + 1, graphs=True)
+    context.report(f"{amounts.model} decode", "weights and graphs made", time.perf_counter() - started, "s")
+    _report_floors(context, loaded)
     for length in amounts.contexts:
-        for rows in amounts.batches:
-            context.needs(A_BATCH_S, f"batch {rows}, context {length}")
-            _measure_batches(context, loaded, decode_batches(rows), length)
+        _measure_batches(context, loaded, [Batch(rows, kind) for kind in (BASE, *POPULARITIES)], length)
 
 
 def launches(spec: ModelSpec, rows: int, sms: int, *, adapters: bool) -> int:
@@ -156,29 +147,29 @@ def _measure_batches(context: Context, loaded: Loaded, batches: Sequence[Batch],
     base, *adapted = batches
     without = _ran(context, loaded, base, length)
     bandwidth = without.n_bytes / without.times.median
-    context.tell(without.name, BANDWIDTH, bandwidth / context.machine.bytes_s)
+    context.report(without.name, BANDWIDTH, bandwidth / context.machine.bytes_s, "share")
     for batch in adapted:
-        _tell_added(context, _ran(context, loaded, batch, length), without)
+        _report_added(context, _ran(context, loaded, batch, length), without)
 
 
 def _ran(context: Context, loaded: Loaded, batch: Batch, length: int) -> Ran:
-    step, name = loaded.decode(batch, length), decode_name(context.plan, batch, length)
+    step, name = loaded.decode(batch, length), context.amounts.decode_name(batch, length)
     logits = loaded.executor.run(step).clone()
     assert_finite(loaded, logits)
     times = context.timer.eager(lambda: loaded.executor.run(step), runs=MANY)
     work = work_of(loaded.shape, batch, length)
-    context.tell_times(name, "step", times, bound_s=work.bound_s(context.machine.rates))
+    context.report_times(name, "step", "ms", times, bound_s=work.bound_s(context.machine.rates))
     return Ran(name, times, work.n_bytes, logits)
 
 
-def _tell_added(context: Context, ran: Ran, base: Ran) -> None:
+def _report_added(context: Context, ran: Ran, base: Ran) -> None:
     """Raises WrongAdapter where an adapter changes nothing: it was not computed."""
     if bool((ran.logits == base.logits).all(dim=1).any()):
         raise WrongAdapter(f"{ran.name}: an adapter left a row as it was")
     added = 100 * (ran.times.median / base.times.median - 1)
     by_bytes = 100 * (ran.n_bytes / base.n_bytes - 1)
-    context.tell(ran.name, ADDED, added, baseline=by_bytes)
-    context.tell(ran.name, BEYOND_BYTES, added - by_bytes)
+    context.report(ran.name, ADDED, added, "%", baseline=by_bytes)
+    context.report(ran.name, BEYOND_BYTES, added - by_bytes, "points")
 
 
 def assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
@@ -188,9 +179,9 @@ def assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
         raise WrongAdapter(f"rows without a finite maximum: {[i for i, c in enumerate(choices) if c is None]}")
 
 
-def _tell_floors(context: Context, loaded: Loaded) -> None:
-    rows = context.amounts.most_rows
+def _report_floors(context: Context, loaded: Loaded) -> None:
     for kind, adapters in (("base", False), ("adapters", True)):
-        count = launches(loaded.executor.spec, rows, context.gpu.sms, adapters=adapters)
+        count = launches(loaded.executor.spec, context.amounts.rows, context.gpu.sms, adapters=adapters)
         times = context.timer.graph(empties(context.gpu, count))
-        context.tell(f"{context.plan.shape} decode, {kind}", FLOOR, times.median * 1e3)
+        name = f"{context.amounts.model} decode, {kind}"
+        context.report(name, "launch floor: as many empty kernels", times.median * 1e3, "ms")

@@ -55,7 +55,7 @@ def find() -> Gpu:
     try:
         return Gpu(gpu.find_gpu().device)
     except gpu.GpuUnavailable as error:
-        raise NoDevice(f"{error}; `--tiny` runs on Triton's interpreter instead") from error
+        raise NoDevice(f"{error}; TRITON_INTERPRET=1 runs on the CPU, for tests") from error
 
 
 def origin(gpu: Gpu, command: str) -> Origin:

@@ -20,7 +20,6 @@ SHORT, LONG = 2, 258  # empty launches in a row; what one more costs is the slop
 RUNS = 30
 GIGA = 1e9
 CLOCKS = {"SM clock": "clocks.sm", "largest SM clock": "clocks.max.sm", "memory clock": "clocks.mem"}
-CLOCKS = {"SM clock": "clocks.sm", "largest SM clock": "clocks.max.sm", "memory clock": "clocks.mem"}
 NAME = f"{MACHINE}CUDA events"
 
 

@@ -54,19 +54,12 @@ class Numbers:
         return made.add_(torch.empty_like(made).normal_(generator=self._generator), alpha=self.norm_std)
 
 
-def random_weights(
-    spec: ModelSpec, numbers: Numbers, *, same_layers: bool = False, pack: Pack | None = None
-) -> ModelWeights:
-    """The whole model. `same_layers`: all of them are the first one's tensors. `pack`: of each matrix, once made."""
+def random_weights(spec: ModelSpec, numbers: Numbers) -> ModelWeights:
+    """The whole model."""
     embedding = numbers.matrix(spec.vocab_size, spec.hidden_size)
-    layers = [_layer(spec, numbers, window, pack) for window in spec.windows[: 1 if same_layers else None]]
+    layers = tuple(_layer(spec, numbers, window) for window in spec.windows)
     head = embedding if spec.tied_embeddings else numbers.matrix(spec.vocab_size, spec.hidden_size)
-    return ModelWeights(
-        embedding=embedding,
-        layers=tuple(layers * (spec.layers // len(layers))),
-        norm=numbers.norm(spec.hidden_size),
-        head=head if pack is None else pack(head),
-    )
+    return ModelWeights(embedding, layers, numbers.norm(spec.hidden_size), head)
 
 
 def with_matrices(layer: LayerWeights, of: Pack) -> LayerWeights:
@@ -74,9 +67,9 @@ def with_matrices(layer: LayerWeights, of: Pack) -> LayerWeights:
     return replace(layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down))
 
 
-def _layer(spec: ModelSpec, numbers: Numbers, window: int, pack: Pack | None) -> LayerWeights:
+def _layer(spec: ModelSpec, numbers: Numbers, window: int) -> LayerWeights:
     hidden, inner, qkv = spec.hidden_size, spec.intermediate_size, spec.q_size + 2 * spec.kv_size
-    made = LayerWeights(
+    return LayerWeights(
         attention_norm=numbers.norm(hidden),
         qkv=numbers.matrix(qkv, hidden),
         o=numbers.matrix(hidden, spec.q_size),
@@ -88,7 +81,6 @@ def _layer(spec: ModelSpec, numbers: Numbers, window: int, pack: Pack | None) ->
         k_norm=numbers.norm(spec.head_dim) if spec.qk_norm else None,
         window=window,
     )
-    return made if pack is None else with_matrices(made, pack)
 
 
 @dataclass(frozen=True, slots=True)

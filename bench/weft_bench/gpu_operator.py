@@ -4,7 +4,6 @@ Its bytes: each adapter of the batch once, inputs once, outputs read and written
 measured bandwidth; `beyond the launch floor` leaves out what two dependent launches take that do nothing.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,11 +11,11 @@ import numpy as np
 import torch
 
 from weft_bench.errors import WrongAdapter
-from weft_bench.gpu_amounts import Batch, Operator, has_baselines, is_raw, operator_batches, punica_us
+from weft_bench.gpu_amounts import Batch, Operator, punica_us
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
+from weft_bench.gpu_page import BANDWIDTH, BEYOND_FLOOR
 from weft_bench.gpu_placed import Deck, pages_needed, planes_shape, row_offsets, rows_at
-from weft_bench.gpu_plan import BANDWIDTH, BEYOND_FLOOR, GATHER, LOOP, PUNICA
 from weft_bench.gpu_timing import Times
 from weft_bench.lora_baselines import Dense, gather, loop
 from weft_kernels.plan import plan_rows
@@ -48,15 +47,13 @@ class Case:
 
 
 def measure(context: Context) -> None:
-    """Every operator and batch of the plan."""
-    for operator, batch in _all(context):
-        context.needs(2, operator.case(batch))
+    """Every operator and batch of the amounts."""
+    for operator, batch in context.amounts.operators:
         case = made(context.gpu, operator, batch)
         check(case)
         times = context.timer.graph(case.run)
-        _tell(context, case, times)
-        if has_baselines(batch):
-            _tell_baselines(context, case, times)
+        _report(context, case, times)
+        _report_baselines(context, case, times)
         del case
         context.gpu.free()
 
@@ -93,12 +90,6 @@ def check(case: Case) -> None:
         raise WrongAdapter(f"{case.operator.case(case.batch)}: off by {error:.2g} of the largest value")
 
 
-def _all(context: Context) -> Iterator[tuple[Operator, Batch]]:
-    for operator in context.amounts.operators:
-        for batch in operator_batches(operator, context.amounts):
-            yield operator, batch
-
-
 def _chunked(gpu: Gpu, batch: Batch) -> ChunkTable:
     """As many chunks as rows, as in a captured step. Raises WrongAdapter unless each row is in one of its adapter."""
     table = chunk_table(plan_rows(batch.adapters, dict.fromkeys(range(batch.rows), 1)), DECODE_CHUNK)
@@ -127,21 +118,20 @@ def _dense(gpu: Gpu, arena: torch.Tensor, operator: Operator, batch: Batch, entr
     return Dense.of([adapter(number) for number in range(len(entries))], batch.adapters, scale, gpu.device)
 
 
-def _tell(context: Context, case: Case, times: Times) -> None:
+def _report(context: Context, case: Case, times: Times) -> None:
     name, machine = case.operator.case(case.batch), context.machine
     n_bytes = case.operator.adapters_work(case.batch).n_bytes + case.operator.rows_bytes(case.batch)
     bound_s = n_bytes / machine.bytes_s
     beyond_s = times.median - machine.floor_s
-    context.tell_times(name, "time", times, bound_s=bound_s)
-    if is_raw(case.operator, case.batch):
-        context.tell(name, BANDWIDTH, bound_s / times.median)
-    context.tell(name, BEYOND_FLOOR, bound_s / beyond_s if beyond_s > 0 else None)
+    context.report_times(name, "time", "us", times, bound_s=bound_s)
+    context.report(name, BANDWIDTH, bound_s / times.median, "share")
+    context.report(name, BEYOND_FLOOR, bound_s / beyond_s if beyond_s > 0 else None, "share")
     if (published := punica_us(case.operator, case.batch)) is not None:
-        context.tell(name, PUNICA, published / (times.median * 1e6))
+        context.report(name, "Punica on A100 / ours", published / (times.median * 1e6), "x")
 
 
-def _tell_baselines(context: Context, case: Case, ours: Times) -> None:
+def _report_baselines(context: Context, case: Case, ours: Times) -> None:
     name = case.operator.case(case.batch)
-    for metric, work in ((LOOP, loop), (GATHER, gather)):
+    for metric, work in (("a loop over adapters / ours", loop), ("gather and batched product / ours", gather)):
         theirs = context.timer.graph(partial(work(case.dense), case.y, case.x))
-        context.tell(name, metric, theirs.median / ours.median)
+        context.report(name, metric, theirs.median / ours.median, "x")

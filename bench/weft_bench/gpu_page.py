@@ -1,75 +1,125 @@
 """The engine on a GPU: kernels, steps, and requests through the engine, beside what the device was measured to give.
 
 `make gpu-bench` measures, from a checkout, with a Python that has torch and Triton; `make gpu-check` first shows that
-the results are right. Where there is no GPU yet, every row is `not measured`.
+the results are right.
 
 **Times** are those of CUDA events round replays of a captured graph (prompts: round eager steps, which the engine does
 not capture), after a buffer of more than twice the L2 was written and another read, so that caches hold nothing of the
 run and nothing that is still to be written back; the median, and p99 of 100 runs or p90 of 20. Times of requests
-through the engine, and those beside PEFT, are by the clock, as whoever asks sees them.
+through the engine, and those beside PEFT, are by the clock.
 
 **Bounds** (baseline of a time): bytes over the bandwidth that was measured here, the better of a copy (read + write)
 and a plain read; for steps the larger of that and operations over a measured matrix product. Bytes: weights once, keys
 and values of every context, each adapter of the step once at its true rank; of the operator alone also inputs once, and
-outputs read and written. `beyond the launch floor` takes off what two dependent empty launches take in a graph. A
+outputs read and written. `beyond the launch floor` takes off what two dependent empty launches take in a graph; a
 step's floor is what as many empty kernels take in a row.
 
 **Popularities** are Punica's: Identical (one adapter for all rows), Uniform (ceil(sqrt(rows)) of them), Skewed (each
-1.5 times as popular as the next), Distinct (one a row). Rank 16 on all seven projections unless it says otherwise. The
-adapter of every row is compared with the one that was asked for: in the chunk table of the operator (whose result is
-compared with plain matrices before it is timed), in the step's plan, and, through the engine, in each step that ran.
+1.5 times as popular as the next), Distinct (one a row); rank 16 on all seven projections. The adapter of every row is
+compared with the one that was asked for: in the operator's chunk table (whose result is compared with plain matrices
+before it is timed), in the step's plan, and, through the engine, in each step that ran.
 
-**Models** have random weights, made on the device: 8B is Llama 3.1 8B's shape, 7B Llama 2 7B's, in bf16. `added by
+**Models** have random weights in bf16, made on the device: 8B is Llama 3.1 8B's shape, 7B Llama 2 7B's. `added by
 adapters` stands beside what the adapters' bytes add to the base's; `points` is the difference of the two. Many adapters
 over few slots and text generation read each adapter from files in the page cache, pack it and copy it; a few files
 stand for all.
 
-**int4** is the same model with the base's matrices in groups of 64 (`--dtype int4`), by kernels of ours: steps to be
-read beside those of bf16, with bounds of 4.5 bits a weight.
-
-**FlashInfer** stands beside our attention where `flashinfer-python` is installed: its kernels for prompts, which are
-what `--attention flashinfer` uses, over the same pages, planned before the clock starts.
-
-Published, not measured here: Punica on A100, 1,044 tokens/s (prompt and output; 7B, 1,000 requests, batch 32, the same
-for all popularities, by a harness that decodes as one segment whatever they are), its operator 37 to 116 us by a wall
-clock round a sync; SGLang keeps 83 to 89 % of its decode rate with one adapter (H200, 35B MoE).
+Published by others: Punica on A100 (arXiv 2310.18547; tokens of prompt and output of 1,000 requests of a 7B, batch 32,
+by a harness that decodes as one segment whatever the popularity; its operator by a wall clock round a sync), vLLM V0
+on A100 (#11267, Llama 2 7B, ShareGPT, rank 8, requests/s with LoRA over those without), SGLang on H200 (35B MoE, one
+adapter). S3, Splitwise and FlexGen publish no figure of a model and a GPU that are measured here: their mechanisms
+stand in `s3.md`, `splitwise.md` and `offload.md`.
 """
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from weft_bench.gpu_plan import CASES, Plan
-from weft_bench.lines import Line, read
+from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, POPULARITIES
+from weft_bench.gpu_amounts import PUNICA_TOKENS_S, SQUARE, STACKED, Amounts, Batch, punica_us
+from weft_bench.lines import Line, newest, read
 from weft_bench.render import page
 
-NAME = "gpu"
-NOWHERE = "Not measured yet"
-COMMAND = "make gpu-bench"
+DOCS = Path("docs/benchmarks")
+
+BANDWIDTH, BEYOND_FLOOR = "of the bandwidth", "of the bandwidth, beyond the launch floor"
+ADDED, BEYOND_BYTES = "added by adapters", "added beyond the bytes"
+RATIO = "with adapters / base"
+NO_CLIFF = "TTFT p50 / (warm TTFT p50 + one load p50)"
+NO_CLIFF_99 = "TTFT without queueing p99 / (warm TTFT p99 + one load p99)"
+ALL_TOKENS, KEPT = "prompt and output tokens", "kept of the base's rate"
+
+
+class Wanted(NamedTuple):
+    """A figure that answers one of a paper or an aim of ours. `target`: as lines have it."""
+
+    case: str
+    metric: str
+    unit: str
+    published: str = ""
+    target: str | None = None
+
+
+def wanted(amounts: Amounts) -> dict[str, list[Wanted]]:
+    """By the case of `make gpu-bench` that measures it."""
+    operators, decode, crowds = list[Wanted](), list[Wanted](), list[Wanted]()
+    for operator, batch in amounts.operators:
+        if (published := punica_us(operator, batch)) is not None:
+            operators.append(Wanted(operator.case(batch), "time p50", "us", f"Punica {published:g}"))
+        for aimed, metric, target in OPERATOR_AIMS:
+            if aimed == (operator, batch):
+                operators.append(Wanted(operator.case(batch), metric, "share", target=target))
+    for context in amounts.contexts:
+        base = amounts.decode_name(Batch(amounts.rows, BASE), context)
+        decode.append(Wanted(base, BANDWIDTH, "share", target=">= 0.85"))
+        for kind in POPULARITIES:
+            name = amounts.decode_name(Batch(amounts.rows, kind), context)
+            decode.append(Wanted(name, BEYOND_BYTES, "points", target="<= 10"))
+    for crowd in amounts.crowds:
+        crowds += [Wanted(amounts.crowd_name(crowd), metric, "x", target="<= 1") for metric in (NO_CLIFF, NO_CLIFF_99)]
+    published, target = f"Punica {PUNICA_TOKENS_S:,.0f}", f">= {PUNICA_TOKENS_S:g}"
+    texts = [Wanted(amounts.text_name(kind), ALL_TOKENS, "tokens/s", published, target) for kind in POPULARITIES]
+    texts.append(Wanted(amounts.text_name(IDENTICAL), KEPT, "share", "SGLang 0.83 to 0.89, vLLM V0 0.66"))
+    return {
+        "operator": operators,
+        "decode": decode,
+        "prefill": [Wanted(amounts.prefill_name, RATIO, "x", target="<= 1.05")],
+        "slots": crowds,
+        "textgen": texts,
+        "peft": [
+            Wanted(amounts.peer_name(kind), "whole run", "tokens/s", "PEFT, measured beside it")
+            for kind in (BASE, IDENTICAL, DISTINCT)
+        ],
+    }
+
+
+OPERATOR_AIMS = (
+    ((SQUARE, Batch(64, DISTINCT)), BEYOND_FLOOR, ">= 0.6"),
+    ((STACKED, Batch(256, DISTINCT)), BANDWIDTH, ">= 0.75"),
+)
+WANTED = [each for case in wanted(Amounts()).values() for each in case]
+TARGETS = {(each.case, each.metric): each.target for each in WANTED if each.target is not None}
 
 
 def raw_path(docs: Path) -> Path:
-    return docs / "raw" / f"{NAME}.jsonl"
+    return docs / "raw" / "gpu.jsonl"
 
 
 def write_page(docs: Path) -> Path:
-    """The page of the raw lines there, with what nobody has measured so far."""
-    raw, path = raw_path(docs), docs / f"{NAME}.md"
-    lines = read(raw) if raw.exists() else []
+    """The page of what the raw file has, which may be nothing."""
+    lines = read(raw_path(docs)) if raw_path(docs).exists() else []
+    path = docs / "gpu.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(NAME, __doc__ or "", [*lines, *unmeasured(Plan(), lines)]), encoding="utf-8")
+    path.write_text(page("gpu", f"{(__doc__ or '').strip()}\n\n{answers(lines)}", lines), encoding="utf-8")
     return path
 
 
-def unmeasured(plan: Plan, lines: Iterable[Line]) -> list[Line]:
-    """Rows of the plan that no line is about: on no machine."""
-    told, day = {(line.case, line.metric) for line in lines}, datetime.now(UTC).isoformat(timespec="seconds")
-    return [
-        Line(
-            row.case, row.metric, None, row.unit, target=row.target, command=COMMAND, machine=NOWHERE,
-            versions="no GPU was there", date=day,
-        )
-        for case in CASES
-        for row in plan.rows(case)
-        if (row.case, row.metric) not in told
-    ]  # fmt: skip
+def answers(lines: Iterable[Line]) -> str:
+    """A row for each figure that is wanted, with the newest that was measured, on whichever machine."""
+    found = {(line.case, line.metric): line for line in newest(lines) if line.value is not None}
+    rows = ["| case | figure | published | aim | here |", "|---|---|---|---|---|"]
+    for case, metric, unit, published, target in WANTED:
+        line = found.get((case, metric))
+        here = "not measured" if line is None else f"{line.value:.4g} {unit} ({line.machine})"
+        rows.append(f"| {case} | {metric} [{unit}] | {published} | {target or ''} | {here} |")
+    return "\n".join(rows)

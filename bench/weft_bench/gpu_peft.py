@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from weft_bench.cpu_shapes import RANK, adapter_of_row, prompts
+from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, RANK, adapter_of_row, prompts
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_engine import DeviceSubject, Sizes
-from weft_bench.gpu_plan import PEER_KINDS, peer_name
 from weft_bench.playing import Ask
 from weft_bench.roofline import Shape
 
-THEIRS_S = 20.0
+KINDS = (BASE, IDENTICAL, DISTINCT)
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 Prompts = Sequence[Sequence[int]]
@@ -44,17 +43,16 @@ def measure(context: Context) -> None:
     ours = _ours(context)
     context.gpu.free()
     theirs = _theirs(context)
-    for popularity in PEER_KINDS:
-        context.needs(THEIRS_S, peer_name(context.plan, popularity))
-        _tell(context, popularity, ours[popularity], _measured(context, theirs, popularity))
+    for popularity in KINDS:
+        _report(context, popularity, ours[popularity], _measured(context, theirs, popularity))
 
 
-def _tell(context: Context, popularity: str, ours: Measured, theirs: Measured) -> None:
-    name, amounts = peer_name(context.plan, popularity), context.amounts
+def _report(context: Context, popularity: str, ours: Measured, theirs: Measured) -> None:
+    name, amounts = context.amounts.peer_name(popularity), context.amounts
     tokens = amounts.peer_rows * amounts.peer_tokens[1]
-    context.tell(name, "prefill", ours.prefill_s * 1e3, baseline=theirs.prefill_s * 1e3)
-    context.tell(name, "decode step", ours.step_s * 1e3, baseline=theirs.step_s * 1e3)
-    context.tell(name, "whole run", tokens / ours.whole_s, baseline=tokens / theirs.whole_s)
+    context.report(name, "prefill", ours.prefill_s * 1e3, "ms", baseline=theirs.prefill_s * 1e3)
+    context.report(name, "decode step", ours.step_s * 1e3, "ms", baseline=theirs.step_s * 1e3)
+    context.report(name, "whole run", tokens / ours.whole_s, "tokens/s", baseline=tokens / theirs.whole_s)
 
 
 def _measured(context: Context, run: Run, popularity: str) -> Measured:
@@ -71,24 +69,24 @@ def _measured(context: Context, run: Run, popularity: str) -> Measured:
 
 
 def _prompts(context: Context, rng: random.Random) -> Prompts:
-    return prompts(rng, context.amounts.peer_rows, context.amounts.peer_tokens[0], context.shape.vocab)
+    return prompts(rng, context.amounts.peer_rows, context.amounts.peer_tokens[0], context.amounts.shape.vocab)
 
 
 def _ours(context: Context) -> dict[str, Measured]:
     amounts, rows, prompt = context.amounts, context.amounts.peer_rows, context.amounts.peer_tokens[0]
     sizes = Sizes(rows, rows, sum(amounts.peer_tokens), rows * prompt, prefills=rows)
-    subject = DeviceSubject(context.gpu, context.plan.shape, context.shape, sizes, context.folder)
+    subject = DeviceSubject(context.gpu, amounts.model, amounts.shape, sizes, context.folder)
 
     def run(made: Prompts, tokens: int, adapters: Sequence[int | None]) -> float:
         digests = ["" if n is None else subject.alias(f"adapter {n}", n % amounts.folders) for n in adapters]
         return subject.play([Ask(d, p, tokens) for d, p in zip(digests, made, strict=True)]).wall_s
 
     with subject:
-        return {popularity: _measured(context, run, popularity) for popularity in PEER_KINDS}
+        return {popularity: _measured(context, run, popularity) for popularity in KINDS}
 
 
 def _theirs(context: Context) -> Run:
-    model = peft_model(context.shape, context.amounts.peer_rows, context.gpu.device, context.gpu.dtype)
+    model = peft_model(context.amounts.shape, context.amounts.peer_rows, context.gpu.device, context.gpu.dtype)
 
     def run(made: Prompts, tokens: int, adapters: Sequence[int | None]) -> float:
         ids = torch.tensor(made, device=context.gpu.device)

@@ -11,42 +11,41 @@ import math
 import random
 from collections.abc import Sequence
 
-from weft_bench.cpu_shapes import BASE, adapter_of_row, distinct, prompts
+from weft_bench.cpu_shapes import BASE, DISTINCT, IDENTICAL, SKEWED, UNIFORM, adapter_of_row, distinct, prompts
 from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import PUNICA_TOKENS_S
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_engine import DeviceSubject, Sizes
-from weft_bench.gpu_plan import ALL_TOKENS, KEPT, OUTPUT, TEXT_ORDER, text_name
+from weft_bench.gpu_page import ALL_TOKENS, KEPT
 from weft_bench.path import percentile
 from weft_bench.playing import Ask, Played
 
 SIGMA, LOC, SCALE = 0.8, -1.0, 18.0
 WARM_UP_TOKENS = 2
-SPARE = 1.3  # of the time that the base took: what adapters may add to it
+ORDER = (BASE, DISTINCT, IDENTICAL, UNIFORM, SKEWED)  # what comes first is there when time runs out
 
 Lengths = Sequence[tuple[int, int]]
 
 
 def measure(context: Context) -> None:
-    """The base first, then popularities as far as time goes."""
+    """The base first, then popularities."""
     rng, amounts, rows = random.Random(0), context.amounts, context.amounts.text_rows
     texts = lengths(rng, amounts.texts, amounts.text_tokens)
     sizes = Sizes(rows, rows, amounts.text_tokens, amounts.text_tokens + rows)
-    subject = DeviceSubject(context.gpu, context.plan.text_shape, context.text_shape, sizes, context.folder)
+    subject = DeviceSubject(context.gpu, amounts.text_model, amounts.text_shape, sizes, context.folder)
     with subject:
         for number in range(amounts.folders):
             subject.file(number)  # not while the clock runs
         _warm_up(context, subject, rng)
-        base_rate = base_s = 0.0
-        for popularity in TEXT_ORDER:
-            context.needs(SPARE * base_s, text_name(context.plan, popularity))
+        base_rate = 0.0
+        for popularity in ORDER:
             played = _play(context, subject, rng, texts, popularity)
             rate = played.tokens / played.wall_s
-            _tell(context, subject, popularity, texts, played)
+            _report(context, subject, popularity, texts, played)
             if popularity == BASE:
-                base_rate, base_s = rate, played.wall_s
+                base_rate = rate
             else:
-                context.tell(text_name(context.plan, popularity), KEPT, rate / base_rate)
+                context.report(amounts.text_name(popularity), KEPT, rate / base_rate, "share")
 
 
 def lengths(rng: random.Random, count: int, most: int) -> Lengths:
@@ -62,7 +61,7 @@ def lengths(rng: random.Random, count: int, most: int) -> Lengths:
 def _warm_up(context: Context, subject: DeviceSubject, rng: random.Random) -> None:
     """Kernels of prompts are compiled, and every file is in the page cache."""
     digests = [subject.alias(f"warm {number}", number) for number in range(context.amounts.folders)]
-    made = prompts(rng, 2 * len(digests), WARM_UP_TOKENS, context.text_shape.vocab)
+    made = prompts(rng, 2 * len(digests), WARM_UP_TOKENS, context.amounts.text_shape.vocab)
     names = [*digests, *[""] * len(digests)]
     asks = [Ask(name, prompt, WARM_UP_TOKENS) for name, prompt in zip(names, made, strict=True)]
     subject.play(asks, streams=context.amounts.text_rows)
@@ -84,20 +83,21 @@ def _ask(
     context: Context, subject: DeviceSubject, rng: random.Random, text: tuple[int, int], popularity: str,
     number: int | None,
 ) -> Ask:  # fmt: skip
-    prompt = prompts(rng, 1, text[0], context.text_shape.vocab)[0]
+    prompt = prompts(rng, 1, text[0], context.amounts.text_shape.vocab)[0]
     digest = "" if number is None else f"{popularity}, {number}"
     if number is not None:
         subject.alias(digest, number % context.amounts.folders)
     return Ask(digest, prompt, text[1])
 
 
-def _tell(context: Context, subject: DeviceSubject, popularity: str, texts: Lengths, played: Played) -> None:
-    name, beats = text_name(context.plan, popularity), played.beats
+def _report(context: Context, subject: DeviceSubject, popularity: str, texts: Lengths, played: Played) -> None:
+    name, beats = context.amounts.text_name(popularity), played.beats
     all_tokens = (sum(prompt for prompt, _ in texts) + played.tokens) / played.wall_s
-    context.tell(name, OUTPUT, played.tokens / played.wall_s)
-    context.tell(name, ALL_TOKENS, all_tokens, baseline=None if popularity == BASE else PUNICA_TOKENS_S)
-    context.tell(name, "rows of a step", sum(beat.rows for beat in beats) / len(beats))
-    context.tell(name, "adapters of a step", sum(beat.distinct for beat in beats) / len(beats))
-    context.tell(name, "adapters loaded", float(len(subject.witness.loads)))
+    context.report(name, "output tokens", played.tokens / played.wall_s, "tokens/s")
+    published = None if popularity == BASE else PUNICA_TOKENS_S
+    context.report(name, ALL_TOKENS, all_tokens, "tokens/s", baseline=published)
+    context.report(name, "rows of a step", sum(beat.rows for beat in beats) / len(beats), "")
+    context.report(name, "adapters of a step", sum(beat.distinct for beat in beats) / len(beats), "")
+    context.report(name, "adapters loaded", float(len(subject.witness.loads)), "")
     ttft_s = percentile([life.ttft_s for life in played.lives], 99)
-    context.tell(name, "TTFT p99, from a place in the batch", ttft_s * 1e3)
+    context.report(name, "TTFT p99, from a place in the batch", ttft_s * 1e3, "ms")

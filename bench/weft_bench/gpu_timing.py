@@ -22,6 +22,7 @@ Work = Callable[[], object]
 WARM_UPS = 3
 FLUSH_BYTES = 256 << 20  # at least; as Punica's benchmark (`benchmark_utils.bench`)
 MANY, FEW = 100, 20  # runs: enough for a p99, enough for a p90
+FEW_PERCENT = 90
 
 
 @dataclass(frozen=True, slots=True)

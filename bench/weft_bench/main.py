@@ -360,9 +360,9 @@ def _numbers(option: str, text: str) -> list[int]:
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def gpu(context: typer.Context) -> None:
-    """The engine on a GPU: `weft bench gpu bench`, `check` or `page`; `weft bench gpu --help` tells more.
+    """The engine on a GPU; `weft bench gpu --help` has its cases and options.
 
-    The same as `make gpu-bench` and `make gpu-check`, which run from a checkout with torch and Triton alone.
+    The same as `make gpu-bench`, which runs from a checkout with torch and Triton alone.
     """
     from weft_bench import gpu as bench
 

@@ -1,12 +1,15 @@
 """`weft batch run | wait | list | get | cancel`: the command line of `batch.py`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft_cli.errors import BadInput
-from weft_cli.options import DataDir, GatewayUrl, Key, gateway_url
+from weft_cli.options import GatewayUrl, Key, gateway_of, on_stack
+
+if TYPE_CHECKING:
+    from weft_cli.stack import Stack
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="Where the answers go, a line each; those of failed lines go beside it.")
@@ -27,7 +30,9 @@ batch_app = typer.Typer(
 
 
 @batch_app.command("run")
+@on_stack
 def batch_run(
+    stack: "Stack",
     file: Annotated[Path, typer.Argument(help="JSON lines, as OpenAI's Batch API takes them.")],
     output: Output,
     endpoint: Annotated[str | None, typer.Option(help="Of every line.", show_default="the first line's `url`")] = None,
@@ -36,7 +41,6 @@ def batch_run(
     ] = False,
     url: GatewayUrl = None,
     key: Key = None,
-    directory: DataDir = None,
 ) -> int:
     """Answer every line of a file. Ctrl-C leaves the batch running.
 
@@ -50,12 +54,14 @@ def batch_run(
     """
     from weft_cli.batch import Batches
 
-    with Batches(gateway_url(directory, url), key) as batches:
+    with Batches(gateway_of(stack, url), key) as batches:
         return batches.run(file, output, endpoint, delete_files=delete_files)
 
 
 @batch_app.command("wait")
+@on_stack
 def batch_wait(
+    stack: "Stack",
     batch: BatchId,
     output: Output,
     delete_files: Annotated[
@@ -63,50 +69,52 @@ def batch_wait(
     ] = False,
     url: GatewayUrl = None,
     key: Key = None,
-    directory: DataDir = None,
 ) -> int:
     """Wait for a batch and fetch its answers: `weft batch wait BATCH -o out.jsonl`. Exit codes as of `run`."""
     from weft_cli.batch import Batches
 
-    with Batches(gateway_url(directory, url), key) as batches:
+    with Batches(gateway_of(stack, url), key) as batches:
         return batches.wait(batch, output, delete_files=delete_files)
 
 
 @batch_app.command("list")
+@on_stack
 def batch_list(
+    stack: "Stack",
     limit: Annotated[int, typer.Option(min=1, max=100, help="The newest so many.")] = 20,
     url: GatewayUrl = None,
     key: Key = None,
-    directory: DataDir = None,
 ) -> None:
     """Your batches, the newest first."""
     from weft_cli.batch import Batches
 
-    with Batches(gateway_url(directory, url), key) as batches:
+    with Batches(gateway_of(stack, url), key) as batches:
         batches.list(limit)
 
 
 @batch_app.command("get")
+@on_stack
 def batch_get(
+    stack: "Stack",
     batch: BatchId,
     output: Annotated[str, typer.Option("--output", "-o", help="json or yaml.")] = "yaml",
     url: GatewayUrl = None,
     key: Key = None,
-    directory: DataDir = None,
 ) -> None:
     """Everything about one batch, as the API gives it."""
     from weft_cli.batch import Batches
 
     if output not in ("json", "yaml"):
         raise BadInput(f"there is no output {output!r}", "there are: json, yaml")
-    with Batches(gateway_url(directory, url), key) as batches:
+    with Batches(gateway_of(stack, url), key) as batches:
         batches.show(batch, output)
 
 
 @batch_app.command("cancel")
-def batch_cancel(batch: BatchId, url: GatewayUrl = None, key: Key = None, directory: DataDir = None) -> None:
+@on_stack
+def batch_cancel(stack: "Stack", batch: BatchId, url: GatewayUrl = None, key: Key = None) -> None:
     """End a batch; lines that are answered stay, `weft batch wait BATCH -o out.jsonl` fetches them."""
     from weft_cli.batch import Batches
 
-    with Batches(gateway_url(directory, url), key) as batches:
+    with Batches(gateway_of(stack, url), key) as batches:
         batches.cancel(batch)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from weft_cli.errors import BadInput, Changed, CommandError, NotRunning, NotThere
@@ -15,6 +15,30 @@ from weft_cli.errors import BadInput, Changed, CommandError, NotRunning, NotTher
 TIMEOUT_S = 30.0
 BATCH_OBJECTS, BATCH_BYTES = 256, 1 << 19  # the controller takes a body of twice that
 Object = dict[str, Any]
+
+
+class ObjectApi(Protocol):
+    """The objects of a stack: of the local controller, or of the Kubernetes API. Every method raises CommandError."""
+
+    def apply(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
+        """Of each object in its order: created, configured or unchanged, or why it is refused."""
+        ...
+
+    def delete(self, objects: Sequence[Object]) -> Iterator[str | CommandError]:
+        """Of each object, of which kind, namespace and name count, in its order: deleted, or why not."""
+        ...
+
+    def list(self, plural: str, namespace: str | None = None) -> tuple[list[Object], str]:
+        """Objects and the version of the list, from which a watch may go on."""
+        ...
+
+    def get(self, plural: str, namespace: str, name: str) -> Object: ...
+
+    def watch(
+        self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
+    ) -> Iterator[Object]:
+        """Changes after a version, without end, or until nothing has come for `silence_s`."""
+        ...
 
 
 class Controller:
@@ -44,23 +68,27 @@ class Controller:
         return answer["items"], answer["resourceVersion"]
 
     def get(self, plural: str, namespace: str, name: str) -> Object:
-        return self._json("GET", _path(plural, namespace, name))
+        return self._json("GET", quoted("/v1", plural, namespace, name))
 
     def stack(self) -> Object:
         """Addresses and states of the components."""
         return self._json("GET", "/v1/stack")
 
-    def watch(self, version: str, silence_s: float | None = None) -> Iterator[Object]:
+    def watch(
+        self, plural: str, namespace: str | None, version: str, silence_s: float | None = None
+    ) -> Iterator[Object]:
         """Changes after a version, without end, or until nothing has come for `silence_s`."""
         path = f"/v1/watch?{urlencode({'resourceVersion': version})}"
         with self._answer("GET", path, timeout_s=silence_s) as response, contextlib.suppress(TimeoutError):
             while line := response.readline():
-                yield json.loads(line)
+                event = json.loads(line)
+                if event["type"] == "ERROR" or _is_in(event["object"], plural, namespace):
+                    yield event
 
     def logs(self, component: str, tail: int | None, *, follow: bool) -> Iterator[bytes]:
         """The last lines of a component's log (None: all of it), and how it grows."""
         query = urlencode({"follow": int(follow)} | ({} if tail is None else {"tail": tail}))
-        with self._answer("GET", f"{_path('logs', component)}?{query}", timeout_s=None) as response:
+        with self._answer("GET", f"{quoted('/v1/logs', component)}?{query}", timeout_s=None) as response:
             while data := response.read1(65536):
                 yield data
 
@@ -72,30 +100,49 @@ class Controller:
     def _answer(
         self, method: str, path: str, body: Object | None = None, timeout_s: float | None = TIMEOUT_S
     ) -> Generator[http.client.HTTPResponse]:
-        connection = _UnixConnection(self.data_dir / "weft.sock", timeout_s)
         try:
-            content = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, content, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status >= http.client.BAD_REQUEST:
-                raise _refused(response.status, response.read())
-            yield response
+            with request(self.data_dir / "weft.sock", method, path, body, timeout_s=timeout_s) as response:
+                yield response
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
             raise not_running(self.data_dir) from error
         except (http.client.HTTPException, OSError) as error:
             why = str(error) or type(error).__name__
             raise CommandError(f"the controller of {self.data_dir} went away: {why}") from error
-        finally:
-            connection.close()
+
+
+@contextmanager
+def request(
+    path_of_socket: Path,
+    method: str,
+    path: str,
+    body: Object | None = None,
+    content_type: str = "application/json",
+    timeout_s: float | None = TIMEOUT_S,
+) -> Generator[http.client.HTTPResponse]:
+    """One request over a unix socket. Raises OSError, HTTPException, CommandError for an answer that refuses."""
+    connection = _UnixConnection(path_of_socket, timeout_s)
+    try:
+        content = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, content, {"Content-Type": content_type})
+        response = connection.getresponse()
+        if response.status >= http.client.BAD_REQUEST:
+            raise _refused(response.status, response.read())
+        yield response
+    finally:
+        connection.close()
+
+
+def _is_in(obj: Object, plural: str, namespace: str | None) -> bool:
+    return f"{obj['kind'].lower()}s" == plural and namespace in (None, obj["metadata"]["namespace"])
 
 
 def not_running(data_dir: Path) -> NotRunning:
     return NotRunning(f"no weft is running in {data_dir}", "start one with `weft up`, or name another with --data-dir")
 
 
-def _path(*parts: str) -> str:
+def quoted(root: str, *parts: str) -> str:
     """What a person typed is one part of the path, whatever is in it."""
-    return "/v1/" + "/".join(quote(part, safe="", errors="surrogateescape") for part in parts)
+    return "/".join([root, *(quote(part, safe="", errors="surrogateescape") for part in parts)])
 
 
 def batches(objects: Sequence[Object]) -> Iterator[Sequence[Object]]:
@@ -129,7 +176,7 @@ def _refusal(status: int, message: str) -> CommandError:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float | None) -> None:
-        super().__init__("weft", timeout=timeout_s)
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:

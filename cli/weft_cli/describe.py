@@ -7,8 +7,8 @@ from weft_cli.output import NONE, Object, age, dump, short, table
 from weft_cli.runners import Runner
 
 
-def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list[str]:
-    """A LoRAAdapter: conditions with advice, and its residency on each runner."""
+def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown: str = "") -> list[str]:
+    """A LoRAAdapter: conditions with advice, and its residency on each runner. `unknown`: why runners are not known."""
     status = obj.get("status", {})
     facts = {
         "Model": status.get("modelName", NONE),
@@ -25,7 +25,9 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list
         for at in runner.adapters
         if at.digest == digest
     ]
-    residency = table(("RUNNER", "TIER", "RUNNING", "NOTE"), rows) if rows else ["no runner has it in memory"]
+    residency = (
+        table(("RUNNER", "TIER", "RUNNING", "NOTE"), rows) if rows else [unknown or "no runner has it in memory"]
+    )
     contents = [
         (version["digest"], version.get("name", NONE), str(version.get("rank", NONE)), version["publishTime"])
         for version in status.get("versions", ())
@@ -35,7 +37,7 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float) -> list
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), *versions, *residence]
 
 
-def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[str]:
+def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: str = "") -> list[str]:
     """A ServingPool: conditions with advice, and its runners."""
     status = obj.get("status", {})
     ref = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
@@ -43,7 +45,7 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[st
     facts = {
         "Model": obj["spec"]["model"].get("name") or obj["metadata"]["name"],
         "Digest": status.get("baseDigest", NONE),
-        "Runners": f"{status.get('readyReplicas', 0)} ready of {obj['spec'].get('replicas', 1)} wanted",
+        "Runners": f"{status.get('readyReplicas', 0)} ready of {status.get('desiredReplicas', '?')} desired",
         "Adapters": f"{adapters.get('ready', 0)} ready of {adapters.get('total', 0)}",
     }
     if slo := status.get("slo"):
@@ -57,7 +59,7 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float) -> list[st
     own = [runner for runner in runners if runner.pool == ref]
     rows = [(*runner.row()[:1], *runner.row()[2:], runner.numerics_class) for runner in own]
     headers = ("RUNNER", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS", "NUMERICS")
-    lines = table(headers, rows) if rows else ["none"]
+    lines = table(headers, rows) if rows else [unknown or "none"]
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "Runners:", *_indent(lines)]
 
 

@@ -1,16 +1,21 @@
 """`weft key create | revoke | list`: the command line of `keys.py`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft_cli.options import DataDir, SupervisorAt, TlsDir, supervisor
+from weft_cli.options import SupervisorAt, TlsDir, on_stack
+
+if TYPE_CHECKING:
+    from weft_cli.stack import Stack
 
 key_app = typer.Typer(no_args_is_help=True, help="API keys: who may call which namespace's models.")
 
 
 @key_app.command("create")
+@on_stack
 def key_create(
+    stack: "Stack",
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="Whose models the key may call; needed but for scope platform.")
     ] = "",
@@ -27,7 +32,6 @@ def key_create(
     expires: Annotated[str | None, typer.Option(help="After this time: 12h, 30d, 4w.", show_default="never")] = None,
     note: Annotated[str, typer.Option(help="For people: whose key it is.")] = "",
     output: Annotated[str, typer.Option("--output", "-o", help="key, or secret: a Kubernetes Secret of it.")] = "key",
-    directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
@@ -44,25 +48,27 @@ def key_create(
     from weft_cli.keys import NewKey, create
 
     new = NewKey(namespace, note, scope, models or (), expires)
-    create(supervisor(directory, address, tls_dir), new, output)
+    create(stack.supervisor(address, tls_dir), new, output)
 
 
 @key_app.command("revoke")
+@on_stack
 def key_revoke(
+    stack: "Stack",
     key_id: Annotated[str, typer.Argument(help="As `weft key list` shows it.")],
-    directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
     """A revoked key opens nothing any more, within moments while scheduler and gateway are connected."""
     from weft_cli.keys import revoke
 
-    revoke(supervisor(directory, address, tls_dir), key_id)
+    revoke(stack.supervisor(address, tls_dir), key_id)
 
 
 @key_app.command("list")
-def key_list(directory: DataDir = None, address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
+@on_stack
+def key_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
     """Every key: its id, never the key itself."""
     from weft_cli.keys import list_keys
 
-    list_keys(supervisor(directory, address, tls_dir))
+    list_keys(stack.supervisor(address, tls_dir))

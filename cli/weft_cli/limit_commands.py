@@ -1,10 +1,13 @@
 """`weft limit set | list | delete` and `weft usage`: the command line of `limits.py`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft_cli.options import DataDir, SupervisorAt, TlsDir, supervisor
+from weft_cli.options import SupervisorAt, TlsDir, on_stack
+
+if TYPE_CHECKING:
+    from weft_cli.stack import Stack
 
 limit_app = typer.Typer(no_args_is_help=True, help="Limits of namespaces and keys: requests, tokens, concurrency.")
 Whose = Annotated[
@@ -20,7 +23,9 @@ Number = Annotated[int, typer.Option(min=0, max=1 << 50, show_default="none")]
 
 
 @limit_app.command("set")
+@on_stack
 def limit_set(
+    stack: "Stack",
     namespace: Whose = None,
     key: OfKey = None,
     model: Model = "",
@@ -28,7 +33,6 @@ def limit_set(
     tokens_per_minute: Number = 0,
     concurrent: Number = 0,
     tokens_per_day: Number = 0,
-    directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
@@ -48,33 +52,37 @@ def limit_set(
     values = dict(zip(LIMITS, (requests_per_minute, tokens_per_minute, concurrent, tokens_per_day), strict=True))
     if not any(values.values()):
         raise BadInput("which limit?", "e.g. --requests-per-minute 600; `weft limit delete` takes limits away")
-    set_limit(supervisor(directory, address, tls_dir), subject_of(namespace, key), model, values)
+    set_limit(stack.supervisor(address, tls_dir), subject_of(namespace, key), model, values)
 
 
 @limit_app.command("delete")
+@on_stack
 def limit_delete(
+    stack: "Stack",
     namespace: Whose = None,
     key: OfKey = None,
     model: Model = "",
-    directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
     """Take away what was set for a namespace or a key, and that model."""
     from weft_cli.limits import set_limit, subject_of
 
-    set_limit(supervisor(directory, address, tls_dir), subject_of(namespace, key), model, {})
+    set_limit(stack.supervisor(address, tls_dir), subject_of(namespace, key), model, {})
 
 
 @limit_app.command("list")
-def limit_list(directory: DataDir = None, address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
+@on_stack
+def limit_list(stack: "Stack", address: SupervisorAt = None, tls_dir: TlsDir = None) -> None:
     """Every limit, and which quotas are used up today."""
     from weft_cli.limits import list_limits
 
-    list_limits(supervisor(directory, address, tls_dir))
+    list_limits(stack.supervisor(address, tls_dir))
 
 
+@on_stack
 def usage(
+    stack: "Stack",
     since: Annotated[str, typer.Option(help="So many days (7d), or from a day on (2026-11-01); UTC.")] = "30d",
     by: Annotated[
         str, typer.Option(help="Sum by: day, namespace, model, key; several with commas.")
@@ -83,11 +91,10 @@ def usage(
         str, typer.Option("--namespace", "-n", help="Of this namespace alone.", show_default="all")
     ] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, for a spreadsheet or a bill.")] = False,
-    directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
     """Requests and tokens that namespaces used of models: `weft usage --since 7d --by day,namespace --csv`."""
     from weft_cli.limits import usage as run
 
-    run(supervisor(directory, address, tls_dir), since, by, namespace, as_csv=as_csv)
+    run(stack.supervisor(address, tls_dir), since, by, namespace, as_csv=as_csv)

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -24,13 +24,17 @@ from weft_cli.options import (
     Namespace,
     SupervisorAt,
     TlsDir,
-    controller,
-    data_dir,
-    gateway_url,
+    checked_data_dir,
+    gateway_of,
+    kinds,
+    names_of,
+    on_stack,
     plural,
-    supervisor,
 )
 from weft_cli.plan import plan_app
+
+if TYPE_CHECKING:
+    from weft_cli.stack import Stack
 
 USAGE = 2
 INTERRUPTED = 130
@@ -81,6 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout, sys.stderr = streams  # typer puts others there when a pipe breaks
         for stream in streams:
             _flush(stream)
+
+
+def complete_for_kubectl() -> int:
+    """What kubectl asks for `kubectl weft WORDS<TAB>`: a completion a line, then cobra's directive (no file names)."""
+    words = ["weft", *sys.argv[1:]]
+    bash = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    os.environ.update(bash)
+    with contextlib.suppress(SystemExit):  # how typer ends a completion
+        main([])
+    sys.stdout.write("\n:4\n")
+    return 0
 
 
 def _run(args: list[str]) -> int:
@@ -146,7 +161,7 @@ def up(
         from weft_cli.up import up as run
 
     return run(
-        data_dir=data_dir(directory),
+        data_dir=checked_data_dir(directory),
         port=port,
         auth=auth,
         file_root=_existing(file_root),
@@ -217,7 +232,7 @@ def serve(
 
     return run(
         Request(model, adapters or [], adapter or [], name, pages, offload, tool_call_parser),
-        data_dir=data_dir(directory or serve_root()),
+        data_dir=checked_data_dir(directory or serve_root()),
         port=port,
         auth=auth,
         executor=executor,
@@ -228,30 +243,30 @@ def serve(
 
 
 @app.command(rich_help_panel="Stack")
-def status(directory: DataDir = None) -> None:
-    """Every component: its state, process and address. Exit code 1 when one is not ready."""
-    from weft_cli.logs import status as run
-
-    run(controller(directory))
+@on_stack
+def status(stack: "Stack") -> None:
+    """Every component: its state and process, in a cluster its pods. Exit code 1 when one is not ready."""
+    stack.show_status()
 
 
 @app.command(rich_help_panel="Stack")
+@on_stack
 def logs(
+    stack: "Stack",
     component: Annotated[
         str | None, typer.Argument(help="Its name; without one, the names.", show_default=False)
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-F", help="Go on with what is written from now on.")] = False,
     tail: Annotated[int, typer.Option(min=-1, help="Lines to begin with; -1: all that is kept.")] = 100,
-    directory: DataDir = None,
 ) -> None:
     """What a component writes: `weft logs gateway --follow`."""
-    from weft_cli.logs import logs as run
-
-    run(controller(directory), component, None if tail < 0 else tail, follow=follow)
+    stack.show_logs(component, None if tail < 0 else tail, follow=follow)
 
 
 @app.command(rich_help_panel="Stack")
+@on_stack
 def chat(
+    stack: "Stack",
     model: Annotated[str, typer.Argument(help="An adapter or a base model, as `weft get lora -A` names it.")],
     text: Annotated[
         str | None,
@@ -266,7 +281,6 @@ def chat(
     ] = None,
     url: GatewayUrl = None,
     key: Key = None,
-    directory: DataDir = None,
 ) -> int:
     """Talk to a model; the answer comes as it is written.
 
@@ -281,18 +295,19 @@ def chat(
     from weft_cli.chat import Model
     from weft_cli.chat import chat as run
 
-    return run(Model(model, gateway_url(directory, url), key, temperature, max_tokens), text, system)
+    return run(Model(model, gateway_of(stack, url), key, temperature, max_tokens), text, system)
 
 
 @app.command(rich_help_panel="Stack")
+@on_stack
 def top(
+    stack: "Stack",
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds between two looks; rates are over one interval.")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print once, after one interval; so it does to a pipe.")] = False,
     url: GatewayUrl = None,
     key: Key = None,
-    directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
@@ -302,27 +317,30 @@ def top(
 
     - `weft top --once --interval 5`  for a script
 
-    - `weft top --supervisor HOST:PORT --tls-dir DIR --url http://GATEWAY`  a cluster; without --url no queue, no names
+    - `weft top --context prod`  a cluster
 
     Where keys are asked for, give one with `--key`: queues by pool, and names instead of digests, are shown only to it.
     """
     from weft_cli.top import Sources
     from weft_cli.top import top as run
 
-    gateway = gateway_url(directory, url) if url or not address else None
-    run(Sources(supervisor(directory, address, tls_dir), gateway, key), interval, once=once)
+    gateway = gateway_of(stack, url) if url or not address else None
+    run(Sources(stack.supervisor(address, tls_dir), gateway, key), interval, once=once)
 
 
 @app.command(rich_help_panel="Objects")
-def apply(files: Files = None, directory: DataDir = None) -> None:
+@on_stack
+def apply(stack: "Stack", files: Files = None) -> None:
     """Create or change objects: `weft apply -f adapter.yaml`, `... | weft apply -f -`."""
     from weft_cli.objects import apply as run
 
-    run(controller(directory), files or [])
+    run(stack.api, files or [])
 
 
 @app.command(rich_help_panel="Objects")
+@on_stack
 def push(
+    stack: "Stack",
     name: Annotated[str, typer.Argument(help="Of the LoRAAdapter.")],
     folder: Annotated[
         Path,
@@ -346,10 +364,9 @@ def push(
         typer.Option(help="Of an adapter that does not exist yet: NAME or NAMESPACE/NAME.", show_default=False),
     ] = None,
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait until it is served; 0: none.")] = 60.0,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     url: GatewayUrl = None,
     key: Key = None,
-    directory: DataDir = None,
 ) -> None:
     """Send an adapter's files to the depot and publish them: no bucket, no folder that the cluster can read.
 
@@ -365,22 +382,32 @@ def push(
     from weft_cli.push import Publication
     from weft_cli.push import push as run
 
-    publication = Publication(namespace, name, version=version, if_digest=if_digest, keep=keep, pool=pool)
-    run(controller(directory), gateway_url(directory, url), key, folder, publication, wait_s)
+    publication = Publication(
+        stack.namespace(namespace), name, version=version, if_digest=if_digest, keep=keep, pool=pool
+    )
+    run(stack.api, gateway_of(stack, url), key, folder, publication, wait_s)
 
 
 @app.command(rich_help_panel="Objects")
+@on_stack
 def get(
-    kind: Annotated[str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.")],
-    name: Annotated[str | None, typer.Argument(show_default=False)] = None,
+    stack: "Stack",
+    kind: Annotated[
+        str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.", autocompletion=kinds)
+    ],
+    name: Annotated[str | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "-n", help="The namespace to look in.", show_default="default; of runners: all"),
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="The namespace to look in.",
+            show_default="default, or the context's; of runners: all",
+        ),
     ] = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Look in every namespace.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="table, wide, json or yaml.")] = "table",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with what changes.")] = False,
-    directory: DataDir = None,
     address: SupervisorAt = None,
     tls_dir: TlsDir = None,
 ) -> None:
@@ -394,31 +421,35 @@ def get(
     if resource == "runners":
         if watch:
             raise BadInput("runners are no objects and cannot be watched", "use `weft get runners` again")
-        return get_runners(supervisor(directory, address, tls_dir), name, None if all_namespaces else namespace, output)
-    where = None if all_namespaces else namespace or "default"
-    return run(controller(directory), resource, name, where, output, watch=watch)
+        return get_runners(stack.supervisor(address, tls_dir), name, None if all_namespaces else namespace, output)
+    where = None if all_namespaces else stack.namespace(namespace)
+    return run(stack.api, resource, name, where, output, watch=watch)
 
 
 @app.command(rich_help_panel="Objects")
+@on_stack
 def describe(
-    kind: Annotated[str, typer.Argument(help="loraadapter (lora), servingpool (spool), runner.")],
-    name: Annotated[str, typer.Argument()],
-    namespace: Namespace = "default",
-    directory: DataDir = None,
+    stack: "Stack",
+    kind: Annotated[str, typer.Argument(help="loraadapter (lora), servingpool (spool), runner.", autocompletion=kinds)],
+    name: Annotated[str, typer.Argument(autocompletion=names_of)],
+    namespace: Namespace = None,
+    address: SupervisorAt = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Everything about one object: conditions, what to do, where runners have it."""
     from weft_cli.objects import describe as run
 
-    run(controller(directory), plural(kind), name, namespace)
+    run(stack.api, lambda: stack.supervisor(address, tls_dir), plural(kind), name, stack.namespace(namespace))
 
 
 @app.command(rich_help_panel="Objects")
+@on_stack
 def delete(
-    kind: Annotated[str | None, typer.Argument(show_default=False)] = None,
-    names: Annotated[list[str] | None, typer.Argument(show_default=False)] = None,
+    stack: "Stack",
+    kind: Annotated[str | None, typer.Argument(show_default=False, autocompletion=kinds)] = None,
+    names: Annotated[list[str] | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
     files: Files = None,
-    namespace: Namespace = "default",
-    directory: DataDir = None,
+    namespace: Namespace = None,
 ) -> None:
     """Delete objects: `weft delete lora upper -n acme`, `weft delete -f adapter.yaml` (`-f -`: standard input)."""
     from weft_cli.objects import OTHER_NAMESPACE, named, to_delete
@@ -432,8 +463,8 @@ def delete(
     if resource == "runners":
         raise BadInput("runners are not deleted: their pool wants them", "change spec.replicas of the pool")
     if files:
-        return run(controller(directory), to_delete(files))
-    return run(controller(directory), named(resource, namespace, names or ()), OTHER_NAMESPACE)
+        return run(stack.api, to_delete(files))
+    return run(stack.api, named(resource, stack.namespace(namespace), names or ()), OTHER_NAMESPACE)
 
 
 @app.command(
@@ -495,7 +526,9 @@ def sim(
 
 
 @app.command(rich_help_panel="Tools")
+@on_stack
 def conformance(
+    stack: "Stack",
     url: Annotated[str | None, typer.Argument(help="As http://HOST:PORT. Default: this machine's stack.")] = None,
     base: Annotated[str | None, typer.Option(help="The base model.", show_default="by /v1/models")] = None,
     adapters: Annotated[
@@ -510,7 +543,6 @@ def conformance(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     key: Key = None,
-    directory: DataDir = None,
 ) -> int:
     """Check what a server of LoRA adapters promises: of Weft, vLLM or any other with OpenAI's completions.
 
@@ -527,7 +559,7 @@ def conformance(
     """
     from weft_cli.conformance_command import run
 
-    return run(gateway_url(directory, url), key, base, adapters or [], update, as_json=as_json)
+    return run(gateway_of(stack, url), key, base, adapters or [], update, as_json=as_json)
 
 
 def _existing(folder: Path | None) -> Path | None:

@@ -1,19 +1,21 @@
 """apply, get, describe, delete."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft_cli.client import Controller, Object
+from weft_cli.client import Object, ObjectApi
 from weft_cli.errors import BadInput, CommandError, NotThere
-from weft_cli.output import adapter_headers, adapter_row, dump, note, pool_headers, pool_row, ready_runners, say, table
+from weft_cli.output import dump, headers, note, row, say, table
 
 if TYPE_CHECKING:
     from weft_cli.runners import Supervisor
 
 SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool"}
 PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools"}
+KINDS = {plural: kind for kind, plural in PLURAL.items()}
 OTHER_NAMESPACE = "-n names another namespace"
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS")
 
@@ -36,10 +38,10 @@ def load_manifests(paths: Sequence[Path], done: str = "applied") -> list[Object]
     return objects
 
 
-def apply(controller: Controller, paths: Sequence[Path]) -> None:
+def apply(api: ObjectApi, paths: Sequence[Path]) -> None:
     """Each object in order; one that is refused does not keep the others from being applied."""
     objects, refused = load_manifests(paths), list[CommandError]()
-    for obj, result in zip(objects, controller.apply(objects), strict=True):
+    for obj, result in zip(objects, api.apply(objects), strict=True):
         if isinstance(result, CommandError):
             refused.append(result)
         else:
@@ -49,51 +51,49 @@ def apply(controller: Controller, paths: Sequence[Path]) -> None:
         raise (BadInput if wrong else CommandError)("\n".join(error.message for error in refused))
 
 
-def get(
-    controller: Controller, kind: str, name: str | None, namespace: str | None, form: str, *, watch: bool = False
-) -> None:
+def get(api: ObjectApi, kind: str, name: str | None, namespace: str | None, form: str, *, watch: bool = False) -> None:
     """Print objects; with `watch` go on printing what changes. `namespace` None: all of them."""
-    items, version = _chosen(controller, kind, name, namespace)
-    printer = _printer(controller, kind, form, all_namespaces=namespace is None)
+    items, version = _chosen(api, kind, name, namespace)
+    printer = _printer(kind, form, all_namespaces=namespace is None)
     if not watch:
-        return printer(items, True) if items or form in ("json", "yaml") else _none_found(controller, kind, namespace)
+        return printer(items, True) if items or form in ("json", "yaml") else _none_found(api, kind, namespace)
     if items:
         printer(items, True)
-    for event in controller.watch(version):
+    for event in api.watch(kind, namespace, version):
         if event["type"] == "ERROR":
             raise CommandError(event["object"]["message"])
-        meta = event["object"]["metadata"]
-        same_kind = PLURAL[event["object"]["kind"]] == kind
-        if same_kind and namespace in (None, meta["namespace"]) and name in (None, meta["name"]):
+        if name in (None, event["object"]["metadata"]["name"]):
             printer([event["object"]], not items)
             items = [event["object"]]
     return None
 
 
-def describe(controller: Controller, kind: str, name: str, namespace: str) -> None:
-    """Everything that is known of one object."""
+def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, name: str, namespace: str) -> None:
+    """Everything that is known of one object. Who may not ask the supervisor sees the object all the same."""
     from weft_cli.describe import describe_adapter, describe_pool, describe_runner
-    from weft_cli.runners import list_runners, local
+    from weft_cli.runners import Runner, list_runners
 
-    runners = list_runners(local(controller))
     if kind == "runners":
-        found = next((runner for runner in runners if runner.is_called(name)), None)
+        found = next((runner for runner in list_runners(supervisor()) if runner.is_called(name)), None)
         if found is None:
             raise CommandError(f"there is no runner {name}", "`weft get runners` lists them")
-        lines = describe_runner(found)
-    else:
-        try:
-            obj = controller.get(kind, namespace, name)
-        except NotThere as error:
-            raise NotThere(error.message, OTHER_NAMESPACE) from error
-        lines = (describe_adapter if kind == "loraadapters" else describe_pool)(obj, runners, time.time())
-    say("\n".join(lines))
+        return say("\n".join(describe_runner(found)))
+    try:
+        obj = api.get(kind, namespace, name)
+    except NotThere as error:
+        raise NotThere(error.message, OTHER_NAMESPACE) from error
+    describer, runners, unknown = describe_adapter if kind == "loraadapters" else describe_pool, list[Runner](), ""
+    try:
+        runners = list_runners(supervisor())
+    except CommandError as error:
+        unknown = f"not known: {error.message}"
+    return say("\n".join(describer(obj, runners, time.time(), unknown)))
 
 
-def delete(controller: Controller, objects: Sequence[Object], hint: str = "") -> None:
+def delete(api: ObjectApi, objects: Sequence[Object], hint: str = "") -> None:
     """Every one is tried; of an object kind, namespace and name count. `hint`: for one that is not there."""
     failures: list[CommandError] = []
-    for obj, result in zip(objects, controller.delete(objects), strict=True):
+    for obj, result in zip(objects, api.delete(objects), strict=True):
         if isinstance(result, CommandError):
             failures.append(result)
         else:
@@ -110,17 +110,16 @@ def to_delete(paths: Sequence[Path]) -> list[Object]:
 
 def named(plural: str, namespace: str, names: Sequence[str]) -> list[Object]:
     """Objects by what a person typed, which may be no text: then it is no object's name either."""
-    kind = next(kind for kind, known in PLURAL.items() if known == plural)
     metas = [{"namespace": _text(namespace), "name": _text(name)} for name in names]
-    return [{"kind": kind, "metadata": meta} for meta in metas]
+    return [{"kind": KINDS[plural], "metadata": meta} for meta in metas]
 
 
 def _text(typed: str) -> str:
     return typed.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _chosen(controller: Controller, kind: str, name: str | None, namespace: str | None) -> tuple[list[Object], str]:
-    items, version = controller.list(kind, namespace)
+def _chosen(api: ObjectApi, kind: str, name: str | None, namespace: str | None) -> tuple[list[Object], str]:
+    items, version = api.list(kind, namespace)
     if name is None:
         return items, version
     found = [item for item in items if item["metadata"]["name"] == name]
@@ -130,24 +129,17 @@ def _chosen(controller: Controller, kind: str, name: str | None, namespace: str 
     return found, version
 
 
-def _printer(
-    controller: Controller, kind: str, form: str, *, all_namespaces: bool
-) -> Callable[[list[Object], bool], None]:
+def _printer(kind: str, form: str, *, all_namespaces: bool) -> Callable[[list[Object], bool], None]:
     """Prints some objects; with a header the first time."""
     wide = form == "wide"
-    headers = adapter_headers(wide=wide) if kind == "loraadapters" else pool_headers(wide=wide)
-    widths = [0] * (len(headers) + all_namespaces)
+    header_cells = (*(("NAMESPACE",) if all_namespaces else ()), *headers(KINDS[kind], wide=wide))
+    widths = [0] * len(header_cells)
 
     def print_table(items: list[Object], header: bool) -> None:
         now = time.time()
-        if kind == "loraadapters":
-            runners = ready_runners(controller.list("servingpools")[0])
-            columns = [adapter_row(item, now, runners, wide=wide) for item in items]
-        else:
-            columns = [pool_row(item, now, wide=wide) for item in items]
         prefix = [(item["metadata"]["namespace"],) if all_namespaces else () for item in items]
-        rows = [(*before, *row) for before, row in zip(prefix, columns, strict=True)]
-        lines = table((*(("NAMESPACE",) if all_namespaces else ()), *headers), rows, widths)
+        rows = [(*before, *row(item, now, wide=wide)) for before, item in zip(prefix, items, strict=True)]
+        lines = table(header_cells, rows, widths)
         widths[:] = [max(pair) for pair in zip(widths, _widths(rows), strict=True)]
         say("\n".join(lines if header else lines[1:]))
 
@@ -162,8 +154,10 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
 
-def _none_found(controller: Controller, kind: str, namespace: str | None) -> None:
-    others = controller.list(kind)[0] if namespace else []
+def _none_found(api: ObjectApi, kind: str, namespace: str | None) -> None:
+    others: list[Object] = []
+    with contextlib.suppress(CommandError):  # who may look in one namespace alone
+        others = api.list(kind)[0] if namespace else []
     where = f" in namespace {namespace}" if namespace else ""
     more = f" ({len(others)} in other namespaces: -A shows them)" if others else ""
     note(f"No {kind} found{where}{more}.")
@@ -181,8 +175,8 @@ def get_runners(supervisor: "Supervisor", name: str | None, namespace: str | Non
     if form in ("json", "yaml"):
         say(dump([runner.message for runner in runners], form))
     elif runners:
-        headers = RUNNER_HEADERS if form == "wide" else RUNNER_HEADERS[:-1]
-        say("\n".join(table(headers, [runner.row()[: len(headers)] for runner in runners])))
+        shown = RUNNER_HEADERS if form == "wide" else RUNNER_HEADERS[:-1]
+        say("\n".join(table(shown, [runner.row()[: len(shown)] for runner in runners])))
     else:
         note(f"No runners found{where}.")
 

@@ -1,17 +1,24 @@
 """Options that several commands share, and what they mean."""
 
+import functools
+import inspect
+import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from weft.process import data_root, serve_root
-from weft_cli.errors import BadInput
+from weft_cli.errors import BadInput, CommandError
 
 if TYPE_CHECKING:
-    from weft_cli.client import Controller
-    from weft_cli.runners import Supervisor
+    from weft_cli.stack import Stack
+
+T = TypeVar("T")
+PLUGINS = ("kubectl-weft", "kubectl_complete-weft")
+WHERE = "Where the stack is"
 
 KINDS = {
     "loraadapters": "loraadapters",
@@ -25,23 +32,55 @@ KINDS = {
 }
 DATA_DIR_HELP = "Where the stack keeps everything. Default: $WEFT_DATA_DIR, else ~/.local/state/weft."
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help=DATA_DIR_HELP, show_default=False)]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help=DATA_DIR_HELP, show_default=False, rich_help_panel=WHERE)
+]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        "--context", help="A cluster, by its context of the kubeconfig; needs kubectl.", rich_help_panel=WHERE
+    ),
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig", help="A kubeconfig, instead of kubectl's own; its current context.", rich_help_panel=WHERE
+    ),
+]
+SystemNamespace = Annotated[
+    str,
+    typer.Option(
+        "--system-namespace",
+        envvar="WEFT_SYSTEM_NAMESPACE",
+        help="The namespace of Weft's Helm release in a cluster.",
+        rich_help_panel=WHERE,
+    ),
+]
 SupervisorAt = Annotated[
     str | None,
-    typer.Option("--supervisor", help="HOST:PORT of a supervisor in a cluster. Default: this machine's stack."),
+    typer.Option("--supervisor", help="HOST:PORT of a supervisor that is not the stack's.", rich_help_panel=WHERE),
 ]
 TlsDir = Annotated[
     Path | None,
-    typer.Option("--tls-dir", help="tls.crt, tls.key and ca.crt of an admin, for a supervisor under mutual TLS."),
+    typer.Option(
+        "--tls-dir",
+        help="tls.crt, tls.key and ca.crt of an admin, for a supervisor under mutual TLS. Default in a cluster: the "
+        "release's Secret.",
+        rich_help_panel=WHERE,
+    ),
 ]
 GatewayUrl = Annotated[
-    str | None, typer.Option("--url", help="A gateway, as http://HOST:PORT. Default: this machine's stack.")
+    str | None,
+    typer.Option("--url", help="A gateway, as http://HOST:PORT. Default: the stack's.", rich_help_panel=WHERE),
 ]
 Key = Annotated[
     str | None,
     typer.Option("--key", envvar="WEFT_API_KEY", help="An API key, where the gateway asks for one.", show_envvar=True),
 ]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The namespace to look in.")]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="The namespace to look in.", show_default="default, or the context's"),
+]
 Files = Annotated[
     list[Path] | None,
     typer.Option(
@@ -59,7 +98,7 @@ class LogLevel(StrEnum):
     ERROR = "ERROR"
 
 
-def data_dir(given: Path | None) -> Path:
+def checked_data_dir(given: Path | None) -> Path:
     """The data directory: the flag, else the usual one. Raises BadInput where something else is in its place."""
     folder = (given or data_root()).absolute()
     if folder.exists() and not folder.is_dir():
@@ -72,27 +111,72 @@ def running_data_dir(given: Path | None) -> Path:
     description = "stack.json"
     if given is None and not (data_root() / description).exists() and (serve_root() / description).exists():
         return serve_root().absolute()
-    return data_dir(given)
+    return checked_data_dir(given)
 
 
-def controller(given: Path | None) -> "Controller":
-    """The controller of that data directory; nothing is asked yet."""
-    from weft_cli.client import Controller
+def on_stack(command: Callable[..., T]) -> Callable[..., T]:
+    """Gives a command a Stack, as its parameter `stack`, and the options that say where that is."""
+    signature = inspect.signature(command)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "stack"]
+    where = list(inspect.signature(located).parameters.values())
 
-    return Controller(running_data_dir(given))
+    @functools.wraps(command)
+    def run(**options: Any) -> T:
+        with located(**{parameter.name: options.pop(parameter.name) for parameter in where}) as stack:
+            return command(stack=stack, **options)
+
+    run.__signature__ = signature.replace(parameters=[*own, *where])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *where)}
+    return run
 
 
-def supervisor(given: Path | None, address: str | None, tls_dir: Path | None) -> "Supervisor":
-    """The supervisor at that address, else the one of that data directory's stack."""
-    from weft_cli.runners import Supervisor
+def located(
+    data_dir: DataDir = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    system_namespace: SystemNamespace = "weft-system",
+) -> "Stack":
+    """The stack in that cluster; without a cluster that of the data directory."""
+    if context is None and kubeconfig is None and not is_plugin():
+        from weft_cli.stack import LocalStack
 
-    return Supervisor(address or controller(given).stack()["supervisor"], tls_dir)
+        return LocalStack(running_data_dir(data_dir))
+    if data_dir is not None:
+        raise BadInput("--data-dir is of a stack on this machine", "leave it out, or leave out the cluster's flags")
+    from weft_cli.cluster import Access, ClusterStack
+
+    return ClusterStack(Access(context, kubeconfig, system_namespace))
 
 
-def gateway_url(given: Path | None, url: str | None) -> str:
-    """The gateway there, else the one of that data directory's stack; without a `/v1` at its end."""
-    found = url or str(controller(given).stack()["gateway"])
-    return found.rstrip("/").removesuffix("/v1").rstrip("/")
+def names_of(context: typer.Context, incomplete: str) -> list[str]:
+    """Completion: names of objects of the kind that stands before. Without a stack that answers there are none."""
+    given = context.params
+    where = {name: given[name] for name in inspect.signature(located).parameters if given.get(name) is not None}
+    try:
+        with located(**where) as stack:
+            everywhere = given.get("all_namespaces", False)
+            namespace = None if everywhere else stack.namespace(given.get("namespace"))
+            kind = plural(given["kind"])
+            items = [] if kind == "runners" else stack.api.list(kind, namespace)[0]
+    except CommandError:
+        return []
+    names = (item["metadata"]["name"] for item in items)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Completion: kinds of resources."""
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+def gateway_of(stack: "Stack", url: str | None) -> str:
+    """The gateway there, else the stack's; without a `/v1` at its end."""
+    return (url or stack.gateway_url()).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def is_plugin() -> bool:
+    """Whether kubectl runs this command: `kubectl weft` is about the current context's cluster."""
+    return Path(sys.argv[0]).name in PLUGINS
 
 
 def plural(kind: str) -> str:

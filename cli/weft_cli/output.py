@@ -2,10 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from weft.api.columns import Column, columns_of
 from weft.domain.text import sanitize
 
 Object = Mapping[str, Any]
@@ -52,60 +53,23 @@ def _safe(text: str) -> str:
     return "\n".join("\t".join(map(sanitize, line.split("\t"))) for line in text.split("\n"))
 
 
-def adapter_headers(*, wide: bool) -> tuple[str, ...]:
-    return ("NAME", "POOL", "READY", "REASON", "RUNNERS", "DIGEST", *(("RANK", "MODEL") if wide else ()), "AGE")
+def headers(kind: str, *, wide: bool) -> tuple[str, ...]:
+    """The columns of `kubectl get` for this kind."""
+    return ("NAME", *(column.name.upper() for column in columns_of(kind, wide=wide)))
 
 
-def ready_runners(pools: Iterable[Object]) -> dict[str, int]:
-    """Ready runners by `namespace/name` of their pool."""
-    named = {f"{pool['metadata']['namespace']}/{pool['metadata']['name']}": pool.get("status", {}) for pool in pools}
-    return {name: status.get("readyReplicas", 0) for name, status in named.items()}
+def row(obj: Object, now: float, *, wide: bool) -> tuple[str, ...]:
+    """An object's cells under these headers."""
+    return (obj["metadata"]["name"], *(_cell(obj, column, now) for column in columns_of(obj["kind"], wide=wide)))
 
 
-def adapter_row(obj: Object, now: float, runners: Mapping[str, int], *, wide: bool) -> tuple[str, ...]:
-    """A LoRAAdapter's columns. `runners`: ready ones by pool; RUNNERS are those of them that serve the adapter."""
-    spec, status, meta = obj["spec"], obj.get("status", {}), obj["metadata"]
-    pool = f"{spec['poolRef'].get('namespace') or meta['namespace']}/{spec['poolRef']['name']}"
-    serving = max(0, runners.get(status.get("pool", pool), 0) - status.get("unavailableRunners", 0))
-    ready = condition(obj, "Ready")
-    more = (str(status.get("rank", NONE)), str(status.get("modelName", NONE))) if wide else ()
-    return (
-        meta["name"],
-        pool,
-        ready.get("status", "Unknown"),
-        ready.get("reason", NONE),
-        str(serving if "digest" in status else 0),
-        short(status.get("digest")),
-        *more,
-        age(meta["creationTimestamp"], now),
-    )
-
-
-def pool_headers(*, wide: bool) -> tuple[str, ...]:
-    return ("NAME", "MODEL", "READY", "AVAILABLE", "REASON", "ADAPTERS", *(("DIGEST", "URI") if wide else ()), "AGE")
-
-
-def pool_row(obj: Object, now: float, *, wide: bool) -> tuple[str, ...]:
-    """A ServingPool's columns. READY is ready/wanted runners, ADAPTERS ready/all."""
-    spec, status, meta = obj["spec"], obj.get("status", {}), obj["metadata"]
-    available, adapters = condition(obj, "Available"), status.get("adapters", {})
-    more = (short(status.get("baseDigest")), spec["model"]["uri"]) if wide else ()
-    return (
-        meta["name"],
-        spec["model"].get("name") or meta["name"],
-        f"{status.get('readyReplicas', 0)}/{spec.get('replicas', 1)}",
-        available.get("status", "Unknown"),
-        available.get("reason", NONE),
-        f"{adapters.get('ready', 0)}/{adapters.get('total', 0)}",
-        *more,
-        age(meta["creationTimestamp"], now),
-    )
-
-
-def condition(obj: Object, kind: str) -> Mapping[str, str]:
-    """One condition; empty when it was never written."""
-    found = (c for c in obj.get("status", {}).get("conditions", ()) if c["type"] == kind)
-    return next(found, {})
+def _cell(obj: Object, column: Column, now: float) -> str:
+    value = column.value(obj)
+    if value is None:
+        return NONE
+    if column.kind == "date":
+        return age(value, now)
+    return str(value).lower() if column.kind == "boolean" else str(value)
 
 
 def short(digest: str | None) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from weft_cli.client import Controller, Object
+from weft_cli.client import Object, ObjectApi
 from weft_cli.errors import BadInput, Changed, CommandError, NotThere
 from weft_cli.gateway import gateway_client, link_errors, refused
 from weft_cli.output import note, say
@@ -36,18 +36,16 @@ class Publication:
     pool: str | None = None
 
 
-def push(
-    controller: Controller, url: str, key: str | None, folder: Path, publication: Publication, wait_s: float
-) -> None:
+def push(api: ObjectApi, url: str, key: str | None, folder: Path, publication: Publication, wait_s: float) -> None:
     """Upload, publish, wait until requests are served by it. Raises CommandError."""
     started = time.monotonic()
     with gateway_client(url, key) as gateway, link_errors(url):
         stored = upload(gateway, folder, publication.namespace)
         uploaded = time.monotonic()
-        publish(controller, stored["source"]["uri"], publication)
+        publish(api, stored["source"]["uri"], publication)
         say(stored["id"])
         if wait_s:
-            _wait(controller, gateway, publication, stored["id"], wait_s)
+            _wait(api, gateway, publication, stored["id"], wait_s)
             took = f"uploaded in {uploaded - started:.2f} s, served after {time.monotonic() - started:.2f} s"
             note(f"loraadapter/{publication.name} ({publication.namespace}): {stored['bytes']} bytes {took}")
 
@@ -65,12 +63,12 @@ def upload(gateway: httpx2.Client, folder: Path, namespace: str) -> Mapping[str,
         return response.json()
 
 
-def publish(controller: Controller, uri: str, publication: Publication) -> None:
+def publish(api: ObjectApi, uri: str, publication: Publication) -> None:
     """Make the content the adapter's. Raises Changed where `if_digest` does not hold, NotThere, CommandError."""
     for attempt in range(ATTEMPTS):
-        before = _find(controller, publication)
+        before = _find(api, publication)
         _check(before, publication)
-        [result] = controller.apply([_object(before, uri, publication)])
+        [result] = api.apply([_object(before, uri, publication)])
         if not isinstance(result, CommandError):
             return
         if not isinstance(result, Changed) or attempt == ATTEMPTS - 1:
@@ -88,9 +86,9 @@ def content_of(obj: Object) -> str:
     return source.get("digest") or (status.get("digest", "") if current else "")
 
 
-def _find(controller: Controller, publication: Publication) -> Object | None:
+def _find(api: ObjectApi, publication: Publication) -> Object | None:
     try:
-        return controller.get("loraadapters", publication.namespace, publication.name)
+        return api.get("loraadapters", publication.namespace, publication.name)
     except NotThere:
         return None
 
@@ -125,12 +123,12 @@ def _object(before: Object | None, uri: str, publication: Publication) -> Object
     return {**kind, "metadata": metadata, "spec": spec}
 
 
-def _wait(controller: Controller, gateway: httpx2.Client, publication: Publication, digest: str, wait_s: float) -> None:
+def _wait(api: ObjectApi, gateway: httpx2.Client, publication: Publication, digest: str, wait_s: float) -> None:
     """Until requests get that content. Raises CommandError: refused, or not served in time."""
     until = time.monotonic() + wait_s
-    items, version = controller.list("loraadapters", publication.namespace)
+    items, version = api.list("loraadapters", publication.namespace)
     obj = next((item for item in items if item["metadata"]["name"] == publication.name), None)
-    changes = controller.watch(version, wait_s)
+    changes = api.watch("loraadapters", publication.namespace, version, wait_s)
     while obj is not None and content_of(obj) == digest:
         if is_refused(obj):
             raise CommandError(state_of(obj))

@@ -1,12 +1,11 @@
 """Runners and keys, from the supervisor's Admin service. gRPC is imported only here, when it is needed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from weft.domain.runner import RunnerBook
-from weft_cli.client import Controller
 from weft_cli.errors import BadInput, CommandError
 
 TIMEOUT_S = 10.0
@@ -14,11 +13,23 @@ ADMIN_HINT = "--tls-dir names a folder with tls.crt, tls.key and ca.crt, the cer
 
 
 @dataclass(frozen=True, slots=True)
-class Supervisor:
-    """Where the Admin service is. Without a folder of certificates it is spoken to in plain text."""
+class Certificate:
+    """An admin's, as PEM."""
 
-    address: str
-    tls_dir: Path | None = None
+    ca: bytes
+    key: bytes = field(repr=False)
+    certificate: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Supervisor:
+    """Where the Admin service is: each supervisor knows its own runners, any of them keys, limits and usage.
+
+    Without a certificate it is spoken to in plain text.
+    """
+
+    addresses: tuple[str, ...]
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +117,17 @@ class Runner:
         )
 
 
-def local(controller: Controller) -> Supervisor:
-    """The supervisor of this machine's stack."""
-    return Supervisor(controller.stack()["supervisor"])
+def certificate_from(folder: Path | None) -> Certificate | None:
+    """The certificate of a folder; None without one. Raises BadInput."""
+    from weft.process import CannotStart
+    from weft.wire.tls import load_tls
+
+    try:
+        tls = load_tls(folder, "admin")
+    except CannotStart as error:
+        raise BadInput(str(error), ADMIN_HINT) from error
+    files = tls.present() if tls else None
+    return files and Certificate(files.ca, files.key, files.certificate)
 
 
 def list_runners(supervisor: Supervisor) -> list[Runner]:
@@ -131,47 +150,47 @@ def _reported(supervisor: Supervisor) -> list[tuple[Any, RunnerBook]]:
     from weft.wire.codec.cluster import read_reported
     from weft.wire.v1 import supervisor_pb2 as pb
 
-    answer = ask(supervisor, lambda admin: admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S))
-    return [(message, RunnerBook.of(read_reported(message))) for message in answer.runners]
+    def listed(admin: Any) -> Any:
+        return admin.ListRunners(pb.ListRunnersRequest(), timeout=TIMEOUT_S)
+
+    answers = [_ask_at(address, supervisor.certificate, listed) for address in supervisor.addresses]
+    return [(message, RunnerBook.of(read_reported(message))) for answer in answers for message in answer.runners]
 
 
 def ask(supervisor: Supervisor, call: Callable[[Any], Any]) -> Any:
     """One call of the Admin service. Raises CommandError, BadInput for what the supervisor does not take."""
+    return _ask_at(supervisor.addresses[0], supervisor.certificate, call)
+
+
+def _ask_at(address: str, certificate: Certificate | None, call: Callable[[Any], Any]) -> Any:
     import grpc
 
     from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 
     refused = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
     try:
-        with _channel(supervisor) as channel:
+        with _channel(address, certificate) as channel:
             return call(AdminStub(channel))
     except grpc.RpcError as error:
         why = str(error.details() if isinstance(error, grpc.Call) else error)
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             raise BadInput(why) from error
         if isinstance(error, grpc.Call) and error.code() in refused:
-            raise CommandError(f"the supervisor at {supervisor.address} refuses: {why}", ADMIN_HINT) from error
-        hint = ADMIN_HINT if supervisor.tls_dir else "`weft logs supervisor`"
-        raise CommandError(f"the supervisor at {supervisor.address} does not answer: {why}", hint) from error
+            raise CommandError(f"the supervisor at {address} refuses: {why}", ADMIN_HINT) from error
+        hint = ADMIN_HINT if certificate else "`weft logs supervisor`"
+        raise CommandError(f"the supervisor at {address} does not answer: {why}", hint) from error
 
 
-def _channel(supervisor: Supervisor) -> Any:
+def _channel(address: str, certificate: Certificate | None) -> Any:
     import grpc
 
-    from weft.process import CannotStart
     from weft.wire.roles import dns_name
-    from weft.wire.tls import load_tls
 
-    try:
-        tls = load_tls(supervisor.tls_dir, "admin")
-    except CannotStart as error:
-        raise BadInput(str(error), ADMIN_HINT) from error
-    if tls is None:
-        return grpc.insecure_channel(supervisor.address)
-    files = tls.present()
-    credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.certificate)
+    if certificate is None:
+        return grpc.insecure_channel(address)
+    credentials = grpc.ssl_channel_credentials(certificate.ca, certificate.key, certificate.certificate)
     name = (("grpc.ssl_target_name_override", dns_name("supervisor")),)
-    return grpc.secure_channel(supervisor.address, credentials, options=name)
+    return grpc.secure_channel(address, credentials, options=name)
 
 
 def _runner(book: RunnerBook, message: dict[str, Any]) -> Runner:

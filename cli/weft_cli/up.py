@@ -215,7 +215,7 @@ async def _with_keys(stack: Stack, questions: Sequence[Question]) -> list[Questi
     from weft_cli.keys import replace_keys
     from weft_cli.runners import Supervisor
 
-    supervisor = Supervisor(stack.addresses.supervisor)
+    supervisor = Supervisor((stack.addresses.supervisor,))
     keys = await asyncio.to_thread(replace_keys, supervisor, namespaces_of(questions), KEY_NOTE)
     await until_open(stack.addresses.gateway_url, keys.values())
     return with_keys(questions, keys)

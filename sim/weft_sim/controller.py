@@ -109,7 +109,7 @@ class Controller:
         for obj in fleet.objects.values():
             self.desired.put(parse(obj))
         for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
-            if known := resolution_from_status(resource, self.desired, self.observed):
+            if known := resolution_from_status(resource, self.desired, self.observed, now):
                 self.observed.resolutions[resource.meta.uid] = known
         self.observed.runners = {ref: dict(runners) for ref, runners in fleet.runners.items()}
 

@@ -20,6 +20,7 @@ LONG = (
     "sim/test_phase_groups.py",
     "sim/test_check.py",
     "kernels/triton/test_gpu_bench.py",
+    "kernels/triton/test_gpu_check.py",
     "oracle/test_cuda.py",
     "oracle/test_native_grid.py",
     "oracle/test_rank_grid.py",

@@ -24,6 +24,7 @@ from weft_kernels.plan import plan_rows
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
+from weft_runner.model.cuda.device import find_gpu
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
@@ -256,11 +257,13 @@ def cuda_executor(
     model: OracleModel, pages: int, page_tokens: int, dtype: torch.dtype = torch.float32, *, pack: Pack | None = None,
     **sizes: Any,
 ) -> CudaExecutor:  # fmt: skip
-    """On this machine's CPU, under Triton's interpreter; decode steps of up to 6 rows are recorded."""
-    interpreter.hurry()
+    """On a GPU, or this machine's CPU under Triton's interpreter; decode steps of up to 6 rows are recorded."""
+    device = find_gpu().device
+    if device.type == "cpu":
+        interpreter.hurry()
     slots = len(model.adapters) or 1
     made = Sizes(pages, page_tokens, slots, max_rank=64, rows=6, context=256, graphs=True, **sizes)
-    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype, pack=pack), made)
+    return CudaExecutor(model.spec, load_weights(model.files, model.spec, dtype, device=device, pack=pack), made)
 
 
 @dataclass
@@ -311,7 +314,7 @@ class Rows:
             sequence.position += count
         step = StepInput(tuple(tokens), tuple(rows), plan_rows(slots, self._ranks))
         check_step(step, self._page_tokens)
-        logits = as_tensor(self._executor.run(step))
+        logits = as_tensor(self._executor.run(step)).cpu()
         return {key: logits[i].clone() for i, key in enumerate(counts)}
 
     def _load(self, slot: int, folder: Path) -> None:

@@ -21,7 +21,7 @@ from harness.waiting import PATIENCE_S
 from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, RecordEvent, SetPodDeletionCost, SetStatus
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import Child
-from weft_operator.errors import ChildRefused, NoEffect
+from weft_operator.errors import ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api
@@ -177,7 +177,7 @@ def applies(kind: str) -> Use:
             world.cache.put(live)
             try:
                 return await world.backend.apply_child(ApplyChild(pool, child, live["metadata"]["resourceVersion"]))
-            except NoEffect:  # its controller has told its status meanwhile
+            except StaleWrite:  # its controller has told its status meanwhile
                 live = world.plane.get(kind, child.name, world.pools)
 
     return use

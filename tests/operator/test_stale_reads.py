@@ -22,7 +22,7 @@ from tests.operator.test_crash_points import state, until_settled
 from weft_operator.core.actions import ApplyChild
 from weft_operator.core.resources import Ref
 from weft_operator.core.state import Child
-from weft_operator.errors import NoEffect
+from weft_operator.errors import StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api, load_configuration
@@ -203,7 +203,7 @@ async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(
     cache.put(pool)
     cache.put(there)
     for version in (None, "1"):
-        with pytest.raises(NoEffect, match="was planned"):
+        with pytest.raises(StaleWrite, match="was planned"):
             await backend.apply_child(ApplyChild(Ref("ServingPool", stage.namespace, "base"), child, version))
     await api.aclose()
     assert accepted(stage, mark) == []

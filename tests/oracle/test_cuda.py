@@ -1,4 +1,4 @@
-"""The cuda executor under Triton's interpreter, recorded decode steps included, against transformers + peft.
+"""The cuda executor, recorded decode steps included, against transformers + peft: interpreted, or on a GPU.
 
 Few steps, since an interpreted one takes a second: prompts of all adapters at once, then decode of all (which is a
 recorded step), then a mixture of chunks and decode.
@@ -51,6 +51,7 @@ def play(model: OracleModel, executor: Executor, script: tuple[tuple[int, ...], 
     return worst
 
 
+@pytest.mark.gpu
 def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(model):
     assert play(model, cuda_executor(model, PAGES, PAGE_TOKENS)) < LOGIT_TOLERANCE
 
@@ -64,6 +65,7 @@ def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monk
     assert play(model, executor, SCRIPT[:3]) < LOGIT_TOLERANCE
 
 
+@pytest.mark.gpu
 def test_bf16_stays_near_the_oracle(tmp_path):
     """Nothing but rounding. The base is stored in bf16; adapters, stored in fp32, are rounded when they are packed."""
     model = random_model(tmp_path, "mistral", SEEDS["mistral"], dtype="bfloat16")
@@ -71,6 +73,7 @@ def test_bf16_stays_near_the_oracle(tmp_path):
     assert 0.0 < error < BF16_TOLERANCE, error
 
 
+@pytest.mark.gpu
 def test_int4_computes_with_the_numbers_that_its_codes_stand_for(tmp_path):
     """Packed from the base as it is stored; the oracle's has these numbers. Activations in fp32 show each mistake."""
     sizes = {"vocab_size": 80, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3}

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import yaml
 
+from weft.api.columns import COLUMNS, Column
 from weft.api.fields import LABEL_PATTERN, PATTERN_HELP
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import GROUP, VERSION
@@ -27,10 +28,10 @@ _NAME_RULE = {
 
 def crds() -> dict[str, Json]:
     """File name -> CustomResourceDefinition."""
-    adapter = _crd(LoRAAdapter, "loraadapters", ["lora", "loras"], _ADAPTER_COLUMNS, {"status": {}})
+    adapter = _crd(LoRAAdapter, "loraadapters", ["lora", "loras"], {"status": {}})
     scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
     scale["labelSelectorPath"] = ".status.selector"
-    pool = _crd(ServingPool, "servingpools", ["spool", "spools"], _POOL_COLUMNS, {"status": {}, "scale": scale})
+    pool = _crd(ServingPool, "servingpools", ["spool", "spools"], {"status": {}, "scale": scale})
     return {f"{crd['metadata']['name']}.yaml": crd for crd in (adapter, pool)}
 
 
@@ -49,53 +50,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _column(name: str, path: str, kind: str = "string", *, description: str, wide: bool = False) -> Json:
-    column: Json = {"name": name, "type": kind, "jsonPath": path, "description": description}
-    return {**column, "priority": 1} if wide else column
+def _printer_column(column: Column) -> Json:
+    found: Json = {"name": column.name, "type": column.kind, "jsonPath": column.json_path}
+    return {**found, "description": column.description, **({"priority": 1} if column.wide else {})}
 
 
-def _condition(kind: str, field: str) -> str:
-    return f'.status.conditions[?(@.type=="{kind}")].{field}'
-
-
-_AGE = _column("Age", ".metadata.creationTimestamp", "date", description="Since it was created.")
-_ADAPTER_COLUMNS = [
-    _column("Pool", ".spec.poolRef.name", description="The pool that serves it."),
-    _column("Model", ".status.modelName", description="What clients send as model."),
-    _column("Ready", _condition("Ready", "status"), description="Whether clients can call it."),
-    _column("Reason", _condition("Ready", "reason"), description="Why, or why not."),
-    _column("Unavailable", ".status.unavailableRunners", "integer", description="Ready runners that do not serve it."),
-    _column("Tier", ".spec.tier", description="The least that every ready runner holds it in.", wide=True),
-    _column("Pinned", ".spec.pinned", "boolean", description="Whether it stays on the device.", wide=True),
-    _column("Rank", ".status.rank", "integer", description="The largest rank of any module.", wide=True),
-    _column("Digest", ".status.digest", description="The identity of its content.", wide=True),
-    _column("Source", _condition("Fetched", "reason"), description="Fetched, or what is wrong with it.", wide=True),
-    _AGE,
-]
-_POOL_COLUMNS = [
-    _column("Model", ".spec.model.uri", description="Where the base model is."),
-    _column("Desired", ".status.desiredReplicas", "integer", description="Runners wanted."),
-    _column("Ready", ".status.readyReplicas", "integer", description="Runners that take requests."),
-    _column("Adapters", ".status.adapters.ready", "integer", description="Adapters that clients can call."),
-    _column("Available", _condition("Available", "status"), description="Whether it serves."),
-    _column("Reason", _condition("Available", "reason"), description="Why, or why not."),
-    _column("SLO", ".status.slo.attainedPercent", "integer", description="Percent that met spec.slo.", wide=True),
-    _column("Prompt", ".status.phases.prompt", "integer", description="Runners for prompts.", wide=True),
-    _column("Token", ".status.phases.token", "integer", description="Runners for the tokens after them.", wide=True),
-    _column("Mixed", ".status.phases.mixed", "integer", description="Runners for both, of a split pool.", wide=True),
-    _column("Digest", ".status.baseDigest", description="The identity of the base model.", wide=True),
-    _AGE,
-]
-
-
-def _crd(kind: type[LoRAAdapter] | type[ServingPool], plural: str, short: list[str], columns: Any, sub: Json) -> Json:
+def _crd(kind: type[LoRAAdapter] | type[ServingPool], plural: str, short: list[str], sub: Json) -> Json:
     singular = kind.__name__.lower()
     names = {"kind": kind.__name__, "listKind": f"{kind.__name__}List", "plural": plural, "singular": singular}
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "additionalPrinterColumns": columns,
+        "additionalPrinterColumns": [_printer_column(column) for column in COLUMNS[kind.__name__]],
         "subresources": sub,
         "schema": {"openAPIV3Schema": _root(kind)},
     }

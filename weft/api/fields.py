@@ -4,6 +4,7 @@ A field that does not exist is refused with the nearest one that does: a typo mu
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ URI_PATTERN = (
 )
 ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+DURATION_PATTERN = r"^([0-9]{1,6}(h|m|s))+$"
 # For the commonest mistakes; the API server has the same texts (a CEL rule stands for the pattern).
 PATTERN_HELP = {
     LABEL_PATTERN: "only lower-case letters, digits and '-' inside are allowed (RFC 1123 label)",
@@ -51,6 +53,7 @@ PATTERN_HELP = {
     URI_PATTERN: "write file:PATH, pvc:CLAIM/PATH, hf:ORG/NAME, s3://BUCKET/PREFIX, "
     "oci://HOST/REPOSITORY:TAG, https://HOST/FOLDER or depot:sha256:...",
     ENDPOINT_PATTERN: "write http://HOST[:PORT] or https://HOST[:PORT], without a path",
+    DURATION_PATTERN: "write hours, minutes and seconds as in 1h30m, 5m or 90s",
     DIGEST_PATTERN: "no digest; one is 'sha256:' and 64 lower-case hex digits",
 }
 
@@ -65,6 +68,14 @@ VersionName = Annotated[str, Field(pattern=VERSION_NAME_PATTERN, max_length=63)]
 Uri = Annotated[str, Field(pattern=URI_PATTERN, max_length=2048)]
 Endpoint = Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=262)]
 DigestText = Annotated[str, Field(pattern=DIGEST_PATTERN, max_length=71)]
+# As Kubernetes writes a metav1.Duration, in whole seconds.
+DurationText = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=21)]
+
+
+def duration_s(text: str) -> int:
+    """Seconds of a DurationText."""
+    seconds = {"h": 3600, "m": 60, "s": 1}
+    return sum(int(count) * seconds[unit] for count, unit in re.findall(r"([0-9]+)([hms])", text))
 
 
 def _aware(value: object) -> object:

@@ -413,6 +413,10 @@ class ServingPoolSpec(ApiModel):
     slo: ServiceLevelObjectives | None = None
     """The times within which requests should be answered. status.slo has the share that met them. Without it no
     attainment is measured."""
+    paused: Annotated[bool, Field(strict=True)] = False
+    """Whether runners stay as they are: none is started, replaced, scaled or stopped while it is true, whatever else
+    the spec says. What runs goes on serving, also adapters that are added. Progressing is Unknown with reason
+    Paused."""
     drain_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 300
     """The seconds that streams of a replaced or deleted adapter, or of a runner that ends, may take to finish. The
     pod of a runner has 30 s more to end."""
@@ -512,7 +516,8 @@ class ServingPoolStatus(ApiModel):
     phases: PhasesStatus | None = None
     """The runners by role, with phases.mode Split."""
     conditions: Conditions = ()
-    """The conditions Accepted, Fetched, Available and Progressing."""
+    """The conditions Accepted, Fetched, Available, Progressing and Ready. Available: at least one runner serves. Ready:
+    every wanted runner serves, or none is wanted."""
 
 
 class ServingPool(Resource):

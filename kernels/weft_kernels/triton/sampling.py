@@ -102,17 +102,18 @@ def truncate(
     """A copy of logits [B, V] with -inf in place of what min_p and top_k do not keep, nothing for the host to wait for.
 
     temperature, least float64 [B]: temperatures above 0, and the least exponent that is kept, log(min_p), which may be
-    -inf. top_k int64 [B]: within 0 (all of V) and `most`, 1..V; the lower ids first among equals.
+    -inf. top_k int64 [B]: within 0 (all of V) and `most`, 1..V; the lower ids first among equals. A row that has NaN or
+    infinity keeps it, so that it has no token.
     """
     kept = torch.ones_like(logits, dtype=torch.bool)
     if least is not None:
         peaks = logits.max(dim=-1, keepdim=True).values
         inverse = (1.0 / temperature).clamp(max=_SHARPEST.value)
-        kept = (logits.double() - peaks.double()) * inverse[:, None] >= least[:, None]
+        kept = ~((logits.double() - peaks.double()) * inverse[:, None] < least[:, None])
     if top_k is not None:
         wanted = top_k[:, None]
         last = torch.topk(logits, most).values.gather(1, (wanted - 1).clamp(min=0))
-        above, equal = logits > last, logits == last
+        above, equal = ~(logits <= last), logits == last
         kept &= (wanted == 0) | above | (equal & (equal.cumsum(-1) <= wanted - above.sum(-1, keepdim=True)))
     return torch.where(kept, logits, -torch.inf)
 

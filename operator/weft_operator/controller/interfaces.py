@@ -40,7 +40,7 @@ ClusterAction = (
 class Backend(Protocol):
     """What differs between a cluster and one machine.
 
-    Every method raises NoEffect when what it was ordered for is a newer object, or gone. What it changed is told by
+    Every method raises StaleWrite when what it was ordered for is a newer object, or gone. What it changed is told by
     events (`on_*`), before it returns or later.
     """
 

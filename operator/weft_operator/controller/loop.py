@@ -50,7 +50,7 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.expectations import apply_failed, expect, forget
 from weft_operator.core.reconcile import Policy, known_refs, reconcile, requeue_at
-from weft_operator.core.resources import Meta, Object, Ref, parse
+from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse
 from weft_operator.core.state import (
     AdapterReport,
     DesiredState,
@@ -60,7 +60,7 @@ from weft_operator.core.state import (
     PoolReport,
     RunnerProcess,
 )
-from weft_operator.errors import ChildRefused, NoEffect, OperatorError
+from weft_operator.errors import ChildRefused, OperatorError, StaleWrite
 
 log = logging.getLogger(__name__)
 
@@ -135,11 +135,13 @@ class Controller:
         """An object is new, changed, or gone. What is older than what is known changes nothing."""
         resource = parse(obj)
         ref = resource.meta.ref
-        known = self.desired.get(ref)
-        if known is not None and _is_stale(resource.meta, known.meta, gone):
+        known = self.desired.meta(ref)
+        if known is not None and _is_stale(resource.meta, known, gone):
             return
-        if known is not None and (gone or known.meta.uid != resource.meta.uid):
-            self._forget(known.meta.uid, ref)
+        if known is not None and (gone or known.uid != resource.meta.uid):
+            self._forget(known.uid, ref)
+        if isinstance(resource, Malformed) and not gone:
+            log.warning("spec cannot be read", extra=kv(kind=ref.kind, object=str(ref), error=resource.message))
         self._queue.add(self.desired.drop(ref) if gone else self.desired.put(resource))
 
     def on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
@@ -168,8 +170,13 @@ class Controller:
         if Ref("ServingPool", namespace, name) not in self.observed.pools:
             return
         known, self.observed.pool_reports[pool] = self.observed.pool_reports.get(pool), report
+        ref = Ref("ServingPool", namespace, name)
         if report != known:  # else only its load has changed: traffic
-            self._queue.add([Ref("ServingPool", namespace, name)])
+            self._queue.add([ref])
+        if report.ready_runners > 0 and not (known and known.ready_runners):
+            self._queue.add(
+                a.meta.ref for a in self.desired.adapters_of(ref) if a.status.get("pool") not in (None, pool)
+            )
 
     def on_adapter_report(self, uid: str, report: AdapterReport) -> None:
         """The scheduler's word on an adapter."""
@@ -192,7 +199,7 @@ class Controller:
         for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
             if resource.meta.uid in self.observed.resolutions:
                 continue
-            if known := resolution_from_status(resource, self.desired, self.observed):
+            if known := resolution_from_status(resource, self.desired, self.observed, self._clock()):
                 self.observed.resolutions[resource.meta.uid] = known
 
     def _tell(self, ref: Ref) -> None:
@@ -236,7 +243,7 @@ class Controller:
                 await self._carry_out(action)
         except Exception as error:  # noqa: BLE001 (one bad object must not stop the others; it is logged)
             self._again(ref, error)
-            failed = not isinstance(error, NoEffect)
+            failed = not isinstance(error, StaleWrite)
         else:
             self._failures.pop(ref, None)
             if (when := requeue_at(ref, self.desired, self.observed, self._clock(), self._policy)) is not None:
@@ -246,7 +253,7 @@ class Controller:
     def _again(self, ref: Ref, error: Exception) -> None:
         failures = self._failures[ref] = self._failures.get(ref, 0) + 1
         pause_s = min(PAUSE_MIN_S * 2 ** min(failures - 1, 10), PAUSE_MAX_S)
-        expected = isinstance(error, NoEffect)
+        expected = isinstance(error, StaleWrite)
         fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
         known = isinstance(error, OperatorError)  # what it says is all there is to know
         level = logging.DEBUG if expected else logging.WARNING if known else logging.ERROR
@@ -308,8 +315,8 @@ class Controller:
     def _written(self, obj: Object) -> None:
         """The answer to a write; the object may be gone by now."""
         resource = parse(obj)
-        known = self.desired.get(resource.meta.ref)
-        if known is not None and known.meta.uid == resource.meta.uid:
+        known = self.desired.meta(resource.meta.ref)
+        if known is not None and known.uid == resource.meta.uid:
             self.on_object(obj)
 
     def _forget(self, uid: str, ref: Ref) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status
+from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status, served_content
 from weft_operator.core.children import RUNNER_KINDS, child_names
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
@@ -109,7 +109,7 @@ def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedStat
         mismatch=mismatch,
         request=request,
         resolution=resolution,
-        serving=_serving(adapter, request, resolution),
+        serving=None if rejection or mismatch else _serving(adapter, request, resolution, desired, observed),
         report=observed.adapter_reports.get(adapter.meta.uid),
         drain_s=pool.drain_s if pool else 0.0,
     )
@@ -229,26 +229,51 @@ def is_ready(adapter: Adapter) -> bool:
 
 
 def resolution_from_status(
-    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState
+    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState, now: float
 ) -> Resolution | None:
     """The resolution that an object's status tells of, for a controller that starts. Recall pools first."""
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, Pool):
-        return from_status(pool_request(resource), status, generation, None)
+        return from_status(pool_request(resource), status, generation, None, now)
     request = adapter_view(resource, desired, observed).request
-    return from_status(request, status, generation, resource.pool) if request else None
+    return from_status(request, status, generation, resource.pool, now) if request else None
 
 
 def _resolution(resource: Pool | Adapter, request: Request | None, observed: ObservedState) -> Resolution | None:
     return observed.resolutions.get(resource.meta.uid) if request else None
 
 
-def _serving(adapter: Adapter, request: Request | None, resolution: Resolution | None) -> VerifiedArtifact | None:
+def _serving(
+    adapter: Adapter, request: Request | None, resolution: Resolution | None, desired: DesiredState,
+    observed: ObservedState,
+) -> VerifiedArtifact | None:  # fmt: skip
+    """What serves: in the adapter's pool, or, until that takes requests, in the pool where it served before."""
     verified = resolution.verified if resolution and request else None
-    if verified is None or request is None or resolution is None or verified.pool != adapter.pool:
+    if verified and verified.pool != adapter.pool:
+        verified = None  # checked for another pool
+    if verified and request and resolution and resolution.request == request:
+        refuted = resolution.answer.state == "Failed" and verified.base_digest != request.base_digest
+        verified = None if refuted else verified
+    if verified and takes_requests(desired.pools[adapter.pool], observed):
+        return verified
+    return _in_previous_pool(adapter, desired, observed) or verified
+
+
+def takes_requests(pool: Pool, observed: ObservedState) -> bool:
+    """Whether a request to this pool is served, or wakes it."""
+    report = observed.pool_reports.get(str(pool.meta.ref))
+    wakes = pool.autoscaling is not None and pool.autoscaling.min == 0
+    return wakes or (report is not None and report.ready_runners > 0)
+
+
+def _in_previous_pool(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+    """What a Ready adapter serves in the pool that its spec no longer names, while that pool still may serve it."""
+    before = served_content(adapter.status) if is_ready(adapter) else None
+    pool = desired.pools.get(before.pool) if before and before.pool and before.pool != adapter.pool else None
+    if before is None or pool is None or pool.meta.deleting or not pool.permits(adapter.meta.ref.namespace):
         return None
-    refuted = resolution.request == request and resolution.answer.state == "Failed"
-    return None if refuted and verified.base_digest != request.base_digest else verified
+    base = base_artifact(pool, desired, observed)
+    return before if base and base.digest == before.base_digest else None
 
 
 def _base_names(pool: Pool) -> tuple[str, ...]:

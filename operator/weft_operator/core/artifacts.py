@@ -5,8 +5,10 @@ a resolution keeps three things apart: the newest finished answer, whether a que
 answer, which is what may be served. Conditions tell of the newest answer; they do not flap while it is asked again.
 """
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 from weft_operator.core.resources import Ref
@@ -16,7 +18,10 @@ Verdict = Mapping[str, Any]
 
 FAILURE_PAUSE_MAX_S = 10.0
 UNREACHABLE_PAUSE_MAX_S = 60.0
+REMOTE_PAUSE_MAX_S = 600.0  # after failures of a source that others serve
 WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot tells
+JITTER = 0.1  # of every pause before a remote source is asked: those of one host do not come together
+REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,21 @@ class Request:
     credentials: str | None = None  # a Secret of that namespace
     endpoint: str | None = None
     version: str | None = None  # the name that the content gets; another name is another question
+
+    @property
+    def remote(self) -> bool:
+        """Whether others serve the source."""
+        return self.uri.startswith(REMOTE_SCHEMES)
+
+    @property
+    def watched_by_digest(self) -> bool:
+        """Whether the watch of its content is the content's digest: a change shows only where it is asked for."""
+        return self.remote or self.digest is not None
+
+    def jittered(self, pause_s: float) -> float:
+        """The same for the same source."""
+        share = zlib.crc32(f"{self.namespace} {self.uri} {self.revision}".encode()) / (1 << 32)
+        return pause_s * (1 - JITTER + 2 * JITTER * share)
 
     def body(self) -> dict[str, Any]:
         """As JSON for `POST /v1/resolve`; absent fields are left out."""
@@ -88,28 +108,37 @@ class Resolution:
     request: Request
     answer: OperationStatus = OperationStatus()
     running: bool = False
+    started_at: float | None = None  # when this was first asked; None: not in this process
     finished_at: float | None = None  # None: never in this process
     failures: int = 0  # in a row
     verified: VerifiedArtifact | None = None
 
-    def due_at(self, period_s: float) -> float:
-        """When to ask again: at a fixed pace, after failures at a slower one (bounded)."""
+    def due_at(self, period_s: float, poll_s: float | None = None) -> float:
+        """When to ask again: at a fixed pace, after failures at a slower one (bounded).
+
+        A remote source in order is asked for each `poll_s`, and without one never: its watch tells of a lost content.
+        """
         if self.finished_at is None:
-            return float("-inf")
+            return -inf
         if self.failures == 0:
-            if self.request.digest is not None:
-                return float("inf")  # a content named by its digest cannot change
+            if self.request.digest is not None or (self.request.remote and poll_s is None):
+                return inf
+            if self.request.remote and poll_s is not None:
+                return self.finished_at + self.request.jittered(poll_s)
             return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
+        if self.request.remote:
+            pause_s = min(period_s * 2 ** min(self.failures - 1, 10), REMOTE_PAUSE_MAX_S)
+            return self.finished_at + self.request.jittered(max(pause_s, period_s))
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
         pause_s = min(period_s * 2 ** min(self.failures - 1, 10), most_s)
         return self.finished_at + max(pause_s, period_s)  # never more often than a source in order
 
 
-def started(before: Resolution | None, request: Request) -> Resolution:
+def started(before: Resolution | None, request: Request, now: float) -> Resolution:
     """The depot is being asked. The same question keeps its present answer until the new one is finished."""
     if before is not None and before.request == request:
         return replace(before, running=True)
-    return Resolution(request, running=True, verified=before.verified if before else None)
+    return Resolution(request, running=True, started_at=now, verified=before.verified if before else None)
 
 
 def updated(before: Resolution, answer: OperationStatus, now: float, pool: Ref | None = None) -> Resolution:
@@ -124,8 +153,8 @@ def updated(before: Resolution, answer: OperationStatus, now: float, pool: Ref |
 
 
 def source_changed(before: Resolution) -> Resolution:
-    """The source is not what it was: it is due again."""
-    return replace(before, answer=replace(before.answer, watch=None))
+    """The source is not what it was, or its content is lost: it is due again."""
+    return replace(before, answer=replace(before.answer, watch=None), finished_at=None)
 
 
 def unreachable(before: Resolution, now: float) -> Resolution:
@@ -133,20 +162,26 @@ def unreachable(before: Resolution, now: float) -> Resolution:
     return replace(before, running=False, finished_at=now, failures=before.failures + 1)
 
 
-def from_status(request: Request, status: Mapping[str, Any], generation: int, pool: Ref | None) -> Resolution | None:
+def from_status(
+    request: Request, status: Mapping[str, Any], generation: int, pool: Ref | None, now: float
+) -> Resolution | None:
     """The resolution that an object's own status tells of, for a controller that has just started.
 
-    With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A status
+    With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A remote
+    source in order is not asked for: the depot is asked whether it still holds the content. A status
     of an older generation (the spec has changed while no controller looked) still tells what serves until the new
     source is known, as it would have if one had looked; of the source as it is now it tells nothing.
     """
     is_old = status.get("observedGeneration") != generation
-    verified = _good(request, status, pool, is_old=is_old)
+    verified = _verified(request, status, pool, is_old=is_old)
     if is_old:
         return Resolution(request, verified=verified) if verified else None
     fetched = next((c for c in status.get("conditions", ()) if c["type"] == "Fetched"), None)
     if fetched is None or fetched["status"] == "Unknown":
         return Resolution(request, verified=verified) if verified else None
+    if fetched["status"] == "True" and verified and request.watched_by_digest:
+        answer = OperationStatus("Fetched", verified.digest, status, watch=verified.digest)
+        return Resolution(request, answer, finished_at=now, verified=verified)
     if fetched["status"] == "True":
         return Resolution(
             request, OperationStatus("Fetched", verified.digest if verified else None, status), verified=verified
@@ -156,15 +191,23 @@ def from_status(request: Request, status: Mapping[str, Any], generation: int, po
     return Resolution(request, failed, verified=verified)
 
 
-def _good(request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool) -> VerifiedArtifact | None:
+def served_content(status: Mapping[str, Any]) -> VerifiedArtifact | None:
+    """The content that an adapter's status tells of, in the pool and for the base that it names."""
+    digest, namespaced = status.get("digest"), str(status.get("pool") or "")
+    if not digest or not namespaced:
+        return None
+    namespace, _, name = namespaced.partition("/")
+    version = next((v.get("name") for v in status.get("versions", ()) if v["digest"] == digest), None)
+    return VerifiedArtifact(digest, status, Ref("ServingPool", namespace, name), status.get("baseDigest"), version)
+
+
+def _verified(
+    request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool
+) -> VerifiedArtifact | None:
     """The content that a status tells of. `pool`: of the adapter now, which may not be the one it was checked for."""
     if request.kind == "model":
         digest = status.get("baseDigest")
         return VerifiedArtifact(digest, status) if digest else None
-    digest, checked_for = status.get("digest"), status.get("pool")
-    if not digest or (is_old and not checked_for):
+    if is_old and not status.get("pool"):
         return None
-    namespace, _, name = (checked_for or str(pool)).partition("/")
-    version = next((v.get("name") for v in status.get("versions", ()) if v["digest"] == digest), None)
-    base_digest = status.get("baseDigest") or request.base_digest
-    return VerifiedArtifact(digest, status, Ref("ServingPool", namespace, name), base_digest, version)
+    return served_content({"pool": str(pool), "baseDigest": request.base_digest, **status})

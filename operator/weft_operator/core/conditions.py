@@ -53,12 +53,13 @@ def adapter_conditions(view: AdapterView) -> list[Condition]:
 
 
 def pool_conditions(view: PoolView) -> list[Condition]:
-    """Accepted, Fetched, Available, Progressing."""
+    """Accepted, Fetched, Available, Progressing, Ready."""
     if view.rejection:
-        return _refused(view.rejection, ("Fetched",), "Available", "Progressing")
+        return _refused(view.rejection, ("Fetched",), "Available", "Progressing", "Ready")
     accepted = Condition("Accepted", "True", "Accepted", f"serves {view.pool.model_name!r}")
     fetched = _fetched(view.request, view.resolution)
-    return [accepted, fetched, _available(view, fetched), _progressing(view, fetched)]
+    available, progressing = _available(view, fetched), _progressing(view, fetched)
+    return [accepted, fetched, available, progressing, _pool_ready(view, available, progressing)]
 
 
 def timestamp(now: float) -> str:
@@ -132,6 +133,9 @@ def _published(view: AdapterView, digest: str) -> Condition:
     if answer.state == "Failed":
         message = f"{name!r} still serves {short}: the newest source is refused ({answer.reason}, see Fetched)"
         return Condition("Ready", "True", "UpdateFailed", message)
+    if view.serving and view.serving.pool != view.adapter.pool:
+        message = f"{name!r} serves {short} in {view.serving.pool} until ServingPool {view.adapter.pool} takes requests"
+        return Condition("Ready", "True", "Published", message)
     return Condition("Ready", "True", "Published", f"{name!r} serves {short}")
 
 
@@ -156,11 +160,23 @@ def _progressing(view: PoolView, fetched: Condition) -> Condition:
     if view.serving is None:
         status: Status = "True" if fetched.status == "Unknown" else "False"
         return Condition("Progressing", status, fetched.reason, fetched.message)
+    if view.pool.paused:
+        return Condition("Progressing", "Unknown", "Paused", "spec.paused is true: runners stay as they are")
     if trouble := _trouble(view):
         return Condition("Progressing", "False", trouble.reason, trouble.message)
     if ready_runners(view) == view.wanted == len(view.runners):
         return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
     return Condition("Progressing", "True", "Converging", f"bringing the pool to {view.wanted} runners")
+
+
+def _pool_ready(view: PoolView, available: Condition, progressing: Condition) -> Condition:
+    """True once nothing is left to do, as kstatus and `kubectl wait` read it."""
+    if view.serving is not None and ready_runners(view) == view.wanted == len(view.runners):
+        if view.wanted == 0:
+            return Condition("Ready", "True", available.reason, available.message)
+        return Condition("Ready", "True", "RunnersReady", "every wanted runner is ready")
+    why = progressing if view.serving is not None else available
+    return Condition("Ready", "False", why.reason, why.message)
 
 
 def ready_runners(view: PoolView) -> int:

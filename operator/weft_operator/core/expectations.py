@@ -22,7 +22,7 @@ def expect(action: Action, observed: ObservedState, now: float) -> None:
     """Note what was ordered from the depot and told to the scheduler. Runners and objects are observed instead."""
     match action:
         case Resolve(uid=uid, request=request):
-            observed.resolutions[uid] = started(observed.resolutions.get(uid), request)
+            observed.resolutions[uid] = started(observed.resolutions.get(uid), request, now)
         case PublishPool(ref=ref, entry=entry):
             _pool_left(ref, observed, now, except_for=entry.base_digest)
             observed.pools[ref] = entry

@@ -8,7 +8,7 @@ Of one object's actions, those that only this process sees come first (asking th
 what the backend does, then the status that tells of it, then Events.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -28,8 +28,8 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.artifacts import Request, Resolution
-from weft_operator.core.events import events_for
+from weft_operator.core.artifacts import REMOTE_SCHEMES, Request, Resolution
+from weft_operator.core.events import STEPS, events_for
 from weft_operator.core.replicas import (
     deadlines,
     grace_elapsed,
@@ -38,12 +38,12 @@ from weft_operator.core.replicas import (
     plan_teardown,
     present_runners,
 )
-from weft_operator.core.resources import FINALIZER, Adapter, Object, Pool, Ref
+from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import AdapterRegistration, DesiredState, ObservedState
-from weft_operator.core.status import adapter_entry, adapter_status, pool_entry, pool_status
+from weft_operator.core.status import adapter_entry, adapter_status, malformed_status, pool_entry, pool_status
 
-REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:")
+PROGRESS_S, PROGRESS_MAX_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
 
@@ -52,7 +52,7 @@ class Policy:
     """What differs between backends."""
 
     resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
-    remote_period_s: float = 60.0  # the same for sources that others serve: they are asked less often
+    remote_period_s: float = 60.0  # before a remote source that failed is asked again; doubles
     resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
     default_replicas: int = 1
     longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
@@ -74,6 +74,8 @@ def known_refs(desired: DesiredState, observed: ObservedState) -> set[Ref]:
 
 def reconcile(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
     """One object, present or gone."""
+    if broken := desired.malformed.get(ref):
+        return _plan_malformed(broken, observed, now)
     if ref.kind == "ServingPool":
         pool = desired.pools.get(ref)
         return _plan_pool(pool, desired, observed, now, policy) if pool else _pool_gone(ref, observed)
@@ -110,6 +112,11 @@ def resolve_period_s(desired: DesiredState, policy: Policy, uri: str = "") -> fl
     return max(least_s, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s)
 
 
+def progress_s(desired: DesiredState, policy: Policy) -> float:
+    """How long steps may take before a status tells of them: longer where many objects come at once, but bounded."""
+    return min(max(PROGRESS_S, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s), PROGRESS_MAX_S)
+
+
 def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> float | None:
     """When this object, just planned, has to be planned again though nothing happens; None: never.
 
@@ -122,7 +129,11 @@ def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: fl
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, desired))
     elif (resolution := observed.resolutions.get(resource.meta.uid)) and not resolution.running:
-        times.append(resolution.due_at(resolve_period_s(desired, policy, resource.uri)))
+        times.append(resolution.due_at(resolve_period_s(desired, policy, resource.uri), resource.poll_s))
+    if isinstance(resource, Adapter) and not holds(resource, "Ready"):
+        resolution = observed.resolutions.get(resource.meta.uid)
+        if resolution and resolution.started_at is not None:
+            times.append(resolution.started_at + progress_s(desired, policy))
     return min((time for time in times if now < time < inf), default=None)
 
 
@@ -132,15 +143,15 @@ def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: fl
 def _plan_pool(pool: Pool, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
     ref = pool.meta.ref
     if pool.meta.deleting:
-        return [*_pool_gone(ref, observed), *_finalized(pool, ref not in observed.pools)]
+        return _pool_gone(ref, observed)
     bounds = scaling.bounds(pool, policy.default_replicas)
     wanted = scaling.target(bounds, observed.pool_reports.get(str(ref)), present_runners(pool, observed))
     view = pool_view(pool, desired, observed, bounds, wanted, now)
     entry = pool_entry(view)
     return [
-        *_resolve(pool, view.request, view.resolution, now, resolve_period_s(desired, policy, pool.uri)),
+        *_resolve(pool, view.request, view.resolution, now, desired, policy),
         *_publish_pool(ref, entry, observed),
-        *_runners(view, entry, observed, now, policy),
+        *([] if pool.paused else _runners(view, entry, observed, now, policy)),
         *_set_status(pool, pool_status(view, now, pods=policy.defaults is not None)),
     ]
 
@@ -188,10 +199,26 @@ def _plan_adapter(
     if adapter.meta.deleting:
         return _unload(view, desired, observed, now)
     ref, entry, status = adapter.meta.ref, adapter_entry(view), adapter_status(view, now)
-    resolve = _resolve(adapter, view.request, view.resolution, now, resolve_period_s(desired, policy, adapter.uri))
-    if policy.defaults is not None and entry.digest and FINALIZER not in adapter.meta.finalizers:
+    resolve = _resolve(adapter, view.request, view.resolution, now, desired, policy)
+    if policy.defaults is not None and view.request is not None and FINALIZER not in adapter.meta.finalizers:
         return [*resolve, AddFinalizer(ref, adapter.meta.uid, adapter.meta.resource_version, FINALIZER)]
-    return [*resolve, *_publish_adapter(ref, entry, observed), *_set_status(adapter, status)]
+    write = [] if _is_passing(status, resolve, view.resolution, now, desired, policy) else _set_status(adapter, status)
+    return [*resolve, *_publish_adapter(ref, entry, observed), *write]
+
+
+def _is_passing(
+    status: Object, resolve: Sequence[Action], resolution: Resolution | None, now: float, desired: DesiredState,
+    policy: Policy,
+) -> bool:  # fmt: skip
+    """Whether a status tells of nothing but steps that have just begun: most are over before anybody reads of them.
+
+    From apply to Ready an adapter costs three writes: its finalizer, its status, an Event.
+    """
+    steps = [c["reason"] in STEPS for c in status["conditions"] if c["status"] != "True"]
+    if not steps or not all(steps):
+        return False
+    began = resolution.started_at if resolution else None
+    return bool(resolve) or (began is not None and now < began + progress_s(desired, policy))
 
 
 def _publish_adapter(ref: Ref, entry: AdapterRegistration, observed: ObservedState) -> list[Action]:
@@ -224,17 +251,32 @@ def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
     return (resource.meta.deleted or 0.0) + (pool.drain_s if pool else 0.0) + UNLOAD_GRACE_S
 
 
+# -------------------------------------------------------------------------------------------- malformed
+
+
+def _plan_malformed(broken: Malformed, observed: ObservedState, now: float) -> list[Action]:
+    """What was served of it stays as it is, and a condition says why nothing follows its spec."""
+    meta = broken.meta
+    if meta.deleting:
+        gone = _pool_gone(meta.ref, observed) if meta.ref.kind == "ServingPool" else _adapter_gone(meta.ref, observed)
+        return [*gone, *_finalized(broken, let_go=True)]
+    status = malformed_status(broken, now)
+    return [] if status == broken.status else [SetStatus(meta.ref, meta.uid, meta.resource_version, status)]
+
+
 # ----------------------------------------------------------------------------------------------- shared
 
 
 def _resolve(
-    resource: Pool | Adapter, request: Request | None, known: Resolution | None, now: float, period_s: float
-) -> list[Action]:
+    resource: Pool | Adapter, request: Request | None, known: Resolution | None, now: float, desired: DesiredState,
+    policy: Policy,
+) -> list[Action]:  # fmt: skip
     if request is None:
         return []
-    same = known is not None and known.request == request
-    if known is not None and same and (known.running or now < known.due_at(period_s)):
-        return []
+    if known is not None and known.request == request:
+        period_s = resolve_period_s(desired, policy, resource.uri)
+        if known.running or now < known.due_at(period_s, resource.poll_s):
+            return []
     return [Resolve(resource.meta.ref, resource.meta.uid, request)]
 
 
@@ -245,7 +287,7 @@ def _set_status(resource: Pool | Adapter, status: Object) -> list[Action]:
     return [SetStatus(meta.ref, meta.uid, meta.resource_version, status), *events_for(resource, status)]
 
 
-def _finalized(resource: Pool | Adapter, let_go: bool) -> list[Action]:
+def _finalized(resource: Pool | Adapter | Malformed, let_go: bool) -> list[Action]:
     meta = resource.meta
     if not let_go or FINALIZER not in meta.finalizers:
         return []

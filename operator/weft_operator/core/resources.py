@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from weft.api.conversion import with_defaults
+from weft.api.fields import duration_s
+from weft.api.meta import sanitize_message
 from weft.api.servingpool import BATCH_TOKENS, PAGES, SEQUENCES
 from weft.api.template import amount
 
@@ -16,6 +19,7 @@ Kind = Literal["ServingPool", "LoRAAdapter"]
 Tier = Literal["Remote", "Disk", "Host"]
 Object = Mapping[str, Any]
 
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what reading a spec of another version may raise
 API_VERSION = "serving.weft.dev/v1alpha1"
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
@@ -59,6 +63,7 @@ class Adapter:
     digest: str | None  # an assertion about the source
     credentials: str | None  # a Secret of the adapter's own namespace
     endpoint: str | None
+    poll_s: float | None  # None: the source is not polled
     base_model: str | None  # an assertion about the pool
     max_rank: int | None
     pinned: bool
@@ -122,6 +127,7 @@ class Pool:
     digest: str | None
     credentials: str | None  # a Secret of the pool's namespace
     endpoint: str | None
+    poll_s: float | None  # None: the source is not polled
     replicas: int | None
     autoscaling: Autoscaling | None
     template: Object
@@ -156,6 +162,7 @@ class Pool:
     min_prompt: int
     min_token: int
     kv_across_classes: bool
+    paused: bool
     drain_s: float
     allowed: Literal["Same", "All", "List"]
     allowed_names: tuple[str, ...]
@@ -170,14 +177,31 @@ class Pool:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """An object whose spec this version of the operator cannot read, and why."""
+
+    meta: Meta
+    message: str
+    status: Object
+
+
 def holds(resource: Adapter | Pool, condition: str) -> bool:
     """Is that condition True, by the stored status?"""
     return any(c["type"] == condition and c["status"] == "True" for c in resource.status.get("conditions", ()))
 
 
-def parse(obj: Object) -> Adapter | Pool:
-    """An admitted object -> its value."""
-    return parse_pool(obj) if obj["kind"] == "ServingPool" else parse_adapter(obj)
+def parse(obj: Object) -> Adapter | Pool | Malformed:
+    """A stored object -> its value, whatever version of the API wrote it: absent fields have their defaults."""
+    read = parse_pool if obj["kind"] == "ServingPool" else parse_adapter
+    try:
+        return read(obj)
+    except UNREADABLE:
+        pass  # its CustomResourceDefinition is of another version
+    try:
+        return read(with_defaults(obj))
+    except UNREADABLE as error:
+        return Malformed(parse_meta(obj), sanitize_message(str(error) or repr(error)), obj.get("status") or {})
 
 
 def parse_adapter(obj: Object) -> Adapter:
@@ -193,6 +217,7 @@ def parse_adapter(obj: Object) -> Adapter:
         digest=source.get("digest"),
         credentials=_secret(source),
         endpoint=source.get("endpoint"),
+        poll_s=_poll_s(source),
         base_model=spec.get("baseModel"),
         max_rank=spec.get("maxRank"),
         pinned=bool(spec.get("pinned")),
@@ -218,6 +243,7 @@ def parse_pool(obj: Object) -> Pool:
         digest=model.get("digest"),
         credentials=_secret(model),
         endpoint=model.get("endpoint"),
+        poll_s=_poll_s(model),
         replicas=spec.get("replicas"),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         template=spec.get("template") or {},
@@ -252,6 +278,7 @@ def parse_pool(obj: Object) -> Pool:
         min_prompt=phases["minPrompt"],
         min_token=phases["minToken"],
         kv_across_classes=phases["kvAcrossClasses"],
+        paused=bool(spec.get("paused")),
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],
         allowed_names=tuple(allowed.get("names") or ()),
@@ -301,6 +328,11 @@ def _unix_s(timestamp: str) -> float:
 def _secret(source: Object) -> str | None:
     reference = source.get("credentialsRef")
     return reference["name"] if reference else None
+
+
+def _poll_s(source: Object) -> float | None:
+    interval = source.get("pollInterval")
+    return float(duration_s(interval)) if interval else None
 
 
 def _autoscaling(spec: Object | None) -> Autoscaling | None:

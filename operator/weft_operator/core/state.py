@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.core.artifacts import Resolution
-from weft_operator.core.resources import Adapter, Object, OffloadBudgets, Pool, Ref, Tier, holds
+from weft_operator.core.resources import Adapter, Malformed, Meta, Object, OffloadBudgets, Pool, Ref, Tier, holds
 from weft_operator.core.retention import Retention
 
 APPLY_RETRY_S = 15.0  # before a wish that was refused is tried again, unchanged
@@ -187,15 +187,19 @@ class DesiredState:
         self.served = served
         self.pools: dict[Ref, Pool] = {}
         self.adapters: dict[Ref, Adapter] = {}
+        self.malformed: dict[Ref, Malformed] = {}  # what was read of them before stays in the tables above
         self.by_uid: dict[str, Ref] = {}
         self._by_pool: dict[Ref, set[Ref]] = {}
         self._pinned: dict[Ref, set[Ref]] = {}  # of _by_pool
         self._ready: dict[Ref, set[Ref]] = {}  # of _by_pool: Ready by their stored status
         self._by_name: dict[str, set[Ref]] = {}
 
-    def put(self, resource: Pool | Adapter) -> set[Ref]:
+    def put(self, resource: Pool | Adapter | Malformed) -> set[Ref]:
         """Take in a new or changed object. Returns every object that has to be planned again."""
         ref = resource.meta.ref
+        if isinstance(resource, Malformed):
+            self.add(resource)
+            return {ref}
         before = self.get(ref)
         if before is not None and _same_spec(before, resource):
             self.add(resource)
@@ -206,9 +210,13 @@ class DesiredState:
         self.add(resource)
         return affected | self._neighbours(resource)
 
-    def add(self, resource: Pool | Adapter) -> None:
+    def add(self, resource: Pool | Adapter | Malformed) -> None:
         """Take in a new or changed object, where nobody asks what else it concerns. Costs the same with 10,000."""
         ref = resource.meta.ref
+        if isinstance(resource, Malformed):
+            self.malformed[ref] = resource
+            return
+        self.malformed.pop(ref, None)
         self._remove(ref)
         self.by_uid[resource.meta.uid] = ref
         if isinstance(resource, Pool):
@@ -221,9 +229,9 @@ class DesiredState:
 
     def drop(self, ref: Ref) -> set[Ref]:
         """Forget an object. Returns every object that has to be planned again."""
-        resource = self.get(ref)
+        was_malformed, resource = self.malformed.pop(ref, None), self.get(ref)
         if resource is None:
-            return set()
+            return {ref} if was_malformed else set()
         affected = self._neighbours(resource) | {ref}
         self._remove(ref)
         return affected
@@ -237,7 +245,12 @@ class DesiredState:
 
     def refs(self) -> list[Ref]:
         """Every object, pools first."""
-        return [*self.pools, *self.adapters]
+        return [*self.pools, *self.adapters, *(self.malformed.keys() - self.pools.keys() - self.adapters.keys())]
+
+    def meta(self, ref: Ref) -> Meta | None:
+        """Of the newest version of an object, readable or not."""
+        known = self.malformed.get(ref) or self.get(ref)
+        return known.meta if known else None
 
     def adapters_of(self, pool: Ref) -> Iterator[Adapter]:
         """The adapters that name this pool, permitted or not, whether it exists or not."""

@@ -8,8 +8,15 @@ from weft.domain.routes import PoolSpec
 from weft_operator.core.acceptance import AdapterView, PoolView
 from weft_operator.core.artifacts import VerifiedArtifact
 from weft_operator.core.children import selector
-from weft_operator.core.conditions import adapter_conditions, merged, pool_conditions, ready_runners, timestamp
-from weft_operator.core.resources import Object
+from weft_operator.core.conditions import (
+    Condition,
+    adapter_conditions,
+    merged,
+    pool_conditions,
+    ready_runners,
+    timestamp,
+)
+from weft_operator.core.resources import Malformed, Object
 from weft_operator.core.scaling import phase_groups
 from weft_operator.core.state import AdapterRegistration
 
@@ -134,7 +141,7 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
         namespace=adapter.meta.ref.namespace,
         name=adapter.meta.ref.name,
         model_name=adapter.model_name,
-        pool=str(adapter.pool),
+        pool=str(view.serving.pool if view.serving else adapter.pool),
         digest=view.serving.digest if view.serving else "",
         rank=int(verdict.get("rank") or 0),
         size_bytes=int(verdict.get("sizeBytes") or 0),
@@ -210,3 +217,12 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
         "conditions": merged(adapter.status.get("conditions", ()), adapter_conditions(view), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}
+
+
+def malformed_status(broken: Malformed, now: float) -> dict[str, Any]:
+    """The stored status, with Accepted False: nothing else is known anew."""
+    before: list[Object] = list(broken.status.get("conditions", ()))
+    accepted = merged(
+        before, [Condition("Accepted", "False", "InvalidSpec", broken.message)], broken.meta.generation, now
+    )
+    return {**broken.status, "conditions": accepted + [c for c in before if c["type"] != "Accepted"]}

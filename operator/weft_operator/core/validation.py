@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from weft.domain.model.errors import Reason
 from weft_operator.core.acceptance import accepted_by_name, describe_owner, is_in_own_namespace, name_owner, pinned_max
-from weft_operator.core.resources import Adapter, Object, Pool, parse
+from weft_operator.core.resources import Adapter, Malformed, Object, Pool, parse
 from weft_operator.core.state import DesiredState
 
 NAMED_MAX = 3
@@ -51,6 +51,8 @@ def validate(wish: Object, before: Object | None, desired: DesiredState) -> Revi
     if wish["metadata"].get("deletionTimestamp") or (before is not None and before["spec"] == wish["spec"]):
         return Review()
     new, old = _parsed(wish), _parsed(before) if before is not None else None
+    if isinstance(new, Malformed):
+        return Review((Violation("InvalidSpec", "spec", new.message),))
     if isinstance(new, Pool):
         return _review_pool(new, old if isinstance(old, Pool) else None, desired)
     return _review_adapter(new, old if isinstance(old, Adapter) else None, desired)
@@ -193,7 +195,7 @@ def _accepted(pool: Pool, desired: DesiredState, concerned: Callable[[Adapter], 
     return sorted(accepted, key=lambda adapter: adapter.meta.ref)
 
 
-def _parsed(obj: Object) -> Adapter | Pool:
+def _parsed(obj: Object) -> Adapter | Pool | Malformed:
     return parse({**obj, "metadata": {**_UNSTORED, **obj["metadata"]}})
 
 

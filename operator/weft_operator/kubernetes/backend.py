@@ -2,7 +2,7 @@
 
 Every write is fenced: by the leadership that orders it, and by what it was made from (the version of the object, or at
 least its uid). What a pool owns is ordered from two objects and fenced by one, so the pool is read again right before.
-A fence that does not hold is `NoEffect`: the world is another one, so it is planned again, from what is looked up then.
+A fence that does not hold is `StaleWrite`: it is planned again, from what is looked up then.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ from weft_operator.core.actions import (
 from weft_operator.core.children import MANAGER, POOL_LABEL
 from weft_operator.core.resources import API_VERSION, Object, Ref, resource_version
 from weft_operator.core.state import Child, ObjectKey
-from weft_operator.errors import ChildRefused, NoEffect
+from weft_operator.errors import ChildRefused, StaleWrite
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import APPLY_PATCH, MERGE_PATCH, Api
-from weft_operator.kubernetes.errors import ApiFailed, KubernetesError
+from weft_operator.kubernetes.errors import AlreadyExists, ApiFailed, KubernetesError
 from weft_operator.kubernetes.event_mapping import owner_of
 from weft_operator.kubernetes.pods import DELETION_COST
 from weft_operator.kubernetes.resources import BY_KIND, EVENTS, MANAGED_BY, PODS, version_of
@@ -97,7 +97,7 @@ class KubernetesBackend:
         known = self._cache.find(child.key)
         owned = known if known and owner_of(known) == action.pool else None  # else the plan does not see it
         if resource_version(owned) != action.resource_version:
-            raise NoEffect(_planned_from_another(child.key, action.resource_version, owned))
+            raise StaleWrite(_planned_from_another(child.key, action.resource_version, owned))
         there = known or await self._unseen(child)
         if there and not may_apply(there, child):
             raise ChildRefused("ChildConflict", f"{child.kind} {child.name} is there and is not this pool's: {FOREIGN}")
@@ -122,7 +122,7 @@ class KubernetesBackend:
         path = BY_KIND[action.kind].path(action.namespace, action.name)
         try:
             await self._send("DELETE", path, body)
-        except NoEffect:
+        except StaleWrite:
             there = await self._look(action.key)
             if there is not None and there["metadata"]["uid"] == action.uid:
                 raise
@@ -153,10 +153,10 @@ class KubernetesBackend:
         try:
             try:
                 await self._send("POST", EVENTS.path(namespace), event)
-            except NoEffect:  # it was told before: 409
+            except AlreadyExists:  # the same was said before
                 series = {"series": {"count": self._count(name), "lastObservedTime": event["eventTime"]}}
                 await self._send("PATCH", EVENTS.path(namespace, name), series, content_type=MERGE_PATCH)
-        except (KubernetesError, NoEffect) as error:
+        except (KubernetesError, StaleWrite) as error:
             log.warning("an Event is lost", extra=kv(object=str(action.ref), reason=action.reason, error=str(error)))
 
     async def ensure_runner(self, action: EnsureRunner) -> None:
@@ -177,7 +177,7 @@ class KubernetesBackend:
         """Those of exactly the version that the action was made from; a patch replaces the whole list."""
         known = self._cache.find(_key(action.ref))
         if known is None or known["metadata"]["resourceVersion"] != action.resource_version:
-            raise NoEffect(f"{action.ref.kind} {action.ref} has changed since version {action.resource_version}")
+            raise StaleWrite(f"{action.ref.kind} {action.ref} has changed since version {action.resource_version}")
         return list(known["metadata"].get("finalizers") or ())
 
     async def _patch_finalizers(self, action: AddFinalizer | RemoveFinalizer, finalizers: list[str]) -> Object:
@@ -187,30 +187,30 @@ class KubernetesBackend:
         return await self._fenced(_key(action.ref), "PATCH", path, body, content_type=MERGE_PATCH)
 
     async def _check(self, pool: Ref) -> None:
-        """What was planned for a pool was planned from it as it is. Raises NoEffect."""
+        """What was planned for a pool was planned from it as it is. Raises StaleWrite."""
         known = self._cache.find(_key(pool))
         there = await self._look(_key(pool))
         if resource_version(there) != resource_version(known):
             found, planned = resource_version(there), resource_version(known)
-            raise NoEffect(f"{pool.kind} {pool} is at version {found}, not at {planned}")
+            raise StaleWrite(f"{pool.kind} {pool} is at version {found}, not at {planned}")
 
     async def _fenced(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
         """A write that met another version is followed by a look at it: its watch may be late."""
         try:
             return await self._write(method, path, body, **how)
-        except NoEffect:
+        except StaleWrite:
             await self._look(key)
             raise
 
     async def _unseen(self, child: Child) -> Object | None:
         """What is there though no watch has told of it: the watches see only what carries our label, or are late.
 
-        Of the latter it was not known how much of it runs. Raises NoEffect.
+        Of the latter it was not known how much of it runs. Raises StaleWrite.
         """
         there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
         if there is not None and (there["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER:
             self._cache.put(there)
-            raise NoEffect(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has told of it")
+            raise StaleWrite(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has told of it")
         return there
 
     async def _look(self, key: ObjectKey) -> Object | None:

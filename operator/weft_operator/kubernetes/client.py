@@ -18,8 +18,14 @@ from kubernetes.aio.client import ApiClient, Configuration
 from weft.domain.text import sanitize
 from weft.process import CannotStart
 from weft_operator.core.resources import Object
-from weft_operator.errors import NoEffect
-from weft_operator.kubernetes.errors import ApiFailed, ApiUnreachable
+from weft_operator.errors import StaleWrite
+from weft_operator.kubernetes.errors import (
+    AlreadyExists,
+    ApiFailed,
+    ApiUnreachable,
+    ObjectNotFound,
+    VersionConflict,
+)
 from weft_operator.kubernetes.resources import Resource
 
 READ_S = 30.0
@@ -72,7 +78,7 @@ class Api:
         """One object; None when there is none."""
         try:
             return await self.request("GET", resource.path(namespace, name))
-        except NoEffect:
+        except ObjectNotFound:
             return None
 
     async def pages(
@@ -105,7 +111,7 @@ class Api:
         accept: str = "application/json",
         timeout_s: float = READ_S,
     ) -> Any:
-        """One request. Raises NoEffect (404, 409), ApiFailed (another refusal), ApiUnreachable."""
+        """One request. Raises ObjectNotFound, VersionConflict, AlreadyExists, ApiFailed, ApiUnreachable."""
         headers = {"Accept": accept, "Content-Type": content_type}
         try:
             async with asyncio.timeout(timeout_s):
@@ -126,7 +132,7 @@ class Api:
         raise _refusal(f"{method} {path}", answer.status, content)
 
 
-def _refusal(what: str, status: int, content: bytes) -> NoEffect | ApiFailed:
+def _refusal(what: str, status: int, content: bytes) -> StaleWrite | ApiFailed:
     reason, message = "", content[:500].decode(errors="replace")
     try:
         said: Any = json.loads(content)
@@ -134,6 +140,9 @@ def _refusal(what: str, status: int, content: bytes) -> NoEffect | ApiFailed:
     except (ValueError, AttributeError):
         pass  # not a Status: what it is, is told
     text = sanitize(message[:500])
-    if status in (404, 409):
-        return NoEffect(f"{what}: {text}")
+    if status == 404:
+        return ObjectNotFound(f"{what}: {text}")
+    if status == 409:
+        kind = AlreadyExists if reason == "AlreadyExists" else VersionConflict
+        return kind(f"{what}: {text}")
     return ApiFailed(what, status, sanitize(reason), text)

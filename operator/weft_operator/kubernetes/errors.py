@@ -5,10 +5,13 @@ KubernetesError
 ├── ApiUnreachable    it did not answer in time: asked again later
 └── LeadershipLost    another replica leads, or may lead by now: this process must not write any more and ends
 
-A fenced write that meets a newer object, or none, is no failure: it raises `weft_operator.errors.NoEffect`.
+StaleWrite (`weft_operator.errors`): no failure, the plan was made from another world
+├── ObjectNotFound    404: there is no such object, or no such resource
+├── VersionConflict   409: the object has another version than the write was made from
+└── AlreadyExists     409: an object that was to be created is there
 """
 
-from weft_operator.errors import OperatorError
+from weft_operator.errors import OperatorError, StaleWrite
 
 
 class KubernetesError(OperatorError):
@@ -29,3 +32,15 @@ class ApiUnreachable(KubernetesError):
 
 class LeadershipLost(KubernetesError):
     """The Lease is not this process's any more, or not for certain."""
+
+
+class ObjectNotFound(StaleWrite):
+    """There is no such object, or no such resource."""
+
+
+class VersionConflict(StaleWrite):
+    """The object has another version than the write was made from."""
+
+
+class AlreadyExists(StaleWrite):
+    """An object that was to be created is there."""

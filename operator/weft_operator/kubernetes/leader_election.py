@@ -16,7 +16,7 @@ from typing import Any
 from weft.telemetry.logs import kv
 from weft_operator.controller.clock import Clock, since_boot
 from weft_operator.core.resources import Object
-from weft_operator.errors import NoEffect
+from weft_operator.errors import StaleWrite
 from weft_operator.kubernetes.backend import micro_time
 from weft_operator.kubernetes.client import Api
 from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
@@ -90,7 +90,7 @@ class Election:
             self.require()
             try:
                 await self._renew()
-            except NoEffect:
+            except StaleWrite:
                 await self._look_again()
             except KubernetesError as error:
                 log.warning("the Lease cannot be renewed", extra=kv(error=str(error)))
@@ -103,7 +103,7 @@ class Election:
         assert leading is not None
         try:
             await self._put(holder="", term=leading.term, version=leading.version)
-        except (KubernetesError, NoEffect) as error:
+        except (KubernetesError, StaleWrite) as error:
             log.warning("the Lease cannot be given back", extra=kv(error=str(error)))
 
     async def _try(self) -> float:
@@ -120,7 +120,7 @@ class Election:
                     written = await self._create(term)
                 case Acquire(version, term):
                     written = await self._put(holder=self._candidate.identity, term=term, version=version)
-        except NoEffect:
+        except StaleWrite:
             return self._terms.renew_s / 10  # somebody else was faster
         self._uid = written["metadata"]["uid"]
         self._leading = Leadership(term, written["metadata"]["resourceVersion"], now)

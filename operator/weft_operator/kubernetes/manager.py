@@ -18,12 +18,11 @@ from weft.telemetry.logs import kv
 from weft.wire.tls import Tls, load_tls
 from weft_operator.core.resources import Object, Ref, parse
 from weft_operator.core.state import DesiredState
-from weft_operator.errors import NoEffect
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api, load_configuration
-from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
+from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost, ObjectNotFound
 from weft_operator.kubernetes.event_mapping import OWN_KINDS
 from weft_operator.kubernetes.leader import Leader
 from weft_operator.kubernetes.leader_election import Election, new_identity
@@ -145,7 +144,7 @@ class Manager:
                 await self._api.request("GET", f"/apis/{ADAPTERS.api_version}")
                 self._waits_for = "the list of all objects"
                 await self._resync.load()
-            except NoEffect:
+            except ObjectNotFound:
                 self._waits_for = "the CustomResourceDefinitions of serving.weft.dev: apply them"
             except KubernetesError as error:
                 self._waits_for = str(error)

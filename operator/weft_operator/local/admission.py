@@ -16,8 +16,6 @@ from weft_operator.core.validation import validate
 from weft_operator.errors import Cause, Invalid
 from weft_operator.local.objects import Event, ObjectStore
 
-OLDER_TOKEN_TIME_MS = 100  # default of scheduler.tokenTimeMs
-
 
 class Admission:
     """Judges by all objects of a store. Called as `admit`; the same turn of the loop has to store what it returns."""
@@ -61,29 +59,6 @@ def admit(wish: Object, find: Callable[[Ref], Object | None]) -> Object:
         if causes:
             raise Invalid(_message(wish, causes), causes)
     return {name: value for name, value in resource.to_dict().items() if name != "status"}
-
-
-def as_served(obj: Object) -> Object:
-    """A stored object as a server gives it: a field that its writer, an older version, did not know has its default.
-
-    Raises ManifestError where this version takes it no more.
-    """
-    converted = _converted(obj)
-    return {**obj, "spec": _stored(converted).to_dict()["spec"]}
-
-
-def _converted(obj: Object) -> Object:
-    """With the fields of today's versions: a pool's `scheduler.tokenTimeMs` became `slo.tokenTimeMs`.
-
-    Older versions wrote its default out. A default that nobody chose is no objective.
-    """
-    scheduler = obj["spec"].get("scheduler")
-    if obj["kind"] != "ServingPool" or not isinstance(scheduler, dict) or "tokenTimeMs" not in scheduler:
-        return obj
-    spec = {**obj["spec"], "scheduler": {name: value for name, value in scheduler.items() if name != "tokenTimeMs"}}
-    if scheduler["tokenTimeMs"] != OLDER_TOKEN_TIME_MS:
-        spec.setdefault("slo", {"tokenTimeMs": scheduler["tokenTimeMs"]})
-    return {**obj, "spec": spec}
 
 
 def _stored(obj: Object) -> Any:

@@ -9,10 +9,11 @@ from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
+from weft.api.conversion import with_defaults
 from weft.process import DataDirUnusable, lock_data_dir
 from weft_operator.core.resources import Object
 from weft_operator.errors import ComponentFailed
-from weft_operator.local.admission import Admission, as_served
+from weft_operator.local.admission import Admission
 from weft_operator.local.components import Options, choose_addresses
 from weft_operator.local.controller_log import CONTROLLER, logging_to
 from weft_operator.local.file_root import settle_file_root
@@ -37,7 +38,7 @@ async def running(
         path = options.data_dir / "objects.json"
         if not keep:
             path.unlink(missing_ok=True)
-        store = open_store(path, time.time, as_served)
+        store = open_store(path, time.time, with_defaults)
         durable = Durable(store, path)
         admit = Admission(store)
         for obj in objects:

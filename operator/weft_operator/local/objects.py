@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from weft_operator.core.resources import Kind, Object, Ref
-from weft_operator.errors import Conflict, Expired, NoEffect, NotFound
+from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 Result = Literal["created", "configured", "unchanged"]
@@ -84,7 +84,7 @@ class ObjectStore:
         return "configured", self._put("MODIFIED", {**before, "metadata": metadata, "spec": wish["spec"]})
 
     def set_status(self, ref: Ref, uid: str, resource_version: str, status: Object) -> Object:
-        """Replace the status of exactly that version. Raises NoEffect when there is a newer one, or none."""
+        """Replace the status of exactly that version. Raises StaleWrite when there is a newer one, or none."""
         before = self._fenced(ref, uid, resource_version)
         return self._put("MODIFIED", {**before, "metadata": dict(before["metadata"]), "status": status})
 
@@ -100,7 +100,7 @@ class ObjectStore:
         return self._put("MODIFIED", {**before, "metadata": metadata})
 
     def remove_finalizer(self, ref: Ref, uid: str, resource_version: str, finalizer: str) -> Object:
-        """Take a finalizer off; the last one off a marked object removes it. Raises NoEffect."""
+        """Take a finalizer off; the last one off a marked object removes it. Raises StaleWrite."""
         before = self._fenced(ref, uid, resource_version)
         metadata = dict(before["metadata"])
         metadata["finalizers"] = [name for name in metadata.get("finalizers", ()) if name != finalizer]
@@ -169,9 +169,9 @@ class ObjectStore:
     def _fenced(self, ref: Ref, uid: str, resource_version: str) -> Object:
         before = self.find(ref)
         if before is None or before["metadata"]["uid"] != uid:
-            raise NoEffect(f"{ref.kind} {ref} is gone")
+            raise StaleWrite(f"{ref.kind} {ref} is gone")
         if before["metadata"]["resourceVersion"] != resource_version:
-            raise NoEffect(f"{ref.kind} {ref} has changed since version {resource_version}")
+            raise StaleWrite(f"{ref.kind} {ref} has changed since version {resource_version}")
         return before
 
     def _now(self) -> str:

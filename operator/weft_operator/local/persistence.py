@@ -29,17 +29,17 @@ GATHER_S = 1.0
 
 
 def open_store(
-    path: Path, clock: Callable[[], float], as_served: Callable[[Object], Object] = lambda obj: obj
+    path: Path, clock: Callable[[], float], with_defaults: Callable[[Object], Object] = lambda obj: obj
 ) -> ObjectStore:
     """The store as the file says; an empty one without a file. Raises StoreDamaged: nothing is ever thrown away.
 
-    `as_served`: what is served of an object that is in the file; a ValueError of its says that the object is damaged.
+    `with_defaults`: what is served of an object that is in the file. Its ValueError says that the object is damaged.
     """
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise StoreDamaged(f"{path} has format {content['format']}, this weft reads format {FORMAT}: update weft")
-        return ObjectStore(clock, map(as_served, content["objects"]), content["version"])
+        return ObjectStore(clock, map(with_defaults, content["objects"]), content["version"])
     except FileNotFoundError:
         return ObjectStore(clock)
     except (ValueError, KeyError, TypeError) as error:

@@ -80,4 +80,4 @@ class RetainRequest(_Body):
 class ChangedRequest(_Body):
     """`POST /v1/changed`: watches, as operations named them."""
 
-    watches: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_RETAINED)]
+    watches: Annotated[tuple[Annotated[str, Field(max_length=71)], ...], Field(max_length=MAX_RETAINED)]

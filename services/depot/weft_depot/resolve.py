@@ -44,7 +44,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A source's digest. `watch`: the name of its present state in `Watches`; None: only a resolve shows a change."""
+    """A source's digest. `watch`: the name of its present state in `Watches`; None: only a resolve shows a change.
+
+    The watch of a remote source says no more than that the depot still holds the artifact.
+    """
 
     digest: Digest
     watch: str | None = None
@@ -63,7 +66,7 @@ class Resolver:
     now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "watches", Watches(self.store.names))
+        object.__setattr__(self, "watches", Watches(self.store.names, self.store.holds))
 
     def queue_key(self, request: ResolveRequest) -> QueueKey:
         """The jobs that a request shares its threads with."""
@@ -92,7 +95,7 @@ class Resolver:
         )
         source = source_of(self.sources, ctx.location)
         if source.remote and (recent := self._recent(ctx)):
-            return Resolved(recent.digest)
+            return Resolved(recent.digest, recent.digest)
         if (name := ctx.location.credentials) is not None:  # read anew each time: a Secret can change or be withdrawn
             secret = self.secrets.read(ctx.location.namespace, name)
             ctx.location = replace(ctx.location, secret=secret)
@@ -104,14 +107,16 @@ class Resolver:
             ):
                 manifest = self._unchanged(ctx, snapshot) or self._copy(ctx, snapshot)
                 self.resolutions.mark_resolved(request.key, self.now())
-                return Resolved(manifest.digest, self._watch(source.host(ctx.location), snapshot, manifest))
+                return Resolved(manifest.digest, self._watch(source, ctx.location, snapshot, manifest))
         raise Refused(Reason.DIGEST_MISMATCH, f"{request.uri} changed while it was read; try again when it is at rest")
 
-    def _watch(self, host: str, snapshot: Snapshot, manifest: Manifest) -> str | None:
+    def _watch(self, source: ArtifactSource, location: Location, snapshot: Snapshot, manifest: Manifest) -> str | None:
+        if source.remote:
+            return manifest.digest
         if snapshot.marks is None:
             return None
         blobs = (hex_of(manifest.digest), *(file.sha256 for file in manifest.files))
-        return self.watches.add(host, snapshot.marks, blobs)
+        return self.watches.add(source.host(location), snapshot.marks, blobs)
 
     def _recent(self, ctx: "ResolveContext") -> Manifest | None:
         """The artifact of a request that was answered a moment ago: its remote source is not contacted again."""

@@ -1,15 +1,19 @@
 """What resolved sources were, so that a question whether they have changed costs a few `stat` calls.
 
 A watch names one state of one source, and the blobs that were made of it. Watches are in memory only and bounded: an
-unknown one counts as changed, which costs a resolve and gives a new watch.
+unknown one counts as changed, which costs a resolve and gives a new watch. The watch of a source whose state shows only
+by asking its host is the digest of its artifact: it has changed where the depot does not hold that any more.
 """
 
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from weft.artifacts.digest import Digest, hex_of
+from weft.artifacts.errors import ArtifactError
 from weft.domain.lru import LruDict
 from weft_depot.sources import Marks
 from weft_depot.sources.folder import identity_of
@@ -21,12 +25,16 @@ class _State(NamedTuple):
     blobs: frozenset[str]
 
 
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+OWN_DISK = "the depot's disk"  # in place of a host, for watches that are digests
+
+
 class Watches:
     """The states, the longest unasked first. Called from any thread."""
 
-    def __init__(self, list_blobs: Callable[[], set[str]], limit: int = 50_000) -> None:
-        """`list_blobs` gives the names of all blobs in the store."""
-        self._list_blobs = list_blobs
+    def __init__(self, list_blobs: Callable[[], set[str]], holds: Callable[[str], bool], limit: int = 50_000) -> None:
+        """`list_blobs` gives the names of all blobs in the store, `holds` whether an artifact is there whole."""
+        self._list_blobs, self._holds_artifact = list_blobs, holds
         self._states: LruDict[str, _State] = LruDict(limit)
         self._lock = threading.Lock()
 
@@ -46,7 +54,8 @@ class Watches:
                 state = self._states.get(watch)
                 if state:
                     self._states.move_to_end(watch)
-                found.setdefault(state and state.host, []).append(watch)
+                host = state.host if state else OWN_DISK if is_digest(watch) else None
+                found.setdefault(host, []).append(watch)
         return found
 
     def changed(self, watches: Iterable[str]) -> list[str]:
@@ -54,7 +63,22 @@ class Watches:
         with self._lock:
             states = {watch: self._states.get(watch) for watch in watches}
         blobs = self._list_blobs()
-        return [watch for watch, state in states.items() if state is None or not _holds(state, blobs)]
+        return [watch for watch, state in states.items() if not self._is_current(watch, state, blobs)]
+
+    def _is_current(self, watch: str, state: _State | None, blobs: set[str]) -> bool:
+        if state is not None:
+            return _holds(state, blobs)
+        if not is_digest(watch) or hex_of(Digest(watch)) not in blobs:
+            return False
+        try:
+            return self._holds_artifact(watch)
+        except ArtifactError:  # a damaged manifest
+            return False
+
+
+def is_digest(watch: str) -> bool:
+    """Whether a watch is the digest of an artifact."""
+    return DIGEST.fullmatch(watch) is not None
 
 
 def _holds(state: _State, blobs: set[str]) -> bool:

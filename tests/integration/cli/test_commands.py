@@ -21,6 +21,7 @@ from weft_cli.runners import Supervisor
 from weft_operator.core.resources import Ref
 from weft_operator.local import persistence
 
+CRDS = Path(__file__).parents[3] / "crds"
 DIGEST = "sha256:" + "a" * 64
 MANY = """
 apiVersion: serving.weft.dev/v1alpha1
@@ -149,13 +150,12 @@ def test_what_cannot_change_is_refused_and_the_rest_is_applied(
 
 
 def test_adapters_are_listed_as_kubectl_would(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    applied.set_status("ServingPool", "default", "base", {"readyReplicas": 1})
     code, out, _ = run(capfd, "get", "lora", "-A")
     lines = [line.split() for line in out.splitlines()]
     assert code == 0
-    assert lines[0] == ["NAMESPACE", "NAME", "POOL", "READY", "REASON", "RUNNERS", "DIGEST", "AGE"]
-    assert lines[1][:7] == ["acme", "upper", "default/base", "True", "Published", "1", "a" * 12]
-    assert lines[2][:7] == ["globex", "lower", "default/base", "False", "RankTooLarge", "0", "<none>"]
+    assert lines[0] == ["NAMESPACE", "NAME", "POOL", "MODEL", "READY", "REASON", "UNAVAILABLE", "AGE"]
+    assert lines[1][:7] == ["acme", "upper", "base", "acme/upper", "True", "Published", "0"]
+    assert lines[2][:7] == ["globex", "lower", "base", "<none>", "False", "RankTooLarge", "<none>"]
 
 
 def test_a_new_source_that_is_refused_shows_beside_the_content_that_is_served(
@@ -165,23 +165,40 @@ def test_a_new_source_that_is_refused_shows_beside_the_content_that_is_served(
     conditions = [fetched, ready | {"reason": "UpdateFailed", "message": "still serves"}]
     applied.set_status("LoRAAdapter", "acme", "upper", READY | {"conditions": conditions})
     line = run(capfd, "get", "lora", "-n", "acme")[1].splitlines()[1].split()
-    assert line[2:4] == ["True", "UpdateFailed"]
+    assert line[3:5] == ["True", "UpdateFailed"]
     described = run(capfd, "describe", "lora", "upper", "-n", "acme")[1]
     assert "UpdateFailed" in described
     assert "rank 128, the pool takes 64" in described
     assert "RankTooLarge: train with a smaller rank" in described
 
 
-def test_wide_adds_rank_and_model(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wide_adds_tier_rank_and_digest(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in run(capfd, "get", "loraadapter", "-n", "acme", "-o", "wide")[1].splitlines()]
-    assert lines[0][-3:] == ["RANK", "MODEL", "AGE"]
-    assert lines[1][-3:-1] == ["8", "acme/upper"]
+    assert lines[0][-6:] == ["TIER", "PINNED", "RANK", "DIGEST", "SOURCE", "AGE"]
+    assert lines[1][-6:-1] == ["Remote", "false", "8", DIGEST, "<none>"]
 
 
-def test_pools_are_listed_with_ready_and_wanted(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("kind", "plural"), [("LoRAAdapter", "loraadapters"), ("ServingPool", "servingpools")])
+def test_columns_are_those_of_kubectl(applied: Any, capfd: pytest.CaptureFixture[str], kind: str, plural: str) -> None:
+    crd = yaml.safe_load((CRDS / f"{plural}.serving.weft.dev.yaml").read_text())
+    printed = [(one["name"].upper(), one.get("priority", 0)) for one in columns_in(crd)]
+    for form, limit in (("table", 0), ("wide", 1)):
+        headers = run(capfd, "get", plural, "-A", "-o", form)[1].splitlines()[0].split()
+        assert headers == ["NAMESPACE", "NAME", *(name for name, priority in printed if priority <= limit)]
+
+
+def columns_in(crd: dict[str, Any]) -> list[dict[str, Any]]:
+    return crd["spec"]["versions"][0]["additionalPrinterColumns"]
+
+
+def test_pools_are_listed_with_desired_and_ready_runners(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in run(capfd, "get", "spool")[1].splitlines()]
-    assert lines[0] == ["NAME", "MODEL", "READY", "AVAILABLE", "REASON", "ADAPTERS", "AGE"]
-    assert lines[1][:6] == ["base", "base", "0/2", "Unknown", "<none>", "0/0"]
+    assert lines[0] == ["NAME", "MODEL", "DESIRED", "READY", "ADAPTERS", "AVAILABLE", "REASON", "AGE"]
+    assert lines[1][:7] == ["base", "file:model", *["<none>"] * 5]
+    status = {"desiredReplicas": 5, "readyReplicas": 1, "adapters": {"ready": 2, "total": 3}}
+    applied.set_status("ServingPool", "default", "base", status)
+    assert run(capfd, "get", "spool")[1].splitlines()[1].split()[1:5] == ["file:model", "5", "1", "2"]
+    assert "1 ready of 5 desired" in run(capfd, "describe", "spool", "base")[1]
 
 
 def test_json_and_yaml_are_the_whole_object(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +239,7 @@ def test_runners_are_listed(applied: Any, capfd: pytest.CaptureFixture[str]) -> 
     assert json.loads(run(capfd, "get", "runners", "-o", "json")[1])[0]["usedPages"] == 3
 
 
-def test_many_adapters_are_listed_with_one_question_and_one_for_the_pools(
+def test_many_adapters_are_listed_with_one_request(
     applied: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pattern = applied.store.get(Ref("LoRAAdapter", "acme", "upper"))
@@ -238,7 +255,7 @@ def test_many_adapters_are_listed_with_one_question_and_one_for_the_pools(
 
     monkeypatch.setattr(Controller, "_answer", counting)
     assert len(run(capfd, "get", "lora", "-n", "acme")[1].splitlines()) == 302
-    assert asked == ["/v1/loraadapters?namespace=acme", "/v1/servingpools"]
+    assert asked == ["/v1/loraadapters?namespace=acme"]
 
 
 def test_many_adapters_are_applied_and_deleted_in_a_few_requests_and_writes(
@@ -390,7 +407,7 @@ def test_a_key_is_made_with_its_bounds_and_as_a_secret(controller: Any, capfd: p
 def test_the_demo_has_a_key_of_each_namespace_and_revokes_those_of_its_last_run(
     controller: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    supervisor = Supervisor(controller.stack["supervisor"])
+    supervisor = Supervisor((controller.stack["supervisor"],))
     assert run(capfd, "key", "create", "-n", "acme")[0] == 0
     assert replace_keys(supervisor, ["acme"], "demo") == {"acme": "weft-k2-secret"}
     assert replace_keys(supervisor, ["acme", "globex"], "demo") == {
@@ -471,7 +488,7 @@ def test_watch_prints_each_change_below_the_list(applied: Any) -> None:
         applied.set_status("LoRAAdapter", "globex", "lower", READY)
         later = watching.stdout.readline()
     assert first[0].startswith("NAMESPACE")
-    assert later.split()[:5] == ["globex", "lower", "default/base", "True", "Published"]
+    assert later.split()[:6] == ["globex", "lower", "base", "acme/upper", "True", "Published"]
     assert later.index("True") == first[0].index("READY")
 
 

@@ -16,10 +16,10 @@ import pytest
 from harness.processes import started
 from harness.waiting import PATIENCE_S, eventually
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
+from weft.api.conversion import with_defaults
 from weft_operator.core.resources import parse
 from weft_operator.errors import StoreDamaged
 from weft_operator.local import persistence
-from weft_operator.local.admission import as_served
 from weft_operator.local.objects import ObjectStore, check_store, ref_of
 from weft_operator.local.persistence import Durable, open_store
 
@@ -246,7 +246,7 @@ async def test_what_an_older_version_wrote_gets_the_defaults_of_fields_that_it_d
         del pool["spec"]["parallelism"], pool["spec"]["scheduler"]["fairness"]
         _, written = store.apply(pool)
         await keeper.committed()
-    (read,) = open_store(path, clock, as_served).objects()
+    (read,) = open_store(path, clock, with_defaults).objects()
     assert read["metadata"] == written["metadata"]
     assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1, "podsPerRunner": 1}
     assert read["spec"]["scheduler"] == {**written["spec"]["scheduler"], "fairness": {"mode": "Tenant"}}
@@ -263,7 +263,7 @@ async def test_an_older_versions_token_time_becomes_an_objective_unless_it_is_th
         pool["spec"]["scheduler"]["tokenTimeMs"] = token_time_ms
         store.apply(pool)
         await keeper.committed()
-    (read,) = open_store(path, clock, as_served).objects()
+    (read,) = open_store(path, clock, with_defaults).objects()
     assert "tokenTimeMs" not in read["spec"]["scheduler"]
     assert read["spec"].get("slo") == slo
     assert parse(read)
@@ -275,7 +275,7 @@ async def test_what_this_version_takes_no_more_is_named_by_its_field(tmp_path: P
         store.apply(pool_object(drainSeconds=0))
         await keeper.committed()
     with pytest.raises(StoreDamaged, match=r"spec\.drainSeconds.*repair it"):
-        open_store(path, clock, as_served)
+        open_store(path, clock, with_defaults)
 
 
 def test_kill_9_while_writing_loses_nothing_that_was_committed(tmp_path: Path) -> None:

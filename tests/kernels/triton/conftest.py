@@ -1,4 +1,4 @@
-"""Kernels run under Triton's interpreter (see tests/conftest.py), or on the GPU where TRITON_INTERPRET=0 says so."""
+"""Kernels and the cuda executor, under Triton's interpreter (see tests/conftest.py) or on a GPU (`make gpu-check`)."""
 
 from collections.abc import Generator
 
@@ -7,6 +7,7 @@ import torch
 import triton
 
 from harness.interpreter import hurry
+from weft_bench.gpu_device import Gpu, find
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,5 +22,10 @@ def no_waste() -> Generator[None]:
 
 
 @pytest.fixture(scope="session")
-def device() -> torch.device:
-    return torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
+def gpu() -> Gpu:
+    return find()
+
+
+@pytest.fixture(scope="session")
+def device(gpu: Gpu) -> torch.device:
+    return gpu.device

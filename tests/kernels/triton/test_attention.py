@@ -5,24 +5,27 @@ Whatever a row must not see is NaN: other layers, pages that nobody wrote, keys 
 
 import math
 import random
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import played_flashinfer
+from harness.on_device import BF16, DTYPES, FP16, FP32, INTERPRETED, TOLERANCES, Rows, assert_near, sized
+from weft_bench.gpu_attention import splits_of
+from weft_bench.gpu_device import Gpu
 from weft_kernels.triton.attention import DecodeScratch, attend_decode, attend_prefill, prefill_block, prefill_tiles
+from weft_runner.model.cuda import flashinfer
+from weft_runner.model.cuda.attention import MOST_SPLITS
 
 LAYERS, LAYER = 3, 1
-UNTOUCHED = -7.0  # what is in `out` before
-# What fp64 of the same inputs may differ by, relative to the largest value: weights and results are rounded to the
-# keys' type (a device rounds to the nearest, the interpreter cuts bf16 off).
-RELATIVE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+pytestmark = pytest.mark.gpu
 
-FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+UNTOUCHED = -7.0  # what is in `out` before
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,14 @@ class Shape:
     dim: int
     dtype: torch.dtype = FP32
     page_tokens: int = 16
+    scale_by: float = 1.5  # times what the engine has
 
     def __str__(self) -> str:
         return f"{self.heads}_on_{self.kv_heads}_heads_of_{self.dim}_{str(self.dtype).removeprefix('torch.')}"
 
     @property
     def scale(self) -> float:
-        return 1.5 * self.dim**-0.5
+        return self.scale_by * self.dim**-0.5
 
 
 SMALL = Shape(4, 2, 16)
@@ -91,16 +95,16 @@ def make_step(rng: random.Random, shape: Shape, rows: list[Row], window: int = 0
         start = table[-1][1] if table else 0
         table.append((start, start + row.tokens, row.position, len(pages)))
         pages += [free.pop() for _ in range(count)]
-        for position in range(max(0, row.position - window + 1) if window else 0, row.context):
-            page = pages[table[-1][3] + position // shape.page_tokens]
-            kv[page, LAYER, :, :, position % shape.page_tokens] = normal(2, shape.kv_heads, shape.dim)
+        seen = torch.arange(max(0, row.position - window + 1) if window else 0, row.context)
+        at = torch.tensor(pages[table[-1][3] :])[seen // shape.page_tokens]
+        kv[at, LAYER, :, :, seen % shape.page_tokens] = normal(len(seen), 2, shape.kv_heads, shape.dim)
     q = normal(table[-1][1], shape.heads, shape.dim)
     return Step(shape, q, kv, torch.tensor(table, dtype=torch.int32), torch.tensor(pages, dtype=torch.int32))
 
 
 def expected(step: Step, window: int = 0) -> torch.Tensor:
     """[T, heads * D] in fp64, a row at a time, all scores of it at once."""
-    shape, out = step.shape, torch.zeros(step.q.shape, dtype=torch.float64)
+    shape, out = step.shape, torch.zeros(step.q.shape, dtype=torch.float64, device=step.q.device)
     for start, end, position, first in step.rows.tolist():
         context = position + end - start
         pages = step.pages[first : first + -(-context // shape.page_tokens)].long()
@@ -109,7 +113,8 @@ def expected(step: Step, window: int = 0) -> torch.Tensor:
             .repeat_interleave(shape.heads // shape.kv_heads, dim=0)
             for kind in range(2)
         )  # fmt: skip
-        own, seen = torch.arange(position, context)[:, None], torch.arange(context)
+        seen = torch.arange(context, device=out.device)
+        own = seen[position:, None]
         visible = (seen <= own) & (seen > own - window) if window else seen <= own
         scores = torch.einsum("thd,hsd->hts", step.q[start:end].double(), k) * shape.scale
         weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
@@ -118,8 +123,8 @@ def expected(step: Step, window: int = 0) -> torch.Tensor:
 
 
 def attended(
-    step: Step, device: torch.device, *, window: int = 0, splits: int = 1, block_m: int | None = None,
-    picked: list[int] | None = None,
+    step: Step, device: torch.device, *, window: int = 0, splits: int = 1,
+    usual: int | None = None, block_m: int | None = None, picked: list[int] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Both kernels over the rows that are theirs; `picked`: other rows than all that decode."""
     shape, length = step.shape, step.rows[:, 1] - step.rows[:, 0]
@@ -132,7 +137,8 @@ def attended(
         part.fill_(math.nan)
     attend_decode(
         out, q, kv, rows, pages, torch.tensor(picked, dtype=torch.int32, device=device),
-        layer=LAYER, window=window, scale=shape.scale, splits=splits, scratch=scratch,
+        layer=LAYER, window=window, scale=shape.scale, splits=splits, usual=usual,
+        scratch=scratch,
     )  # fmt: skip
     attend_prefill(
         out, q, kv, rows, pages, torch.from_numpy(prefill_tiles(step.rows.numpy(), block_m)).to(device),
@@ -141,9 +147,8 @@ def attended(
     return out.cpu()
 
 
-def assert_close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    error = float((actual.double() - wanted).abs().max())
-    assert error <= RELATIVE[actual.dtype] * float(wanted.abs().max()), error
+def assert_attended(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert_near(actual, wanted, TOLERANCES[actual.dtype].attention)
 
 
 # ---- decode
@@ -155,14 +160,14 @@ def test_decode_of_contexts_that_end_on_and_off_page_borders(
 ) -> None:
     step = make_step(rng, shape, decoding(1, 16, 17, 100, 150))
     for splits in (1, 2):
-        assert_close(attended(step, device, splits=splits), expected(step))
+        assert_attended(attended(step, device, splits=splits), expected(step))
 
 
 @pytest.mark.parametrize("splits", [3, 5, 16])
 def test_decode_with_more_splits_than_blocks(splits: int, rng: random.Random, device: torch.device) -> None:
     shape = Shape(2, 1, 128)  # blocks of 16 tokens
     step = make_step(rng, shape, decoding(1, 17, 40, 90))
-    assert_close(attended(step, device, splits=splits), expected(step))
+    assert_attended(attended(step, device, splits=splits), expected(step))
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
@@ -170,14 +175,14 @@ def test_decode_sees_no_further_than_its_window(window: int, rng: random.Random,
     shape = Shape(2, 1, 64)  # blocks of 32 tokens
     step = make_step(rng, shape, decoding(1, 16, 38, 99), window)
     for splits in (1, 3):
-        assert_close(attended(step, device, window=window, splits=splits), expected(step, window))
+        assert_attended(attended(step, device, window=window, splits=splits), expected(step, window))
 
 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_decode_leaves_rows_alone_that_are_not_picked(splits: int, rng: random.Random, device: torch.device) -> None:
     step = make_step(rng, SMALL, decoding(20, 33, 5, 16))
     out = attended(step, device, splits=splits, picked=[-1, 3, -1, -1, 1])
-    assert_close(out[[1, 3]], expected(step)[[1, 3]])
+    assert_attended(out[[1, 3]], expected(step)[[1, 3]])
     assert bool((out[[0, 2]] == UNTOUCHED).all())
 
 
@@ -200,7 +205,7 @@ def test_scratch_serves_fewer_rows_with_more_splits(rng: random.Random, device: 
             out, *arrays, torch.tensor(picked, dtype=torch.int32, device=device),
             layer=LAYER, window=0, scale=SMALL.scale, splits=splits, scratch=scratch,
         )  # fmt: skip
-    assert_close(out.cpu(), expected(step))
+    assert_attended(out.cpu(), expected(step))
 
 
 # ---- prefill
@@ -211,13 +216,13 @@ def test_prefill_of_prompts_and_of_chunks_that_follow_earlier_ones(
     shape: Shape, rng: random.Random, device: torch.device
 ) -> None:
     step = make_step(rng, shape, [Row(0, 2), Row(0, 37), Row(61, 20), Row(16, 16)])
-    assert_close(attended(step, device), expected(step))
+    assert_attended(attended(step, device), expected(step))
 
 
 @pytest.mark.parametrize("block_m", [1, 5, 8, 64])
 def test_prefill_with_tiles_of_any_size(block_m: int, rng: random.Random, device: torch.device) -> None:
     step = make_step(rng, SMALL, [Row(3, 11), Row(120, 9)])
-    assert_close(attended(step, device, block_m=block_m), expected(step))
+    assert_attended(attended(step, device, block_m=block_m), expected(step))
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
@@ -225,7 +230,7 @@ def test_prefill_sees_no_further_than_its_window(window: int, rng: random.Random
     shape = Shape(2, 1, 64)  # blocks of 16 keys
     step = make_step(rng, shape, [Row(0, 50), Row(75, 21)], window)
     for block_m in (8, 32):
-        assert_close(attended(step, device, window=window, block_m=block_m), expected(step, window))
+        assert_attended(attended(step, device, window=window, block_m=block_m), expected(step, window))
 
 
 def test_prefill_of_a_row_does_not_depend_on_the_others(rng: random.Random, device: torch.device) -> None:
@@ -261,6 +266,75 @@ def test_no_row_in_prefill_no_tiles() -> None:
     assert prefill_tiles(np.empty((0, 4), np.int32), 8).shape == (0, 2)
 
 
+# ---- as models have them
+
+CONTEXTS = sized(gpu=(1, 15, 16, 17, 64, 127, 129, 1000, 4096, 8192), interpreted=(1, 17, 40))
+PROMPTS = sized(
+    gpu=(Row(0, 300), Row(1000, 513), Row(17, 2), Row(0, 2048), Row(31, 65)), interpreted=(Row(0, 21), Row(9, 18))
+)
+MODELS = sized(
+    gpu=[
+        *((Shape(8, 8 // group, dim, BF16), 0) for dim in (32, 64, 128) for group in (1, 4, 8)),
+        *((Shape(9, 3, 64, dtype), 0) for dtype in DTYPES),
+        *((Shape(8, 2, 128, dtype), 100) for dtype in DTYPES),
+        (Shape(8, 8, 64, BF16), 4096),
+    ],
+    interpreted=[(Shape(2, 1, 16), 0), (Shape(4, 1, 16), 7)],
+)
+EVERY_MODEL = pytest.mark.parametrize(("shape", "window"), MODELS, ids=str)
+
+
+def on(device: torch.device, step: Step) -> Step:
+    """The same step there: what is expected of a long one is computed there, too."""
+    return Step(step.shape, step.q.to(device), step.kv.to(device), step.rows, step.pages)
+
+
+@pytest.mark.parametrize(
+    "splits", [1, sized(gpu=MOST_SPLITS, interpreted=3), None], ids=lambda n: f"{n or 'usual'} splits"
+)
+@EVERY_MODEL
+def test_decode_of_contexts_of_every_length(
+    shape: Shape, window: int, splits: int | None, rng: random.Random, gpu: Gpu
+) -> None:
+    """`splits` None: as many as the engine takes, more of them for long contexts."""
+    step = on(gpu.device, make_step(rng, shape, decoding(*CONTEXTS), window))
+    usual, most = (None, splits) if splits else (1, splits_of(len(CONTEXTS), shape.kv_heads, gpu.sms)[1])
+    assert_attended(attended(step, gpu.device, window=window, splits=most, usual=usual), expected(step, window))
+
+
+@EVERY_MODEL
+def test_prefill_of_long_prompts_and_of_their_ends(shape: Shape, window: int, rng: random.Random, gpu: Gpu) -> None:
+    step = on(gpu.device, make_step(rng, shape, list(PROMPTS), window))
+    assert_attended(attended(step, gpu.device, window=window), expected(step, window))
+
+
+@pytest.mark.parametrize(("shape", "window"), dict.fromkeys((replace(x, dtype=BF16), n) for x, n in MODELS), ids=str)
+def test_flashinfer_attends_as_the_engine_calls_it(
+    shape: Shape, window: int, rng: random.Random, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts and rows of one token in one step. Under the interpreter the library is played."""
+    if INTERPRETED:
+        monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
+    elif why := flashinfer.unsupported_reason(shape.dim, "bf16", real=True):
+        pytest.skip(why)
+    parts = [*PROMPTS, *decoding(*CONTEXTS)]
+    made = Rows.made(
+        gpu.device, [(row.position, row.tokens) for row in parts], [None] * len(parts), page_tokens=shape.page_tokens
+    )
+    table = [(row.start, row.end, row.position) for row in made.step.rows]
+    firsts = np.cumsum([0, *(len(row.pages) for row in made.step.rows[:-1])]).tolist()
+    pages = [page for row in made.step.rows for page in row.pages]
+    kv = torch.randn(
+        made.n_pages, LAYERS, 2, shape.kv_heads, shape.page_tokens, shape.dim, dtype=BF16, device=gpu.device
+    )
+    q = torch.randn(len(made.step.tokens), shape.heads, shape.dim, dtype=BF16, device=gpu.device)
+    library = flashinfer.FlashInfer(kv, shape.heads, [window])
+    library.plan(made.step.arrays)
+    rows = torch.tensor([(*row, first) for row, first in zip(table, firsts, strict=True)], dtype=torch.int32)
+    wanted = expected(Step(replace(shape, scale_by=1.0), q, kv, rows, torch.tensor(pages)), window)
+    assert_attended(library.attend(q, LAYER, window), wanted)
+
+
 # ---- both
 
 
@@ -278,13 +352,10 @@ def test_a_mixed_step_equals_plain_attention(
 ) -> None:
     step = make_step(random.Random(seed), shape, rows, window)
     out = attended(step, device, window=window, splits=splits, block_m=block_m)
-    assert_close(out, expected(step, window))
+    assert_attended(out, expected(step, window))
 
 
-@pytest.mark.skipif(
-    triton.knobs.runtime.interpret,
-    reason="the interpreter would copy 4 GiB: TRITON_INTERPRET=0 on a machine with a GPU",
-)
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter would copy 4 GiB: `make gpu-check` on a machine with a GPU")
 def test_pages_beyond_two_to_the_31_elements(rng: random.Random, device: torch.device) -> None:
     shape = Shape(4, 1, 64, BF16)
     step = make_step(rng, shape, [Row(40, 1), Row(20, 30)])
@@ -293,4 +364,4 @@ def test_pages_beyond_two_to_the_31_elements(rng: random.Random, device: torch.d
     kv = torch.empty(n_pages, *step.kv.shape[1:], dtype=BF16, device=device)
     kv[-last - 1 :] = step.kv.to(device)
     far = Step(shape, step.q, kv, step.rows, step.pages + (n_pages - 1 - last))
-    assert_close(attended(far, device, splits=2), wanted)
+    assert_attended(attended(far, device, splits=2), wanted)

@@ -1,22 +1,27 @@
 """The elementwise kernels against plain torch in fp64: families, pages, chunks, padding, what they must not touch."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
-import triton
 
+from harness.lora_slots import Loaded, Slots
+from harness.on_device import BF16, FP16, FP32, TOLERANCES, Rows, assert_close, assert_same, name_of, sized
+from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
 from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
-from weft_kernels.triton.lora import ChunkTable
+from weft_kernels.triton.lora import ChunkTable, DeferredExpand
+from weft_kernels.triton.tables import Layout as LoraLayout
+from weft_kernels.triton.tables import SiteShape
+from weft_runner.model.cuda.executor import DECODE_CHUNK, PROMPT_CHUNK
 from weft_runner.model.rotation import rotate
 
-# What fp64 of the same inputs may differ by: the rounding of what is stored (a device rounds to the nearest, the
-# interpreter cuts bf16 off), and that of fp32 before it.
-BF16 = 2.0**-7 if triton.knobs.runtime.interpret else 2.0**-8
-CLOSE = {torch.float32: {"rtol": 5e-6, "atol": 5e-6}, torch.bfloat16: {"rtol": BF16 * 1.001, "atol": 1e-5}}
-DTYPES = pytest.mark.parametrize("dtype", CLOSE, ids=str)
+pytestmark = pytest.mark.gpu
+
+DTYPES = pytest.mark.parametrize("dtype", [FP32, BF16, *sized(gpu=[FP16], interpreted=[])], ids=name_of)
 EPS = 1e-5
 
 
@@ -25,16 +30,17 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """`expected` in fp64."""
-    torch.testing.assert_close(actual.cpu().double(), expected, **CLOSE[actual.dtype])
+def assert_stored(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """`expected` in fp64: nothing but the rounding of each number."""
+    rounding = TOLERANCES[actual.dtype].stored
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=rounding, atol=min(rounding, 1e-5))
 
 
 # ---- embed, add_norm
 
 
 @DTYPES
-@pytest.mark.parametrize("hidden", [16, 80, 1032])
+@pytest.mark.parametrize("hidden", [16, 80, 1032, *sized(gpu=[4096, 5120], interpreted=[])])
 def test_embed_reads_the_table_as_fp32(dtype: torch.dtype, hidden: int, device: torch.device) -> None:
     table, tokens = torch.randn(7, hidden).to(dtype), torch.tensor([6, 0, 3, 3, 5], dtype=torch.int32)
     residual = torch.empty(5, hidden, device=device)
@@ -44,7 +50,7 @@ def test_embed_reads_the_table_as_fp32(dtype: torch.dtype, hidden: int, device: 
 
 @DTYPES
 @pytest.mark.parametrize("with_y", [True, False])
-@pytest.mark.parametrize("hidden", [16, 80, 2048])
+@pytest.mark.parametrize("hidden", [16, 80, 2048, *sized(gpu=[4096, 5120], interpreted=[])])
 def test_add_norm_adds_and_norms(dtype: torch.dtype, with_y: bool, hidden: int, device: torch.device) -> None:
     before, weight = torch.randn(3, hidden) * torch.tensor([[1.0], [100.0], [0.0]]), torch.rand(hidden) + 0.5
     y = torch.randn(3, hidden).to(dtype) if with_y else None
@@ -53,7 +59,7 @@ def test_add_norm_adds_and_norms(dtype: torch.dtype, with_y: bool, hidden: int, 
 
     expected = before if y is None else before + y.float()
     assert torch.equal(residual.cpu(), expected)
-    assert_close(x, norm(expected.double(), weight))
+    assert_stored(x, norm(expected.double(), weight))
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -156,8 +162,8 @@ def rope_case(step: str, family: Heads, dtype: torch.dtype, block_m: int, layer:
     wanted_q, wanted_k = rotate(wanted_q, cos, sin), rotate(wanted_k, cos, sin)
 
     q, kv, offset = q.cpu(), kv.cpu(), position % PAGE
-    assert_close(q[:n], wanted_q)
-    assert_close(kv[page, layer, 0, :, offset], wanted_k)
+    assert_stored(q[:n], wanted_q)
+    assert_stored(kv[page, layer, 0, :, offset], wanted_k)
     assert torch.equal(kv[page, layer, 1, :, offset].double(), wanted_v)
     kv[page, layer, :, :, offset] = kv_before[page, layer, :, :, offset]
     assert torch.equal(kv, kv_before), "something was written outside the tokens' places"
@@ -197,7 +203,7 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
     silu_mul(out, gate_up.to(device), ChunkTable(chunks.to(device), block_m))
 
     gate, up = gate_up[: sum(sizes)].double().chunk(2, dim=1)
-    assert_close(out[: sum(sizes)], torch.nn.functional.silu(gate) * up)
+    assert_stored(out[: sum(sizes)], torch.nn.functional.silu(gate) * up)
     assert torch.equal(out[sum(sizes) :].cpu(), before[sum(sizes) :])
 
 
@@ -207,6 +213,111 @@ def test_silu_mul_takes_chunks_of_every_size(count: int, device: torch.device) -
     chunks = torch.tensor([[NO_SLOT, 1, count]], dtype=torch.int32, device=device)
     silu_mul(out, gate_up.to(device), ChunkTable(chunks, 32))
     gate, up = gate_up[1 : 1 + count].double().chunk(2, dim=1)
-    assert_close(out[1 : 1 + count], torch.nn.functional.silu(gate) * up)
+    assert_stored(out[1 : 1 + count], torch.nn.functional.silu(gate) * up)
     assert (out[0] == 7.0).all()
     assert (out[1 + count :] == 7.0).all()
+
+
+# ---- with adapters' parts still to be added
+
+TOKENS_A_PAGE, MAX_RANK = 16, 64
+N_IN = sized(gpu=1024, interpreted=64)  # of what was shrunk
+RANKS = ((16, 16, 16), (8, None, 64), (None, 33, None), (64, 64, 64), (None, None, None))
+MODELS = sized(
+    gpu=(Heads(32, 8, 128), Heads(16, 16, 64, normed=True), Heads(16, 2, 32), Heads(8, 1, 128, normed=True)),
+    interpreted=(Heads(2, 1, 16, normed=True),),
+)
+MODELS_DTYPES = [(model, dtype) for dtype in (FP32, BF16) for model in MODELS]
+MODELS_DTYPES += sized(gpu=[(MODELS[0], FP16)], interpreted=[])
+N, PROMPT = sized(gpu=(64, 300), interpreted=(5, 20))
+SINGLE = [(7 * row % 90, 1) for row in range(N)]
+MIXED: list[int | None] = [None if row % 5 == 4 else row % len(RANKS) for row in range(N)]
+# what it is -> rows as (position, tokens), their slots, tokens of a chunk
+BATCHES: dict[str, tuple[list[tuple[int, int]], list[int | None], int]] = {
+    "rows of many adapters": (SINGLE, sorted(MIXED, key=lambda slot: -1 if slot is None else slot), DECODE_CHUNK),
+    "rows of one adapter": (SINGLE, [0] * N, DECODE_CHUNK),
+    "rows of the base": (SINGLE, [None] * N, DECODE_CHUNK),
+    "a prompt and rows": ([(5, PROMPT), *SINGLE[:3]], [3, 1, None, 0], PROMPT_CHUNK),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """Rows of a step, the base's product, what adapters of its site have shrunk, and both together in fp64."""
+
+    rows: Rows
+    y: torch.Tensor
+    pending: DeferredExpand | None  # as the engine leaves it; a step of the base has none
+    expected: torch.Tensor
+
+    @classmethod
+    def made(cls, gpu: Gpu, batch: str, widths: tuple[int, ...], dtype: torch.dtype) -> "Projected":
+        """Padding included, but in what is expected."""
+        parts, slots, block_m = BATCHES[batch]
+        rows = Rows.made(gpu.device, parts, slots, page_tokens=TOKENS_A_PAGE, block_m=block_m, padding=2)
+        loaded = Loaded.made(gpu, LoraLayout(1, (SiteShape(N_IN, widths),), MAX_RANK), RANKS, dtype)
+        x, y = (torch.randn(rows.here.shape.tokens, size, device=gpu.device).to(dtype) for size in (N_IN, sum(widths)))
+        per_token: Slots = [slot for slot, (_, count) in zip(slots, parts, strict=True) for _ in range(count)]
+        pending = None
+        if any(slot is not None for slot in slots):
+            pending = DeferredExpand(loaded.shrunk(x, rows.here.chunked, 0, 0), loaded.tables.at(0, 0))
+        return cls(rows, y, pending, loaded.dense(y, x, per_token, 0, 0)[: len(rows.step.tokens)])
+
+
+@pytest.mark.parametrize(("heads", "dtype"), MODELS_DTYPES, ids=name_of)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_rope_write_adds_what_adapters_have_pending(gpu: Gpu, batch: str, heads: Heads, dtype: torch.dtype) -> None:
+    n_heads, kv_heads, dim = heads.heads, heads.kv_heads, heads.dim
+    made = Projected.made(gpu, batch, (n_heads * dim, kv_heads * dim, kv_heads * dim), dtype)
+    rows, here, tokens = made.rows, made.rows.here, len(made.rows.step.tokens)
+    made.y[tokens:] = math.nan
+    kv = torch.randn(rows.n_pages, 2, 2, kv_heads, TOKENS_A_PAGE, dim, device=gpu.device).to(dtype)
+    q = torch.full((len(made.y), n_heads, dim), math.nan, device=gpu.device, dtype=dtype)
+    norms = [torch.rand(dim, device=gpu.device) + 0.5 if heads.normed else None for _ in range(2)]
+    angles = torch.rand(512, dim // 2, device=gpu.device) * 6
+    cos_sin, before = torch.stack((angles.cos(), angles.sin()), dim=1), kv.clone()
+    rope_write(
+        q, kv, made.y, here.rows, here.pages, here.row_of, here.chunked, cos_sin, layer=1, q_norm=norms[0],
+        k_norm=norms[1], eps=EPS, heads=n_heads, pending=made.pending,
+    )  # fmt: skip
+    turned = rotated(made.expected.view(tokens, -1, dim), heads, norms, cos_sin, rows)
+    assert_close(q[:tokens], turned[:, :n_heads])
+    assert_same(q[tokens:], torch.full_like(q[tokens:], math.nan))
+    assert_written(kv, before, rows, turned[:, n_heads:])
+
+
+def rotated(
+    qkv: torch.Tensor, heads: Heads, norms: Sequence[torch.Tensor | None], cos_sin: torch.Tensor, rows: Rows
+) -> torch.Tensor:
+    """[T, heads + 2 N, D] in fp64: q and k normed and rotated, v as it is."""
+    positions = torch.cat([torch.arange(row.position, row.context) for row in rows.step.rows]).to(qkv.device)
+    q, k, v = qkv.split([heads.heads, heads.kv_heads, heads.kv_heads], dim=1)
+    if norms[0] is not None and norms[1] is not None:
+        q, k = norm(q, norms[0]), norm(k, norms[1])
+    cos, sin = cos_sin[positions].double().repeat(1, 1, 2)[:, :, None].unbind(1)
+    return torch.cat((rotate(q, cos, sin), rotate(k, cos, sin), v), dim=1)
+
+
+def assert_written(kv: torch.Tensor, before: torch.Tensor, rows: Rows, expected: torch.Tensor) -> None:
+    """Keys and values [T, 2 N, D] at their pages in layer 1, and nothing else anywhere."""
+    places = [
+        (row.pages[position // TOKENS_A_PAGE], position % TOKENS_A_PAGE)
+        for row in rows.step.rows
+        for position in range(row.position, row.context)
+    ]
+    page, inside = torch.tensor(places, device=kv.device).unbind(1)
+    assert_close(kv[page, 1, :, :, inside].flatten(1, 2), expected)
+    kv[page, 1, :, :, inside] = before[page, 1, :, :, inside]
+    assert_same(kv, before)
+
+
+@DTYPES
+@pytest.mark.parametrize("inner", sized(gpu=(1040, 14336), interpreted=(48,)))
+@pytest.mark.parametrize("batch", BATCHES)
+def test_silu_mul_adds_what_adapters_have_pending(gpu: Gpu, batch: str, inner: int, dtype: torch.dtype) -> None:
+    made, tokens = Projected.made(gpu, batch, (inner, inner), dtype), sum(count for _, count in BATCHES[batch][0])
+    out = torch.full((len(made.y), inner), math.nan, device=gpu.device, dtype=dtype)
+    silu_mul(out, made.y, made.rows.here.chunked, pending=made.pending)
+    gate, up = made.expected.chunk(2, dim=1)
+    assert_close(out[:tokens], torch.nn.functional.silu(gate) * up)
+    assert_same(out[tokens:], torch.full_like(out[tokens:], math.nan))

@@ -1,192 +1,71 @@
-"""`gpu-bench` and `gpu-check` under the interpreter: every case and every group, with tiny shapes.
+"""`make gpu-bench` under the interpreter: every case with tiny shapes, the page, and the command as a whole.
 
-So that they work at the first try where a GPU is lent for half an hour. On a GPU (TRITON_INTERPRET=0) the same tests
-run there.
+So that it works at the first try where a GPU is lent for half an hour.
 """
 
 import gc
-import math
 import random
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from harness import played_flashinfer
-from weft_bench import gpu_check, gpu_check_attention, gpu_worker
+from weft_bench import gpu as command
+from weft_bench.cpu_shapes import DISTINCT
 from weft_bench.errors import WrongAdapter
-from weft_bench.gpu import GROUPS
 from weft_bench.gpu_amounts import TINY, Batch
-from weft_bench.gpu_attention import splits_of
-from weft_bench.gpu_check import CheckContext, Differs, assert_close, assert_near, assert_same
-from weft_bench.gpu_compile import chunk_counts
-from weft_bench.gpu_device import Gpu, find
-from weft_bench.gpu_machine import measured
-from weft_bench.gpu_messages import BENCH, CHECK, COMPILE, OPERATORS, Ended, Job, Message, Outcome, Told
-from weft_bench.gpu_operator import check as check_operator
-from weft_bench.gpu_operator import made
-from weft_bench.gpu_plan import CASES, Plan
+from weft_bench.gpu_device import Gpu
+from weft_bench.gpu_operator import check, made
+from weft_bench.gpu_page import BEYOND_FLOOR, DOCS, WANTED, answers, wanted, write_page
 from weft_bench.gpu_textgen import lengths
-from weft_bench.gpu_worker import ran, side_of
-from weft_kernels.triton.lora import chunk_bucket
-from weft_runner.model.cuda import flashinfer
+from weft_bench.lines import Line, Origin, read
 
-PLAN = Plan(TINY, "tiny", "tiny")
+HERE = Origin(command="make gpu-bench", machine="a GPU", versions="torch 2")
+METRICS = {  # figures of a case: what a page without them would miss
+    "decode": {"step p50", "step p99", "of the bandwidth", "added by adapters", "added beyond the bytes"},
+    "operator": {"time p50", "time p99", "of the bandwidth", "a loop over adapters / ours"},
+    "prefill": {"base p50", "with adapters p50", "with adapters / base", "the LoRA part"},
+    "attention": {"time p50", "time p99", "keys and values"},
+    "slots": {"TTFT p50", "hit rate", "one load p50", "TTFT p50 / (warm TTFT p50 + one load p50)"},
+    "textgen": {"prompt and output tokens", "kept of the base's rate", "rows of a step"},
+    "peft": {"prefill", "decode step", "whole run"},
+}
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Generator[Gpu]:
-    gc.freeze()  # every case collects garbage: not among the modules of this process
-    yield find()
+@pytest.fixture(scope="module", autouse=True)
+def less_garbage() -> Generator[None]:
+    """Every case collects garbage: not among the modules of this process."""
+    gc.freeze()
+    yield
     gc.unfreeze()
 
 
-class Bench:
-    """A worker in this process."""
-
-    def __init__(self, gpu: Gpu, kind: str, folder: Path) -> None:
-        self.told: list[Message] = []
-        self._gpu = gpu
-        self._side = side_of(Job(kind, True, "tests", folder, PLAN), gpu, self.told.append)
-        torch.set_num_threads(1)  # what is tiny gains nothing by a second one
-
-    def run(self, name: str) -> Ended:
-        return ran(self._side, self._gpu, name, seconds=math.inf)
-
-
-@pytest.fixture(scope="module")
-def figures(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """Where launches take no time: what happens to take less than they do has no figure beyond them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_worker, "measured", lambda *given: replace(measured(*given), floor_s=0.0))
-        return Bench(gpu, BENCH, tmp_path_factory.mktemp("bench"))
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case != "peft"])
-def test_every_row_that_a_case_announced_is_measured(
-    figures: Bench, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if case == "flashinfer":
-        play_flashinfer(monkeypatch)
-    figures.told.clear()
-    ended = figures.run(case)
-    assert ended.error == ""
-    lines = [message.line for message in figures.told if isinstance(message, Told)]
-    planned = [(row.case, row.metric) for row in PLAN.rows(case)]
-    assert sorted((line.case, line.metric) for line in lines) == sorted(planned)
-    assert all(line.value is not None for line in lines)
-
-
-def play_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there, and computes here."""
-    monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
-    monkeypatch.setattr(flashinfer, "unsupported_reason", lambda *_, **__: "")
-
-
-def test_without_flashinfer_its_rows_are_not_measured_and_the_log_says_why(
-    figures: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(flashinfer, "unsupported_reason", lambda *_, **__: "it is not installed")
-    figures.told.clear()
-    assert figures.run("flashinfer").error == ""
-    assert figures.told == []
-    assert "not measured: it is not installed" in caplog.text
-
-
-def test_flashinfer_is_checked_where_it_is_there(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checks alone: where it is installed they are among those of the group."""
-    play_flashinfer(monkeypatch)
-    monkeypatch.setattr(CheckContext, "dtypes", (torch.float32, torch.bfloat16))
-    checks = [check for name, check in gpu_check_attention.checks(CheckContext(gpu, tiny=True)) if "FlashInfer" in name]
-    assert len(checks) == len(gpu_check_attention.TINY)
-    for check in checks:
-        check()
-
-
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
-def test_the_same_work_runs_beside_peft(figures: Bench) -> None:
-    figures.told.clear()
-    assert figures.run("peft").error == ""
-    lines = [message.line for message in figures.told if isinstance(message, Told)]
-    assert [(line.case, line.metric) for line in lines] == [(row.case, row.metric) for row in PLAN.rows("peft")]
-    assert all(line.value and line.baseline for line in lines)
-
-
-@pytest.fixture(scope="module")
-def checks(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(gpu, CHECK, tmp_path_factory.mktemp("checks"))
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_check_passes(checks: Bench, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft_bench.gpu_check_loading.LOAD_S", None)  # however busy this processor is
-    checks.told.clear()
-    ended = checks.run(group)
-    outcomes = [message for message in checks.told if isinstance(message, Outcome)]
-    assert ended.error == ""
-    assert outcomes
-    assert [outcome for outcome in outcomes if outcome.fault] == []
-
-
-@pytest.mark.parametrize("name", [OPERATORS, "tiny"])
-def test_kernels_are_compiled_ahead(gpu: Gpu, tmp_path: Path, name: str) -> None:
-    assert Bench(gpu, COMPILE, tmp_path).run(f"{name} 1/8").error == ""
-
-
-# ---- what is wrong is found
-
-
-def test_a_check_that_fails_is_told_and_the_next_one_runs(
-    checks: Bench, monkeypatch: pytest.MonkeyPatch, gpu: Gpu
-) -> None:
-    def wrong() -> None:
-        assert_same(torch.zeros(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 0.0]]))
-
-    def broken() -> None:
-        raise ZeroDivisionError("not this one")
-
-    def group(context: CheckContext) -> Iterator[gpu_check.Check]:
-        yield from (("wrong", wrong), ("broken", broken), ("right", lambda: None))
-
-    monkeypatch.setattr("weft_bench.gpu_check_sampling.checks", group)
-    checks.told.clear()
-    assert checks.run("sampling").error == ""
-    faults = [message.fault for message in checks.told if isinstance(message, Outcome)]
-    assert faults[0] == "1 of 6 are not the same; first at [1, 1]: 0 is not 5"
-    assert "ZeroDivisionError: not this one" in faults[1]
-    assert faults[2] == ""
-
-
-@pytest.mark.parametrize("compare", [assert_close, assert_near])
-def test_nan_is_far_from_everything(compare) -> None:
-    right = torch.ones(3, 4)
-    compare(right.clone(), right, 1e-6)
-    broken = right.clone()
-    broken[1, 2] = torch.nan
-    with pytest.raises(Differs):
-        compare(broken, right, 1e-6)
+@pytest.mark.parametrize("case", command.CASES)
+def test_a_case_measures_its_figures_and_what_the_page_wants_of_it(case: str, tmp_path: Path) -> None:
+    lines: list[Line] = []
+    command.measure([case], TINY, lines.append, "make gpu-bench", tmp_path)
+    torch.set_num_threads(1)  # what is tiny gains nothing by a second one
+    lines = [line for line in lines if not line.of_machine]
+    names = [(line.case, line.metric) for line in lines]
+    assert {metric for _, metric in names} >= METRICS[case]
+    assert {(each.case, each.metric) for each in wanted(TINY).get(case, ())} <= {*names}
+    assert len(names) == len({*names})
+    assert {line.metric for line in lines if line.value is None} <= {BEYOND_FLOOR}, "less than the floor, at most"
+    assert case != "peft" or all(line.value and line.baseline for line in lines)
 
 
 def test_an_operator_with_another_adapter_is_no_figure(gpu: Gpu) -> None:
-    case = made(gpu, TINY.operators[0], Batch(2, "Distinct"))
-    check_operator(case)
+    case = made(gpu, TINY.operators[0][0], Batch(2, DISTINCT))
+    check(case)
     first, second = case.dense.segments
     case.dense.segments[:] = [replace(first, a=second.a, b=second.b), replace(second, a=first.a, b=first.b)]
     with pytest.raises(WrongAdapter, match="off by"):
-        check_operator(case)
-
-
-def test_chunk_counts_make_all_launches_there_are() -> None:
-    def launches(chunks: int) -> tuple[int, int]:
-        return chunk_bucket(chunks), splits_of(chunks, 8, 132)[1].bit_length()
-
-    counts = chunk_counts(8, 64, 132)
-    assert {launches(n) for n in counts} == {launches(n) for n in range(1, 65)}
-    assert len(counts) < 12
+        check(case)
 
 
 def test_lengths_are_those_of_the_recipe() -> None:
@@ -196,11 +75,65 @@ def test_lengths_are_those_of_the_recipe() -> None:
     assert 1000 < sum(map(sum, found)) / len(found) < 1050
 
 
-def test_a_whole_command_with_a_process_of_its_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "weft_bench.gpu", "bench", "--tiny", "--no-compile", "--cases", "attention"]
-    done = subprocess.run(
-        [*command, "--budget-s", "3600", "--out", str(tmp_path)], capture_output=True, text=True, check=False
+def test_rows_of_an_adapter_are_beside_each_other() -> None:
+    assert Batch(5, "Uniform").adapters == [0, 0, 1, 1, 2]
+    assert (Batch(4, "base").adapters, Batch(4, "base").n_adapters) == ([None] * 4, 0)
+
+
+# ---- the page
+
+
+def test_no_two_figures_that_are_wanted_have_one_name() -> None:
+    assert len({(each.case, each.metric) for each in WANTED}) == len(WANTED)
+
+
+def test_the_page_has_a_papers_figure_beside_ours_or_says_that_it_is_not_measured(tmp_path: Path) -> None:
+    one = next(each for each in WANTED if each.published == "Punica 116")
+    text = answers([HERE.line(one.case, one.metric, 12.5, one.unit)])
+    assert f"| {one.case} | time p50 [us] | Punica 116 |  | 12.5 us (a GPU) |" in text
+    assert text.count("not measured") == len(WANTED) - 1
+    assert "Nothing has been measured yet" in write_page(tmp_path).read_text()
+
+
+def test_the_page_is_current(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    raw = DOCS / "raw" / "gpu.jsonl"
+    if raw.exists():
+        (tmp_path / "raw" / raw.name).write_text(raw.read_text())
+    assert write_page(tmp_path).read_text() == (DOCS / "gpu.md").read_text(), "python -m weft_bench.gpu --page"
+
+
+# ---- the command
+
+
+def test_a_case_that_breaks_off_costs_itself_alone_and_is_named(tmp_path: Path) -> None:
+    """In processes of their own. The one that breaks off is known to nobody but the first process."""
+    code = (
+        "import sys, weft_bench.gpu as gpu; gpu.CASES = {'beauty': 3600.0, 'attention': 3600.0}; "
+        "sys.exit(gpu.main(sys.argv[1:]))"
     )
-    assert done.returncode == 0, done.stderr
-    assert "attention" in done.stdout
-    assert (tmp_path / "gpu.md").exists()
+    words = ["--budget-s", "3600", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert "s, broke off with exit code 2" in said
+    assert f"make gpu-bench GPU_FLAGS='--budget-s 3600 --out {tmp_path} beauty'" in said
+    lines = read(tmp_path / "raw" / "gpu.jsonl")
+    assert METRICS["attention"] <= {line.metric for line in lines}
+    assert {line.command for line in lines} == {f"make gpu-bench GPU_FLAGS='--budget-s 3600 --out {tmp_path.name}'"}
+    assert "keys and values" in (tmp_path / "gpu.md").read_text()
+
+
+def test_without_a_gpu_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "no_gpu", lambda: "there is no GPU")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert command.main([]) == 3
+    assert capsys.readouterr().err == "error: there is no GPU\n"
+
+
+@pytest.mark.parametrize(("words", "said"), [(["beauty"], "none of decode"), (["--model", "9B"], "9B")])
+def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

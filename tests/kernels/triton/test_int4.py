@@ -5,11 +5,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.int4 import rounded_to_int4
+from harness.on_device import BF16, FP32, TOLERANCES, assert_close, name_of, sized
+from weft_bench.gpu_device import Gpu
 from weft_kernels.int4 import GROUP, dequantised, quantised
 from weft_kernels.triton.int4 import BLOCK_OUT, FEW_ROWS, LEAST_GROUPS, linear, pack
 
-# What fp64 of the same inputs may differ by, relative to the largest value: sums of fp32, and what is stored.
-RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+pytestmark = pytest.mark.gpu
+
+# (inputs, outputs) of models: split and not, groups and blocks of outputs that are not full, outputs of a head
+SHAPES = sized(gpu=((4096, 6144), (14336, 4096), (4096, 28672), (4096, 128256), (1040, 1000)), interpreted=((80, 40),))
+ROWS = sized(gpu=(1, 2, 3, 8, 9, 16, 31, 64, 65, 300, 2048), interpreted=(3, 9))
+MOST_NUMBERS = 1 << 28  # of a product that is checked: fp64 takes its time
 
 
 def check(device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.dtype, seed: int, sms: int = 4) -> None:
@@ -28,7 +35,23 @@ def check(device: torch.device, rows: int, n_in: int, n_out: int, dtype: torch.d
     )  # fmt: skip
     assert y.dtype == dtype
     assert y.shape == expected.shape
-    assert (y.cpu().double() - expected).abs().max() <= RELATIVE[dtype] * (expected.abs().max() + 1)
+    assert_close(y, expected, TOLERANCES[dtype].product)
+
+
+@pytest.mark.parametrize("dtype", [FP32, *sized(gpu=[BF16], interpreted=[])], ids=name_of)
+@pytest.mark.parametrize(
+    ("rows", "n_in", "n_out"),
+    [(rows, *shape) for shape in SHAPES for rows in ROWS if rows * shape[1] <= MOST_NUMBERS],
+)
+def test_products_of_a_models_shapes(gpu: Gpu, rows: int, n_in: int, n_out: int, dtype: torch.dtype) -> None:
+    """Made on the device: the largest matrix has half a billion numbers."""
+    generator = torch.Generator(gpu.device).manual_seed(rows)
+    weight = torch.randn(n_out, n_in, device=gpu.device, generator=generator) * n_in**-0.5
+    x = torch.randn(rows, n_in, device=gpu.device, generator=generator).to(dtype)
+    bias = torch.randn(n_out, device=gpu.device, generator=generator)
+    y = linear(x, pack(weight), n_out, sms=gpu.sms, bias=bias)
+    expected = x.double() @ rounded_to_int4(weight).double().T + bias.double()
+    assert_close(y, expected, TOLERANCES[dtype].product)
 
 
 @settings(max_examples=10, deadline=None)

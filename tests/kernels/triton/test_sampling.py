@@ -1,7 +1,10 @@
 """The device's choices are those of the host's chooser in numpy, token for token."""
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.on_device import sized
 from weft.domain.request import Sampling
 from weft_kernels.triton.sampling import LISTED, SHARE, DeviceSampler, argmax, shift
 from weft_runner.core.sampling import logit_adjustments
@@ -18,6 +22,8 @@ from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
 NAN, INF = math.nan, math.inf
+
+pytestmark = pytest.mark.gpu
 
 
 # ---- argmax
@@ -219,6 +225,21 @@ def test_what_is_scaled_banned_and_cut_is_what_numpy_has(
     assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "log probabilities are of the raw logits"
 
 
+@pytest.mark.parametrize("broken", [NAN, INF])
+@pytest.mark.parametrize("beside", [{}, {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_k": 40}, {"min_p": 0.5}, {"top_k": 3, "min_p": 0.1}], ids=str)
+def test_a_row_that_is_broken_has_no_token_however_it_is_cut(
+    cut: Any, beside: Any, broken: float, device: torch.device
+) -> None:
+    logits = logits_of("normal", 3, 100, 0)
+    logits[1, 6] = broken
+    draws = [SamplingArgs(Sampling(seed=row, temperature=0.7, **cut), row) for row in range(2)]
+    draws.append(SamplingArgs(Sampling(seed=2, temperature=0.7, **beside), 2))
+    found = GpuSampler(3, 100, device).tokens(logits.to(device), draws).tolist()
+    assert found[1] == -1
+    assert found == [-1 if choice is None else choice.token for choice in sample(logits.numpy(), draws)]
+
+
 @pytest.mark.parametrize("kind", ["all equal", "narrow", "many ties", "normal"])
 def test_a_bin_with_more_tokens_than_are_listed_is_searched_in_the_row(kind: str, device: torch.device) -> None:
     draws = [SamplingArgs(Sampling(seed=row, temperature=1.0, top_p=p), 1) for row, p in enumerate([0.3, 0.95, 1.0])]
@@ -256,16 +277,16 @@ def test_scratch_that_was_used_before_does_not_show(device: torch.device) -> Non
 
 @pytest.mark.parametrize("vocab", [1, 31, 33, 300, SHARE + 33])
 def test_masked_rows_draw_what_numpy_draws_beside_rows_without_a_mask(vocab: int, device: torch.device) -> None:
-    random = np.random.default_rng(vocab)
+    numbers = np.random.default_rng(vocab)
     biased = Sampling(seed=5, temperature=1.0, logit_bias=((0, 1.5),))
     draws = [
         SamplingArgs(s, 3, logit_adjustments(s, ()), token_mask(allowed, None, vocab))
         for s, allowed in (
             (Sampling(), ()),
             (Sampling(), [vocab - 1]),
-            (Sampling(seed=1, temperature=1.0, top_p=0.9), np.flatnonzero(random.random(vocab) < 0.2).tolist()),
+            (Sampling(seed=1, temperature=1.0, top_p=0.9), np.flatnonzero(numbers.random(vocab) < 0.2).tolist()),
             (Sampling(seed=2, temperature=0.7), ()),
-            (biased, np.flatnonzero(random.random(vocab) < 0.6).tolist()),
+            (biased, np.flatnonzero(numbers.random(vocab) < 0.6).tolist()),
             (Sampling(), [0]),
         )
     ]
@@ -284,3 +305,92 @@ def test_padding_and_tokens_outside_the_vocabulary_are_passed_over(device: torch
     assert shifted.tolist() == [[0.0, 1.5, 2.0, 3.0, 2.0], [5.0, 6.0, 7.0, 8.0, 9.0]]
     shift(shifted, logits, rows[:0], tokens[:0], put([], device, torch.float64))
     assert torch.equal(shifted, logits)
+
+
+# ---- whole batches over a model's vocabulary
+
+TEMPERATURES = (0.01, 0.7, 1.0, 3.0, 100.0)
+TOP_P = (1.0, 0.9, 0.1, 1e-6)
+Make = Callable[[random.Random, int, int], SamplingArgs]  # of a row and a vocabulary
+
+
+def mixed_logits(n_rows: int, vocab: int) -> torch.Tensor:
+    """Sharp and flat rows, rows with ties, with impossible tokens, all alike, and broken ones."""
+    logits = torch.randn(n_rows, vocab, generator=torch.Generator().manual_seed(vocab))
+    for row in range(n_rows):
+        match row % 8:
+            case 1:
+                logits[row] *= 8
+            case 2:
+                logits[row] = (logits[row] * 2).round() / 2
+            case 3:
+                logits[row, vocab // 3 :] = -math.inf
+            case 4:
+                logits[row] = 1.5
+            case 5 if row % 16 == 5:
+                logits[row, row % vocab] = math.nan
+            case 6 if row % 16 == 6:
+                logits[row, row % vocab] = math.inf
+            case _:
+                logits[row] *= 3
+    return logits
+
+
+def random_sampling(rng: random.Random, row: int, *, top_p: float) -> Sampling:
+    return Sampling(seed=rng.getrandbits(63), temperature=TEMPERATURES[row % len(TEMPERATURES)], top_p=top_p)
+
+
+def plain_args(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
+    return SamplingArgs(Sampling(), row)
+
+
+def drawn_args(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
+    return SamplingArgs(random_sampling(rng, row, top_p=TOP_P[row % len(TOP_P)]), row)
+
+
+def whole_args(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
+    """No row cuts: the device then launches less."""
+    return SamplingArgs(random_sampling(rng, row, top_p=1.0), row)
+
+
+def shifted_args(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
+    """Biases and penalties; every third row greedy, every fourth without any."""
+    base = Sampling() if row % 3 == 0 else random_sampling(rng, row, top_p=0.9)
+    bias = tuple((token, rng.uniform(-5, 5)) for token in rng.sample(range(vocab), min(vocab, 20)))
+    if row % 4 == 0:
+        return SamplingArgs(base, row)
+    shifted = Sampling(
+        seed=base.seed, temperature=base.temperature, top_p=base.top_p, frequency_penalty=0.5, presence_penalty=0.25,
+        logit_bias=bias,
+    )  # fmt: skip
+    return SamplingArgs(shifted, row, logit_adjustments(shifted, rng.choices(range(vocab), k=50)))
+
+
+def cut_args(rng: random.Random, row: int, vocab: int) -> SamplingArgs:
+    """Repetition penalty, banned tokens, min_p and top_k; some rows have one of the last two alone."""
+    base = random_sampling(rng, row, top_p=TOP_P[row % len(TOP_P)])
+    tokens = rng.choices(range(vocab), k=60)
+    cut = replace(
+        base, top_k=(0, 1, 40, vocab // 2)[row % 4], min_p=(0.0, 0.05, 1.0)[row % 3], repetition_penalty=1.25,
+        presence_penalty=0.5, logit_bias=((tokens[0], 3.0),), bad_words=((tokens[1],), (tokens[2], tokens[3])),
+    )  # fmt: skip
+    return SamplingArgs(cut, row, logit_adjustments(cut, tokens[:3], tokens[3:]))
+
+
+BATCHES: dict[str, Make] = {
+    "likeliest": plain_args,
+    "drawn": drawn_args,
+    "drawn from all of it": whole_args,
+    "shifted": shifted_args,
+    "scaled, banned and cut": cut_args,
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("vocab", sized(gpu=(257, 32000, 128256, 151936), interpreted=(100,)))
+def test_batches_of_all_sorts_of_rows_draw_what_numpy_draws(vocab: int, batch: str, device: torch.device) -> None:
+    rng, n_rows = random.Random(vocab), sized(gpu=64, interpreted=8)
+    logits = mixed_logits(n_rows, vocab)
+    draws = [BATCHES[batch](rng, row, vocab) for row in range(n_rows)]
+    found = GpuSampler(n_rows, vocab, device).tokens(logits.to(device), draws).tolist()
+    assert found == [-1 if choice is None else choice.token for choice in sample(logits.numpy(), draws)]

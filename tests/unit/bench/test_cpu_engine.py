@@ -11,10 +11,11 @@ from weft_bench.cpu_engine import Ask, Life, Played, Sizes, Subject
 from weft_bench.cpu_loading import SLOTS, Stream
 from weft_bench.cpu_models import adapter, base_model, files
 from weft_bench.cpu_shapes import DISTINCT, MIXED_RANKS, RANK, UNIFORM
-from weft_bench.cpu_slots import STREAMS, Parts, over_allowed, parts, settled
+from weft_bench.cpu_slots import STREAMS
 from weft_bench.cpu_witness import Beat, SlotLoad
 from weft_bench.errors import EngineRefused, WrongAdapter
 from weft_bench.roofline import Shape, lora_bytes
+from weft_bench.slot_parts import Parts, over_allowed, parts, settled
 
 SMALLEST = Shape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48, vocab=64)
 
@@ -174,7 +175,7 @@ def test_a_time_to_first_token_is_parted_at_the_load_it_waited_for(load: SlotLoa
 def test_the_first_request_of_each_stream_is_left_out() -> None:
     lives = [Life(Ask("a", [1], 1), posted=0, first=100) for _ in range(STREAMS)]
     lives += [Life(Ask("b", [1], 1), posted=10, first=20)]
-    found = settled(Played(lives, (), 1.0), [SlotLoad("b", seated=17, seconds=4, n_bytes=1)])
+    found = settled(Played(lives, (), 1.0), [SlotLoad("b", seated=17, seconds=4, n_bytes=1)], STREAMS)
     assert found == [Parts(3, 4, 3, hit=False)]
 
 

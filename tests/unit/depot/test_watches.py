@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
-from weft_depot.watches import Watches
+from weft_depot.watches import OWN_DISK, Watches
 
 
 def edit(bench: Bench) -> None:
@@ -94,7 +94,7 @@ def test_a_young_source_has_no_watch(bench: Bench) -> None:
 
 
 def test_what_is_not_known_has_changed_and_the_longest_unasked_go_first(tmp_path: Path) -> None:
-    watched = Watches(set[str], limit=2)
+    watched = Watches(set[str], lambda _: False, limit=2)
     status = tmp_path.stat()
     mark = (str(tmp_path), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     first, second = watched.add("a", (mark,), ()), watched.add("b", (mark,), ())
@@ -102,3 +102,14 @@ def test_what_is_not_known_has_changed_and_the_longest_unasked_go_first(tmp_path
     third = watched.add("c", (mark,), ())
     assert watched.by_host([first, second, third, "x"]) == {"a": [first], None: [second, "x"], "c": [third]}
     assert watched.changed([first, second, third]) == [second]
+
+
+def test_the_digest_of_an_artifact_is_current_while_the_depot_holds_it_whole(bench: Bench) -> None:
+    watch(bench)
+    digest, absent = bench.resolved.digest, "sha256:" + "0" * 64
+    watches = bench.resolver.watches
+    assert watches.by_host([digest, "sha256:1"]) == {OWN_DISK: [digest], None: ["sha256:1"]}
+    assert watches.changed([digest, absent]) == [absent]
+    manifest = bench.store.manifest(digest)
+    bench.store.path(manifest.files[0].digest).unlink()
+    assert watches.changed([digest]) == [digest]

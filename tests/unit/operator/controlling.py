@@ -31,7 +31,7 @@ from weft_operator.core.artifacts import OperationStatus, Request
 from weft_operator.core.reconcile import Policy
 from weft_operator.core.resources import Kind, Object, Ref
 from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
-from weft_operator.errors import DepotUnavailable, NoEffect
+from weft_operator.errors import DepotUnavailable, StaleWrite
 from weft_operator.local.objects import ObjectStore
 
 
@@ -146,7 +146,7 @@ class FakeBackend:
     def write(self, action: SetStatus) -> Object:
         if self.break_next:
             self.break_next -= 1
-            raise NoEffect("changed meanwhile") if self.break_next % 2 else RuntimeError("disk on fire")
+            raise StaleWrite("changed meanwhile") if self.break_next % 2 else RuntimeError("disk on fire")
         return self.store.set_status(action.ref, action.uid, action.resource_version, action.status)
 
     async def remove_finalizer(self, action: RemoveFinalizer) -> None:

@@ -263,10 +263,8 @@ class World:
         after.demand, after.scheduler_speaks = dict(self.demand), self.scheduler_speaks
         if not nothing_runs:
             after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
-        resources = [after.desired.get(ref) for ref in after.desired.refs()]
-        for resource in resources:
-            assert resource is not None
-            if known := resolution_from_status(resource, after.desired, after.observed):
+        for resource in (*after.desired.pools.values(), *after.desired.adapters.values()):
+            if known := resolution_from_status(resource, after.desired, after.observed, after.now):
                 after.observed.resolutions[resource.meta.uid] = known
         after.observed.retention.started_at = after.now
         return after

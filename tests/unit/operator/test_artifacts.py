@@ -41,15 +41,15 @@ def test_a_body_leaves_out_what_is_absent() -> None:
 
 
 def test_steps_towards_a_repeated_answer_are_no_news() -> None:
-    first = updated(started(None, ONE), verified("a"), 1.0)
-    again = started(first, ONE)
+    first = updated(started(None, ONE, 0.0), verified("a"), 1.0)
+    again = started(first, ONE, 0.0)
     assert updated(again, OperationStatus("Validated", None, {"rank": 1}), 2.0) == again
     assert again.answer == verified("a")
 
 
 def test_another_question_forgets_the_answer_and_keeps_what_is_good() -> None:
-    first = updated(started(None, ONE), verified("a"), 1.0, pool_ref())
-    other = started(first, TWO)
+    first = updated(started(None, ONE, 0.0), verified("a"), 1.0, pool_ref())
+    other = started(first, TWO, 0.0)
     assert other.answer == OperationStatus()
     assert (
         other.verified
@@ -59,8 +59,8 @@ def test_another_question_forgets_the_answer_and_keeps_what_is_good() -> None:
 
 
 def test_a_depot_that_cannot_be_asked_says_nothing_about_the_source() -> None:
-    first = updated(started(None, ONE), verified("a"), 1.0)
-    after = unreachable(started(first, ONE), 5.0)
+    first = updated(started(None, ONE, 0.0), verified("a"), 1.0)
+    after = unreachable(started(first, ONE, 0.0), 5.0)
     assert (after.answer, after.verified, after.running) == (first.answer, first.verified, False)
     assert after.due_at(2.0) == 7.0
 
@@ -69,7 +69,7 @@ def test_a_depot_that_cannot_be_asked_says_nothing_about_the_source() -> None:
 def test_the_pause_is_bounded_and_success_resets_it(history: list[str]) -> None:
     resolution: Resolution | None = None
     for now, what in enumerate(history):
-        resolution = started(resolution, ONE)
+        resolution = started(resolution, ONE, 0.0)
         if what == "silent":
             resolution = unreachable(resolution, float(now))
         else:
@@ -83,7 +83,7 @@ def test_the_pause_is_bounded_and_success_resets_it(history: list[str]) -> None:
 def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:
     resolution: Resolution | None = None
     for _ in range(12):
-        resolution = updated(started(resolution, ONE), failed("SourceUnreachable"), 0.0)
+        resolution = updated(started(resolution, ONE, 0.0), failed("SourceUnreachable"), 0.0)
     assert resolution is not None
     assert resolution.due_at(2.0) == 60.0
 
@@ -99,7 +99,7 @@ def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:
     ],
 )
 def test_a_status_tells_what_was_good(status: dict[str, Any], answer: OperationStatus | None, has_good: bool) -> None:
-    found = from_status(ONE, status, 2, pool_ref())
+    found = from_status(ONE, status, 2, pool_ref(), 0.0)
     assert (found.answer if found else None) == answer
     assert bool(found and found.verified) is has_good
 
@@ -109,7 +109,7 @@ def test_a_status_tells_of_a_failure_with_its_reason() -> None:
         {"type": "Validated", "status": "True", "reason": "Validated", "message": ""},
         {"type": "Fetched", "status": "False", "reason": "NotFinite", "message": "NaN"},
     ]
-    found = from_status(ONE, {"observedGeneration": 1, "conditions": conditions}, 1, None)
+    found = from_status(ONE, {"observedGeneration": 1, "conditions": conditions}, 1, None, 0.0)
     assert found is not None
     assert (found.answer.reason, found.answer.message, found.verified) == ("NotFinite", "NaN", None)
     assert found.answer.verdict is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
-from weft_operator.errors import Conflict, Expired, NoEffect, NotFound
+from weft_operator.errors import Conflict, Expired, NotFound, StaleWrite
 from weft_operator.local.objects import HISTORY, Event, ObjectStore, check_store
 
 
@@ -68,11 +68,11 @@ def test_a_status_made_from_an_older_version_has_no_effect() -> None:
     _, first = store.apply(adapter_object("upper"))
     store.apply(adapter_object("upper", pinned=True))
     meta = first["metadata"]
-    with pytest.raises(NoEffect, match="has changed"):
+    with pytest.raises(StaleWrite, match="has changed"):
         store.set_status(adapter_ref("upper"), meta["uid"], meta["resourceVersion"], {})
     store.delete(adapter_ref("upper"))
     store.apply(adapter_object("upper"))
-    with pytest.raises(NoEffect, match="gone"):
+    with pytest.raises(StaleWrite, match="gone"):
         store.set_status(adapter_ref("upper"), meta["uid"], meta["resourceVersion"], {})
 
 
@@ -194,7 +194,7 @@ class Model(RuleBasedStateMachine):
         try:
             self.store.set_status(adapter_ref(meta["name"]), meta["uid"], version, {"value": value})
             assert not stale
-        except NoEffect:
+        except StaleWrite:
             assert stale
 
     @precondition(lambda self: self.cache)

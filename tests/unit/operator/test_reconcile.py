@@ -1,5 +1,6 @@
 """The planner as tables: one situation, what is ordered, what the conditions say."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,8 +19,8 @@ from tests.unit.operator.planning import (
     verified,
 )
 from weft_operator.core.actions import Action, EnsureRunner, RemoveRunner, Resolve
-from weft_operator.core.artifacts import OperationStatus
-from weft_operator.core.reconcile import Policy, requeue_at, resolve_period_s
+from weft_operator.core.artifacts import OperationStatus, source_changed
+from weft_operator.core.reconcile import PROGRESS_S, Policy, requeue_at, resolve_period_s
 from weft_operator.core.resources import FINALIZER
 from weft_operator.core.scaling import ANSWER_S
 from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
@@ -172,6 +173,7 @@ def test_conditions_tell_how_far_a_content_has_come(
     serving.contents["file:new"] = answer
     serving.apply(adapter_object("new"))
     serving.settle()
+    serving.wait(PROGRESS_S)
     assert serving.condition(adapter_ref("new"), "Validated") == validated
     assert serving.condition(adapter_ref("new"), "Fetched") == fetched
     assert serving.condition(adapter_ref("new"), "Ready") == ("False", fetched[1])
@@ -318,21 +320,6 @@ def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: W
     for _ in range(16):
         world.wait(5.0)
     assert sum(request.uri == "file:a0" for request in world.asked) == asked + 2  # every 40 s
-
-
-def test_another_pool_is_another_base_so_the_old_content_stops(serving: World) -> None:
-    serving.contents["file:second"] = OperationStatus("Fetched", digest("e"), {})
-    serving.apply(pool_object("second"))
-    serving.settle()
-    serving.contents["file:upper"] = failed("ShapeMismatch")
-    serving.apply(adapter_object("upper", pool="default/second"))
-    serving.settle()
-    assert serving.condition(adapter_ref("upper"), "Ready") == ("False", "ShapeMismatch")
-    assert [entry.name for entry in serving.routed.values()] == ["lower"]
-    assert [(entry.name, entry.reason) for entry in serving.unserved.values()] == [("upper", "ShapeMismatch")]
-    serving.contents["file:upper"] = verified("a")
-    serving.wait(3)
-    assert not serving.unserved
 
 
 def test_a_new_base_that_an_adapter_does_not_fit_stops_it(serving: World) -> None:
@@ -560,16 +547,63 @@ def test_what_the_manifest_says_of_the_source_is_what_the_depot_is_asked(world: 
     assert next(iter(world.routed.values())).tier == "Host"
 
 
-def test_sources_that_others_serve_are_asked_for_less_often(world: World) -> None:
-    world.contents["hf:acme/upper"] = verified("a")
+def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None:
     world.apply(pool_object())
-    world.apply(adapter_object("upper", source={"uri": "hf:acme/upper"}))
+    world.settle()
+    writes = world.status_writes
+    world.contents["file:quick"], world.contents["file:slow"] = verified("a"), OperationStatus("Pending")
+    world.apply(adapter_object("quick"))
+    world.apply(adapter_object("slow"))
+    world.settle()
+    assert "conditions" not in (world.store.get(adapter_ref("slow")).get("status") or {})
+    assert world.condition(adapter_ref("quick"), "Ready") == ("True", "Published")
+    assert world.status_writes == writes + 3, "the adapter's, and its pool's counts"
+    when = requeue_at(adapter_ref("slow"), world.desired, world.observed, world.now, world.policy)
+    assert when is not None
+    world.wait(when - world.now)
+    assert world.condition(adapter_ref("slow"), "Ready") == ("False", "Resolving")
+
+
+def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:
+    for name in ("once", "often"):
+        world.contents[f"hf:acme/{name}"] = verified("a")
+    world.apply(pool_object())
+    world.apply(adapter_object("once", source={"uri": "hf:acme/once"}))
+    world.apply(adapter_object("often", source={"uri": "hf:acme/often", "pollInterval": "1m"}))
     world.settle()
     for _ in range(50):
         world.wait(2.1)
-    asked = [request.uri for request in world.asked]
-    assert asked.count("hf:acme/upper") == 2
-    assert asked.count("file:base") > 40
+    asked = Counter(request.uri for request in world.asked)
+    assert asked["hf:acme/once"] == 1
+    assert asked["hf:acme/often"] == 2
+    assert asked["file:base"] > 40
+
+
+def test_a_new_leader_asks_the_hub_for_nothing_that_is_known(world: World) -> None:
+    contents = {"hf:acme/good": replace(verified("a"), watch=digest("a")), "hf:acme/bad": failed("SourceNotFound")}
+    world.contents |= contents
+    world.apply(pool_object(model={"name": "base", "uri": "hf:acme/base"}))
+    world.contents["hf:acme/base"] = fetched_base()
+    for uri in contents:
+        world.apply(adapter_object(uri.rpartition("/")[2], source={"uri": uri}))
+    world.settle()
+    after = world.restarted()
+    after.settle()
+    assert [request.uri for request in after.asked] == ["hf:acme/bad"]
+    uid = after.store.get(adapter_ref("good"))["metadata"]["uid"]
+    assert after.observed.resolutions[uid].answer.watch == digest("a"), "the depot is asked whether it holds it"
+    after.observed.resolutions[uid] = source_changed(after.observed.resolutions[uid])
+    after.settle()
+    assert [request.uri for request in after.asked] == ["hf:acme/bad", "hf:acme/good"]
+
+
+def test_a_remote_source_that_fails_is_asked_for_ever_less_often(world: World) -> None:
+    world.apply(pool_object())
+    world.apply(adapter_object("upper", source={"uri": "hf:acme/upper"}))
+    world.settle()
+    for _ in range(720):
+        world.wait(10.0)
+    assert 10 <= Counter(request.uri for request in world.asked)["hf:acme/upper"] <= 20
 
 
 def test_a_changed_pool_replaces_its_runners_one_at_a_time(world: World) -> None:
@@ -676,3 +710,105 @@ def test_after_a_restart_nothing_is_dropped_before_everything_has_drained(servin
     assert after.kept is None
     after.wait(2)
     assert after.kept == {BASE, digest("c")}
+
+
+def test_a_pool_is_ready_once_every_wanted_runner_serves(world: World) -> None:
+    world.ready_runners = False
+    world.apply(pool_object(replicas=2))
+    world.settle()
+    assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
+    runners = world.observed.runners[pool_ref()]
+    runners[0] = replace(runners[0], state="Ready")
+    world.answers()
+    world.settle()
+    assert world.condition(pool_ref(), "Available") == ("True", "RunnersReady")
+    assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
+    runners[1] = replace(runners[1], state="Ready")
+    world.answers()
+    world.settle()
+    assert world.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
+    world.apply(pool_object(replicas=0))
+    world.settle()
+    assert world.condition(pool_ref(), "Ready") == ("True", "ScaledToZero")
+
+
+def test_runners_of_a_paused_pool_stay_as_they_are_and_adapters_are_served(serving: World) -> None:
+    runners = dict(serving.observed.runners[pool_ref()])
+    changed = {"replicas": 3, "kvCache": {"pageTokens": 16, "pages": 2048}}
+    serving.apply(pool_object(**changed, paused=True))
+    serving.contents["file:new"] = verified("d")
+    serving.apply(adapter_object("new"))
+    serving.wait(60)
+    assert serving.observed.runners[pool_ref()] == runners
+    assert serving.condition(pool_ref(), "Progressing") == ("Unknown", "Paused")
+    assert serving.condition(pool_ref(), "Ready") == ("False", "Paused")
+    assert serving.condition(adapter_ref("new"), "Ready") == ("True", "Published")
+    serving.apply(pool_object(**changed, paused=False))
+    serving.wait(60)
+    assert len(serving.observed.runners[pool_ref()]) == 3
+    assert serving.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
+
+
+def moving(world: World) -> None:
+    """A Ready adapter of one pool names another one, whose runners do not serve yet."""
+    world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.settle()
+    world.ready_runners = False
+    world.apply(pool_object("other"))
+    world.settle()
+    world.apply(adapter_object("upper", pool="default/other"))
+    world.settle()
+
+
+def pool_of_route(world: World) -> str:
+    (entry,) = world.routed.values()
+    return entry.pool
+
+
+def test_an_adapter_that_moves_is_served_by_the_old_pool_until_the_new_one_takes_requests(world: World) -> None:
+    moving(world)
+    assert pool_of_route(world) == "default/base"
+    assert world.condition(adapter_ref("upper"), "Fetched") == ("True", "Fetched")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert world.status(adapter_ref("upper"))["pool"] == "default/base"
+    runners = world.observed.runners[pool_ref("other")]
+    runners[0] = replace(runners[0], state="Ready")
+    world.answers()
+    world.settle()
+    assert pool_of_route(world) == "default/other"
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "Published")
+    assert world.status(adapter_ref("upper"))["pool"] == "default/other"
+
+
+def test_a_restart_while_an_adapter_moves_changes_nothing(world: World) -> None:
+    moving(world)
+    after = world.restarted()
+    after.settle()
+    assert pool_of_route(after) == "default/base"
+
+
+def test_an_adapter_that_moves_to_a_pool_that_refuses_its_content_stays_where_it_serves(world: World) -> None:
+    world.ready_runners = True
+    world.contents["file:other"] = OperationStatus("Fetched", digest("e"), fetched_base().verdict)
+    world.apply(pool_object())
+    world.apply(adapter_object("upper"))
+    world.apply(pool_object("other"))
+    world.settle()
+    world.contents["file:upper"] = failed("ShapeMismatch")
+    world.apply(adapter_object("upper", pool="default/other"))
+    world.settle()
+    assert pool_of_route(world) == "default/base"
+    assert world.condition(adapter_ref("upper"), "Fetched") == ("False", "ShapeMismatch")
+    assert world.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
+    world.contents["file:upper"] = verified("d")
+    world.wait(3)
+    assert pool_of_route(world) == "default/other"
+
+
+def test_an_adapter_that_moves_away_from_a_deleted_pool_waits_for_the_new_one(world: World) -> None:
+    moving(world)
+    world.store.delete(pool_ref())
+    world.settle()
+    assert not world.routed or pool_of_route(world) == "default/other"

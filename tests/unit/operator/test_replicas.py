@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.unit.operator.cluster import ClusterWorld
 from tests.unit.operator.planning import BASE, adapter_object, adapter_ref, digest, failed, pool_object, pool_ref
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, RoleCounts
@@ -19,6 +21,7 @@ from weft_operator.core.reconcile import UNLOAD_GRACE_S, requeue_at
 from weft_operator.core.resources import FINALIZER
 from weft_operator.core.scaling import ANSWER_S
 from weft_operator.core.state import APPLY_RETRY_S, ObjectKey, Pod, PoolReport
+from weft_operator.errors import NotFound
 
 PHASES = ("Prompt", "Token")
 UNIFIED = {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
@@ -399,7 +402,7 @@ def test_pods_that_do_not_come_up_are_told_with_their_reason(cluster: ClusterWor
             cluster.observed.pods[pool_ref()] = pods
         assert cluster.condition(pool_ref(), "Progressing") == ("False", state)
         messages = [c["message"] for c in cluster.status(pool_ref())["conditions"]]
-        assert messages.count(message) == 2
+        assert messages.count(message) == 3, "Available, Progressing, Ready"
         assert (cluster.announced[-1].type, cluster.announced[-1].reason) == ("Warning", state)
 
 
@@ -490,7 +493,10 @@ def test_an_adapter_has_its_finalizer_before_it_is_published(cluster: ClusterWor
             break
     assert cluster.store.get(adapter_ref("upper"))["metadata"]["finalizers"] == [FINALIZER]
     started(cluster, adapter_object("missing"))
-    assert "finalizers" not in cluster.store.get(adapter_ref("missing"))["metadata"]  # there is nothing to unload
+    cluster.store.delete(adapter_ref("missing"))
+    cluster.settle()
+    with pytest.raises(NotFound):  # a finalizer of what was never served keeps nothing
+        cluster.store.get(adapter_ref("missing"))
 
 
 def test_a_deleted_adapter_is_there_until_no_runner_holds_it(cluster: ClusterWorld) -> None:

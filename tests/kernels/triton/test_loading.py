@@ -1,42 +1,38 @@
 """Adapters that come on the copy stream while graphs replay: what runs meanwhile stays right, and what comes is."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
-import torch
+import pytest
 
-from weft.domain.model.config import ModelSpec
-from weft_bench.gpu_check import CheckContext, Checks, Differs, assert_same, short
-from weft_bench.gpu_check_models import LLAMA, PAGE_TOKENS, TINY, HostAdapter, Pair
+from harness.device_models import LLAMA, PAGE_TOKENS, HostAdapter, Pair
+from harness.on_device import EXACT_DTYPES, assert_same, name_of, sized
+from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_models import StepOf, step_of
 from weft_runner.model.adapter_store import DeviceAdapter
 from weft_runner.model.step import StepInput
 
-ROWS, TINY_ROWS = 8, 2
-LOADS, TINY_LOADS = 20, 2
-LOAD_S = 60.0
+pytestmark = pytest.mark.gpu
+
+SPEC = sized(gpu=replace(LLAMA, layers=8, windows=(0,) * 8), interpreted=LLAMA)
+ROWS = sized(gpu=8, interpreted=2)
+LOADS = sized(gpu=20, interpreted=2)
 
 
-def checks(context: CheckContext) -> Checks:
-    spec = TINY if context.tiny else replace(LLAMA, layers=8, windows=(0,) * 8)
-    (rows,) = context.of((ROWS,), (TINY_ROWS,))
-    for dtype in (torch.float32, torch.bfloat16) if context.gpu.is_real else (torch.float32,):
-        pair = Pair.made(context, spec, dtype, rows, rows, graphs=True)
-        (loads,) = context.of((LOADS,), (TINY_LOADS,))
-        yield f"{short(dtype)}, {loads} adapters beside steps", partial(_beside, pair, spec, rows, loads)
-        yield f"{short(dtype)}, a row joins as soon as its adapter is put", partial(_joins, pair, spec, rows, loads)
-        del pair
-        context.gpu.free()
+@pytest.fixture(scope="module", params=EXACT_DTYPES, ids=name_of)
+def pair(gpu: Gpu, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    yield Pair.made(gpu, SPEC, request.param, ROWS, ROWS, graphs=True)
+    gpu.free()
 
 
-def _beside(pair: Pair, spec: ModelSpec, rows: int, loads: int) -> None:
-    """The same step again and again, bit for bit, while pages that it does not use are written to."""
+def test_a_step_gives_the_same_bits_while_adapters_are_written_beside_it(pair: Pair) -> None:
+    """To pages that it does not use."""
     executor = pair.device.executor
-    step = _step(pair, list(range(rows)))
+    step = _step(pair, list(range(ROWS)))
     expected = executor.run(step).clone()
-    for number in range(loads):
-        loading = Loading(pair, HostAdapter.made(spec, 200 + number, pair.dtype))
+    for number in range(LOADS):
+        loading = Loading(pair, HostAdapter.made(SPEC, 200 + number, pair.dtype))
         ran = 0
         while loading.is_alive() or not ran:
             assert_same(executor.run(step), expected)
@@ -47,18 +43,18 @@ def _beside(pair: Pair, spec: ModelSpec, rows: int, loads: int) -> None:
     _give_back(pair, step)
 
 
-def _joins(pair: Pair, spec: ModelSpec, rows: int, loads: int) -> None:
+def test_a_row_may_use_an_adapter_as_soon_as_it_is_put(pair: Pair) -> None:
     """Put between two steps, used by the next one, whose launch may come before the last copy has ended."""
-    executor, slot = pair.device.executor, rows
-    busy = _step(pair, list(range(rows)))
-    for number in range(loads):
-        adapter = HostAdapter.made(spec, 300 + number, pair.dtype)
+    executor, slot = pair.device.executor, ROWS
+    busy = _step(pair, list(range(ROWS)))
+    for number in range(LOADS):
+        adapter = HostAdapter.made(SPEC, 300 + number, pair.dtype)
         loading = Loading(pair, adapter)
         while loading.is_alive():
             executor.run(busy)
         executor.adapters.put(slot, loading.result())
         pair.reference.load(slot, adapter)
-        pair.decode([slot, *range(1, rows)], steps=1)
+        pair.decode([slot, *range(1, ROWS)], steps=1)
         executor.adapters.clear(slot)
         pair.reference.evict(slot)
         pair.device.deck.back(loading.pages)
@@ -82,10 +78,8 @@ class Loading:
         return self._thread.is_alive()
 
     def result(self) -> DeviceAdapter:
-        """Raises Differs when it did not come."""
-        self._thread.join(LOAD_S)
-        if self._built is None:
-            raise Differs("the adapter was not built; the thread's trace is above")
+        self._thread.join()
+        assert self._built is not None, "the adapter was not built; the thread's trace is above"
         return self._built
 
     def _build(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft_bench.gpu_check import CheckContext
+from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_placed import planes_shape
 from weft_kernels.triton.lora import ChunkTable, PartialSums, shrink
 from weft_kernels.triton.packing import Adapter, Projection, fill_layer, plan_image
@@ -23,38 +23,33 @@ Ranks = Sequence[Sequence[int | None]]  # of each adapter, of each slice of a si
 class Loaded:
     """Adapter i in slot i, the same in every layer; each site has the ranks that it has slices for."""
 
-    context: CheckContext
+    gpu: Gpu
     tables: LoraTables
     adapters: list[Adapter]
 
     @classmethod
-    def made(cls, context: CheckContext, layout: Layout, ranks: Ranks, dtype: torch.dtype) -> "Loaded":
+    def made(cls, gpu: Gpu, layout: Layout, ranks: Ranks, dtype: torch.dtype) -> "Loaded":
         adapters = [_adapter(layout, seed, each, dtype) for seed, each in enumerate(ranks)]
         page = PAGE_ROWS * layout.row_length
         images = [plan_image(adapter, layout, page // UNIT) for adapter in adapters]
         free = list(range(sum(image.n_pages for image in images) + 3))
         random.Random(0).shuffle(free)
-        arena = torch.full((len(free), page), math.nan, dtype=dtype, device=context.device)
+        arena = torch.full((len(free), page), math.nan, dtype=dtype, device=gpu.device)
         tables = LoraTables(arena, layout, len(adapters))
         for slot, (adapter, image) in enumerate(zip(adapters, images, strict=True)):
             pages = [free.pop() for _ in range(image.n_pages)]
             filled = torch.full((image.n_pages, page), math.nan, dtype=dtype)
             for layer in range(layout.layers):
                 fill_layer(filled.unbind(), image, adapter, layout, layer)
-            arena[pages] = filled.to(context.device)
+            arena[pages] = filled.to(gpu.device)
             tables.put(slot, image.on_pages(pages))
-        return cls(context, tables, adapters)
+        return cls(gpu, tables, adapters)
 
-    @property
-    def nothing(self) -> int:
-        """The slot of an adapter that touches no site."""
-        return next(slot for slot, adapter in enumerate(self.adapters) if not any(adapter[0]))
-
-    def shrunk(self, x: torch.Tensor, chunked: ChunkTable, layer: int, site: int) -> PartialSums:
-        """In as many parts as the engine makes of it, on planes that were NaN."""
+    def shrunk(self, x: torch.Tensor, chunked: ChunkTable, layer: int, site: int, parts: int = 0) -> PartialSums:
+        """In so many parts, or as many as the engine makes of it, on planes that were NaN."""
         tables = self.tables.at(layer, site)
-        shape = planes_shape(tables, len(chunked), len(x), self.context.gpu.sms)
-        partials = PartialSums(torch.full(shape, math.nan, device=x.device))
+        usual, tokens, ranks = planes_shape(tables, len(chunked), len(x), self.gpu.sms)
+        partials = PartialSums(torch.full((parts or usual, tokens, ranks), math.nan, device=x.device))
         shrink(partials, x, tables, chunked)
         return partials
 

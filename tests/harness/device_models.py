@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from harness.int4 import rounded_to_int4
+from harness.on_device import assert_logits, sized
 from weft.domain.model.config import ModelSpec, RopeSpec
-from weft_bench.gpu_check import CheckContext, assert_close, assert_near
+from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_models import (
     PROJECTIONS,
     Numbers,
@@ -20,7 +22,6 @@ from weft_bench.gpu_models import (
     with_matrices,
 )
 from weft_bench.gpu_placed import Deck
-from weft_kernels.int4 import dequantised, quantised
 from weft_kernels.triton import int4
 from weft_runner.model.arrays import Array
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
@@ -32,34 +33,35 @@ from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.weights import LayerWeights, ModelWeights, Pack
 
 PAGE_TOKENS, MAX_RANK = 16, 64
-# Logits of fp32 may differ by this part of the largest one: sums in another order, exp2 and rsqrt of the device. Those
-# of bf16 by this part of their row's length, from the same bf16 weights: activations are rounded once a kernel.
-FP32, BF16 = 1e-4, 3e-2
 
-LLAMA = ModelSpec(
+_LLAMA = ModelSpec(
     architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=704, layers=3, heads=8,
     kv_heads=2, head_dim=64, norm_eps=1e-5, max_positions=1024, tied_embeddings=False, rope=RopeSpec(theta=10_000.0),
     qkv_bias=False, qk_norm=False, windows=(0, 0, 0),
 )  # fmt: skip
-FAMILIES = {
-    "llama": LLAMA,
-    "llama, rope llama3": replace(
-        LLAMA, rope=RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, original_max_positions=64), heads=4, head_dim=128
-    ),
-    "llama, rope linear, tied": replace(
-        LLAMA, rope=RopeSpec(10_000.0, "linear", 2.0), tied_embeddings=True, head_dim=32
-    ),
-    "mistral": replace(LLAMA, architecture="MistralForCausalLM", kv_heads=1, windows=(40, 40, 40)),
-    "qwen2": replace(LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, kv_heads=8, windows=(0, 23, 0)),
-    "qwen3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=128, tied_embeddings=True),
-}
-TINY = replace(
-    LLAMA, vocab_size=64, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1, head_dim=16, windows=(0,)
+_TINY = replace(
+    _LLAMA, vocab_size=64, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1, head_dim=16,
+    windows=(0,),
+)  # fmt: skip
+LLAMA = sized(gpu=_LLAMA, interpreted=_TINY)
+FAMILIES = sized(
+    gpu={
+        "llama": _LLAMA,
+        "llama, rope llama3": replace(
+            _LLAMA, rope=RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, original_max_positions=64), heads=4, head_dim=128
+        ),
+        "llama, rope linear, tied": replace(
+            _LLAMA, rope=RopeSpec(10_000.0, "linear", 2.0), tied_embeddings=True, head_dim=32
+        ),
+        "mistral": replace(_LLAMA, architecture="MistralForCausalLM", kv_heads=1, windows=(40, 40, 40)),
+        "qwen2": replace(_LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, kv_heads=8, windows=(0, 23, 0)),
+        "qwen3": replace(_LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=128, tied_embeddings=True),
+    },
+    interpreted={
+        "llama": _TINY,
+        "qwen3": replace(_TINY, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, tied_embeddings=True),
+    },
 )
-TINY_FAMILIES = {
-    "llama": TINY,
-    "qwen3": replace(TINY, architecture="Qwen3ForCausalLM", qk_norm=True, head_dim=32, tied_embeddings=True),
-}
 ADAPTERS: tuple[dict[str, int], ...] = (
     dict.fromkeys(PROJECTIONS, 16),
     {"q_proj": 4, "v_proj": 8, "down_proj": 64},
@@ -137,13 +139,13 @@ class Driven:
 
 
 def device_executor(
-    context: CheckContext, spec: ModelSpec, weights: ModelWeights, dtype: torch.dtype, rows: int, slots: int, *,
+    gpu: Gpu, spec: ModelSpec, weights: ModelWeights, dtype: torch.dtype, rows: int, slots: int, *,
     graphs: bool, packed: bool = False,
 ) -> Driven:  # fmt: skip
     """The executor under test. `weights` are on the host. `packed`: as int4."""
-    here = moved(weights, context.device, dtype)
+    here = moved(weights, gpu.device, dtype)
     here = of_matrices(here, int4.pack) if packed else here
-    context.gpu.sync()
+    gpu.sync()
     pages = _pages(spec, rows, slots)
     sizes = Sizes(pages, PAGE_TOKENS, slots, MAX_RANK, rows, spec.max_positions, graphs, tokens=1)
     return Driven(CudaExecutor(spec, here, sizes), Deck(pages))
@@ -176,19 +178,6 @@ def of_matrices(weights: ModelWeights, of: Pack) -> ModelWeights:
     return replace(weights, layers=layers, head=of(weights.head))
 
 
-def rounded_to_int4(matrix: torch.Tensor) -> torch.Tensor:
-    """fp32: the numbers that its codes stand for."""
-    return dequantised(quantised(matrix), matrix.shape[1])
-
-
-def assert_logits(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """Within what is documented for the dtype. Raises Differs."""
-    if dtype == torch.float32:
-        assert_close(actual, expected, FP32)
-    else:
-        assert_near(actual, expected, BF16)
-
-
 @dataclass(slots=True)
 class Pair:
     """The same sequences and adapters on the device and on the reference, one held against the other."""
@@ -201,14 +190,14 @@ class Pair:
 
     @classmethod
     def made(
-        cls, context: CheckContext, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool,
+        cls, gpu: Gpu, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool,
         packed: bool = False,
     ) -> "Pair":  # fmt: skip
         """With so many adapters, in as many slots, and one slot more. `packed`: int4 and the numbers it stands for."""
         weights = host_weights(spec, dtype)
         same = of_matrices(weights, rounded_to_int4) if packed else weights
         pair = cls(
-            device_executor(context, spec, weights, dtype, rows, adapters + 1, graphs=graphs, packed=packed),
+            device_executor(gpu, spec, weights, dtype, rows, adapters + 1, graphs=graphs, packed=packed),
             reference_executor(spec, same, rows, adapters + 1), dtype, vocab=spec.vocab_size,
         )  # fmt: skip
         for number in range(adapters):
@@ -233,13 +222,13 @@ class Pair:
             driven.add(key, tokens, slot, length)
 
     def step(self, counts: Mapping[str, int]) -> torch.Tensor:
-        """Compare a step. Raises Differs. Returns the device's logits."""
+        """Compare a step. Returns the device's logits."""
         actual, expected = (driven.step(counts) for driven in self.both)
         assert_logits(actual, expected, self.dtype)
         return actual
 
     def decode(self, slots: Sequence[int | None], steps: int = 2, prompt: int = 3) -> None:
-        """New sequences with these adapters: their prompts in one step, then decode steps. Raises Differs."""
+        """New sequences with these adapters: their prompts in one step, then decode steps."""
         for driven in self.both:
             driven.drop_all()
         keys = [str(row) for row in range(len(slots))]

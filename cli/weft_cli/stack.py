@@ -1,0 +1,85 @@
+"""Where the stack is: on this machine, or in a cluster (`cluster.py`). Commands know nothing more of it."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from weft_cli.client import Controller, ObjectApi
+
+if TYPE_CHECKING:
+    from weft_cli.runners import Supervisor
+
+
+class Stack(Protocol):
+    """Nothing is asked before a method is called. Every method raises CommandError."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def api(self) -> ObjectApi:
+        """Pools and adapters."""
+        ...
+
+    def namespace(self, given: str | None) -> str:
+        """The namespace of objects where the command line names none."""
+        ...
+
+    def supervisor(self, address: str | None, tls_dir: Path | None) -> "Supervisor":
+        """The supervisor at that address, else the stack's."""
+        ...
+
+    def gateway_url(self) -> str:
+        """The stack's gateway."""
+        ...
+
+    def show_status(self) -> None:
+        """Every component. Raises CommandError when one is not ready."""
+        ...
+
+    def show_logs(self, component: str | None, tail: int | None, *, follow: bool) -> None:
+        """The last lines of a component (None: all that is kept); the components when none is named."""
+        ...
+
+
+class LocalStack:
+    """What `weft up` or `weft serve` runs with this data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._controller = Controller(data_dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing stays open."""
+
+    @property
+    def api(self) -> ObjectApi:
+        return self._controller
+
+    def namespace(self, given: str | None) -> str:
+        return given or "default"
+
+    def supervisor(self, address: str | None, tls_dir: Path | None) -> "Supervisor":
+        from weft_cli.runners import Supervisor, certificate_from
+
+        return Supervisor((address or self._controller.stack()["supervisor"],), certificate_from(tls_dir))
+
+    def gateway_url(self) -> str:
+        return str(self._controller.stack()["gateway"])
+
+    def show_status(self) -> None:
+        from weft_cli.logs import status
+
+        status(self._controller)
+
+    def show_logs(self, component: str | None, tail: int | None, *, follow: bool) -> None:
+        from weft_cli.logs import logs
+
+        logs(self._controller, component, tail, follow=follow)

@@ -1,0 +1,113 @@
+"""Captured decode steps: whatever the capture had, a replay may have more adapters, fewer, others, in other slots.
+
+Everything is recorded before any adapter is there, so that each replay has more than its capture had (SGLang #28371
+dropped segments here). The tests share one pair of executors: each leaves it with the adapters it found.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.device_models import ADAPTERS, LLAMA, PAGE_TOKENS, HostAdapter, Pair, device_executor, host_weights
+from harness.on_device import EXACT_DTYPES, assert_logits, assert_same, name_of, sized
+from weft_bench.gpu_device import Gpu
+from weft_bench.gpu_models import StepOf, random_tokens, step_of
+
+pytestmark = pytest.mark.gpu
+
+SPEC = sized(gpu=replace(LLAMA, windows=(0, 40, 0)), interpreted=LLAMA)
+ROWS = sized(gpu=17, interpreted=2)
+STEPS = sized(gpu=3, interpreted=1)
+REPLAYS = 3
+SAME_RANKS = 100 * len(ADAPTERS)  # a number whose adapter has the ranks of number 0
+
+
+def holes(rows: int) -> list[int | None]:
+    return [None if row % 3 == 1 else row // 2 for row in range(rows)]
+
+
+MIXTURES: dict[str, list[int | None]] = {  # one after the other on the same graphs
+    "one adapter": [0] * ROWS,
+    "more adapters than ever before": list(range(ROWS)),
+    "each row its own, in other slots": list(reversed(range(ROWS))),
+    "fewer adapters, and rows of the base": holes(ROWS),
+    "the base alone": [None] * ROWS,
+    "one adapter again": [ROWS - 1] * ROWS,
+    **{f"{rows} of at most {ROWS} rows": holes(rows) for rows in range(1, ROWS)},
+}
+
+
+@pytest.fixture(scope="module", params=EXACT_DTYPES, ids=name_of)
+def pair(gpu: Gpu, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    yield Pair.made(gpu, SPEC, request.param, ROWS, ROWS, graphs=True)
+    gpu.free()
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_replay_has_the_adapters_of_its_rows(pair: Pair, mixture: str) -> None:
+    pair.decode(MIXTURES[mixture], steps=STEPS)
+
+
+def test_another_adapter_in_the_same_slot_and_pages_is_the_one_that_is_used(pair: Pair) -> None:
+    pair.decode([0] * ROWS, steps=1)
+    before = pair.device.lent[0]
+    pair.evict(0)
+    pair.load(0, HostAdapter.made(SPEC, SAME_RANKS, pair.dtype))  # other numbers, the same ranks
+    assert pair.device.lent[0] == before, "the pages are others: this shows nothing"
+    pair.decode([0, *range(1, ROWS)], steps=1)
+
+
+def test_a_slot_that_was_empty_has_an_adapter_and_then_none_again(pair: Pair) -> None:
+    """The slot beyond all others."""
+    pair.load(ROWS, HostAdapter.made(SPEC, 77, pair.dtype))
+    pair.decode([ROWS, *range(1, ROWS)], steps=1)
+    pair.evict(ROWS)
+    pair.decode([*range(1, ROWS), None], steps=1)
+
+
+def test_a_step_advances_token_by_token(pair: Pair) -> None:
+    """The same step object with new tokens and positions, as the engine runs a standing batch."""
+    tokens = [random_tokens(random.Random(7), ROWS, pair.vocab) for _ in range(REPLAYS)]
+    logits = list[list[torch.Tensor]]()
+    for driven in pair.both:
+        driven.drop_all()
+        parts = [StepOf([token], 0, driven.deck.deal(1), row) for row, token in enumerate(tokens[0])]
+        step, found = step_of(parts, PAGE_TOKENS), list[torch.Tensor]()
+        for position, each in enumerate(tokens):
+            step.advance(each, [position] * ROWS)
+            found.append(driven.executor.run(step).clone())
+        logits.append(found)
+        for part in parts:
+            driven.deck.back(part.pages)
+    for actual, expected in zip(*logits, strict=True):
+        assert_logits(actual, expected, pair.dtype)
+
+
+def test_a_replay_gives_the_same_bits_again(pair: Pair) -> None:
+    pair.device.drop_all()
+    step = step_of([StepOf([row], 0, pair.device.deck.deal(1), row) for row in range(ROWS)], PAGE_TOKENS)
+    first = pair.device.executor.run(step).clone()
+    for _ in range(REPLAYS):
+        assert_same(pair.device.executor.run(step), first)
+    for row in step.rows:
+        pair.device.deck.back(row.pages)
+
+
+def test_a_captured_step_is_near_the_same_step_run_eagerly(gpu: Gpu, pair: Pair) -> None:
+    """Other sizes of launches, so not the same bits."""
+    weights = host_weights(SPEC, pair.dtype)
+    eager = device_executor(gpu, SPEC, weights, pair.dtype, ROWS, ROWS + 1, graphs=False)
+    for number in range(1, ROWS):
+        eager.load(number, HostAdapter.made(SPEC, number, pair.dtype))
+    slots: Sequence[int | None] = [None, *range(1, ROWS)]
+    found = list[torch.Tensor]()
+    for driven in (pair.device, eager):
+        driven.drop_all()
+        step = step_of([StepOf([9], 0, driven.deck.deal(1), slot) for slot in slots], PAGE_TOKENS)
+        found.append(driven.executor.run(step).clone())
+        for row in step.rows:
+            driven.deck.back(row.pages)
+    assert_logits(found[0], found[1], pair.dtype)

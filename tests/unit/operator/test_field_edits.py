@@ -1,0 +1,148 @@
+"""Every field of both resources is changed, given a wrong value, removed and put back, in any order.
+
+The fields and their values come from the CustomResourceDefinitions. Wrong ones are refused; whatever is taken comes to
+rest; with the first spec back everything is as a new object has it, and no other object has noticed anything.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.operator.cluster import ClusterWorld, cluster_world
+from tests.unit.operator.planning import adapter_object, adapter_ref, fetched_base, pool_object, pool_ref, verified
+from weft.api.crd import crds
+from weft_operator.core.resources import Ref
+from weft_operator.errors import Invalid
+from weft_operator.local.admission import admit
+from weft_operator.local.objects import ObjectStore
+
+Json = dict[str, Any]
+Path = tuple[str, ...]
+WRONG = ("x y", -1, [], {"unknown": 1}, True, "99999999999")
+KEPT = {("model", "uri"), ("source", "uri")}  # another source is another content
+
+
+def leaves(schema: Json, path: Path = ()) -> Iterator[tuple[Path, Json]]:
+    for name, of in schema.get("properties", {}).items():
+        if of.get("type") == "object" and "properties" in of:
+            yield from leaves(of, (*path, name))
+        elif (*path, name) not in KEPT:
+            yield (*path, name), of
+
+
+def values(schema: Json) -> list[Any]:
+    """Right ones, small enough that no pool becomes large."""
+    if "enum" in schema:
+        return list(schema["enum"])
+    if schema.get("type") == "boolean":
+        return [True, False]
+    if schema.get("type") == "integer":
+        least = schema.get("minimum", 0)
+        return [value for value in (least, least + 1, 3, 128) if least <= value <= min(schema.get("maximum", 128), 128)]
+    return []
+
+
+def small(path: Path) -> bool:
+    return path[-1] not in ("replicas", "minReplicas", "maxReplicas", "tensor", "pipeline", "podsPerRunner")
+
+
+def edits(kind: str) -> st.SearchStrategy[list[tuple[Path, Any]]]:
+    schema = next(crd for crd in crds().values() if crd["spec"]["names"]["kind"] == kind)
+    spec = schema["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    fields = list(leaves(spec))
+    choices = [
+        (path, value)
+        for path, of in fields
+        for value in (*(v for v in values(of) if small(path) or v != 128), *WRONG, None)
+    ]
+    return st.lists(st.sampled_from(choices), min_size=1, max_size=12)
+
+
+def edited(obj: Json, path: Path, value: Any) -> Json:
+    """None: without the field."""
+    made = copy.deepcopy(obj)
+    of = made["spec"]
+    for name in path[:-1]:
+        of = of.setdefault(name, {})
+    if value is None:
+        of.pop(path[-1], None)
+    else:
+        of[path[-1]] = value
+    return made
+
+
+def new_world() -> ClusterWorld:
+    contents = {"file:base": fetched_base(), "file:other": fetched_base()}
+    contents |= {"file:upper": verified("a"), "file:beside": verified("b")}
+    world = cluster_world(ObjectStore(lambda: 0.0), contents, 1_000_000.0)
+    for obj in (
+        pool_object(replicas=2),
+        pool_object("other", replicas=1),
+        adapter_object("upper"),
+        adapter_object("beside", pool="default/other"),
+    ):
+        world.apply(admit(obj, world.store.find))
+    world.at_rest()
+    return world
+
+
+def owned(world: ClusterWorld) -> Json:
+    """What pools own, without what differs between two objects of one spec."""
+    found = {}
+    for key, obj in world.cluster.objects.items():
+        found[str(key)] = (obj["metadata"]["labels"], obj.get("spec"))
+    return found
+
+
+def served(world: ClusterWorld) -> Json:
+    own = ("uid", "created_unix_s")
+    return {
+        entry.name: {f: getattr(entry, f) for f in entry.__dataclass_fields__ if f not in own}
+        for entry in world.routed.values()
+    }
+
+
+def versions(world: ClusterWorld) -> list[str]:
+    """Of the objects beside."""
+    refs: tuple[Ref, ...] = (pool_ref("other"), adapter_ref("beside"))
+    return [world.store.get(ref)["metadata"]["resourceVersion"] for ref in refs]
+
+
+def as_applied(world: ClusterWorld, ref: Ref) -> Json:
+    obj = copy.deepcopy(dict(world.store.get(ref)))
+    return {**obj, "metadata": {"namespace": ref.namespace, "name": ref.name}}
+
+
+def through(ref: Ref, steps: list[tuple[Path, Any]]) -> None:
+    world = new_world()
+    first, beside = as_applied(world, ref), versions(world)
+    for path, value in steps:
+        wish = edited(as_applied(world, ref), path, value)
+        try:
+            admitted = admit(wish, world.store.find)
+        except Invalid:
+            continue
+        world.apply(admitted)
+        world.at_rest()
+    world.apply(admit(first, world.store.find))
+    world.wait(600)
+    world.at_rest()
+    fresh = new_world()
+    assert owned(world) == owned(fresh)
+    assert served(world) == served(fresh)
+    assert versions(world) == beside
+    for kind in ("Ready", "Accepted"):
+        assert world.condition(ref, kind)[0] == "True"
+
+
+@given(edits("ServingPool"))
+def test_a_pool_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[tuple[Path, Any]]) -> None:
+    through(pool_ref(), steps)
+
+
+@given(edits("LoRAAdapter"))
+def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[tuple[Path, Any]]) -> None:
+    through(adapter_ref("upper"), steps)

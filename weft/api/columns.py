@@ -1,0 +1,74 @@
+"""The columns of both resources, as `kubectl get` and `weft get` print them. Standard library only.
+
+The CustomResourceDefinitions have them as printer columns, so that the API server prints what `weft get` prints.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One value of an object: a field by its path, or a field of the condition `condition`."""
+
+    name: str
+    path: str
+    description: str
+    kind: str = "string"
+    condition: str = ""
+    wide: bool = False  # only with `-o wide`
+
+    @property
+    def json_path(self) -> str:
+        """As a printer column names it."""
+        return f'.status.conditions[?(@.type=="{self.condition}")].{self.path}' if self.condition else f".{self.path}"
+
+    def value(self, obj: Mapping[str, Any]) -> Any:
+        """The value in this object; None where it has none."""
+        found: Any = obj
+        if self.condition:
+            conditions = obj.get("status", {}).get("conditions", ())
+            found = next((one for one in conditions if one["type"] == self.condition), {})
+        for name in self.path.split("."):
+            if not isinstance(found, Mapping) or name not in found:
+                return None
+            found = found[name]  # pyright: ignore[reportUnknownVariableType]
+        return found  # pyright: ignore[reportUnknownVariableType]
+
+
+_AGE = Column("Age", "metadata.creationTimestamp", "Since it was created.", "date")
+COLUMNS: Mapping[str, Sequence[Column]] = {
+    "LoRAAdapter": (
+        Column("Pool", "spec.poolRef.name", "The pool that serves it."),
+        Column("Model", "status.modelName", "What clients send as model."),
+        Column("Ready", "status", "Whether clients can call it.", condition="Ready"),
+        Column("Reason", "reason", "Why, or why not.", condition="Ready"),
+        Column("Unavailable", "status.unavailableRunners", "Ready runners that do not serve it.", "integer"),
+        Column("Tier", "spec.tier", "The least that every ready runner holds it in.", wide=True),
+        Column("Pinned", "spec.pinned", "Whether it stays on the device.", "boolean", wide=True),
+        Column("Rank", "status.rank", "The largest rank of any module.", "integer", wide=True),
+        Column("Digest", "status.digest", "The identity of its content.", wide=True),
+        Column("Source", "reason", "Fetched, or what is wrong with it.", condition="Fetched", wide=True),
+        _AGE,
+    ),
+    "ServingPool": (
+        Column("Model", "spec.model.uri", "Where the base model is."),
+        Column("Desired", "status.desiredReplicas", "Runners wanted.", "integer"),
+        Column("Ready", "status.readyReplicas", "Runners that take requests.", "integer"),
+        Column("Adapters", "status.adapters.ready", "Adapters that clients can call.", "integer"),
+        Column("Available", "status", "Whether it serves.", condition="Available"),
+        Column("Reason", "reason", "Why, or why not.", condition="Available"),
+        Column("SLO", "status.slo.attainedPercent", "Percent that met spec.slo.", "integer", wide=True),
+        Column("Prompt", "status.phases.prompt", "Runners for prompts.", "integer", wide=True),
+        Column("Token", "status.phases.token", "Runners for the tokens after them.", "integer", wide=True),
+        Column("Mixed", "status.phases.mixed", "Runners for both, of a split pool.", "integer", wide=True),
+        Column("Digest", "status.baseDigest", "The identity of the base model.", wide=True),
+        _AGE,
+    ),
+}
+
+
+def columns_of(kind: str, *, wide: bool) -> Sequence[Column]:
+    """The columns of a kind after NAME, in their order."""
+    return [column for column in COLUMNS[kind] if wide or not column.wide]
