@@ -20,7 +20,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "weft.fullname" .root }}-{{ .component }}
+  serviceAccountName: {{ include "weft.serviceAccountName" . }}
   automountServiceAccountToken: {{ default false .token }}
   enableServiceLinks: false
   # Process 1 ignores signals that it has no handler for yet. Here the pod's sandbox is process 1, so that a process

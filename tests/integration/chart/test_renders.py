@@ -1,5 +1,6 @@
 """What Helm makes of the chart, for six sets of values."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -69,6 +70,26 @@ def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name
     assert not any(obj["automountServiceAccountToken"] for obj in accounts)
 
 
+def test_pods_and_roles_use_the_accounts_that_values_name() -> None:
+    annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/depot"}
+    own = ("--set-json", f"depot.serviceAccount.annotations={json.dumps(annotations)}")
+    given = "operator.serviceAccount.create=false,operator.serviceAccount.name=theirs,depot.serviceAccount.name=weights"
+    found = objects(render("default", *QUICK, *own, "--set", f"{given},depot.credentialNamespaces={{acme}}"))
+    assert one(found, "ServiceAccount", "weights")["metadata"]["annotations"] == annotations
+    accounts = {obj["metadata"]["name"] for obj in found if obj["kind"] == "ServiceAccount"}
+    used = {pod: template["spec"].get("serviceAccountName") for pod, template in pod_templates(found)}
+    assert (used["weft-operator"], used["weft-depot"], used["weft-gateway"]) == ("theirs", "weights", "weft-gateway")
+    assert accounts == set(used.values()) - {"theirs", None}
+    subjects = {
+        (obj["roleRef"]["name"], subject["name"])
+        for obj in found
+        if obj["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in obj["subjects"]
+    }
+    operators = {"weft-operator", "weft-operator-pools", "weft-operator-weft-system"}
+    assert subjects == {*((role, "theirs") for role in operators), ("weft-depot", "weights")}
+
+
 GIVEN = {"weft-batch-s3"}  # a Secret that value sets name, and people make
 
 
@@ -129,6 +150,7 @@ def test_a_digest_wins_over_the_tag() -> None:
         ("depot.schemes={file}", "depot.fileRoot has to say"),
         ("depot.schemes={pvc}", "depot.claims has to say"),
         ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
+        ("depot.serviceAccount.create=false", "depot.serviceAccount.name has to name one"),
         ("batch.s3.files=s3://b/p", "batch.s3.files needs batch.s3.existingSecret"),
         ("gateway.ingress.enabled=true", "gateway.ingress.host is needed"),
         ("gateway.settings.drain-seconds=5", "gateway.settings: the chart itself says --drain-seconds"),
