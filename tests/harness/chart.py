@@ -1,5 +1,6 @@
 """The chart as Helm renders it, and the golden renders. `python -m harness.chart` (`make golden`) writes them again."""
 
+import json
 import re
 import subprocess
 import sys
@@ -21,8 +22,27 @@ VALUE_SETS = ("default", "dev", "postgres", "cert-manager", "gpu-pools", "minima
 GOLDEN_SETS = ("default", "cert-manager")  # what nearly everybody gets, and the one with most of it on
 NAMESPACE = "weft-system"
 QUICK = ("--set", "tls.mode=none,admission.enabled=false")  # a render that makes no keys
+HTTP_ROUTE = (  # with everything that it can have
+    "--set-json",
+    "gateway.httpRoute="
+    + json.dumps(
+        {
+            "enabled": True,
+            "parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}],
+            "hostnames": ["weft.example.com"],
+            "rules": [
+                {
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                    "filters": [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-internal"]}}],
+                    "timeouts": {"request": "0s"},
+                }
+            ],
+        }
+    ),
+)
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
-_KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", "monitoring.coreos.com/v1")
+_ELSEWHERE = "monitoring.coreos.com/v1,gateway.networking.k8s.io/v1"  # APIs that Kubernetes itself has not
+_KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", _ELSEWHERE)
 _MADE = re.compile(r"(tls\.crt|tls\.key|ca\.crt|caBundle|serving\.weft\.dev/renew-after): \S+")
 
 

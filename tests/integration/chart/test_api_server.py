@@ -1,5 +1,6 @@
-"""What a real API server makes of the chart: rights of tenants."""
+"""What a real API server makes of the chart: objects of other projects' kinds, rights of tenants."""
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -8,8 +9,9 @@ from kubernetes.client import AuthorizationV1Api
 from harness import chart
 from harness.cluster import tools
 from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import ToolMissing
+from harness.cluster.errors import Refused, ToolMissing
 
+KINDS = {"Certificate", "HTTPRoute", "Issuer", "PodMonitor"}
 READ = {"get", "list", "watch"}
 WRITE = {"create", "delete", "patch", "update"}
 
@@ -22,6 +24,32 @@ def plane() -> Iterator[ControlPlane]:
         pytest.skip(str(error))
     with ControlPlane() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def with_others(plane: ControlPlane) -> ControlPlane:
+    """With the CRDs of cert-manager, the Prometheus operator and the Gateway API."""
+    try:
+        files = tools.definitions()
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    for path in files:
+        plane.kubectl("create", "-f", path)
+    plane.wait("--for=condition=Established", "crd", "--all")
+    plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": chart.NAMESPACE}})
+    return plane
+
+
+def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_others: ControlPlane) -> None:
+    """Strictly: an unknown field is refused."""
+    found = chart.objects(chart.render("cert-manager", *chart.HTTP_ROUTE))
+    mine = [obj for obj in found if obj["kind"] in KINDS]
+    assert {obj["kind"] for obj in mine} == KINDS
+    with_others.apply(*mine, dry_run=True)
+    wrong = copy.deepcopy(next(obj for obj in mine if obj["kind"] == "Certificate"))
+    wrong["spec"]["dnsName"] = ["a"]
+    with pytest.raises(Refused, match="dnsName"):
+        with_others.apply(wrong, dry_run=True)
 
 
 @pytest.mark.parametrize(
