@@ -43,6 +43,7 @@ HTTP_ROUTE = (  # with everything that it can have
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
 _ELSEWHERE = "monitoring.coreos.com/v1,gateway.networking.k8s.io/v1"  # APIs that Kubernetes itself has not
 _KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", _ELSEWHERE)
+_COPY = re.compile(r"# Source: weft/templates/(crds|dashboards)\.yaml")
 _MADE = re.compile(r"(tls\.crt|tls\.key|ca\.crt|caBundle|serving\.weft\.dev/renew-after): \S+")
 
 
@@ -72,7 +73,7 @@ def render(name: str, *flags: str | Path, namespace: str = NAMESPACE) -> str:
 
 def lint(name: str, *flags: str) -> str:
     """`helm lint --strict`. It knows no API but Kubernetes' own, so nothing is asked of the Prometheus operator."""
-    known = ("--kube-version", tools.kubernetes(), "--set", "podMonitor.enabled=false")
+    known = ("--kube-version", tools.kubernetes(), "--set", "podMonitor.enabled=false,prometheusRule.enabled=false")
     return helm("lint", "--strict", *known, CHART, "-f", values_of(name), *flags)
 
 
@@ -111,9 +112,9 @@ def arguments_of(found: Sequence[Json], component: str) -> list[str]:
 
 
 def golden(text: str) -> str:
-    """A render without what is drawn anew each time, and without the CRDs, which are copies of `crds/`."""
+    """A render without what is drawn anew each time, and without copies of files: CRDs and dashboards."""
     documents = re.split(r"(?m)^---\n", text)
-    kept = [text for text in documents if text.strip() and "# Source: weft/templates/crds.yaml" not in text]
+    kept = [text for text in documents if text.strip() and not _COPY.search(text)]
     return "---\n" + "---\n".join(_MADE.sub(r"\1: MADE", text) for text in kept)
 
 

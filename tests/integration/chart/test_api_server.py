@@ -11,7 +11,7 @@ from harness.cluster import tools
 from harness.cluster.control_plane import ControlPlane
 from harness.cluster.errors import Refused, ToolMissing
 
-KINDS = {"Certificate", "HTTPRoute", "Issuer", "PodMonitor"}
+KINDS = {"Certificate", "HTTPRoute", "Issuer", "PodMonitor", "PrometheusRule"}
 READ = {"get", "list", "watch"}
 WRITE = {"create", "delete", "patch", "update"}
 
@@ -42,7 +42,7 @@ def with_others(plane: ControlPlane) -> ControlPlane:
 
 def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_others: ControlPlane) -> None:
     """Strictly: an unknown field is refused."""
-    found = chart.objects(chart.render("cert-manager", *chart.HTTP_ROUTE))
+    found = chart.objects(chart.render("cert-manager", *chart.HTTP_ROUTE, "--set", "prometheusRule.enabled=true"))
     mine = [obj for obj in found if obj["kind"] in KINDS]
     assert {obj["kind"] for obj in mine} == KINDS
     with_others.apply(*mine, dry_run=True)

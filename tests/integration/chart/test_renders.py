@@ -295,7 +295,8 @@ def test_without_batches_there_is_no_batch_service() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("podMonitor.enabled=true", "needs the Prometheus operator"),
+        ("podMonitor.enabled=true", "podMonitor.enabled needs the Prometheus operator"),
+        ("prometheusRule.enabled=true", "prometheusRule.enabled needs the Prometheus operator"),
         ("gateway.httpRoute.enabled=true,gateway.httpRoute.parentRefs[0].name=edge", "needs the Gateway API"),
     ],
 )
