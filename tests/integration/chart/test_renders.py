@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+import yaml
 
 from harness import chart
 from harness.chart import (
@@ -20,6 +21,9 @@ from harness.chart import (
     pod_templates,
     render,
 )
+from weft.api.loraadapter import LoRAAdapter
+from weft.api.manifests import parse_object
+from weft.api.servingpool import ServingPool
 
 Rendered = dict[str, list[Json]]
 
@@ -45,6 +49,19 @@ def test_the_charts_crds_are_copies_of_ours() -> None:
     ours = {path.name: path.read_text() for path in (chart.ROOT / "crds").glob("*.yaml")}
     copies = {path.name: path.read_text() for path in (CHART / "files" / "crds").glob("*.yaml")}
     assert copies == ours, "run `make crds`"
+
+
+def test_what_artifact_hub_shows_of_the_crds_is_so() -> None:
+    notes = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    crds = [yaml.safe_load(path.read_text()) for path in (chart.ROOT / "crds").glob("*.yaml")]
+    shown = yaml.safe_load(notes["artifacthub.io/crds"])
+    assert {(crd["kind"], crd["version"], crd["name"]) for crd in shown} == {
+        (crd["spec"]["names"]["kind"], version["name"], crd["metadata"]["name"])
+        for crd in crds
+        for version in crd["spec"]["versions"]
+    }
+    examples = yaml.safe_load(notes["artifacthub.io/crdsExamples"])
+    assert {LoRAAdapter, ServingPool} == {type(parse_object(example)) for example in examples}
 
 
 def test_crds_are_kept_when_the_release_goes_unless_told_otherwise(rendered: Rendered) -> None:
