@@ -1,5 +1,6 @@
 """The chart as Helm renders it, and the golden renders. `python -m harness.chart` (`make golden`) writes them again."""
 
+import json
 import re
 import subprocess
 import sys
@@ -21,8 +22,28 @@ VALUE_SETS = ("default", "dev", "postgres", "cert-manager", "gpu-pools", "minima
 GOLDEN_SETS = ("default", "cert-manager")  # what nearly everybody gets, and the one with most of it on
 NAMESPACE = "weft-system"
 QUICK = ("--set", "tls.mode=none,admission.enabled=false")  # a render that makes no keys
+HTTP_ROUTE = (  # with everything that it can have
+    "--set-json",
+    "gateway.httpRoute="
+    + json.dumps(
+        {
+            "enabled": True,
+            "parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}],
+            "hostnames": ["weft.example.com"],
+            "rules": [
+                {
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                    "filters": [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-internal"]}}],
+                    "timeouts": {"request": "0s"},
+                }
+            ],
+        }
+    ),
+)
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
-_KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", "monitoring.coreos.com/v1")
+_ELSEWHERE = "monitoring.coreos.com/v1,gateway.networking.k8s.io/v1"  # APIs that Kubernetes itself has not
+_KUBERNETES = ("--kube-version", tools.kubernetes(), "--api-versions", _ELSEWHERE)
+_COPY = re.compile(r"# Source: weft/templates/(crds|dashboards)\.yaml")
 _MADE = re.compile(r"(tls\.crt|tls\.key|ca\.crt|caBundle|serving\.weft\.dev/renew-after): \S+")
 
 
@@ -52,7 +73,7 @@ def render(name: str, *flags: str | Path, namespace: str = NAMESPACE) -> str:
 
 def lint(name: str, *flags: str) -> str:
     """`helm lint --strict`. It knows no API but Kubernetes' own, so nothing is asked of the Prometheus operator."""
-    known = ("--kube-version", tools.kubernetes(), "--set", "podMonitor.enabled=false")
+    known = ("--kube-version", tools.kubernetes(), "--set", "podMonitor.enabled=false,prometheusRule.enabled=false")
     return helm("lint", "--strict", *known, CHART, "-f", values_of(name), *flags)
 
 
@@ -91,9 +112,9 @@ def arguments_of(found: Sequence[Json], component: str) -> list[str]:
 
 
 def golden(text: str) -> str:
-    """A render without what is drawn anew each time, and without the CRDs, which are copies of `crds/`."""
+    """A render without what is drawn anew each time, and without copies of files: CRDs and dashboards."""
     documents = re.split(r"(?m)^---\n", text)
-    kept = [text for text in documents if text.strip() and "# Source: weft/templates/crds.yaml" not in text]
+    kept = [text for text in documents if text.strip() and not _COPY.search(text)]
     return "---\n" + "---\n".join(_MADE.sub(r"\1: MADE", text) for text in kept)
 
 

@@ -49,6 +49,16 @@ labels:
 {{- .Values.poolNamespaces | default (list .Release.Namespace) | uniq | join "," -}}
 {{- end -}}
 
+{{/* (dict "root" $ "component" "depot") -> the ServiceAccount of its pods */}}
+{{- define "weft.serviceAccountName" -}}
+{{- $account := (index .root.Values .component).serviceAccount -}}
+{{- if $account.create -}}
+{{- default (printf "%s-%s" (include "weft.fullname" .root) .component) $account.name -}}
+{{- else -}}
+{{- required (printf "%s.serviceAccount.create is false: %s.serviceAccount.name has to name one" .component .component) $account.name -}}
+{{- end -}}
+{{- end -}}
+
 {{/* (dict "root" $ "component" "scheduler") -> where its peers find it */}}
 {{- define "weft.address" -}}
 {{ include "weft.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:7400

@@ -20,7 +20,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "weft.fullname" .root }}-{{ .component }}
+  serviceAccountName: {{ include "weft.serviceAccountName" . }}
   automountServiceAccountToken: {{ default false .token }}
   enableServiceLinks: false
   # Process 1 ignores signals that it has no handler for yet. Here the pod's sandbox is process 1, so that a process
@@ -49,7 +49,7 @@ spec:
   {{- if $values.topologySpreadConstraints }}
   topologySpreadConstraints:
     {{- toYaml $values.topologySpreadConstraints | nindent 4 }}
-  {{- else if gt (int (default 1 $values.replicas)) 1 }}
+  {{- else if or (gt (int (default 1 $values.replicas)) 1) ($values.autoscaling | default dict).enabled }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
@@ -188,15 +188,24 @@ spec:
     - {name: {{ .portName }}, port: 7400, targetPort: {{ .portName }}}
 {{- end -}}
 
+{{/* Of a component, behind a separator; nothing where it is off. */}}
 {{- define "weft.disruptionBudget" -}}
+{{- $budget := (index .root.Values .component).podDisruptionBudget -}}
+{{- if $budget.enabled }}
+---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   {{- include "weft.metadata" . | nindent 2 }}
 spec:
-  maxUnavailable: 1
+  {{- if kindIs "invalid" $budget.minAvailable | not }}
+  minAvailable: {{ $budget.minAvailable }}
+  {{- else }}
+  maxUnavailable: {{ $budget.maxUnavailable }}
+  {{- end }}
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:
       {{- include "weft.selector" . | nindent 6 }}
+{{- end -}}
 {{- end -}}

@@ -26,6 +26,7 @@ KEPT_S = 30 * 86400.0  # how long a version stays that nobody asked for
 def build_all() -> Path:
     """Everything for both levels; returns the folder. Raises BuildFailed, and ToolMissing without Go."""
     build([tool.name for tool in tools.TOOLS])
+    _download(tools.ELSEWHERE)
     install_packages()
     build([tools.PAUSE])
     return tools.folder()
@@ -43,6 +44,16 @@ def build(names: Iterable[str]) -> None:
             if tools.PAUSE in missing:
                 _build_pause(made)
         _forget(names)
+
+
+def _download(modules: Iterable[tools.Definitions]) -> None:
+    """CRDs of other projects, into Go's cache of modules: seconds, and nothing where they are there."""
+    for of in modules:
+        with contextlib.suppress(ToolMissing):
+            tools.definitions_of(of)
+            continue
+        _say(f"downloading {of.module}")
+        _run(["go", "mod", "download", f"{of.module}@{of.version}"], Path("/"), {})
 
 
 def install_packages() -> None:

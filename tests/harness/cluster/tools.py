@@ -11,6 +11,8 @@ and each package once.
 import hashlib
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,28 @@ TOOLS = (
     Tool("helm", "helm.sh/helm/v3/cmd/helm"),
     Tool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
     Tool("registry", "github.com/distribution/distribution/v3/cmd/registry", "v3.0.0"),
+)
+
+
+class Definitions(NamedTuple):
+    """CustomResourceDefinitions in the Go module of another project: `files` below its root."""
+
+    module: str
+    version: str
+    files: tuple[str, ...]
+
+
+_MONITORS = ("podmonitors", "prometheusrules", "servicemonitors")
+ELSEWHERE = (
+    Definitions("github.com/cert-manager/cert-manager", "v1.21.2", ("deploy/crds/*.yaml",)),
+    Definitions(
+        "github.com/prometheus-operator/prometheus-operator",
+        "v0.85.0",
+        tuple(f"example/prometheus-operator-crd/monitoring.coreos.com_{name}.yaml" for name in _MONITORS),
+    ),
+    Definitions(
+        "sigs.k8s.io/gateway-api", "v1.6.3", ("config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",)
+    ),
 )
 
 
@@ -78,6 +102,25 @@ def path(name: str) -> Path:
     found = place(name)
     if not found.is_file():
         raise ToolMissing(f"{name} is not built ({found}): run `make cluster-tools`")
+    return found
+
+
+def definitions() -> list[Path]:
+    """The CRD files of other projects that the chart has objects for. Raises ToolMissing."""
+    return [path for of in ELSEWHERE for path in definitions_of(of)]
+
+
+def definitions_of(of: Definitions) -> list[Path]:
+    """In Go's cache of modules. Raises ToolMissing."""
+    go = shutil.which("go")
+    if go is None:
+        raise ToolMissing("Go is not installed: see https://go.dev/dl")
+    command = [go, "env", "GOMODCACHE"]
+    root = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    folder = root / f"{of.module}@{of.version}"
+    found = [path for pattern in of.files for path in sorted(folder.glob(pattern))]
+    if len(found) < len(of.files):
+        raise ToolMissing(f"{of.module} {of.version} is not downloaded ({folder}): run `make cluster-tools`")
     return found
 
 

@@ -1,12 +1,29 @@
 """What Helm makes of the chart, for six sets of values."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+import yaml
 
 from harness import chart
-from harness.chart import CHART, COMPONENTS, GOLDEN_SETS, QUICK, VALUE_SETS, Json, objects, one, pod_templates, render
+from harness.chart import (
+    CHART,
+    COMPONENTS,
+    GOLDEN_SETS,
+    HTTP_ROUTE,
+    QUICK,
+    VALUE_SETS,
+    Json,
+    objects,
+    one,
+    pod_templates,
+    render,
+)
+from weft.api.loraadapter import LoRAAdapter
+from weft.api.manifests import parse_object
+from weft.api.servingpool import ServingPool
 
 Rendered = dict[str, list[Json]]
 
@@ -32,6 +49,19 @@ def test_the_charts_crds_are_copies_of_ours() -> None:
     ours = {path.name: path.read_text() for path in (chart.ROOT / "crds").glob("*.yaml")}
     copies = {path.name: path.read_text() for path in (CHART / "files" / "crds").glob("*.yaml")}
     assert copies == ours, "run `make crds`"
+
+
+def test_what_artifact_hub_shows_of_the_crds_is_so() -> None:
+    notes = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    crds = [yaml.safe_load(path.read_text()) for path in (chart.ROOT / "crds").glob("*.yaml")]
+    shown = yaml.safe_load(notes["artifacthub.io/crds"])
+    assert {(crd["kind"], crd["version"], crd["name"]) for crd in shown} == {
+        (crd["spec"]["names"]["kind"], version["name"], crd["metadata"]["name"])
+        for crd in crds
+        for version in crd["spec"]["versions"]
+    }
+    examples = yaml.safe_load(notes["artifacthub.io/crdsExamples"])
+    assert {LoRAAdapter, ServingPool} == {type(parse_object(example)) for example in examples}
 
 
 def test_crds_are_kept_when_the_release_goes_unless_told_otherwise(rendered: Rendered) -> None:
@@ -67,6 +97,26 @@ def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name
     accounts = [obj for obj in rendered[name] if obj["kind"] == "ServiceAccount"]
     assert {obj["metadata"]["name"] for obj in accounts} == {f"weft-{component}" for component in COMPONENTS}
     assert not any(obj["automountServiceAccountToken"] for obj in accounts)
+
+
+def test_pods_and_roles_use_the_accounts_that_values_name() -> None:
+    annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/depot"}
+    own = ("--set-json", f"depot.serviceAccount.annotations={json.dumps(annotations)}")
+    given = "operator.serviceAccount.create=false,operator.serviceAccount.name=theirs,depot.serviceAccount.name=weights"
+    found = objects(render("default", *QUICK, *own, "--set", f"{given},depot.credentialNamespaces={{acme}}"))
+    assert one(found, "ServiceAccount", "weights")["metadata"]["annotations"] == annotations
+    accounts = {obj["metadata"]["name"] for obj in found if obj["kind"] == "ServiceAccount"}
+    used = {pod: template["spec"].get("serviceAccountName") for pod, template in pod_templates(found)}
+    assert (used["weft-operator"], used["weft-depot"], used["weft-gateway"]) == ("theirs", "weights", "weft-gateway")
+    assert accounts == set(used.values()) - {"theirs", None}
+    subjects = {
+        (obj["roleRef"]["name"], subject["name"])
+        for obj in found
+        if obj["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in obj["subjects"]
+    }
+    operators = {"weft-operator", "weft-operator-pools", "weft-operator-weft-system"}
+    assert subjects == {*((role, "theirs") for role in operators), ("weft-depot", "weights")}
 
 
 GIVEN = {"weft-batch-s3"}  # a Secret that value sets name, and people make
@@ -129,8 +179,12 @@ def test_a_digest_wins_over_the_tag() -> None:
         ("depot.schemes={file}", "depot.fileRoot has to say"),
         ("depot.schemes={pvc}", "depot.claims has to say"),
         ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
+        ("depot.serviceAccount.create=false", "depot.serviceAccount.name has to name one"),
         ("batch.s3.files=s3://b/p", "batch.s3.files needs batch.s3.existingSecret"),
-        ("gateway.ingress.enabled=true", "gateway.ingress.host is needed"),
+        ("gateway.ingress.enabled=true", "gateway.ingress.enabled needs gateway.ingress.hosts"),
+        ("gateway.httpRoute.enabled=true", "needs gateway.httpRoute.parentRefs"),
+        ("gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=11", "minReplicas is above maxReplicas"),
+        ("gateway.autoscaling.enabled=true,gateway.resources=null", "gateway.resources.requests.cpu, which is missing"),
         ("gateway.settings.drain-seconds=5", "gateway.settings: the chart itself says --drain-seconds"),
         ("gateway.corsOrigins={a.example.com}", "/gateway/corsOrigins/0': 'a.example.com' does not match pattern"),
         ("gateway.settings.auth=false", "gateway.settings: the chart itself says --auth"),
@@ -206,6 +260,48 @@ def test_the_batch_service_on_postgresql_and_s3_keeps_nothing_of_its_own(rendere
     assert one(rendered["default"], "NetworkPolicy", "weft-batch")["spec"]["egress"] == []
 
 
+def test_gateways_are_scaled_by_their_autoscaler_alone(rendered: Rendered) -> None:
+    deployment = one(rendered["cert-manager"], "Deployment", "weft-gateway")["spec"]
+    assert "replicas" not in deployment
+    assert "topologySpreadConstraints" in deployment["template"]["spec"]
+    scaler = one(rendered["cert-manager"], "HorizontalPodAutoscaler", "weft-gateway")["spec"]
+    assert (scaler["scaleTargetRef"]["name"], scaler["minReplicas"], scaler["maxReplicas"]) == ("weft-gateway", 3, 20)
+    assert [metric["resource"]["name"] for metric in scaler["metrics"]] == ["cpu"]
+    assert one(rendered["default"], "Deployment", "weft-gateway")["spec"]["replicas"] == 2
+
+
+def test_disruption_budgets_are_those_of_components_that_may_be_several_unless_values_say_otherwise(
+    rendered: Rendered,
+) -> None:
+    def budgets(found: list[Json]) -> dict[str, Json]:
+        return {obj["metadata"]["name"]: obj["spec"] for obj in found if obj["kind"] == "PodDisruptionBudget"}
+
+    default = budgets(rendered["default"])
+    assert set(default) == {"weft-gateway", "weft-operator", "weft-supervisor"}
+    assert {budget["maxUnavailable"] for budget in default.values()} == {1}
+    assert budgets(rendered["minimal"]) == {}
+    gateway = budgets(rendered["cert-manager"])["weft-gateway"]
+    assert (gateway["minAvailable"], "maxUnavailable" in gateway) == ("50%", False)
+    closed = {"enabled": True, "maxUnavailable": 0}
+    found = budgets(
+        objects(render("default", *QUICK, "--set-json", f"scheduler.podDisruptionBudget={json.dumps(closed)}"))
+    )
+    assert found["weft-scheduler"]["maxUnavailable"] == 0
+
+
+def test_ingress_and_route_lead_to_the_gateways_service(rendered: Rendered) -> None:
+    ingress = one(rendered["cert-manager"], "Ingress", "weft-gateway")["spec"]
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (rule["host"], path["path"], path["pathType"]) == ("weft.example.com", "/", "Prefix")
+    assert path["backend"]["service"] == {"name": "weft-gateway", "port": {"name": "http"}}
+    assert ingress["tls"] == [{"hosts": ["weft.example.com"], "secretName": "weft-example-com"}]
+    route = one(objects(render("default", *QUICK, *HTTP_ROUTE)), "HTTPRoute", "weft-gateway")["spec"]
+    assert route["parentRefs"] == [{"name": "edge", "namespace": "infra", "sectionName": "https"}]
+    assert [rule["backendRefs"] for rule in route["rules"]] == [[{"name": "weft-gateway", "port": 80}]]
+    assert {"filters", "matches", "timeouts"} <= set(route["rules"][0])
+
+
 def test_without_batches_there_is_no_batch_service() -> None:
     found = objects(render("default", *QUICK, "--set", "batch.enabled=false"))
     kinds = {"StatefulSet", "Service", "ServiceAccount", "NetworkPolicy"}
@@ -213,11 +309,17 @@ def test_without_batches_there_is_no_batch_service() -> None:
     assert not any(argument.startswith("--batch") for argument in chart.arguments_of(found, "gateway"))
 
 
-def test_pod_monitors_ask_for_the_prometheus_operator() -> None:
-    with pytest.raises(chart.HelmRefused, match="needs the Prometheus operator"):
-        chart.helm(
-            "template", "weft", CHART, "--kube-version", chart.tools.kubernetes(), "--set", "podMonitor.enabled=true"
-        )
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("podMonitor.enabled=true", "podMonitor.enabled needs the Prometheus operator"),
+        ("prometheusRule.enabled=true", "prometheusRule.enabled needs the Prometheus operator"),
+        ("gateway.httpRoute.enabled=true,gateway.httpRoute.parentRefs[0].name=edge", "needs the Gateway API"),
+    ],
+)
+def test_objects_of_others_ask_for_their_apis(flags: str, said: str) -> None:
+    with pytest.raises(chart.HelmRefused, match=said):
+        chart.helm("template", "weft", CHART, "--kube-version", chart.tools.kubernetes(), "--set", flags)
 
 
 def test_values_that_null_a_default_are_left_out() -> None:

@@ -1,0 +1,113 @@
+"""What a real API server makes of the chart: objects of other projects' kinds, rights of tenants."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+from kubernetes.client import AuthorizationV1Api
+
+from harness import chart
+from harness.cluster import tools
+from harness.cluster.control_plane import ControlPlane
+from harness.cluster.errors import Refused, ToolMissing
+
+KINDS = {"Certificate", "HTTPRoute", "Issuer", "PodMonitor", "PrometheusRule"}
+READ = {"get", "list", "watch"}
+WRITE = {"create", "delete", "patch", "update"}
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    try:
+        tools.path("kube-apiserver")
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    with ControlPlane() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def with_others(plane: ControlPlane) -> ControlPlane:
+    """With the CRDs of cert-manager, the Prometheus operator and the Gateway API."""
+    try:
+        files = tools.definitions()
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    for path in files:
+        plane.kubectl("create", "-f", path)
+    plane.wait("--for=condition=Established", "crd", "--all")
+    plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": chart.NAMESPACE}})
+    return plane
+
+
+def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_others: ControlPlane) -> None:
+    """Strictly: an unknown field is refused."""
+    found = chart.objects(chart.render("cert-manager", *chart.HTTP_ROUTE, "--set", "prometheusRule.enabled=true"))
+    mine = [obj for obj in found if obj["kind"] in KINDS]
+    assert {obj["kind"] for obj in mine} == KINDS
+    with_others.apply(*mine, dry_run=True)
+    wrong = copy.deepcopy(next(obj for obj in mine if obj["kind"] == "Certificate"))
+    wrong["spec"]["dnsName"] = ["a"]
+    with pytest.raises(Refused, match="dnsName"):
+        with_others.apply(wrong, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("role", "adapters", "pools", "scale"),
+    [
+        ("view", READ, READ, {"get"}),
+        ("edit", READ | WRITE, READ, {"get"}),
+        ("admin", READ | WRITE, READ | WRITE, {"get", "patch", "update"}),
+    ],
+)
+def test_a_tenant_with_one_of_kubernetes_roles_has_its_rights_on_adapters_and_pools(
+    plane: ControlPlane, role: str, adapters: set[str], pools: set[str], scale: set[str]
+) -> None:
+    """In the namespace where it is bound, and nowhere else."""
+    made = chart.objects(chart.render("default", *chart.QUICK, "--show-only", "templates/clusterroles.yaml"))
+    plane.apply(*made)
+    (own,) = [
+        obj["rules"] for obj in made if f"rbac.authorization.k8s.io/aggregate-to-{role}" in obj["metadata"]["labels"]
+    ]
+    plane.wait_until("clusterrole", role, "", lambda found: own[0] in found["rules"], "has the chart's rules")
+    namespace = plane.create_namespace(f"tenant-{role}")
+    rbac = "rbac.authorization.k8s.io"
+    plane.apply(
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "team", "namespace": namespace},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": rbac, "kind": "Group", "name": f"team-{role}"}],
+        }
+    )
+    with plane.client() as client:
+        api = AuthorizationV1Api(client)
+
+        def allowed(resource: str, verbs: set[str], where: str, subresource: str = "") -> set[str]:
+            return {
+                verb
+                for verb in verbs
+                if api.create_subject_access_review(
+                    {  # pyright: ignore[reportArgumentType] (a dictionary is taken too)
+                        "spec": {
+                            "user": "somebody",
+                            "groups": [f"team-{role}"],
+                            "resourceAttributes": {
+                                "group": "serving.weft.dev",
+                                "resource": resource,
+                                "subresource": subresource,
+                                "verb": verb,
+                                "namespace": where,
+                            },
+                        }
+                    }
+                ).status.allowed  # pyright: ignore[reportOptionalMemberAccess,reportAttributeAccessIssue]
+            }
+
+        everything = READ | WRITE
+        assert allowed("loraadapters", everything, namespace) == adapters
+        assert allowed("servingpools", everything, namespace) == pools
+        assert allowed("servingpools", {"get", "patch", "update"}, namespace, "scale") == scale
+        assert allowed("loraadapters", {"patch"}, namespace, "status") == set()
+        assert allowed("loraadapters", everything, "default") == set()
