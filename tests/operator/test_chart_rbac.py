@@ -297,7 +297,7 @@ def split(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def installed(control_plane: ControlPlane) -> Iterator[Installed]:
     """The chart's RBAC objects, applied."""
     release, pools = control_plane.create_namespace("release"), control_plane.create_namespace("pools")
-    flags = ("--set", f"poolNamespaces={{{pools}}},crds.install=false")
+    flags = ("--set", f"poolNamespaces={{{pools}}},crds.install=false,rbac.aggregateClusterRoles=false")
     found = chart.objects(chart.render("default", *flags, namespace=release))
     kinds = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     objects = [obj for obj in found if obj["kind"] in kinds]
