@@ -4,7 +4,7 @@ OperatorError
 ├── DepotUnavailable     the depot did not answer: asked again later
 │   └── DepotFailed      it answered, with an error of its own or with what is no answer
 ├── StaleWrite           a fenced write met another version of the object, or none: planned again from what is there
-├── ChildRefused         what a pool should own cannot be made; carries a condition's reason: told, tried again later
+├── ChildRefused         what a pool should own cannot be made; carries a condition's reason: tried again later
 ├── ApiError             a request to the local API is refused; carries status, reason and causes
 │   ├── Invalid (422)    the object breaks the schema or a rule; every cause names its field
 │   ├── NotFound (404)

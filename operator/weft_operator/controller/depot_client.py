@@ -27,7 +27,7 @@ class DepotClient:
         await self._http.aclose()
 
     async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus:
-        """Ask, then follow the operation to its end. `on_step` hears of each state on the way.
+        """Ask, then follow the operation to its end. `on_step` is called for each state on the way.
 
         A depot that fails on this one request is no depot that is away: that is a failure of the object, which its
         conditions tell. Raises DepotUnavailable.

@@ -40,7 +40,7 @@ ClusterAction = (
 class Backend(Protocol):
     """What differs between a cluster and one machine.
 
-    Every method raises StaleWrite when what it was ordered for is a newer object, or gone. What it changed is told by
+    Every method raises StaleWrite when what it was ordered for is a newer object, or gone. What it changed comes as
     events (`on_*`), before it returns or later.
     """
 
@@ -78,12 +78,12 @@ class Depot(Protocol):
 
 
 class Registry(Protocol):
-    """The scheduler's registry, as a client sees it. Does not fail: what is told is told again on each connection."""
+    """The scheduler's registry, as a client sees it. Does not fail: each connection begins with the whole table."""
 
     def tell(self, action: RegistryUpdate) -> None: ...
 
     def start(self) -> None:
-        """From now on what was told is a complete snapshot."""
+        """From now on the table is complete."""
         ...
 
 

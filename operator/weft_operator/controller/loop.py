@@ -1,9 +1,9 @@
 """The loop around the planner: events mark objects, marked objects are planned, actions are carried out.
 
-One event loop owns `Desired` and `Observed`. Several workers carry out what was planned, never two the same object. An
-object that is marked ten times while it waits, or while it is worked on, is planned once after that. An action that
-fails is not repeated by itself: its object is planned again after a pause (doubling, bounded), from what is true then.
-A slow resync plans everything, so a lost event costs time, not correctness.
+One event loop owns `DesiredState` and `ObservedState`. Several workers carry out what was planned, never two the same
+object. An object that is marked ten times while it waits, or while it is worked on, is planned once after that. An
+action that fails is not repeated by itself: its object is planned again after a pause (doubling, bounded), from what is
+true then. A slow resync plans everything, so a lost event costs time, not correctness.
 
 The controller may be fed (`on_*`) long before `run()`: one that waits for its turn to lead knows the world already.
 """
@@ -112,7 +112,7 @@ class Controller:
                 self.observed.adapter_reports[resource.meta.uid] = AdapterReport("", False, 0)
 
     async def run(self) -> None:
-        """Plan until cancelled. The scheduler is told everything that is known at once, before anything is written."""
+        """Plan until cancelled. All that is known is published to the scheduler before anything is written."""
         self.observed.retention.started_at = self._clock()
         self._recall()
         for ref in self.desired.refs():

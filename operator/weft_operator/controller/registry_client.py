@@ -2,7 +2,7 @@
 
 The client keeps the complete table. A connection starts with the whole of it as a snapshot; after that, a change leaves
 at once, and those that follow gather for a while and leave as one message: each costs scheduler, gateways and runners
-work that grows with the table. Nothing is sent before `start()`: a half-told snapshot would take adapters out of the
+work that grows with the table. Nothing is sent before `start()`: an incomplete snapshot would take adapters out of the
 route table.
 """
 
@@ -45,7 +45,7 @@ class RegistryClient:
         self._on_pool, self._on_adapter = on_pool, on_adapter
         self._table: dict[tuple[str, str], PoolSpec | AdapterRegistration] = {}  # ("pool", name) or ("adapter", uid)
         self._uids: dict[Ref, str] = {}
-        self._unloading: set[str] = set()  # told to go, and the scheduler has not said yet that they are gone
+        self._unloading: set[str] = set()  # unpublished, and the scheduler has not said yet that no runner holds them
         self._changed: set[tuple[str, str]] = set()
         self._sent_at = float("-inf")
         # Versions only have to grow, also across restarts of this process; milliseconds do.
@@ -69,11 +69,11 @@ class RegistryClient:
             await self._channel.close(None)
 
     def start(self) -> None:
-        """The table is complete: it may be told."""
+        """The table is complete: it may be sent."""
         self._started.set()
 
     def tell(self, action: RegistryUpdate) -> None:
-        """Change the table; a connected scheduler hears of it at once, or with others a moment later."""
+        """Change the table; a connected scheduler gets it at once, or with others a moment later."""
         match action:
             case PublishPool(ref=ref, entry=entry):
                 self._set(str(ref), entry, "pool")
@@ -113,7 +113,7 @@ class RegistryClient:
         return [self._message(set(self._table), snapshot=True)]
 
     def _message(self, keys: set[tuple[str, str]], *, snapshot: bool = False) -> pb.RegistryToScheduler:
-        """The state of these keys now. What is not in the table any more is told as removed."""
+        """The state of these keys now. What is not in the table any more is sent as removed."""
         pools: list[PoolSpec] = []
         adapters: list[AdapterSpec] = []
         removed: dict[str, list[str]] = {"pool": [], "adapter": sorted(self._unloading) if snapshot else []}

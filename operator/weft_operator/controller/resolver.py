@@ -27,7 +27,7 @@ PAUSE_S = 10.0  # between two lists, and before a question that the depot did no
 
 
 class Resolver:
-    """Owns the questions under way. `mark` hears which objects have to be planned again."""
+    """Owns the questions under way. `mark` is called with objects that have to be planned again."""
 
     def __init__(
         self,

@@ -155,7 +155,7 @@ def accepted_by_name(adapters: Iterable[Adapter], desired: DesiredState) -> Iter
 
 
 def reject_by_name(adapter: Adapter, desired: DesiredState) -> Rejection | None:
-    """Why this adapter is not accepted, its wish to be pinned aside."""
+    """Why this adapter is not accepted, whether it may be pinned aside."""
     pool = desired.pools.get(adapter.pool)
     if pool is None or pool.meta.deleting:
         return Rejection("PoolNotFound", f"there is no ServingPool {adapter.pool}")
@@ -335,7 +335,7 @@ def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
 
 
 def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
-    """Whose a name is. A tenant is not told what the adapters of others are called."""
+    """Whose a name is. A tenant does not learn what the adapters of others are called."""
     if isinstance(owner, Pool):
         return f"is the base model of ServingPool {owner.meta.ref}"
     if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:

@@ -20,7 +20,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class PublishPool:
-    """Tell the scheduler of a pool, in place of what it was told before."""
+    """Publish a pool to the scheduler, in place of what was published before."""
 
     ref: Ref
     entry: PoolSpec
@@ -33,7 +33,7 @@ class UnpublishPool:
 
 @dataclass(frozen=True, slots=True)
 class PublishAdapter:
-    """Tell the scheduler of an adapter, in place of what it was told before under this name."""
+    """Publish an adapter to the scheduler, in place of what was published under this name."""
 
     ref: Ref
     entry: AdapterRegistration
@@ -116,7 +116,7 @@ class SetPodDeletionCost:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Tell people: an Event about an object. Ordered after the status that it tells of; losing one does no harm."""
+    """An Event about an object. Ordered after the status that it is about; losing one does no harm."""
 
     ref: Ref
     uid: str

@@ -6,7 +6,7 @@ is bad, Fetched turns False with the reason while Ready stays True on the conten
 Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published and UpdateFailed
 (Ready), RunnersReady (Available). Of the
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
-Publishing (told to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
+Publishing (sent to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
 Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots,
 ChildConflict, ChildRefused, PodsRefused.
 """
@@ -108,7 +108,7 @@ def _ready(view: AdapterView, content: Sequence[Condition]) -> Condition:
     if view.report is None:
         return _ready_unreported(view, digest)
     if not view.report.routed or (view.report.digest != digest and not is_ready(view.adapter)):
-        return Condition("Ready", "False", "Publishing", "told to the scheduler, not yet in its route table")
+        return Condition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
     if view.report.load_failed:
         return Condition("Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(view.report.load_errors))
     return _published(view, digest)
@@ -124,7 +124,7 @@ def _ready_unreported(view: AdapterView, digest: str) -> Condition:
         and stored["reason"] in ("Published", "UpdateFailed", "LoadFailed")
     ):
         return _published(view, digest) if stored["status"] == "True" else _as_stored(stored)
-    return Condition("Ready", "False", "Publishing", "told to the scheduler, not yet in its route table")
+    return Condition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
 
 
 def _published(view: AdapterView, digest: str) -> Condition:
@@ -180,12 +180,12 @@ def _pool_ready(view: PoolView, available: Condition, progressing: Condition) ->
 
 
 def ready_runners(view: PoolView) -> int:
-    """By the scheduler's word; before it has spoken, by the stored status. Whoever is on its way out does not count.
+    """By the scheduler's report; before there is one, by the stored status. Whoever is on its way out does not count.
 
-    The scheduler hears of that a moment later than the cluster, of one that was killed only when its lease ends.
+    The scheduler learns that a moment later than the cluster, of one that was killed only when its lease ends.
     """
-    told = view.report.ready_runners if view.report else int(view.pool.status.get("readyReplicas", 0))
-    return min(told, len(view.runners))
+    reported = view.report.ready_runners if view.report else int(view.pool.status.get("readyReplicas", 0))
+    return min(reported, len(view.runners))
 
 
 def _trouble(view: PoolView) -> Rejection | None:

@@ -1,7 +1,7 @@
 """Is a live object what is wanted of it? Then nothing is written, also by a process that has just started.
 
-Asked of the live object alone: has every wished field its wished value? That finds what others have changed. One of
-those fields is an annotation with the hash of the whole wish: that finds what the wish no longer names, which
+Asked of the live object alone: has every intended field its intended value? That finds what others have changed. One of
+those fields is an annotation with the hash of the whole intent: that finds what the intent no longer names, which
 server-side apply then takes away. An API server adds defaults, writes quantities its own way and drops empty values:
 none of these is a difference.
 """
@@ -61,26 +61,26 @@ def spec_hash(obj: Mapping[str, Any]) -> str:
     return str((obj["metadata"].get("annotations") or {}).get(INTENT, ""))
 
 
-def matches(live: Mapping[str, Any], wish: Mapping[str, Any]) -> bool:
-    """Whether the live object has every value that a signed wish names."""
-    return _mapping_fulfils(live, wish, False)
+def matches(live: Mapping[str, Any], intent: Mapping[str, Any]) -> bool:
+    """Whether the live object has every value that an intent with its hash names."""
+    return _mapping_matches(live, intent, False)
 
 
-def _matches(live: Any, wish: Any, field: str, quantity: bool) -> bool:
+def _matches(live: Any, intent: Any, field: str, quantity: bool) -> bool:
     quantity = quantity or field in QUANTITIES
-    if isinstance(wish, Mapping):
-        return isinstance(live, Mapping) and _mapping_fulfils(live, wish, quantity)
-    if isinstance(wish, Sequence) and not isinstance(wish, str):
-        return isinstance(live, Sequence) and not isinstance(live, str) and _list_fulfils(live, wish, field)
+    if isinstance(intent, Mapping):
+        return isinstance(live, Mapping) and _mapping_matches(live, intent, quantity)
+    if isinstance(intent, Sequence) and not isinstance(intent, str):
+        return isinstance(live, Sequence) and not isinstance(live, str) and _list_matches(live, intent, field)
     if quantity and isinstance(live, str | int):
-        return amount(live) == amount(wish)
-    return bool(live == wish) and isinstance(live, bool) == isinstance(wish, bool)
+        return amount(live) == amount(intent)
+    return bool(live == intent) and isinstance(live, bool) == isinstance(intent, bool)
 
 
-def _mapping_fulfils(live: Mapping[str, Any], wish: Mapping[str, Any], quantity: bool) -> bool:
+def _mapping_matches(live: Mapping[str, Any], intent: Mapping[str, Any], quantity: bool) -> bool:
     return all(
         _matches(live[name], value, name, quantity) if name in live else _is_dropped(name, value)
-        for name, value in wish.items()
+        for name, value in intent.items()
     )
 
 
@@ -89,12 +89,12 @@ def _is_dropped(field: str, value: Any) -> bool:
     return value is None or (field not in KEPT_ZEROS and not isinstance(value, Mapping) and not value)
 
 
-def _list_fulfils(live: Sequence[Any], wish: Sequence[Any], field: str) -> bool:
+def _list_matches(live: Sequence[Any], intent: Sequence[Any], field: str) -> bool:
     keys = LIST_KEYS.get(field)
     if keys is None:
-        return len(live) == len(wish) and all(_matches(a, b, "", False) for a, b in zip(live, wish, strict=True))
+        return len(live) == len(intent) and all(_matches(a, b, "", False) for a, b in zip(live, intent, strict=True))
     by_key = {_key(item, keys): item for item in live}
-    return all(_key(item, keys) in by_key and _matches(by_key[_key(item, keys)], item, "", False) for item in wish)
+    return all(_key(item, keys) in by_key and _matches(by_key[_key(item, keys)], item, "", False) for item in intent)
 
 
 def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:

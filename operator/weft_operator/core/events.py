@@ -1,6 +1,6 @@
-"""What people are told as Events: transitions, found by comparing the stored status with the one about to be written.
+"""Events of an object: transitions, found by comparing the stored status with the one about to be written.
 
-Steps on the way (reading, fetching, publishing) are no news, a cause that shows in several conditions is told once.
+Steps on the way (reading, fetching, publishing) are no news, a cause that shows in several conditions is one Event.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ EventType = Literal["Normal", "Warning"]
 
 def events_for(resource: Pool | Adapter, status: Object) -> list[RecordEvent]:
     """Events of writing this status."""
-    told: dict[tuple[EventType, str], str] = {}
+    found: dict[tuple[EventType, str], str] = {}
     for kind, reason, message in _news(resource.status, status):
-        told.setdefault((kind, reason), message)
+        found.setdefault((kind, reason), message)
     meta = resource.meta
-    return [RecordEvent(meta.ref, meta.uid, kind, reason, message) for (kind, reason), message in told.items()]
+    return [RecordEvent(meta.ref, meta.uid, kind, reason, message) for (kind, reason), message in found.items()]
 
 
 def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]:

@@ -19,7 +19,7 @@ from weft_operator.core.state import AdapterRegistration, AdapterReport, ApplyFa
 
 
 def expect(action: Action, observed: ObservedState, now: float) -> None:
-    """Note what was ordered from the depot and told to the scheduler. Runners and objects are observed instead."""
+    """Note what was ordered from the depot and published to the scheduler. Runners and objects are observed instead."""
     match action:
         case Resolve(uid=uid, request=request):
             observed.resolutions[uid] = started(observed.resolutions.get(uid), request, now)
@@ -46,7 +46,7 @@ def expect(action: Action, observed: ObservedState, now: float) -> None:
             observed.deletion_costs[uid] = (cost, now)
         case RetainBlobs(digests=digests):
             observed.retention.forget(now)
-            observed.retention.told = digests
+            observed.retention.last_sent = digests
         case _:
             return
 

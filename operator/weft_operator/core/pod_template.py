@@ -1,6 +1,6 @@
 """The pod of a runner: what a pool wants of it, in the form that this site gives to pods.
 
-Nothing in it depends on adapters: a new adapter is told to runners, it never restarts one.
+Nothing in it depends on adapters: a new adapter is sent to runners, it never restarts one.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,10 +1,10 @@
-"""plan(desired, observed, now) -> actions. Pure, level-based, the same for every backend.
+"""reconcile(key, desired, observed, now) -> actions. Pure, level-based, the same for every backend.
 
 It looks at what should be and what is, never at what happened, so it may run at any time and any number of times: what
 it orders is only the difference. Nothing changes, nothing is ordered; no status is written that says what is already
-stored. `plan_one` plans a single object: what happens to one never depends on whether another one is in order.
+stored. `reconcile` plans a single object: what happens to one never depends on whether another one is in order.
 
-Of one object's actions, those that only this process sees come first (asking the depot, telling the scheduler), then
+Of one object's actions, those that only this process sees come first (asking the depot, publishing), then
 what the backend does, then the status that tells of it, then Events.
 """
 
@@ -89,17 +89,17 @@ def plan_retention(desired: DesiredState, observed: ObservedState, now: float, p
     if now < ledger.started_at + longest_drain_s(desired, policy):
         return []
     wanted = ledger.wanted(live_digests(desired, observed), now)
-    return [] if wanted == ledger.told else [RetainBlobs(wanted)]
+    return [] if wanted == ledger.last_sent else [RetainBlobs(wanted)]
 
 
 def live_digests(desired: DesiredState, observed: ObservedState) -> set[str]:
-    """Every digest that serves, may serve, or is told in a status."""
+    """Every digest that serves, may serve, or stands in a status."""
     entries = {digest for entry in observed.adapters.values() for digest in entry.digests}
     bases = {entry.base_digest for entry in observed.pools.values()}
     goods = {r.verified.digest for r in observed.resolutions.values() if r.verified}
-    told = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(desired)}
+    in_statuses = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(desired)}
     versions = {str(v["digest"]) for adapter in desired.adapters.values() for v in adapter.status.get("versions", ())}
-    return (entries | bases | goods | told | versions) - {""}
+    return (entries | bases | goods | in_statuses | versions) - {""}
 
 
 def longest_drain_s(desired: DesiredState, policy: Policy) -> float:

@@ -106,7 +106,7 @@ def plan_children(
     launch, orders, kept = scaling.runner_config(pool, digest), list[Action](), set[ObjectKey]()
     if pool.pods_per_runner > 1:
         sets, kept = _plan_sets(pool, launch, sizes, bounds, observed, defaults, own, waited=waited)
-        wishes = children(pool, launch, defaults, sizes) + sets
+        intended = children(pool, launch, defaults, sizes) + sets
     else:
         for group, size in sizes.items():
             if size < present.get(group, 0):
@@ -114,8 +114,8 @@ def plan_children(
                 orders += more
         if scaling.counts_apart(pool):
             sizes = scaling.one_for_one(sizes, present, wanted)
-        wishes = children(pool, launch, defaults, sizes)
-    free = [child for child in wishes if child.key in own or child.key not in live]
+        intended = children(pool, launch, defaults, sizes)
+    free = [child for child in intended if child.key in own or child.key not in live]
     refused = observed.refused.get(ref, {})
     free = [child for child in free if not _is_refused(child, refused.get(child.key), now)]
     orders += [
@@ -131,7 +131,7 @@ def plan_children(
     ]
     # What a pool of the same name has left behind goes; in its place ours comes once it is gone.
     return orders + _deletions(
-        ref, live, keep={child.key for child in wishes if child.key in own} | kept | sizes_left.keys()
+        ref, live, keep={child.key for child in intended if child.key in own} | kept | sizes_left.keys()
     )
 
 
@@ -143,16 +143,16 @@ def plan_teardown(ref: Ref, observed: ObservedState) -> list[Action]:
 
 
 def grace_elapsed(ref: Ref, observed: ObservedState, now: float) -> bool:
-    """Whether the scheduler has had its time to answer to what it was told of this pool."""
+    """Whether the scheduler has had its time to answer to what was published of this pool."""
     return now >= observed.published_at.get(ref, -inf) + ANSWER_S
 
 
 def deadlines(ref: Ref, observed: ObservedState) -> list[float]:
     """When waiting ends: for the scheduler's answer, for marks to be seen, with what was refused."""
-    told = [observed.published_at[ref] + ANSWER_S] if ref in observed.published_at else []
+    times = [observed.published_at[ref] + ANSWER_S] if ref in observed.published_at else []
     uids = {pod.uid for pod in observed.pods.get(ref, {}).values()}
-    told += [rejection.again_at for rejection in observed.refused.get(ref, {}).values()]
-    return told + [at + SEEN_S for uid, (_, at) in observed.deletion_costs.items() if uid in uids]
+    times += [rejection.again_at for rejection in observed.refused.get(ref, {}).values()]
+    return times + [at + SEEN_S for uid, (_, at) in observed.deletion_costs.items() if uid in uids]
 
 
 def _shrink(
@@ -211,7 +211,7 @@ def _plan_sets(
     ready = {key.name: _group(obj) for key, obj in sorted(sets.items()) if states.get(key.name) == "Ready"}
     retired = [name for name, group in ready.items() if group not in sizes]
     room = max(0, sum(sizes.values()) - 1 - (len(ready) - len(retired)))
-    kept, wishes = _of_runners(retired[:room], own), list[Child]()
+    kept, intended = _of_runners(retired[:room], own), list[Child]()
     coming, left = list[tuple[Group, int]](), sum(sizes.values())
     for group in pool.groups:
         live = {_index(obj): obj for obj in sets.values() if _group(obj) == group.name}
@@ -226,14 +226,14 @@ def _plan_sets(
         coming, left = coming + [(group, index) for index in new], left - len(staying)
         for index in staying:
             if present[index].launch == launch:
-                wishes += parts[index]
+                intended += parts[index]
             else:
                 kept |= _of_runners([live[index]["metadata"]["name"]], own)
     if scaling.counts_apart(pool):
         coming = coming[: max(0, left)]  # one for one
-    wishes += [part for group, index in coming for part in runner_children(pool, group, launch, defaults, index)]
+    intended += [part for group, index in coming for part in runner_children(pool, group, launch, defaults, index)]
     # While pods end, they reach each other.
-    return wishes, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
+    return intended, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
 
 
 def _changes(
@@ -251,15 +251,17 @@ def _changes(
     return {index for index in started if index in present}, [index for index in started if index not in present]
 
 
-def _as_process(live: Object, wish: Child, launch: RunnerConfig, states: Mapping[str, RunnerState]) -> RunnerProcess:
-    """A runner of several pods as one: of another launch if it was made by another wish."""
+def _as_process(
+    live: Object, intended: Child, launch: RunnerConfig, states: Mapping[str, RunnerState]
+) -> RunnerProcess:
+    """A runner of several pods as one: of another launch if it was made from another intent."""
     name = live["metadata"]["name"]
     state: RunnerState = states.get(name, "Starting")
     if _is_deleting(live):
         state = "Leaving"
     elif state == "Leaving":
         state = "Starting"  # its pods are replaced
-    same = spec_hash(live) == spec_hash(wish.manifest)
+    same = spec_hash(live) == spec_hash(intended.manifest)
     return RunnerProcess(launch if same else replace(launch, base_digest=""), state, name=f"{name}-0")
 
 
@@ -308,7 +310,7 @@ def _differs(child: Child, live: Object | None, observed: ObservedState) -> bool
         return True
     if _is_deleting(live) or matches(live, child.manifest):
         return False
-    # What an API server made of exactly this wish is as near to it as it gets.
+    # What an API server made of exactly this intent is as near to it as it gets.
     return observed.applied.get(child.key) != (spec_hash(child.manifest), object_revision(live))
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Retention:
-    """The ledger of digests that drain, and what the depot was told last. Times are the clock of `now`."""
+    """The ledger of digests that drain, and which list the depot was sent last. Times are the clock of `now`."""
 
     started_at: float = 0.0
     until: dict[str, float] = field(default_factory=dict)
-    told: frozenset[str] | None = None  # the last complete list that the depot accepted
+    last_sent: frozenset[str] | None = None  # the last complete list that the depot accepted
 
     def left(self, digest: str, now: float, drain_s: float) -> None:
         """A digest has left the registry: its streams may run for `drain_s` more."""
@@ -33,4 +33,6 @@ class Retention:
     def due_at(self, longest_drain_s: float) -> float | None:
         """When the list may next grow shorter by itself; None while nothing drains and the depot knows."""
         ends = list(self.until.values())
-        return max(min(ends, default=0.0), self.started_at + longest_drain_s) if ends or self.told is None else None
+        return (
+            max(min(ends, default=0.0), self.started_at + longest_drain_s) if ends or self.last_sent is None else None
+        )

@@ -5,7 +5,7 @@ may have; its groups say where they are. Growing is done at once. Shrinking asks
 nothing new is placed on them. Where groups are for phases that are split the scheduler says how many of each phase,
 also of a number that people wrote, and names victims among them.
 
-- A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is told to go gives
+- A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is asked to go gives
   its streams back anyway.
 - The autoscaler never takes away more ready runners than the scheduler has named: one that has just started knows of
   no runner, and wants none.
@@ -214,7 +214,7 @@ def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> R
 
 
 def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
-    """Processes that have not been told to go, by index."""
+    """Processes that were not asked to go, by index."""
     return {index: runner for index, runner in sorted(runners.items()) if runner.state != "Leaving"}
 
 

@@ -1,8 +1,8 @@
-"""What is wanted and what is there: the two sides that `plan` compares.
+"""What is wanted and what is there: the two sides that `reconcile` compares.
 
-`Desired` holds the objects, indexed so that planning one object costs O(1) with 100,000 of them. `Observed` holds what
-the shells have seen: the depot's answers, runner processes, what the scheduler was told and what it says. Both are
-plain memory with one owner; every change says which objects have to be planned again.
+`DesiredState` holds the objects, indexed so that planning one object costs O(1) with 100,000 of them. `ObservedState`
+holds what the shells have seen: the depot's answers, runners, what was published to the scheduler and what it reports.
+Both are plain memory with one owner; every change says which objects have to be planned again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from weft_operator.core.artifacts import Resolution
 from weft_operator.core.resources import Adapter, Malformed, Meta, Object, OffloadBudgets, Pool, Ref, Tier, holds
 from weft_operator.core.retention import Retention
 
-APPLY_RETRY_S = 15.0  # before a wish that was refused is tried again, unchanged
+APPLY_RETRY_S = 15.0  # before an intent that was refused is tried again, unchanged
 
 RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leaving"]
 
@@ -111,7 +111,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailure:
-    """A wish (by its hash) that could not be applied: when, and why, as a condition's reason and message."""
+    """An intent (by its hash) that could not be applied: when, and why, as a condition's reason and message."""
 
     intent: str
     at: float
@@ -120,7 +120,7 @@ class ApplyFailure:
 
     @property
     def again_at(self) -> float:
-        """When the same wish is tried again."""
+        """When the same intent is tried again."""
         return self.at + APPLY_RETRY_S
 
 
@@ -307,7 +307,7 @@ class ObservedState:
     pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
     adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid
     published_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
-    unloads: dict[str, bool] = field(default_factory=dict)  # by uid, of deleted adapters that were told to go: gone?
+    unloads: dict[str, bool] = field(default_factory=dict)  # by uid, of deleted adapters that were unpublished: gone?
     applied: dict[ObjectKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the revision that it gave
     refused: dict[Ref, dict[ObjectKey, ApplyFailure]] = field(
         default_factory=dict

@@ -1,4 +1,4 @@
-"""Facts -> what the scheduler is told of an object, and what its status says. Pure."""
+"""Views -> what is published of an object to the scheduler, and what its status says. Pure."""
 
 from typing import Any
 
@@ -203,14 +203,14 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
     adapter, serving = view.adapter, view.serving
     generation = adapter.meta.generation
     verdict = serving.verdict if serving else {}
-    told = ("rank", "alpha", "targetModules", "sizeBytes", "dtype")
+    reported = ("rank", "alpha", "targetModules", "sizeBytes", "dtype")
     unavailable = view.report.unavailable_runners if view.report else adapter.status.get("unavailableRunners", 0)
     status = {
         "observedGeneration": generation,
         "digest": serving.digest if serving else None,
         "pool": str(serving.pool) if serving else None,
         "baseDigest": serving.base_digest if serving else None,
-        **{name: verdict.get(name) for name in told},
+        **{name: verdict.get(name) for name in reported},
         "modelName": adapter.model_name,
         "unavailableRunners": unavailable if serving else 0,
         "versions": _versions(view, now),

@@ -5,10 +5,10 @@ function serves the webhook and the local API, so both refuse the same with the 
 
 - Objects may come in any order: what does not exist yet refuses nothing. An adapter without its pool is stored, with a
   warning and the condition PoolNotFound.
-- Only what an update makes worse is refused. Who edits a label is not told of an old conflict, and an object that is
+- Only what an update makes worse is refused. Who edits a label gets no old conflict, and an object that is
   being deleted, or whose spec stays as it is, always passes.
-- Who holds a name, a slot or a place is who is accepted (`judge`): a refused object stands in nobody's way.
-- Of two wishes that are judged at the same moment both pass; the planner then gives the younger its condition.
+- Who holds a name, a slot or a place is who is accepted (`acceptance`): a refused object stands in nobody's way.
+- Of two objects that are reviewed at the same moment both pass; the planner then gives the younger its condition.
 - A pool's owner may take a right away (a namespace) though it is in use, and is warned; what is more likely a slip
   (fewer slots than are pinned, a rank below one that is served) is refused.
 """
@@ -22,7 +22,7 @@ from weft_operator.core.resources import Adapter, Malformed, Object, Pool, parse
 from weft_operator.core.state import DesiredState
 
 NAMED_MAX = 3
-# What a server has not given to an object that is only a wish.
+# What a server has not given to an object that is not stored yet.
 _UNSTORED = {"uid": "", "generation": 0, "resourceVersion": "", "creationTimestamp": "9999-12-31T00:00:00Z"}
 
 
@@ -40,17 +40,17 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What is said to a wish: any objection refuses it, warnings are only told."""
+    """The review of a proposed object: any objection refuses it, warnings do not."""
 
     objections: tuple[Violation, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def validate(wish: Object, before: Object | None, desired: DesiredState) -> Review:
+def validate(proposed: Object, before: Object | None, desired: DesiredState) -> Review:
     """Judge an object that is to be stored, in place of `before` where there is one, by all that exist."""
-    if wish["metadata"].get("deletionTimestamp") or (before is not None and before["spec"] == wish["spec"]):
+    if proposed["metadata"].get("deletionTimestamp") or (before is not None and before["spec"] == proposed["spec"]):
         return Review()
-    new, old = _parsed(wish), _parsed(before) if before is not None else None
+    new, old = _parsed(proposed), _parsed(before) if before is not None else None
     if isinstance(new, Malformed):
         return Review((Violation("InvalidSpec", "spec", new.message),))
     if isinstance(new, Pool):
@@ -91,7 +91,9 @@ def _adapter_objections(adapter: Adapter, pool: Pool, desired: DesiredState) -> 
     if adapter.pinned and most is not None:
         others = _accepted(pool, desired, lambda other: other.pinned and other.meta.ref != adapter.meta.ref)
         if len(others) >= most:
-            known = [other for other in others if other.meta.ref.namespace == namespace]  # of others no names are told
+            known = [
+                other for other in others if other.meta.ref.namespace == namespace
+            ]  # names of others are not disclosed
             yield Violation("NoSlots", "spec.pinned", _full(pool, known))
 
 
@@ -179,7 +181,7 @@ def _holder(new: Pool | Adapter, desired: DesiredState) -> Pool | Adapter | None
 
 
 def _gives_way(holder: Pool | Adapter, new: Pool | Adapter) -> bool:
-    """A name that begins with a namespace is that namespace's, whoever was there before (`judge`)."""
+    """A name that begins with a namespace is that namespace's, whoever was there before (`acceptance`)."""
     return (
         isinstance(holder, Adapter)
         and isinstance(new, Adapter)

@@ -41,7 +41,7 @@ def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
     """Add the handlers. `desired` has every object that exists, from before the server listens and on."""
 
     async def judged(*, body: kopf.Body, old: kopf.Body | None, warnings: list[str], **_: Any) -> None:
-        judge(_raw(body), None if old is None else _raw(old), desired, warnings)
+        review(_raw(body), None if old is None else _raw(old), desired, warnings)
 
     for plural, path in PATHS.items():
         on_wish = kopf.on.validate(
@@ -56,9 +56,9 @@ def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
         on_wish(judged)
 
 
-def judge(wish: Object, before: Object | None, desired: DesiredState, warnings: list[str]) -> None:
-    """Raises kopf.AdmissionError with every objection to the wish; `warnings` gets what is only told."""
-    found = validate(wish, before, desired)
+def review(proposed: Object, before: Object | None, desired: DesiredState, warnings: list[str]) -> None:
+    """Raises kopf.AdmissionError with every objection to the object; what does not refuse it goes to `warnings`."""
+    found = validate(proposed, before, desired)
     warnings += found.warnings
     if found.objections:
         raise kopf.AdmissionError("; ".join(str(objection) for objection in found.objections), UNPROCESSABLE)

@@ -50,7 +50,7 @@ Clock = Callable[[], float]
 
 
 class KubernetesBackend:
-    """Owns no state but the mirror's: what a write answers is told there, before the watch tells it again.
+    """Owns no state but the cache's: the answer of a write goes there, before its watch event comes.
 
     `lead()` raises LeadershipLost; it is asked right before each write. `write_s` bounds how long one is under way.
     """
@@ -60,7 +60,7 @@ class KubernetesBackend:
     ) -> None:
         self._api, self._cache, self._lead, self._write_s = api, cache, lead, write_s
         self._instance, self._clock = instance, clock
-        self._told: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was told again
+        self._series: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was recorded
 
     async def set_status(self, action: SetStatus) -> Object:
         """Replace the whole status of exactly that version."""
@@ -130,7 +130,7 @@ class KubernetesBackend:
             await self._look(action.key)  # its watch may be late; it is not deleted twice
 
     async def scale_child(self, action: ScaleChild) -> None:
-        """Fewer replicas of what is on its way out; no wish names it any more, so nothing of it is applied."""
+        """Fewer replicas of a Deployment that the pool no longer names: nothing of it is applied."""
         await self._check(action.pool)
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
         body = {"metadata": fence, "spec": {"replicas": action.replicas}}
@@ -168,9 +168,9 @@ class KubernetesBackend:
     # ----------------------------------------------------------------------------------------------------- shared
 
     def _count(self, event: str) -> int:
-        count = self._told[event] = self._told.pop(event, 1) + 1
-        if len(self._told) > EVENTS_REMEMBERED:
-            self._told.popitem(last=False)
+        count = self._series[event] = self._series.pop(event, 1) + 1
+        if len(self._series) > EVENTS_REMEMBERED:
+            self._series.popitem(last=False)
         return count
 
     def _finalizers(self, action: AddFinalizer | RemoveFinalizer) -> list[str]:
@@ -203,14 +203,14 @@ class KubernetesBackend:
             raise
 
     async def _unseen(self, child: Child) -> Object | None:
-        """What is there though no watch has told of it: the watches see only what carries our label, or are late.
+        """What is there though no watch has reported it: watches see only what carries our label, or are late.
 
         Of the latter it was not known how much of it runs. Raises StaleWrite.
         """
         there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
         if there is not None and (there["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER:
             self._cache.put(there)
-            raise StaleWrite(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has told of it")
+            raise StaleWrite(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has reported it")
         return there
 
     async def _look(self, key: ObjectKey) -> Object | None:
@@ -244,7 +244,7 @@ def may_apply(there: Object, child: Child) -> bool:
 
 
 def event_manifest(action: RecordEvent, instance: str, now: float) -> dict[str, Any]:
-    """The Event of an announcement. Its name is made of what it says, so that saying it again meets the first."""
+    """The manifest of an Event. Its name is a hash of what it says, so that saying it again meets the first."""
     ref, note = action.ref, action.message.encode()[:EVENT_NOTE_MAX].decode(errors="ignore")
     said = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
     return {

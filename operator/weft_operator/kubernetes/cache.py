@@ -1,7 +1,7 @@
-"""The objects of the cluster as this process knows them: told by watches, lists and the answers to its own writes.
+"""The objects of the cluster as this process knows them, from watches, lists and the answers to its own writes.
 
 All three may come in any order. Of two versions of one object the newer one counts, and what is gone does not come back
-by a late word of how it was. Listeners hear of each change once. Plain memory, one owner, one event loop.
+by a late event of how it was. Listeners are called once for each change. Plain memory, one owner, one event loop.
 """
 
 from collections import OrderedDict
@@ -26,7 +26,7 @@ class ObjectCache:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Hear of every change, in the turn in which it is told. Must not raise."""
+        """Call the listener for every change, in the turn in which it comes. It must not raise."""
         self._listeners.append(listener)
 
     def find(self, key: ObjectKey) -> Object | None:

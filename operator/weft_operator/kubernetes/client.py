@@ -1,6 +1,6 @@
 """Requests to the API server: paths and JSON in, JSON out, errors translated once.
 
-One request is one attempt. Who repeats, and when, is the caller's decision: the planner's pause, the audit's period.
+One request is one attempt. Who repeats, and when, is the caller's decision: the planner's pause, the resync's period.
 The credentials are those of `kubernetes.aio`: the pod's service account (its token is read again as it rotates), or a
 kubeconfig outside of a cluster.
 """
@@ -138,7 +138,7 @@ def _refusal(what: str, status: int, content: bytes) -> StaleWrite | ApiFailed:
         said: Any = json.loads(content)
         reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
     except (ValueError, AttributeError):
-        pass  # not a Status: what it is, is told
+        pass  # not a Status: the message has its text
     text = sanitize(message[:500])
     if status == 404:
         return ObjectNotFound(f"{what}: {text}")

@@ -1,4 +1,4 @@
-"""From the mirror to the planner: objects as they are, what pools own by its owner, pods as runners."""
+"""From the cache to the planner: objects as they are, what pools own by its owner, pods as runners."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -14,7 +14,7 @@ CHILD_KINDS = frozenset(resource.kind for resource in CHILDREN)
 
 
 class EventHandler(Protocol):
-    """What hears of the cluster."""
+    """What follows the cluster."""
 
     def on_object(self, obj: Object, *, gone: bool = False) -> None: ...
 
@@ -24,7 +24,7 @@ class EventHandler(Protocol):
 
 
 class EventMapper:
-    """Tells one planner of one mirror. What changes its pool leaves the one before."""
+    """Passes the changes of one cache to one planner. What changes its pool leaves the one before."""
 
     def __init__(self, planner: EventHandler) -> None:
         self._planner = planner

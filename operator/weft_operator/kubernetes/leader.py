@@ -1,4 +1,4 @@
-"""What only the leader does: plan, write, and tell the scheduler, from the election to the end of the process."""
+"""What only the leader does: plan, write, and publish to the scheduler, from the election to the end of the process."""
 
 import asyncio
 import logging
@@ -67,12 +67,12 @@ class Leader:
         """The planner, from all that is known now: at least all that leaders before have written."""
         await self._until_current()
         depot = DepotClient(self._settings.depot, self._tls)
-        told = _Told()
+        reports = _Reports()
         registry = RegistryClient(
-            self._settings.scheduler, on_pool=told.pool, on_adapter=told.adapter, term=term, tls=self._tls
+            self._settings.scheduler, on_pool=reports.pool, on_adapter=reports.adapter, term=term, tls=self._tls
         )
         controller = Controller(self._backend, depot, registry, policy=self._policy, metrics=self._metrics)
-        told.controller = controller
+        reports.controller = controller
         controller.load(self._objects(), nothing_runs=False)
         EventMapper(controller).connect(self._cache)
         try:
@@ -83,7 +83,7 @@ class Leader:
             await depot.aclose()
 
     async def _until_current(self) -> None:
-        """A replica that waited knows what its watches have told it, and they may be late.
+        """A replica that waited knows what its watches have reported, and they may be late.
 
         Whoever led before writes no more, so lists that are asked for now have everything it wrote.
         """
@@ -98,7 +98,7 @@ class Leader:
         return (obj for resource in OWN for obj in self._cache.of_kind(resource.kind))
 
 
-class _Told:
+class _Reports:
     """The scheduler's word, for a controller that is made after the stream."""
 
     controller: Any = None

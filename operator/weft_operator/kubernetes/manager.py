@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 2.0
 BEAT_S = 1.0
-GRACE_OF_PERIOD = 0.1  # how much of an audit's period an event may be on its way
+GRACE_OF_PERIOD = 0.1  # the share of a resync's period that an event may be on its way
 GRACE_MAX_S = 5.0
 
 
@@ -121,7 +121,7 @@ class Manager:
     # ------------------------------------------------------------------------------------------------- every replica
 
     async def _serve(self) -> None:
-        """Watches, admission, audit. Raises what the first of them fails with."""
+        """Watches, admission, resync. Raises what the first of them fails with."""
         await self._until_known()
         async with asyncio.TaskGroup() as tasks:
             watches = Watches(
@@ -135,7 +135,7 @@ class Manager:
                 admission.register(registry, self._desired)
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
             tasks.create_task(watches.run_owned(self._settings.namespaces), name="watch children")
-            tasks.create_task(self._resync.run(), name="audit")
+            tasks.create_task(self._resync.run(), name="resync")
 
     async def _until_known(self) -> None:
         """Wait for our resources to exist, then take in everything there is."""
@@ -173,7 +173,7 @@ class Manager:
             self._desired.add(parse(obj))
 
     async def _serve_on(self, serving: list[asyncio.Task[None]]) -> None:
-        """Endpoints need a moment to hear that this replica goes; whoever asks meanwhile is answered."""
+        """Endpoints need a moment to leave this replica out; whoever asks meanwhile is answered."""
         self._waits_for = "it is stopping"
         await asyncio.wait(serving, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
 

@@ -1,6 +1,6 @@
 """A pod as the planner sees it. Pure.
 
-Why a pod does not run is told in words that stay the same while the reason does: they become part of a status.
+The message of a pod that does not run stays the same while its reason does: it becomes part of a status.
 """
 
 from collections.abc import Iterator

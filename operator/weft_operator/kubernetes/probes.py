@@ -1,4 +1,4 @@
-"""Probes of the operator: alive as long as its loop turns and its watches hear; ready once it can be asked."""
+"""Probes of the operator: alive as long as its loop turns and its watches report; ready once it can be asked."""
 
 from collections.abc import Callable
 

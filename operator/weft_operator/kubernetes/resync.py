@@ -1,8 +1,8 @@
-"""Proof that the watches are alive: a slow, cheap list of everything, compared with what the watches have told.
+"""Proof that the watches are alive: a slow, cheap list of everything, compared with what the watches have reported.
 
 An object that a watch did not tell of within a grace is fed in here and counted. Once is an accident (kopf does not
 tell of objects that went away while a watch was interrupted for long); again and again is a dead watch, and then
-liveness fails: a process that hears nothing should be started anew. A list carries metadata only.
+liveness fails: a process without events should be started anew. A list carries metadata only.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a list knows better than the mirror."""
+    """What a list knows better than the cache."""
 
     late: tuple[ObjectKey, ...]  # there, and unknown or known as it was
     gone: tuple[tuple[ObjectKey, str], ...]  # known, and not there (key and uid)
@@ -114,7 +114,7 @@ class WatchHealth:
 
 
 class Resync:
-    """Lists for one mirror. `on_late` hears how many objects of a resource a watch missed, `on_done` of each audit."""
+    """Lists for one cache. `on_late` gets the number of objects of a resource that a watch missed."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Resync:
         self.watch_health = WatchHealth(period_s, clock())
 
     async def load(self) -> None:
-        """The first, whole list: afterwards the mirror is complete. Raises KubernetesError."""
+        """The first, whole list: afterwards the cache is complete. Raises KubernetesError."""
         for scope in self._scopes:
             async for page in self._api.pages(scope.resource, scope.namespace, selector=scope.selector):
                 for obj in page.items:
@@ -142,9 +142,9 @@ class Resync:
         self.watch_health.succeeded_at = self._clock()
 
     async def catch_up(self) -> None:
-        """Take in at once what the watches have not told yet. Raises KubernetesError.
+        """Take in at once what the watches have not reported yet. Raises KubernetesError.
 
-        Afterwards the mirror has every write that was carried out before this was called.
+        Afterwards the cache has every write that was carried out before this was called.
         """
         for scope in self._scopes:
             listed, version = await self._listed(scope)
@@ -157,14 +157,14 @@ class Resync:
             await self.once()
 
     async def once(self) -> None:
-        """One audit of everything."""
+        """One list of everything."""
         try:
             for scope in self._scopes:
                 await self._resync(scope)
             self.watch_health.succeeded_at = self._clock()
             self._on_done()
         except KubernetesError as error:
-            log.warning("the audit of the watches failed", extra=kv(error=str(error)))
+            log.warning("resync failed", extra=kv(error=str(error)))
 
     async def _resync(self, scope: WatchScope) -> None:
         listed, version = await self._listed(scope)

@@ -32,7 +32,7 @@ class WatchEnded(KubernetesError):
 
 
 class Watches:
-    """`on_object` hears of what is there, `on_gone` of what is not any more (key, uid, version), on the event loop.
+    """`on_object` is called with what is there, `on_gone` with what is gone (key, uid, version), on the event loop.
 
     `on_start` is called when kopf has started: it has taken the process's signals for itself.
     """

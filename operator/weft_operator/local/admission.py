@@ -26,9 +26,9 @@ class Admission:
             self._desired.put(parse(obj))
         store.listen(self._on_event)
 
-    def __call__(self, wish: Object, find: Callable[[Ref], Object | None]) -> Object:
+    def __call__(self, manifest: Object, find: Callable[[Ref], Object | None]) -> Object:
         """The object to store. Raises Invalid with every objection."""
-        admitted = admit(wish, find)
+        admitted = admit(manifest, find)
         before = find(Ref(admitted["kind"], admitted["metadata"]["namespace"], admitted["metadata"]["name"]))
         objections = validate(admitted, before, self._desired).objections
         if objections:
@@ -44,20 +44,20 @@ class Admission:
             self._desired.put(resource)
 
 
-def admit(wish: Object, find: Callable[[Ref], Object | None]) -> Object:
+def admit(manifest: Object, find: Callable[[Ref], Object | None]) -> Object:
     """The object to store: every default written out, no status. Raises Invalid with every wrong field."""
     try:
-        resource = parse_object(wish)
+        resource = parse_object(manifest)
     except ManifestError as error:
         causes = tuple(Cause(problem.field, problem.message) for problem in error.problems)
-        raise Invalid(_message(wish, causes), causes) from error
+        raise Invalid(_message(manifest, causes), causes) from error
     ref = Ref(resource.kind, resource.metadata.namespace, resource.metadata.name)
     before = find(ref)
     if before is not None:
         changes = immutable_changes(_stored(before), resource)  # pyright: ignore[reportArgumentType]
         causes = tuple(Cause(*_split(change)) for change in changes)
         if causes:
-            raise Invalid(_message(wish, causes), causes)
+            raise Invalid(_message(manifest, causes), causes)
     return {name: value for name, value in resource.to_dict().items() if name != "status"}
 
 
@@ -70,8 +70,8 @@ def _split(change: str) -> tuple[str, str]:
     return field, message
 
 
-def _message(wish: Object, causes: tuple[Cause, ...]) -> str:
-    metadata: Any = wish.get("metadata")
+def _message(manifest: Object, causes: tuple[Cause, ...]) -> str:
+    metadata: Any = manifest.get("metadata")
     name = str(metadata.get("name"))[:100] if isinstance(metadata, dict) else "?"
     what = "; ".join(f"{cause.field}: {cause.message}" if cause.field else cause.message for cause in causes)
-    return f"{str(wish.get('kind'))[:100]} {name!r} is invalid: {what}"
+    return f"{str(manifest.get('kind'))[:100]} {name!r} is invalid: {what}"

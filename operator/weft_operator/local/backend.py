@@ -61,7 +61,7 @@ class Runner:
 
 
 class LocalBackend:
-    """Owns the runners. `on_runner` hears of every change, on the event loop."""
+    """Owns the runners. `on_runner` is called for every change, on the event loop."""
 
     def __init__(
         self,

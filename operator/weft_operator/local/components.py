@@ -14,7 +14,7 @@ RUNNER = ("weft_runner",)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `weft up` is told."""
+    """The options of `weft up`."""
 
     data_dir: Path
     port: int = 8080

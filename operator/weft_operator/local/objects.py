@@ -63,25 +63,25 @@ class ObjectStore:
         )
         return sorted(chosen, key=lambda obj: (obj["metadata"]["namespace"], obj["metadata"]["name"]))
 
-    def apply(self, wish: Object) -> tuple[Result, Object]:
+    def apply(self, manifest: Object) -> tuple[Result, Object]:
         """Make the object as an admitted manifest says. Labels, annotations and spec are replaced, status is kept.
 
         Raises Conflict when the manifest names a uid or a version that is not the stored one, or the object is going.
         """
-        before = self.find(ref_of(wish))
+        before = self.find(ref_of(manifest))
         if before is None:
-            return "created", self._created(wish)
-        _check_precondition(before, wish["metadata"])
-        own = {name: wish["metadata"].get(name) or None for name in OWN_METADATA}
-        if "finalizers" not in wish["metadata"]:
+            return "created", self._created(manifest)
+        _check_precondition(before, manifest["metadata"])
+        own = {name: manifest["metadata"].get(name) or None for name in OWN_METADATA}
+        if "finalizers" not in manifest["metadata"]:
             own["finalizers"] = before["metadata"].get("finalizers")
-        same_spec = before["spec"] == wish["spec"]
+        same_spec = before["spec"] == manifest["spec"]
         if same_spec and all((before["metadata"].get(name) or None) == value for name, value in own.items()):
             return "unchanged", before
         generation = before["metadata"]["generation"] + (0 if same_spec else 1)
         kept = {name: value for name, value in before["metadata"].items() if name not in OWN_METADATA}
         metadata = kept | {name: value for name, value in own.items() if value} | {"generation": generation}
-        return "configured", self._put("MODIFIED", {**before, "metadata": metadata, "spec": wish["spec"]})
+        return "configured", self._put("MODIFIED", {**before, "metadata": metadata, "spec": manifest["spec"]})
 
     def set_status(self, ref: Ref, uid: str, resource_version: str, status: Object) -> Object:
         """Replace the status of exactly that version. Raises StaleWrite when there is a newer one, or none."""
@@ -136,10 +136,12 @@ class ObjectStore:
         missed = self.version - since
         return [self._history[i] for i in range(len(self._history) - missed, len(self._history))]
 
-    def _created(self, wish: Object) -> Object:
-        given = wish["metadata"]
+    def _created(self, manifest: Object) -> Object:
+        given = manifest["metadata"]
         if "uid" in given or "resourceVersion" in given:
-            raise Conflict(f"{wish['kind']} {ref_of(wish)} does not exist, but the manifest names a version of it")
+            raise Conflict(
+                f"{manifest['kind']} {ref_of(manifest)} does not exist, but the manifest names a version of it"
+            )
         metadata = {
             "name": given["name"],
             "namespace": given["namespace"],
@@ -148,7 +150,12 @@ class ObjectStore:
             "creationTimestamp": self._now(),
             "generation": 1,
         }
-        made = {"apiVersion": wish["apiVersion"], "kind": wish["kind"], "metadata": metadata, "spec": wish["spec"]}
+        made = {
+            "apiVersion": manifest["apiVersion"],
+            "kind": manifest["kind"],
+            "metadata": metadata,
+            "spec": manifest["spec"],
+        }
         return self._put("ADDED", made)
 
     def _put(self, kind: EventType, obj: dict[str, Any]) -> Object:

@@ -63,7 +63,7 @@ class ProcessState:
 
 
 class Process:
-    """Owns one program. `run()` until `stop()`; `on_change` hears of every new state and must not block."""
+    """Owns one program. `run()` until `stop()`; `on_change` is called for every new state and must not block."""
 
     def __init__(
         self,
@@ -131,11 +131,11 @@ class Process:
         return await child.wait()
 
     async def _until_end(self, child: asyncio.subprocess.Process) -> None:
-        """Until it ends by itself, or until it is told to end and has done so, or its time for that is over."""
+        """Until it ends by itself, or until it was asked to end and has done so, or its time for that is over."""
         end = asyncio.create_task(child.wait())
-        told = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._replace.wait())]
+        asked = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._replace.wait())]
         try:
-            await asyncio.wait([end, *told], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([end, *asked], return_when=asyncio.FIRST_COMPLETED)
             if not end.done():
                 self._set(phase="Stopping")
                 with suppress(ProcessLookupError):
@@ -144,7 +144,7 @@ class Process:
                 if not end.done():
                     log.warning("killed: it did not end in time", extra=kv(name=self._program.name, pid=child.pid))
         finally:
-            for task in (end, *told):
+            for task in (end, *asked):
                 task.cancel()
 
     async def _pump(self, child: asyncio.subprocess.Process) -> None:

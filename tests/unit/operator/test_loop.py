@@ -107,7 +107,7 @@ async def test_the_depot_is_told_what_to_keep_when_something_has_drained(monkeyp
 async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "PAUSE_S", 0.2)
     depot, observed, now = FakeDepot(), ObservedState(), time.time()
-    observed.retention.told = frozenset()
+    observed.retention.last_sent = frozenset()
     for number in range(200):
         observed.retention.left(digest("a") + str(number), now, number / 1000)
     policy = Policy(longest_drain_s=0.0)

@@ -23,7 +23,7 @@ def test_a_digest_is_kept_until_its_last_drain_is_over(left: list[tuple[str, flo
 def test_nothing_is_due_while_nothing_drains() -> None:
     ledger = Retention(started_at=1000.0)
     assert ledger.due_at(300.0) == 1300.0  # the first list
-    ledger.told = frozenset()
+    ledger.last_sent = frozenset()
     assert ledger.due_at(300.0) is None
     ledger.left("a", 1400.0, 60.0)
     assert ledger.due_at(300.0) == 1460.0

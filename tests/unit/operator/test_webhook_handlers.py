@@ -9,7 +9,7 @@ import yaml
 from harness.conflicting_manifests import REFUSED, base, lora, slots
 from weft_operator.core.resources import Object, parse
 from weft_operator.core.state import DesiredState
-from weft_operator.kubernetes.admission import PATHS, judge, register
+from weft_operator.kubernetes.admission import PATHS, register, review
 from weft_operator.local.admission import admit
 
 GOLDEN = Path(__file__).parents[2] / "integration" / "chart" / "golden" / "default.yaml"
@@ -32,7 +32,7 @@ def test_every_objection_is_told_at_once_with_its_field_and_reason() -> None:
     desired = desired_of(base(lora={"maxAdapters": 1, "maxRank": 16}))
     wish = admit(lora("a", pinned=True, maxRank=32, baseModel="llama", modelName="base"), lambda _: None)
     with pytest.raises(kopf.AdmissionError) as caught:
-        judge(wish, None, desired, [])
+        review(wish, None, desired, [])
     assert caught.value.code == 422
     told = [part.split(": ")[:2] for part in str(caught.value).split("; spec.")]
     assert [(field.removeprefix("spec."), reason) for field, reason in told] == [
@@ -45,7 +45,7 @@ def test_every_objection_is_told_at_once_with_its_field_and_reason() -> None:
 
 def test_a_warning_is_handed_on_and_refuses_nothing() -> None:
     warnings: list[str] = []
-    judge(admit(lora("a"), lambda _: None), None, DesiredState(), warnings)
+    review(admit(lora("a"), lambda _: None), None, DesiredState(), warnings)
     assert warnings == ["there is no ServingPool platform/base yet: the adapter waits for it (PoolNotFound)"]
 
 
@@ -54,7 +54,7 @@ def test_the_wish_as_the_api_server_sends_it_before_it_is_stored_is_judged() -> 
     wish = dict(stored(lora("a", pinned=True), "u-9"))
     del wish["metadata"]["resourceVersion"]
     with pytest.raises(kopf.AdmissionError, match="NoSlots"):
-        judge(wish, None, desired_of(base(**slots(1))), [])
+        review(wish, None, desired_of(base(**slots(1))), [])
 
 
 def test_the_handlers_are_for_writes_of_the_objects_themselves() -> None:
