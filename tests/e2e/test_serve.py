@@ -64,7 +64,8 @@ def test_a_repository_is_served_from_the_cache_and_another_command_line_serves_s
                 [sys.executable, "-m", "weft_cli", "get", "lora"],
                 env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}, capture_output=True, text=True, check=True,
             )  # fmt: skip
-            assert "default/tiny" in listed.stdout  # no flag says where that stack is
+            row = listed.stdout.splitlines()[1].split()  # no flag says where that stack is
+            assert row[:5] == ["loud", "tiny", "loud", "True", "Published"]
         assert not {"pytorch_model.bin", "modeling.py"} & {path.name for path in (tmp_path / "hf").rglob("*")}
     with serving(tmp_path, MODEL, "--adapters", ADAPTERS, "--name", "tiny") as client:
         assert models_of(client) == {"tiny", *(path.name for path in ADAPTERS.iterdir())}
