@@ -66,6 +66,7 @@ async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_t
     spec = {"revisionHistoryLimit": 0}  # earlier contents are served to requests that pin them
     installation.plane.apply(adapter_manifest("changing", "acme", "file:adapters/changing", **spec))
     await until_answer(installation.url, "acme/changing", PROMPT.upper())
+    await asyncio.to_thread(installation.wait_ready, "acme/changing")
     old = adapter(installation, "changing", "acme")["status"]["digest"]
     running = [Case("acme/changing", c.prompt, c.prompt.upper()) for c in sure_cases(("acme/upper",), 4, seed=5)]
     async with crowd(installation.url, running, "swap") as made:
@@ -94,6 +95,7 @@ async def test_a_deleted_adapter_answers_404_and_leaves_every_runner(installatio
         config.write("\n")
     installation.plane.apply(adapter_manifest("leaving", "globex", "file:adapters/leaving"))
     await until_answer(installation.url, "globex/leaving", tasks().expected("json", PROMPT))
+    await asyncio.to_thread(installation.wait_ready, "globex/leaving")  # routed a moment before its status says so
     digest = adapter(installation, "leaving", "globex")["status"]["digest"]
     assert any(on_disk(installation, pod, digest) for pod in installation.names("runner"))
     await asyncio.to_thread(installation.plane.kubectl, "delete", "lora", "leaving", "-n", "globex")
