@@ -47,8 +47,17 @@ async def answer(stack: Stack, model: str) -> str | int:
     return got.json()["choices"][0]["text"] if got.status_code == 200 else got.status_code
 
 
-async def digest_of(stack: Stack, name: str, namespace: str) -> str:
-    return stack.controller.get("loraadapters", namespace, name)["status"].get("digest", "")
+async def digest_of(stack: Stack, name: str, namespace: str, *, instead_of: str | None = None) -> str:
+    """Waits for it: the operator writes a status a few seconds after the adapter answers."""
+    found: list[str] = []
+
+    async def written() -> bool:
+        status = stack.controller.get("loraadapters", namespace, name).get("status", {})
+        found[:] = [status.get("digest", "")]
+        return found[0] not in ("", instead_of)
+
+    await eventually(written)
+    return found[0]
 
 
 async def tiers(stack: Stack, digest: str) -> set[Tier]:
@@ -91,7 +100,7 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
             fresh.replace(source / name)
     assert_undisturbed(list(made.streams))
     await eventually(lambda: served(tasks().expected("cipher", PROMPT)))
-    assert await digest_of(stack, "changing", "acme") != old
+    await digest_of(stack, "changing", "acme", instead_of=old)
 
     async def left() -> bool:
         return await tiers(stack, old) == set()
@@ -190,7 +199,7 @@ async def test_a_bad_source_is_named_and_disturbs_nobody(stack: Stack, manifests
     apply(stack, tmp_path, adapter_manifest("broken", "acme", "file:adapters/broken"))
 
     async def named() -> bool:
-        conditions = stack.controller.get("loraadapters", "acme", "broken")["status"].get("conditions", [])
+        conditions = stack.controller.get("loraadapters", "acme", "broken").get("status", {}).get("conditions", [])
         return any(c["type"] == "Ready" and c["status"] == "False" and c["reason"] != "Resolving" for c in conditions)
 
     await eventually(named)

@@ -15,12 +15,16 @@ from weft.wire.roles import Role, dns_name
 from weft.wire.tls import Tls, TlsFiles
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # A ping that measures bandwidth is in flight wherever data flows. While it is, no keepalive ping is sent, and this
-    # is the timeout that counts: by default a link that passes nothing any more would go unnoticed for a minute. Not
-    # less than 15 s: a scheduler whose supervisor stands still for 10 s goes on placing (with 5 s requests waited 4 s).
-    ("grpc.http2.ping_timeout_ms", 15_000),
+    # Windows of a fixed size bound what a process holds of a stream that it does not read. By default gRPC measures the
+    # bandwidth and widens them: on a busy machine an upload held 100 MB at a server.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    # A link that passes nothing any more is found within 17 s. The timeout is not below 12 s, because a scheduler whose
+    # supervisor stands still for 10 s goes on placing (with a timeout of 5 s requests waited 4 s). gRPC waits for the
+    # longer of the two timeouts, and the second is 60 s by default.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 12_000),
+    ("grpc.http2.ping_timeout_ms", 12_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 << 20),

@@ -146,14 +146,25 @@ async def test_100_000_lines_run_in_bounded_memory(tmp_path) -> None:
             assert peak_memory(process) - before < 80 * MIB
 
 
+async def halt_and_go_on(process: subprocess.Popen) -> None:
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.15)
+        process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(0.05)
+
+
 async def test_a_file_streams_both_ways_whatever_its_size(tmp_path) -> None:
-    """What gRPC keeps in flight of a stream (its windows grow with the rate) is far below this file."""
+    """What a process that stands still again and again has in flight of a stream is far below this file."""
     address = free_addresses(1)[0]
     with service(tmp_path, address) as process:
         async with connected(address) as (client, _):
             await client.upload(b"x")
             before = peak_memory(process)
+            halting = asyncio.create_task(halt_and_go_on(process))
             file = await client.upload(itertools.repeat(b"x" * MIB, 160))
+            halting.cancel()
+            process.send_signal(signal.SIGCONT)
             assert file.bytes == 160 * MIB
             assert peak_memory(process) - before < 48 * MIB
             assert len(await client.content(file.file_id)) == 160 * MIB
