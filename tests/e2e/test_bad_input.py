@@ -97,7 +97,9 @@ def reasons(stack: Stack, namespace: str) -> dict[str, set[str]]:
     """Reasons of the conditions that are False, by adapter."""
     listed, _ = stack.controller.list("loraadapters", namespace)
     return {
-        item["metadata"]["name"]: {c["reason"] for c in item.get("status", {}).get("conditions", []) if c["status"] == "False"}
+        item["metadata"]["name"]: {
+            c["reason"] for c in item.get("status", {}).get("conditions", []) if c["status"] == "False"
+        }
         for item in listed
     }
 
