@@ -22,7 +22,7 @@ from weft.api.source import Artifact
 from weft.api.template import GPU, MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
 from weft.domain.routes import ToolCallParserName
 
-PAGES, SEQUENCES, BATCH_TOKENS = 1024, 32, 512  # of a pool that does not offload, where they are unset
+SEQUENCES, BATCH_TOKENS = 32, 512  # of a pool that does not offload, where they are unset
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -65,8 +65,16 @@ class KVCache(ApiModel):
     page_tokens: Annotated[int, Field(strict=True, ge=1, le=256)] = 16
     """The number of tokens in a page."""
     pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
-    """The number of pages of one runner. It defaults to 1024; for a pool that offloads, the policy of its runners
-    decides."""
+    """The number of pages of one runner. A number is taken as it is, whatever memoryFraction says, and bounds the
+    context where it holds less than the model's. By default memoryFraction decides; for a pool that offloads, the
+    policy of its runners. status.kvCache has the number that the runners found."""
+    memory_fraction: Annotated[float, Field(strict=True, ge=0.01, le=1)] | None = None
+    """How much of all the memory of its GPU, or of its container, a runner may take for weights, adapters, steps and
+    pages together, as vLLM's gpu_memory_utilization: the pages are what the others leave of it. It defaults to 0.9.
+    Without a GPU there are no more pages than maxSequences sequences of the model's context take, or 1024; a
+    container without a limit of memory has 1024, and so have the processes of weft up unless this field is set. A
+    runner that would not hold one sequence of the model's context ends at its start with KvCacheTooSmall, which
+    Available then says."""
 
 
 MAX_RANKS = 64  # of a runner
@@ -363,6 +371,12 @@ class ServingPoolSpec(ApiModel):
             lambda spec: not _offloads(spec) or spec.parallelism.tensor == 1,
         ),
         Rule(
+            "kvCache.memoryFraction",
+            "memoryFraction is for pools that do not offload: deviceBytes is the memory of one that does",
+            "!has(self.kvCache.memoryFraction) || !has(self.offload) || self.offload.mode == 'Off'",
+            lambda spec: spec.kv_cache.memory_fraction is None or not _offloads(spec),
+        ),
+        Rule(
             "offload",
             "deviceBytes and hostBytes are above the template's limit of memory: the runner would be killed",
             "!has(self.offload) || self.offload.mode == 'Off' || !has(self.offload.deviceBytes) || "
@@ -486,6 +500,13 @@ class PhasesStatus(ApiModel):
     """The desiredReplicas by the phase of their groups, where an autoscaled pool has groups for a phase."""
 
 
+class KVCacheStatus(ApiModel):
+    """The key-value memory that runners have."""
+
+    pages: Count
+    """The number of pages of the ready runner with the fewest, as spec.kvCache gives it or as it was found."""
+
+
 class ServingPoolStatus(ApiModel):
     """The observed state."""
 
@@ -499,6 +520,8 @@ class ServingPoolStatus(ApiModel):
     max_context_tokens: Count | None = None
     """The number of positions of the base model, which bounds prompt and answer together; kvCache may bound them
     further."""
+    kv_cache: KVCacheStatus | None = None
+    """The key-value memory of one runner, as its runners reported it last."""
     desired_replicas: Count | None = None
     """The number of runners that are desired now."""
     replicas: Count | None = None

@@ -86,7 +86,7 @@ def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", 
     return [word for flag, value in flags.items() if value != "" for word in (f"--{flag}", str(value))]
 
 
-def launch_flags(launch: RunnerConfig) -> dict[str, str | int]:
+def launch_flags(launch: RunnerConfig) -> dict[str, str | int | float]:
     """What every backend starts a runner with, by flag."""
     split = {"tensor-parallel": launch.tensor_parallel, "pipeline-parallel": launch.pipeline_parallel}
     return {
@@ -95,6 +95,7 @@ def launch_flags(launch: RunnerConfig) -> dict[str, str | int]:
         "base-digest": launch.base_digest,
         "page-tokens": launch.page_tokens,
         "kv-pages": launch.kv_pages,
+        **({} if launch.kv_memory_fraction is None else {"kv-memory-fraction": launch.kv_memory_fraction}),
         "max-sequences": launch.max_sequences,
         **({} if launch.max_adapters is None else {"max-adapters": launch.max_adapters}),
         "max-rank": launch.max_rank,
@@ -158,6 +159,7 @@ def _container(
             "resources": _given(template.get("resources") or defaults.resources),
             "securityContext": dict(defaults.security_contexts.container),
             "volumeMounts": _mounts(defaults, offload[1]),
+            "terminationMessagePolicy": "FallbackToLogsOnError",  # a pool's condition has a runner's last words
             # /healthz answers while the base is fetched and loaded: the three probes tell three things apart.
             "startupProbe": _probe("/healthz", period_s=2, failures=60),
             "livenessProbe": _probe("/healthz", period_s=10, failures=6),

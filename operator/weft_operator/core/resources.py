@@ -12,7 +12,7 @@ from typing import Any, Literal
 from weft.api.conversion import with_defaults
 from weft.api.fields import duration_s
 from weft.api.meta import sanitize_message
-from weft.api.servingpool import BATCH_TOKENS, PAGES, SEQUENCES
+from weft.api.servingpool import BATCH_TOKENS, SEQUENCES
 from weft.api.template import amount
 
 Kind = Literal["ServingPool", "LoRAAdapter"]
@@ -135,8 +135,9 @@ class Pool:
     max_adapters: int | None  # None: as many as pages hold
     max_rank: int
     page_tokens: int
-    kv_pages: int  # 0, as the next two: unset in a pool that offloads, whose runners find them
-    max_sequences: int
+    kv_pages: int  # 0: unset, its runners find them
+    kv_memory_fraction: float | None
+    max_sequences: int  # 0, as the next one: unset in a pool that offloads, whose runners find them
     max_batch_tokens: int
     max_prefills: int
     token_time_ms: int
@@ -251,7 +252,8 @@ def parse_pool(obj: Object) -> Pool:
         max_adapters=lora.get("maxAdapters"),
         max_rank=lora["maxRank"],
         page_tokens=cache["pageTokens"],
-        kv_pages=cache.get("pages") or (PAGES if offload is None else 0),
+        kv_pages=cache.get("pages") or 0,
+        kv_memory_fraction=cache.get("memoryFraction"),
         max_sequences=scheduler.get("maxSequences") or (SEQUENCES if offload is None else 0),
         max_batch_tokens=scheduler.get("maxBatchTokens") or (BATCH_TOKENS if offload is None else 0),
         max_prefills=scheduler["maxPrefills"],

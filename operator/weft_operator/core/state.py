@@ -27,7 +27,7 @@ class RunnerConfig:
     pool: Ref
     base_digest: str
     page_tokens: int
-    kv_pages: int
+    kv_pages: int  # 0: its runner finds a number, by `kv_memory_fraction` or by its policy
     max_sequences: int
     max_adapters: int | None
     max_rank: int
@@ -39,6 +39,7 @@ class RunnerConfig:
     model_name: str = ""
     phase: str = "Any"  # of its group
     offload: OffloadBudgets | None = None
+    kv_memory_fraction: float | None = None  # None: as a runner does by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class PoolReport:
     slo: SloAttainment | None = None  # changes once a minute at most
     roles: RoleCounts | None = None  # of as many runners, too
     wanted: PhaseCounts | None = None  # of `wanted_runners`, where groups are counted apart
+    kv_pages: int = 0  # of the ready runner with the fewest; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,15 @@ class RunnerSettings:
     )  # fmt: skip
     profile: bool = _flag("time the model at start, for about a second", default=True)
     page_tokens: int = _number("tokens of a KV page", 16, 1, 256)
-    kv_pages: int = _number("KV pages in all (1024; 0: by --offload-policy auto)", KV_PAGES, 0, 1 << 20)
+    kv_pages: int = _number(
+        "KV pages in all (1024; 0: by --kv-memory-fraction, or by --offload-policy auto)", KV_PAGES, 0, 1 << 20
+    )
+    kv_memory_fraction: float = _flag(
+        "with --kv-pages 0: how much of all the memory of the GPU, or of the container, this process may take, weights "
+        "and KV together; a process without a container's limit has 1024 pages",
+        0.9,
+        metavar="F",
+    )
     max_sequences: int = _number(
         "sequences admitted at a time (32; 0: by --offload-policy auto)", MAX_SEQUENCES, 0, 1024
     )
@@ -272,8 +280,11 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             f"--threads {values.threads} is above the {quota} CPUs that this process may use (affinity, cgroups): "
             "all threads would wait for the one without a CPU; give it more CPUs, or fewer --threads (0: chosen)"
         )
-    limits = {"kv-pages": values.kv_pages, "max-sequences": values.max_sequences,
-              "max-batch-tokens": values.max_batch_tokens}  # fmt: skip
+    limits = {"max-sequences": values.max_sequences, "max-batch-tokens": values.max_batch_tokens}
+    if values.offload_device_bytes:
+        limits["kv-pages"] = values.kv_pages
+    if not 0.0 < values.kv_memory_fraction <= 1.0:
+        yield f"--kv-memory-fraction {values.kv_memory_fraction:g} is not above 0 and at most 1"
     if values.offload_policy == "auto":
         if not values.offload_device_bytes or values.offload_plan:
             yield "--offload-policy auto is for --offload-device-bytes without --offload-plan: it finds one"

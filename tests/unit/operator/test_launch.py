@@ -1,15 +1,18 @@
 """What a pool asks of its runners, from the manifest to the flags that they are started with."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.operator.planning import BASE, pool_object
+from weft_operator.core.actions import EnsureRunner
 from weft_operator.core.pod_template import launch_flags, pod_template
 from weft_operator.core.resources import Pool, parse_pool
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import group_of, runner_config
+from weft_operator.local.backend import Machine, runner_program
 from weft_runner.settings import parse_settings
 
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
@@ -19,6 +22,7 @@ def pool_of(
     parallelism: dict[str, int] | None = None,
     token_time_ms: int = 100,
     groups: Sequence[dict[str, Any]] = (),
+    cache: dict[str, Any] | None = None,
     **scheduler: int,
 ) -> Pool:
     """A pool with these words in its scheduler block, as a server holds it."""
@@ -27,6 +31,7 @@ def pool_of(
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     manifest["spec"]["scheduler"] |= scheduler
     manifest["spec"]["parallelism"] |= parallelism or {}
+    manifest["spec"]["kvCache"] = cache or manifest["spec"]["kvCache"]
     manifest["spec"]["slo"] = {"tokenTimeMs": token_time_ms, "admission": "Queue"}
     return parse_pool(manifest)
 
@@ -77,6 +82,26 @@ def test_a_runner_is_started_with_the_phase_of_its_group():
 def test_another_token_time_is_another_launch():
     """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
     assert runner_config(pool_of(token_time_ms=45), BASE) != runner_config(pool_of(token_time_ms=46), BASE)
+
+
+@pytest.mark.parametrize(
+    ("cache", "in_a_pod", "on_this_machine"),
+    [
+        ({"pageTokens": 16}, (0, 0.9), (1024, 0.9)),
+        ({"pageTokens": 16, "memoryFraction": 1}, (0, 1.0), (0, 1.0)),
+        ({"pageTokens": 16, "memoryFraction": 0.5, "pages": 7}, (7, 0.5), (7, 0.5)),
+    ],
+)
+def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has_the_memory_alone(
+    cache: dict[str, Any], in_a_pod: tuple[int, float], on_this_machine: tuple[int, float], tmp_path: Path
+):
+    wanted = runner_config(pool_of(cache=cache), BASE)
+    pod = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
+    assert (pod.kv_pages, pod.kv_memory_fraction) == in_a_pod
+    machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
+    program = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3))
+    own = parse_settings(list(program.argv[program.argv.index("--name") :]))
+    assert (own.kv_pages, own.kv_memory_fraction) == on_this_machine
 
 
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():
