@@ -61,6 +61,9 @@ class RunnerSettings:
     tls_dir: Path | None = _flag("tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)", None, metavar="DIR")  # noqa: RUF009
     depot: str = _flag("where weights come from, by digest", metavar="URL")
     data_dir: Path = _flag("uuid and cached blobs; one process owns it", metavar="DIR")  # noqa: RUF009
+    model_cache: Path | None = _flag(  # noqa: RUF009
+        "blobs, shared with other runners of this machine (unset: in --data-dir)", None, metavar="DIR"
+    )
     pool: str = _flag("the ServingPool this runner belongs to", metavar="NS/NAME")
     model_name: str = _flag("the base's name in metrics of vLLM's (default: --pool)", "", metavar="NAME")
     base_digest: str = _flag("the base model's digest", metavar="DIGEST")
@@ -206,6 +209,11 @@ class RunnerSettings:
     )
     log_level: str = _flag("", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     log_format: str = _flag("", "text", choices=("text", "json"))
+
+    @property
+    def blobs(self) -> Path:
+        """The folder of what came from the depot."""
+        return self.model_cache or self.data_dir / "blobs"
 
     @property
     def ranks(self) -> int:
