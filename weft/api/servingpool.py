@@ -12,6 +12,7 @@ from weft.api.fields import (
     DigestText,
     Label,
     ModelName,
+    ObjectName,
     Rule,
     Timestamp,
     Uri,
@@ -152,6 +153,54 @@ class Offload(ApiModel):
     sparse_attention: Literal["Off", "TopK"] = "Off"
     """Whether a token attends to the best tenth of its keys only (TopK), so that only their values are read, at
     some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""
+
+
+class EmptyDirCache(ApiModel):
+    """A folder that comes and goes with the pod."""
+
+    size_limit: Quantity | None = None
+    """The most that the folder may hold; the kubelet evicts a pod beyond it. The pod then requests so much
+    ephemeral-storage, with that of offload.diskBytes, and is limited to 1Gi more, for logs and temporary files, unless
+    its template's resources name ephemeral-storage. By default there is no limit."""
+
+
+class ClaimCache(ApiModel):
+    """A folder of a PersistentVolumeClaim."""
+
+    claim_name: ObjectName
+    """The name of the claim, in the pool's namespace. Without it the pods do not start, and Available is False with
+    reason Unschedulable."""
+
+
+class HostPathCache(ApiModel):
+    """A folder of the node."""
+
+    path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)]
+    """The folder, which has to exist on each node and be writable for the runners' user (65532). Namespaces under the
+    Pod Security levels baseline and restricted refuse such pods."""
+
+
+class ModelCache(ApiModel):
+    """The folder in which runners keep the files of the base model and of adapters."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "emptyDir",
+            "name exactly one of emptyDir, persistentVolumeClaim and hostPath",
+            "[has(self.emptyDir), has(self.persistentVolumeClaim), has(self.hostPath)].filter(one, one).size() == 1",
+            lambda cache: [cache.empty_dir, cache.persistent_volume_claim, cache.host_path].count(None) == 2,
+        ),
+    )
+
+    empty_dir: EmptyDirCache | None = None
+    """A folder of each pod, which is empty when the pod starts."""
+    persistent_volume_claim: ClaimCache | None = None
+    """A folder that runners share: they lock each blob, so that one downloads it and the others take it. The claim has
+    to be ReadWriteMany where its pods are on several nodes, of a file system that passes on flock's locks."""
+    host_path: HostPathCache | None = None
+    """A folder of the node, which all runners there share as those of a claim do, also those of other pools. With weft
+    up it is a folder of the machine. Whoever may write pools names a folder of the nodes here: leave pools to the
+    platform where that matters."""
 
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
@@ -415,6 +464,10 @@ class ServingPoolSpec(ApiModel):
     """The bounds of the adapters that a runner serves."""
     kv_cache: KVCache = KVCache()
     """The key-value memory of one runner."""
+    model_cache: ModelCache | None = None
+    """The folder in which runners keep the files of the base model and of adapters. In a folder that they share nothing
+    is removed that a living runner uses, and what none uses only until a fifth of the disk is free, what was used
+    longest ago first. By default it is an emptyDir without a limit. A change replaces the runners."""
     parallelism: Parallelism = Parallelism()
     """How one runner splits the model over processes. The template's resources have a GPU for each process of a
     pod."""

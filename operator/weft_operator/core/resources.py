@@ -104,6 +104,19 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCache:
+    """Where runners keep blobs. Neither claim nor path: in their pods, up to `size_bytes` (None: no limit)."""
+
+    claim: str = ""
+    host_path: str = ""
+    size_bytes: int | None = None
+
+    @property
+    def shared(self) -> bool:
+        return bool(self.claim or self.host_path)
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadBudgets:
     """Of each rank. `disk_bytes` None: no limit."""
 
@@ -145,6 +158,7 @@ class Pool:
     pipeline_parallel: int
     pods_per_runner: int
     offload: OffloadBudgets | None
+    model_cache: ModelCache
     max_queue: int
     max_moves: int
     placement: str
@@ -262,6 +276,7 @@ def parse_pool(obj: Object) -> Pool:
         pipeline_parallel=parallelism["pipeline"],
         pods_per_runner=parallelism["podsPerRunner"],
         offload=offload,
+        model_cache=_model_cache(spec.get("modelCache") or {}),
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         placement=scheduler["placement"],
@@ -291,6 +306,15 @@ def parse_pool(obj: Object) -> Pool:
 def resource_version(obj: Object | None) -> str | None:
     """The version of an object as the API server gave it; None: there is no object."""
     return obj["metadata"].get("resourceVersion") if obj else None
+
+
+def _model_cache(cache: Object) -> ModelCache:
+    size = (cache.get("emptyDir") or {}).get("sizeLimit")
+    return ModelCache(
+        claim=(cache.get("persistentVolumeClaim") or {}).get("claimName", ""),
+        host_path=(cache.get("hostPath") or {}).get("path", ""),
+        size_bytes=None if size is None else int(amount(size)),
+    )
 
 
 def _offload(offload: Object) -> OffloadBudgets | None:

@@ -12,7 +12,18 @@ from typing import Any, Literal, TypeVar
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.core.artifacts import Resolution
-from weft_operator.core.resources import Adapter, Malformed, Meta, Object, OffloadBudgets, Pool, Ref, Tier, holds
+from weft_operator.core.resources import (
+    Adapter,
+    Malformed,
+    Meta,
+    ModelCache,
+    Object,
+    OffloadBudgets,
+    Pool,
+    Ref,
+    Tier,
+    holds,
+)
 from weft_operator.core.retention import Retention
 
 APPLY_RETRY_S = 15.0  # before an intent that was refused is tried again, unchanged
@@ -40,6 +51,7 @@ class RunnerConfig:
     phase: str = "Any"  # of its group
     offload: OffloadBudgets | None = None
     kv_memory_fraction: float | None = None  # None: as a runner does by default
+    model_cache: ModelCache = field(default_factory=ModelCache)
 
 
 @dataclass(frozen=True, slots=True)

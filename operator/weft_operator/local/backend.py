@@ -206,6 +206,7 @@ def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...
         "data-dir": data_dir,
         **launch_flags(action.launch),
         **_pages_flag(action.launch),
+        **({"model-cache": action.launch.model_cache.host_path} if action.launch.model_cache.host_path else {}),
         "log-level": machine.log_level,
         **({"executor": machine.executor} if machine.executor else {}),
     }
