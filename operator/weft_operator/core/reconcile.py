@@ -9,7 +9,7 @@ what the backend does, then the status that tells of it, then Events.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from weft.domain.routes import PoolSpec
@@ -39,6 +39,7 @@ from weft_operator.core.replicas import (
     present_runners,
 )
 from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
+from weft_operator.core.rollout import RETRY_S, is_behind
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import AdapterRegistration, DesiredState, ObservedState
 from weft_operator.core.status import adapter_entry, adapter_status, malformed_status, pool_entry, pool_status
@@ -126,6 +127,8 @@ def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: fl
     if resource is None:
         return None
     times = deadlines(ref, observed) if isinstance(resource, Pool) else []
+    if isinstance(resource, Pool) and policy.defaults is not None and is_behind(resource, observed, policy.defaults):
+        times.append(now + RETRY_S)
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, desired))
     elif (resolution := observed.resolutions.get(resource.meta.uid)) and not resolution.running:
@@ -148,10 +151,12 @@ def _plan_pool(pool: Pool, desired: DesiredState, observed: ObservedState, now: 
     wanted = scaling.target(bounds, observed.pool_reports.get(str(ref)), present_runners(pool, observed))
     view = pool_view(pool, desired, observed, bounds, wanted, now)
     entry = pool_entry(view)
+    runners, why = ([], "") if pool.paused else _runners(view, entry, desired, observed, now, policy)
+    view = replace(view, rollout=why)
     return [
         *_resolve(pool, view.request, view.resolution, now, desired, policy),
         *_publish_pool(ref, entry, observed),
-        *([] if pool.paused else _runners(view, entry, observed, now, policy)),
+        *runners,
         *_set_status(pool, pool_status(view, now, pods=policy.defaults is not None)),
     ]
 
@@ -164,19 +169,21 @@ def _publish_pool(ref: Ref, entry: PoolSpec | None, observed: ObservedState) -> 
 
 
 def _runners(
-    view: PoolView, entry: PoolSpec | None, observed: ObservedState, now: float, policy: Policy
-) -> list[Action]:
-    """Runners follow the base's digest; a pool that is refused or has no base keeps none.
+    view: PoolView, entry: PoolSpec | None, desired: DesiredState, observed: ObservedState, now: float, policy: Policy
+) -> tuple[list[Action], str]:
+    """Runners follow the base's digest; a pool that is refused or has no base keeps none. And what they wait for.
 
     While it is not known yet what the base is, those that are there stay: this process may have just started.
     """
     pool, ref = view.pool, view.pool.meta.ref
     if view.serving is None:
-        return plan_teardown(ref, observed) if _is_decided(view) else []
+        return (plan_teardown(ref, observed) if _is_decided(view) else []), ""
     digest, waited = view.serving.digest, entry == observed.pools.get(ref) and grace_elapsed(ref, observed, now)
     if policy.defaults is None:
-        return plan_processes(pool, digest, view.wanted, view.bounds, observed, waited=waited)
-    return plan_children(pool, digest, view.wanted, view.bounds, observed, policy.defaults, now, waited=waited)
+        return plan_processes(pool, digest, view.wanted, view.bounds, observed, waited=waited), ""
+    return plan_children(
+        pool, digest, view.wanted, view.bounds, observed, policy.defaults, now, waited=waited, desired=desired
+    )
 
 
 def _is_decided(view: PoolView) -> bool:

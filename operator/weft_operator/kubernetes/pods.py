@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.domain.text import sanitize
-from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
+from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import Pod, RunnerState
 
@@ -45,6 +45,7 @@ def observed_pod(obj: Object) -> Pod:
         group=(metadata.get("labels") or {}).get(GROUP_LABEL, ""),
         runner=(metadata.get("labels") or {}).get(RUNNER_LABEL, ""),
         state=state,
+        template=template_hash(obj),
         message=message,
         cost=_cost((metadata.get("annotations") or {}).get(DELETION_COST)),
     )
