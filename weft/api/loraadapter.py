@@ -10,7 +10,8 @@ from weft.api.source import Artifact
 
 
 class PoolRef(ApiModel):
-    """The ServingPool that serves the adapter."""
+    """The ServingPool that serves the adapter. An edit moves the adapter: the pool before it goes on serving until the
+    new one takes requests, and for as long as the new one refuses the adapter (Ready has reason UpdateFailed)."""
 
     name: Label
     """The name of the ServingPool."""
@@ -26,24 +27,11 @@ class AdapterSource(Artifact):
 class LoRAAdapterSpec(ApiModel):
     """The desired state. No controller of Weft writes it."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "has(self.baseModel) == has(oldSelf.baseModel) && "
-                    "(!has(self.baseModel) || self.baseModel == oldSelf.baseModel)",
-                    "message": "cannot change; delete the adapter and create it again",
-                    "fieldPath": ".baseModel",
-                }
-            ]
-        }
-    )
-
     pool_ref: PoolRef
     """The ServingPool that serves the adapter."""
     base_model: ModelName | None = None
     """An assertion that the pool's base model has this name; otherwise Accepted is False with reason BaseMismatch.
-    It is needed where training knew the base by a name that the pool's model does not go by. It cannot change."""
+    It is needed where training knew the base by a name that the pool's model does not go by."""
     model_name: ModelName | None = None
     """The name that clients send as `model`. It defaults to <namespace>/<name>. Where two adapters ask for one
     name, the older one has it and the other is refused with reason NameConflict."""
@@ -128,7 +116,3 @@ class LoRAAdapter(Resource):
     kind: Literal["LoRAAdapter"] = "LoRAAdapter"
     spec: LoRAAdapterSpec
     status: Annotated[LoRAAdapterStatus, Field(exclude_if=is_empty)] = LoRAAdapterStatus()
-
-    @property
-    def immutables(self) -> dict[str, object]:
-        return {"spec.baseModel": self.spec.base_model}

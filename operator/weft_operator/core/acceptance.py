@@ -8,8 +8,9 @@ The rules, in the order in which they are asked:
 - One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
   beside it the older ones are accepted.
 - An adapter is checked against its pool's base, so it is resolved only once that base is there.
-- What serves is the last good content. A source that became bad keeps it (conditions tell, streams go on); another
-  pool, or a base it does not fit, does not: an adapter is never served on a base that it was not checked against.
+- What serves is the last good content, on the base that it was checked against. A source that became bad keeps it
+  (conditions tell, streams go on). An adapter that moves stays in the pool before it until the new one takes requests,
+  and for as long as the new one is not there or refuses the adapter.
 """
 
 import re
@@ -32,6 +33,7 @@ from weft_operator.core.state import (
 )
 
 UNPINNED_SLOTS = 1  # of a runner
+NAME_CONFLICT = "NameConflict"
 POD_NAME = re.compile(r'pods? "[^"]*"')
 
 
@@ -109,7 +111,7 @@ def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedStat
         mismatch=mismatch,
         request=request,
         resolution=resolution,
-        serving=None if rejection or mismatch else _serving(adapter, request, resolution, desired, observed),
+        serving=_serving(adapter, rejection or mismatch, request, resolution, desired, observed),
         report=observed.adapter_reports.get(adapter.meta.uid),
         drain_s=pool.drain_s if pool else 0.0,
     )
@@ -244,10 +246,12 @@ def _resolution(resource: Pool | Adapter, request: Request | None, observed: Obs
 
 
 def _serving(
-    adapter: Adapter, request: Request | None, resolution: Resolution | None, desired: DesiredState,
-    observed: ObservedState,
+    adapter: Adapter, rejection: Rejection | None, request: Request | None, resolution: Resolution | None,
+    desired: DesiredState, observed: ObservedState,
 ) -> VerifiedArtifact | None:  # fmt: skip
-    """What serves: in the adapter's pool, or, until that takes requests, in the pool where it served before."""
+    """What serves: in the adapter's pool, or, until that accepts it and takes requests, where it served before."""
+    if rejection:
+        return _in_previous_pool(adapter, desired, observed) if rejection.reason != NAME_CONFLICT else None
     verified = resolution.verified if resolution and request else None
     if verified and verified.pool != adapter.pool:
         verified = None  # checked for another pool
@@ -268,12 +272,21 @@ def takes_requests(pool: Pool, observed: ObservedState) -> bool:
 
 def _in_previous_pool(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
     """What a Ready adapter serves in the pool that its spec no longer names, while that pool still may serve it."""
-    before = served_content(adapter.status) if is_ready(adapter) else None
-    pool = desired.pools.get(before.pool) if before and before.pool and before.pool != adapter.pool else None
-    if before is None or pool is None or pool.meta.deleting or not pool.permits(adapter.meta.ref.namespace):
+    before = _previous(adapter)
+    if before is None or not _admits(desired.pools.get(before.pool) if before.pool else None, adapter):
         return None
-    base = base_artifact(pool, desired, observed)
+    base = base_artifact(desired.pools[before.pool], desired, observed) if before.pool else None
     return before if base and base.digest == before.base_digest else None
+
+
+def _previous(adapter: Adapter) -> VerifiedArtifact | None:
+    """What a Ready adapter served in a pool that its spec does not name."""
+    before = served_content(adapter.status) if is_ready(adapter) else None
+    return before if before and before.pool != adapter.pool else None
+
+
+def _admits(pool: Pool | None, adapter: Adapter) -> bool:
+    return pool is not None and not pool.meta.deleting and pool.permits(adapter.meta.ref.namespace)
 
 
 def _base_names(pool: Pool) -> tuple[str, ...]:
@@ -292,11 +305,16 @@ def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:
 
 
 def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
-    """A refused object holds no name, or it would keep others from being served. A pool does while it may be served."""
+    """A refused object holds no name, or it would keep others from being served. A pool does while it may be served.
+
+    An adapter that moves to a pool that does not admit it holds its name through the pool that serves it.
+    """
     if isinstance(claimant, Pool):
         return desired.serves(claimant.meta.ref.namespace)
-    pool = desired.pools.get(claimant.pool)
-    return pool is not None and not pool.meta.deleting and pool.permits(claimant.meta.ref.namespace)
+    if _admits(desired.pools.get(claimant.pool), claimant):
+        return True
+    before = _previous(claimant)
+    return before is not None and before.pool is not None and _admits(desired.pools.get(before.pool), claimant)
 
 
 def _runners(ref: Ref, observed: ObservedState) -> tuple[RunnerProcess | Pod, ...]:
@@ -331,7 +349,7 @@ def _precedence(claimant: Pool | Adapter) -> tuple[bool, float, bool, str]:
 
 
 def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
-    return Rejection("NameConflict", f"the name {asking.model_name!r} {describe_owner(asking, owner)}")
+    return Rejection(NAME_CONFLICT, f"the name {asking.model_name!r} {describe_owner(asking, owner)}")
 
 
 def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:

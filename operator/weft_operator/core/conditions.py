@@ -44,7 +44,10 @@ def merged(before: Sequence[Object], after: Iterable[Condition], generation: int
 def adapter_conditions(view: AdapterView) -> list[Condition]:
     """Accepted, Validated, Fetched, Ready."""
     if view.rejection:
-        return _refused(view.rejection, ("Validated", "Fetched"), "Ready")
+        if view.serving is None or view.adapter.meta.deleting:
+            return _refused(view.rejection, ("Validated", "Fetched"), "Ready")
+        refused = _refused(view.rejection, ("Validated", "Fetched"))
+        return [*refused, _ready(view, refused)]
     accepted = Condition("Accepted", "True", "Accepted", f"served by ServingPool {view.adapter.pool}")
     if view.adapter.meta.deleting:
         return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
@@ -129,6 +132,9 @@ def _ready_unreported(view: AdapterView, digest: str) -> Condition:
 
 def _published(view: AdapterView, digest: str) -> Condition:
     name, short = view.adapter.model_name, digest[:SHORT_DIGEST]
+    if refused := view.rejection or view.mismatch:
+        message = f"{name!r} still serves {short} in {view.serving.pool if view.serving else ''}: "
+        return Condition("Ready", "True", "UpdateFailed", f"{message}{refused.message} ({refused.reason})")
     answer = _answer(view.request, view.resolution) if view.request else OperationStatus()
     if answer.state == "Failed":
         message = f"{name!r} still serves {short}: the newest source is refused ({answer.reason}, see Fetched)"

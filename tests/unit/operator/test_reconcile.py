@@ -812,3 +812,28 @@ def test_an_adapter_that_moves_away_from_a_deleted_pool_waits_for_the_new_one(wo
     world.store.delete(pool_ref())
     world.settle()
     assert not world.routed or pool_of_route(world) == "default/other"
+
+
+@pytest.mark.parametrize(
+    ("edit", "condition", "reason"),
+    [
+        ({"pool": "default/nowhere"}, "Accepted", "PoolNotFound"),
+        ({"pool": "default/other", "baseModel": "wrong"}, "Fetched", "BaseMismatch"),
+    ],
+)
+def test_an_adapter_that_moves_to_a_pool_that_does_not_take_it_stays_where_it_serves(
+    world: World, edit: dict[str, str], condition: str, reason: str
+) -> None:
+    moving(world)
+    world.apply(adapter_object("upper", **edit))
+    for current in (world, world.restarted()):
+        current.settle()
+        assert pool_of_route(current) == "default/base"
+        assert current.condition(adapter_ref("upper"), condition) == ("False", reason)
+        assert current.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
+    world.apply(adapter_object("zz-thief", modelName="acme/upper"))
+    world.settle()
+    assert world.condition(adapter_ref("zz-thief"), "Accepted") == ("False", "NameConflict")
+    world.store.delete(pool_ref())
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Ready")[0] == "False"
