@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from weft.api.fields import ApiModel, DigestText, Label, ModelName, Timestamp, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
