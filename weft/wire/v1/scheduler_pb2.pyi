@@ -52,7 +52,7 @@ class FleetQuery(_message.Message):
     def __init__(self) -> None: ...
 
 class OutcomeReport(_message.Message):
-    __slots__ = ("request_id", "pool", "adapter_digest", "completion_tokens", "censored", "record", "ttft_ms", "total_ms")
+    __slots__ = ("request_id", "pool", "adapter_digest", "completion_tokens", "censored", "record", "ttft_ms", "total_ms", "model_name", "failed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,8 @@ class OutcomeReport(_message.Message):
     RECORD_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     pool: str
     adapter_digest: str
@@ -69,7 +71,9 @@ class OutcomeReport(_message.Message):
     record: bytes
     ttft_ms: int
     total_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ...) -> None: ...
+    model_name: str
+    failed: bool
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., model_name: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "migrations", "reservation_tokens", "start_emitted_tokens", "numerics_class", "p10_tokens", "p99_tokens", "bucket_tokens", "preemptions", "token_runner", "priority", "traceparent")
@@ -426,16 +430,18 @@ class Route(_message.Message):
     def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
-    __slots__ = ("digest", "rank", "bytes", "name")
+    __slots__ = ("digest", "rank", "bytes", "name", "weight")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     digest: str
     rank: int
     bytes: int
     name: str
-    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    weight: int
+    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., name: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class Unserved(_message.Message):
     __slots__ = ("uid", "namespace", "model_name", "pool", "reason", "message")
@@ -781,7 +787,7 @@ class SloAttainment(_message.Message):
     def __init__(self, attained: _Optional[int] = ..., ttft: _Optional[int] = ..., token_time: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
-    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed")
+    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed", "canary")
     UID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
@@ -789,6 +795,7 @@ class AdapterStatus(_message.Message):
     LOAD_ERRORS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FAILED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
     uid: str
     digest: str
     routed: bool
@@ -796,4 +803,19 @@ class AdapterStatus(_message.Message):
     load_errors: _containers.RepeatedScalarFieldContainer[str]
     load_failed: bool
     removed: bool
-    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...
+    canary: CanaryCounts
+    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ..., canary: _Optional[_Union[CanaryCounts, _Mapping]] = ...) -> None: ...
+
+class CanaryCounts(_message.Message):
+    __slots__ = ("digest", "requests", "failed", "stable_requests", "stable_failed")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    STABLE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    STABLE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    requests: int
+    failed: int
+    stable_requests: int
+    stable_failed: int
+    def __init__(self, digest: _Optional[str] = ..., requests: _Optional[int] = ..., failed: _Optional[int] = ..., stable_requests: _Optional[int] = ..., stable_failed: _Optional[int] = ...) -> None: ...
