@@ -28,13 +28,13 @@ from weft_operator.controller.interfaces import (
 from weft_operator.controller.rate_limit import TokenBucket
 from weft_operator.controller.resolver import Resolver
 from weft_operator.controller.workqueue import WorkQueue
-from weft_operator.core.acceptance import resolution_from_status
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
     ApplyChild,
     DeleteChild,
     EnsureRunner,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -48,7 +48,7 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.expectations import apply_failed, expect, forget
+from weft_operator.core.expectations import apply_failed, expect, forget, recall
 from weft_operator.core.reconcile import Policy, known_refs, reconcile, requeue_at
 from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse
 from weft_operator.core.state import (
@@ -114,7 +114,7 @@ class Controller:
     async def run(self) -> None:
         """Plan until cancelled. All that is known is published to the scheduler before anything is written."""
         self.observed.retention.started_at = self._clock()
-        self._recall()
+        recall(self.desired, self.observed, self._clock())
         for ref in self.desired.refs():
             self._tell(ref)
         self._registry.start()
@@ -194,14 +194,6 @@ class Controller:
 
     # --------------------------------------------------------------------------------------------- work
 
-    def _recall(self) -> None:
-        """What the statuses of objects tell of the time before this process. Pools first: adapters need their bases."""
-        for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
-            if resource.meta.uid in self.observed.resolutions:
-                continue
-            if known := resolution_from_status(resource, self.desired, self.observed, self._clock()):
-                self.observed.resolutions[resource.meta.uid] = known
-
     def _tell(self, ref: Ref) -> None:
         """Only what the scheduler has to know of an object."""
         try:
@@ -264,6 +256,9 @@ class Controller:
         match action:
             case Resolve():
                 self._depot.resolve(action)
+                expect(action, self.observed, self._clock())
+            case ForgetSource():
+                self._depot.forget(action.uid)
                 expect(action, self.observed, self._clock())
             case PublishPool() | UnpublishPool() | PublishAdapter() | UnpublishAdapter():
                 self._publish(action)

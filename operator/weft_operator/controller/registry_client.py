@@ -186,4 +186,5 @@ def adapter_report(status: AdapterStatus) -> AdapterReport:
         tuple(sorted(status.load_errors)),
         status.load_failed,
         status.removed,
+        status.canary,
     )

@@ -13,6 +13,7 @@ from weft.telemetry.logs import kv
 from weft_operator.controller.interfaces import Depot
 from weft_operator.core.actions import Resolve, RetainBlobs
 from weft_operator.core.artifacts import OperationStatus, source_changed, unreachable, updated
+from weft_operator.core.canary import canary_uid, owner_uid
 from weft_operator.core.expectations import expect
 from weft_operator.core.reconcile import Policy, longest_drain_s, plan_retention, resolve_period_s
 from weft_operator.core.resources import Adapter, Ref
@@ -48,11 +49,15 @@ class Resolver:
 
     def resolve(self, action: Resolve) -> None:
         """Ask; a question about the same object that is still under way is dropped."""
-        self.forget(action.uid)
+        self._cancel(action.uid)
         self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
 
     def forget(self, uid: str) -> None:
-        """The object is gone, or asks something else."""
+        """The object is gone, with its canary; or the canary is."""
+        self._cancel(uid)
+        self._cancel(canary_uid(uid))
+
+    def _cancel(self, uid: str) -> None:
         if task := self._resolving.pop(uid, None):
             task.cancel()
 
@@ -77,7 +82,7 @@ class Resolver:
                 await asyncio.sleep(PAUSE_S)
                 continue
             for uid, watch in watches.items():
-                known, ref = resolutions.get(uid), self._desired.by_uid.get(uid)  # either may be gone by now
+                known, ref = resolutions.get(uid), self._desired.by_uid.get(owner_uid(uid))  # either may be gone by now
                 if watch in gone and known is not None and ref is not None and known.answer.watch == watch:
                     resolutions[uid] = source_changed(known)
                     self._mark([ref])

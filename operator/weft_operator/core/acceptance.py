@@ -19,6 +19,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status, served_content
+from weft_operator.core.canary import (
+    CanaryView,
+    as_adapter,
+    canary_view,
+    promoted_content,
+    resolution_of_canary,
+)
 from weft_operator.core.children import RUNNER_KINDS, child_names
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
@@ -71,6 +78,8 @@ class AdapterView:
     serving: VerifiedArtifact | None
     report: AdapterReport | None
     drain_s: float
+    canary: CanaryView | None  # None: none, or the adapter is not accepted
+    canary_kept: bool  # the spec has none any more, and what it was promoted to still serves
 
 
 def pool_view(
@@ -97,22 +106,35 @@ def pool_view(
     )
 
 
-def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> AdapterView:
+def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float) -> AdapterView:
     """Everything about one adapter."""
     pool = desired.pools.get(adapter.pool)
     rejection = reject_adapter(adapter, desired)
     mismatch = _mismatch(adapter, pool) if pool and not rejection else None
     base = base_artifact(pool, desired, observed) if pool and not rejection and not mismatch else None
     request = adapter_request(adapter, pool, base) if pool and base else None
-    resolution = _resolution(adapter, request, observed)
+    resolution, report = _resolution(adapter, request, observed), observed.adapter_reports.get(adapter.meta.uid)
+    serving = _serving(adapter, rejection or mismatch, request, resolution, desired, observed)
+    canary, kept = None, None
+    if adapter.canary and pool and base:
+        source = as_adapter(adapter, adapter.canary)
+        asked, counts = adapter_request(source, pool, base), report.canary if report else None
+        known = _resolution(source, asked, observed)
+        canary = canary_view(adapter, adapter.canary, asked, known, serving, counts, now)
+        stays = serving is not None and serving.pool != adapter.pool  # in the pool that it moves away from
+        serving = canary.content if canary.phase == "Promoted" and not stays else serving
+    elif request is not None:
+        kept = _promoted_before(adapter, request, resolution)
     return AdapterView(
         adapter=adapter,
         rejection=rejection,
         mismatch=mismatch,
         request=request,
         resolution=resolution,
-        serving=_serving(adapter, rejection or mismatch, request, resolution, desired, observed),
-        report=observed.adapter_reports.get(adapter.meta.uid),
+        serving=kept or serving,
+        report=report,
+        canary=canary,
+        canary_kept=kept is not None,
         drain_s=pool.drain_s if pool else 0.0,
     )
 
@@ -237,8 +259,18 @@ def resolution_from_status(
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, Pool):
         return from_status(pool_request(resource), status, generation, None, now)
-    request = adapter_view(resource, desired, observed).request
-    return from_status(request, status, generation, resource.pool, now) if request else None
+    request = adapter_view(resource, desired, observed, now).request
+    if request is None or promoted_content(resource):  # the digest of the status is the canary's
+        return None
+    return from_status(request, status, generation, resource.pool, now)
+
+
+def canary_from_status(
+    adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float
+) -> Resolution | None:
+    """The resolution of an adapter's canary that the adapter's status tells of, for a controller that starts."""
+    view = adapter_view(adapter, desired, observed, now)
+    return resolution_of_canary(adapter, view.canary.request, now) if view.canary else None
 
 
 def _resolution(resource: Pool | Adapter, request: Request | None, observed: ObservedState) -> Resolution | None:
@@ -261,6 +293,15 @@ def _serving(
     if verified and takes_requests(desired.pools[adapter.pool], observed):
         return verified
     return _in_previous_pool(adapter, desired, observed) or verified
+
+
+def _promoted_before(adapter: Adapter, request: Request, resolution: Resolution | None) -> VerifiedArtifact | None:
+    """The canary that was promoted, until the source that has taken its place is known: nobody goes back meanwhile."""
+    stored = served_content(adapter.status) if promoted_content(adapter) else None
+    answered = resolution is not None and resolution.request == request and resolution.answer.finished
+    if stored is None or answered or (stored.pool, stored.base_digest) != (adapter.pool, request.base_digest):
+        return None
+    return stored
 
 
 def takes_requests(pool: Pool, observed: ObservedState) -> bool:

@@ -19,6 +19,13 @@ class Resolve:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetSource:
+    """What the depot has said about a source is not of interest any more."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class PublishPool:
     """Publish a pool to the scheduler, in place of what was published before."""
 
@@ -162,6 +169,7 @@ class RetainBlobs:
 
 Action = (
     Resolve
+    | ForgetSource
     | PublishPool
     | UnpublishPool
     | PublishAdapter

@@ -8,7 +8,8 @@ Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published an
 others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
 Publishing (sent to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
 Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots,
-ChildConflict, ChildRefused, PodsRefused.
+ChildConflict, ChildRefused, PodsRefused. Of CanaryPromoted: Promoted, SameContent, RolledBack, Progressing, and those
+of the depot.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +43,7 @@ def merged(before: Sequence[Object], after: Iterable[Condition], generation: int
 
 
 def adapter_conditions(view: AdapterView) -> list[Condition]:
-    """Accepted, Validated, Fetched, Ready."""
+    """Accepted, Validated, Fetched, Ready; with a canary CanaryPromoted."""
     if view.rejection:
         if view.serving is None or view.adapter.meta.deleting:
             return _refused(view.rejection, ("Validated", "Fetched"), "Ready")
@@ -52,7 +53,15 @@ def adapter_conditions(view: AdapterView) -> list[Condition]:
     if view.adapter.meta.deleting:
         return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
     content = _content_of_adapter(view)
-    return [accepted, *content, _ready(view, content)]
+    return [accepted, *content, _ready(view, content), *_canary(view)]
+
+
+def _canary(view: AdapterView) -> list[Condition]:
+    if view.canary is None:
+        return []
+    statuses: dict[str, Status] = {"Promoted": "True", "Failed": "False", "RolledBack": "False"}
+    status = "True" if view.canary.reason == "SameContent" else statuses.get(view.canary.phase, "Unknown")
+    return [Condition("CanaryPromoted", status, view.canary.reason, view.canary.message)]
 
 
 def pool_conditions(view: PoolView) -> list[Condition]:

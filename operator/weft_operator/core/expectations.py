@@ -1,8 +1,10 @@
 """What the planner takes as done once an action has been carried out. Shared by every shell and by the tests."""
 
+from weft_operator.core.acceptance import canary_from_status, resolution_from_status
 from weft_operator.core.actions import (
     Action,
     ApplyChild,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     Resolve,
@@ -12,10 +14,18 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import started
+from weft_operator.core.canary import canary_uid
 from weft_operator.core.drift import spec_hash
 from weft_operator.core.replicas import object_revision
 from weft_operator.core.resources import Ref
-from weft_operator.core.state import AdapterRegistration, AdapterReport, ApplyFailure, ObservedState, PoolReport
+from weft_operator.core.state import (
+    AdapterRegistration,
+    AdapterReport,
+    ApplyFailure,
+    DesiredState,
+    ObservedState,
+    PoolReport,
+)
 
 
 def expect(action: Action, observed: ObservedState, now: float) -> None:
@@ -23,6 +33,8 @@ def expect(action: Action, observed: ObservedState, now: float) -> None:
     match action:
         case Resolve(uid=uid, request=request):
             observed.resolutions[uid] = started(observed.resolutions.get(uid), request, now)
+        case ForgetSource(uid=uid):
+            observed.resolutions.pop(uid, None)
         case PublishPool(ref=ref, entry=entry):
             _pool_left(ref, observed, now, except_for=entry.base_digest)
             observed.pools[ref] = entry
@@ -57,9 +69,20 @@ def apply_failed(action: ApplyChild, reason: str, message: str, observed: Observ
     observed.refused.setdefault(action.pool, {})[action.child.key] = rejection
 
 
+def recall(desired: DesiredState, observed: ObservedState, now: float) -> None:
+    """Take over what the statuses of objects tell of the time before this process. Pools first: adapters need bases."""
+    for resource in (*desired.pools.values(), *desired.adapters.values()):
+        if known := resolution_from_status(resource, desired, observed, now):
+            observed.resolutions.setdefault(resource.meta.uid, known)
+    for adapter in desired.adapters.values():
+        if adapter.canary and (known := canary_from_status(adapter, desired, observed, now)):
+            observed.resolutions.setdefault(canary_uid(adapter.meta.uid), known)
+
+
 def forget(uid: str, ref: Ref, observed: ObservedState) -> None:
     """An object is gone for good: what was known of it goes. What is still published is withdrawn by the next plan."""
     observed.resolutions.pop(uid, None)
+    observed.resolutions.pop(canary_uid(uid), None)
     observed.adapter_reports.pop(uid, None)
     observed.unloads.pop(uid, None)
     if ref.kind == "ServingPool":

@@ -18,6 +18,7 @@ from weft_operator.core.acceptance import AdapterView, PoolView, adapter_view, p
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -29,6 +30,7 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import REMOTE_SCHEMES, Request, Resolution
+from weft_operator.core.canary import COUNTS_S, as_adapter, canary_uid
 from weft_operator.core.events import STEPS, events_for
 from weft_operator.core.replicas import (
     deadlines,
@@ -98,6 +100,7 @@ def live_digests(desired: DesiredState, observed: ObservedState) -> set[str]:
     bases = {entry.base_digest for entry in observed.pools.values()}
     goods = {r.verified.digest for r in observed.resolutions.values() if r.verified}
     in_statuses = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(desired)}
+    in_statuses |= {str((a.status.get("canary") or {}).get("digest") or "") for a in desired.adapters.values()}
     versions = {str(v["digest"]) for adapter in desired.adapters.values() for v in adapter.status.get("versions", ())}
     return (entries | bases | goods | in_statuses | versions) - {""}
 
@@ -134,7 +137,25 @@ def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: fl
         resolution = observed.resolutions.get(resource.meta.uid)
         if resolution and resolution.started_at is not None:
             times.append(resolution.started_at + progress_s(desired, policy))
+    if isinstance(resource, Adapter) and resource.canary is not None:
+        times += _canary_deadlines(resource, desired, observed, now, policy)
     return min((time for time in times if now < time < inf), default=None)
+
+
+def _canary_deadlines(
+    adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float, policy: Policy
+) -> list[float]:
+    canary = adapter_view(adapter, desired, observed, now).canary
+    if canary is None:
+        return []
+    times = [canary.due_at] if canary.due_at is not None else []
+    reported = observed.adapter_reports.get(adapter.meta.uid)
+    if reported is not None and reported.canary not in (None, canary.counts):
+        times.append(canary.updated_at + COUNTS_S)
+    if canary.resolution is not None and not canary.resolution.running:
+        uri, poll_s = canary.canary.uri, canary.canary.poll_s
+        times.append(canary.resolution.due_at(resolve_period_s(desired, policy, uri), poll_s))
+    return times
 
 
 # ------------------------------------------------------------------------------------------------ pools
@@ -195,15 +216,27 @@ def _pool_gone(ref: Ref, observed: ObservedState) -> list[Action]:
 def _plan_adapter(
     adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float, policy: Policy
 ) -> list[Action]:
-    view = adapter_view(adapter, desired, observed)
+    view = adapter_view(adapter, desired, observed, now)
     if adapter.meta.deleting:
         return _unload(view, desired, observed, now)
     ref, entry, status = adapter.meta.ref, adapter_entry(view), adapter_status(view, now)
     resolve = _resolve(adapter, view.request, view.resolution, now, desired, policy)
+    resolve += _resolve_canary(view, observed, now, desired, policy)
     if policy.defaults is not None and view.request is not None and FINALIZER not in adapter.meta.finalizers:
         return [*resolve, AddFinalizer(ref, adapter.meta.uid, adapter.meta.resource_version, FINALIZER)]
     write = [] if _is_passing(status, resolve, view.resolution, now, desired, policy) else _set_status(adapter, status)
     return [*resolve, *_publish_adapter(ref, entry, observed), *write]
+
+
+def _resolve_canary(
+    view: AdapterView, observed: ObservedState, now: float, desired: DesiredState, policy: Policy
+) -> list[Action]:
+    adapter, canary = view.adapter, view.canary
+    if canary is not None:
+        source = as_adapter(adapter, canary.canary)
+        return _resolve(source, canary.request, canary.resolution, now, desired, policy)
+    uid = canary_uid(adapter.meta.uid)
+    return [ForgetSource(uid)] if adapter.canary is None and uid in observed.resolutions else []
 
 
 def _is_passing(

@@ -70,7 +70,25 @@ class Adapter:
     tier: Tier  # the least that a Ready runner holds it in
     version: str | None  # the name of the source's content
     history_limit: int  # earlier contents that are served
+    canary: "Canary | None"
     status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A second content under an adapter's name. Times in seconds, `promote_after_s` None: by hand."""
+
+    uri: str
+    revision: str | None
+    digest: str | None
+    credentials: str | None
+    endpoint: str | None
+    poll_s: float | None
+    version: str | None
+    weight: int  # percent of the requests without a pin
+    max_error_percent: int  # beyond the other content's
+    min_requests: int
+    promote_after_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +242,27 @@ def parse_adapter(obj: Object) -> Adapter:
         tier=spec.get("tier") or "Remote",
         version=spec.get("version"),
         history_limit=spec.get("revisionHistoryLimit", 1),
+        canary=_canary(spec.get("canary")),
         status=obj.get("status") or {},
+    )
+
+
+def _canary(spec: Object | None) -> Canary | None:
+    if spec is None:
+        return None
+    source, after = spec["source"], spec.get("promoteAfter")
+    return Canary(
+        uri=source["uri"],
+        revision=source.get("revision"),
+        digest=source.get("digest"),
+        credentials=_secret(source),
+        endpoint=source.get("endpoint"),
+        poll_s=_poll_s(source),
+        version=spec.get("version"),
+        weight=spec["weight"],
+        max_error_percent=spec["maxErrorPercent"],
+        min_requests=spec["minRequests"],
+        promote_after_s=float(duration_s(after)) if after else None,
     )
 
 

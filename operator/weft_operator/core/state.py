@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from weft.domain.adapter import AdapterVersion
-from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
+from weft.domain.routes import CanaryCounts, PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.core.artifacts import Resolution
 from weft_operator.core.resources import Adapter, Malformed, Meta, Object, OffloadBudgets, Pool, Ref, Tier, holds
 from weft_operator.core.retention import Retention
@@ -146,7 +146,7 @@ class AdapterRegistration:
     reason: str = ""
     message: str = ""
     version: str = ""  # the name of the content
-    versions: tuple[AdapterVersion, ...] = ()  # earlier contents that are served
+    versions: tuple[AdapterVersion, ...] = ()  # the canary, then earlier contents that are served
 
     @property
     def digests(self) -> set[str]:
@@ -177,6 +177,7 @@ class AdapterReport:
     load_errors: tuple[str, ...] = ()
     load_failed: bool = False  # everywhere
     removed: bool = False  # it is not routed, and no ready runner has it
+    canary: CanaryCounts | None = None  # None: it has none
 
 
 class DesiredState:
@@ -298,7 +299,7 @@ class DesiredState:
 class ObservedState:
     """What the shells have seen so far. Absent means "not known", and unknown changes no status."""
 
-    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid
+    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid, a canary's by `canary_uid`
     runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
     children: dict[Ref, dict[ObjectKey, Object]] = field(default_factory=dict)  # by pool; live objects as read
     pods: dict[Ref, dict[str, Pod]] = field(default_factory=dict)  # by pool and name

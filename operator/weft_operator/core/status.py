@@ -152,11 +152,24 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
         reason=why.reason if why else "",
         message=why.message if why else "",
         version=(view.serving.version or "") if view.serving else "",
-        versions=tuple(
+        versions=_canary_version(view)
+        + tuple(
             AdapterVersion(v["digest"], int(v.get("rank") or 0), int(v.get("sizeBytes") or 0), v.get("name") or "")
             for v in (_earlier_versions(view, view.serving) if view.serving else ())
         ),
     )
+
+
+def _canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
+    canary, serving = view.canary, view.serving
+    if canary is None or canary.content is None or canary.phase != "Progressing":
+        return ()
+    if serving is None or serving.digest == canary.content.digest:
+        return ()
+    verdict = canary.content.verdict
+    rank, size = int(verdict.get("rank") or 0), int(verdict.get("sizeBytes") or 0)
+    name = canary.name if canary.name != serving.version else ""
+    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight),)
 
 
 def _earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
@@ -165,10 +178,13 @@ def _earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Obje
     Those of another base, of a larger rank than the pool takes now, and the one that serves are not among them.
     """
     most = view.request.max_rank if view.request else None
+    canary = {version.digest: version.name for version in _canary_version(view)}
+    named = {serving.version, *canary.values()}
     kept: list[Object] = [
-        version if version.get("name") != serving.version else {k: v for k, v in version.items() if k != "name"}
+        version if version.get("name") not in named else {k: v for k, v in version.items() if k != "name"}
         for version in _stored_versions(view)
         if version["digest"] != serving.digest
+        and version["digest"] not in canary
         and version.get("baseDigest") == serving.base_digest
         and (most is None or int(version.get("rank") or 0) <= most)
     ]
@@ -198,6 +214,29 @@ def _versions(view: AdapterView, now: float) -> list[Object] | None:
     return [{k: v for k, v in current.items() if v is not None}, *_earlier_versions(view, serving)]
 
 
+def _canary_status(view: AdapterView) -> dict[str, Any] | None:
+    canary = view.canary
+    if canary is None:
+        return view.adapter.status.get("canary") if view.canary_kept else None
+    content, counts = canary.content, canary.counts
+    status: dict[str, Any] = {"phase": canary.phase}
+    if content is not None:
+        status |= {
+            "digest": content.digest,
+            "name": content.version,
+            "rank": content.verdict.get("rank"),
+            "sizeBytes": content.verdict.get("sizeBytes"),
+            "baseDigest": content.base_digest,
+            "startTime": timestamp(canary.started_at),
+            "updateTime": timestamp(canary.updated_at),
+            "requests": counts.requests,
+            "failedRequests": counts.failed,
+            "stableRequests": counts.stable_requests,
+            "stableFailedRequests": counts.stable_failed,
+        }
+    return {name: value for name, value in status.items() if value is not None}
+
+
 def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
     """The adapter's status as it should be stored: the content that serves, and the conditions."""
     adapter, serving = view.adapter, view.serving
@@ -214,6 +253,7 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
         "modelName": adapter.model_name,
         "unavailableRunners": unavailable if serving else 0,
         "versions": _versions(view, now),
+        "canary": _canary_status(view),
         "conditions": merged(adapter.status.get("conditions", ()), adapter_conditions(view), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}

@@ -7,11 +7,11 @@ backend starts what it was ordered to. Every step is explicit, so a test may sto
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from weft.domain.routes import PoolSpec
-from weft_operator.core.acceptance import resolution_from_status
+from weft.domain.routes import CanaryCounts, PoolSpec
 from weft_operator.core.actions import (
     Action,
     EnsureRunner,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -24,7 +24,8 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import OperationStatus, Request, updated
-from weft_operator.core.expectations import expect, forget
+from weft_operator.core.canary import owner_uid
+from weft_operator.core.expectations import expect, forget, recall
 from weft_operator.core.reconcile import Policy, reconcile_all
 from weft_operator.core.resources import Ref, parse
 from weft_operator.core.state import (
@@ -140,6 +141,7 @@ class World:
     ready_runners: bool = True
     scheduler_speaks: bool = True
     demand: dict[Ref, int] = field(default_factory=dict)  # runners that the scheduler could use; else the least
+    canaries: dict[str, CanaryCounts] = field(default_factory=dict)  # by digest, how their requests end
     unloading: set[str] = field(default_factory=set)  # uids that the scheduler was told to let go of
 
     def serve_only(self, *namespaces: str) -> None:
@@ -182,6 +184,7 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
+        self.answers()
         self.settle()
 
     def do(self, action: Action) -> None:
@@ -217,6 +220,8 @@ class World:
                 self.unloading |= {uid} if unload else set()
             case RetainBlobs(digests=digests):
                 self.kept = digests
+            case ForgetSource():
+                pass
             case Resolve(request=request):
                 self.asked.append(request)
             case _:
@@ -230,7 +235,7 @@ class World:
         """Depot and scheduler say what is true for them."""
         for uid, resolution in list(self.observed.resolutions.items()):
             if resolution.running:
-                ref = self.desired.by_uid[uid]
+                ref = self.desired.by_uid[owner_uid(uid)]
                 resource = self.desired.get(ref)
                 answer = self.contents.get(resolution.request.uri, failed("SourceNotFound", "nothing there"))
                 pool = getattr(resource, "pool", None)
@@ -247,7 +252,8 @@ class World:
             self.observed.pool_reports[str(ref)] = PoolReport(len(ready), wanted, victims, entry.max_runners)
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
-                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True)
+                canary = next((self.canaries.get(v.digest) for v in entry.versions if v.weight), None)
+                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, canary=canary)
         for uid in self.unloading & self.observed.unloads.keys():
             self.observed.unloads[uid] = True
 
@@ -263,9 +269,7 @@ class World:
         after.demand, after.scheduler_speaks = dict(self.demand), self.scheduler_speaks
         if not nothing_runs:
             after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
-        for resource in (*after.desired.pools.values(), *after.desired.adapters.values()):
-            if known := resolution_from_status(resource, after.desired, after.observed, after.now):
-                after.observed.resolutions[resource.meta.uid] = known
+        recall(after.desired, after.observed, after.now)
         after.observed.retention.started_at = after.now
         return after
 
