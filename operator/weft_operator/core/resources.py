@@ -146,7 +146,6 @@ class Pool:
     offload: OffloadBudgets | None
     max_queue: int
     max_moves: int
-    placement: str
     queue: str
     aging_s: float
     starvation_bound: int | None
@@ -262,7 +261,6 @@ def parse_pool(obj: Object) -> Pool:
         offload=offload,
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
-        placement=scheduler["placement"],
         queue=scheduler["queue"],
         aging_s=float(scheduler["agingSeconds"]),
         starvation_bound=scheduler.get("starvationBound"),

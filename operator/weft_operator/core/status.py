@@ -35,7 +35,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
         max_queue=pool.max_queue,
         max_migrations=pool.max_moves,
-        placement=pool.placement,
         queue=pool.queue,
         aging_s=pool.aging_s,
         starvation_bound=pool.starvation_bound,

@@ -55,7 +55,6 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
         "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
-            "placement": "punica",
             "queue": "fcfs",
             "agingSeconds": 600,
             "reservation": "calibrated",

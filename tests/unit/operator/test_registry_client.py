@@ -22,7 +22,7 @@ from weft_operator.core.actions import PublishAdapter, PublishPool, UnpublishAda
 from weft_operator.core.state import AdapterRegistration, AdapterReport, PoolReport
 
 POOL = PoolSpec(
-    "default/base", digest("b"), "base", True, ("default",), 10, 8, "punica", "fcfs", "calibrated", 5, 1, drain_s=60.0
+    "default/base", digest("b"), "base", True, ("default",), 10, 8, "fcfs", "calibrated", 5, 1, drain_s=60.0
 )
 
 
