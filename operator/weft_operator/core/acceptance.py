@@ -4,11 +4,11 @@ The rules, in the order in which they are asked:
 - A base model's name is reserved: an adapter that wants it is refused however old it is. So is a name that begins with
   NAMESPACE/ to that namespace: nobody elsewhere keeps a tenant from its own names. Otherwise the older object has the
   name; of two equally old ones the one that is already accepted, then the lower uid.
-- A pool says which namespaces may use it.
+- A pool names the namespaces that may use it.
 - One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
   beside it the older ones are accepted.
 - An adapter is checked against its pool's base, so it is resolved only once that base is there.
-- What serves is the last good content. A source that became bad keeps it (conditions tell, streams go on); another
+- What serves is the last good content. A source that became bad keeps it (conditions have the reason); another
   pool, or a base it does not fit, does not: an adapter is never served on a base that it was not checked against.
 """
 
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status, served_content
-from weft_operator.core.children import RUNNER_KINDS, child_names
+from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
 from weft_operator.core.state import (
     AdapterReport,
     DesiredState,
-    ObservedState,
     Pod,
     PoolReport,
     RunnerProcess,
+    State,
     runner_pods,
 )
 
@@ -71,23 +71,21 @@ class AdapterView:
     drain_s: float
 
 
-def pool_view(
-    pool: Pool, desired: DesiredState, observed: ObservedState, bounds: Bounds, wanted: int, now: float
-) -> PoolView:
+def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float) -> PoolView:
     """Everything about one pool."""
-    rejection = reject_pool(pool, desired)
+    rejection = reject_pool(pool, state.desired)
     request = None if rejection else pool_request(pool)
-    resolution = _resolution(pool, request, observed)
-    adapters_total, adapters_ready = desired.counts(pool.meta.ref)
+    resolution = _resolution(pool, request, state)
+    adapters_total, adapters_ready = state.desired.counts(pool.meta.ref)
     return PoolView(
         pool=pool,
         rejection=rejection,
         request=request,
         resolution=resolution,
         serving=resolution.verified if resolution and request else None,
-        report=observed.pool_reports.get(str(pool.meta.ref)),
-        runners=_runners(pool.meta.ref, observed),
-        blocking_error=_blocking_error(pool, observed, now),
+        report=state.observed.pool_reports.get(str(pool.meta.ref)),
+        runners=_runners(pool.meta.ref, state),
+        blocking_error=_blocking_error(pool, state, now),
         bounds=bounds,
         wanted=wanted,
         adapters_total=adapters_total,
@@ -95,22 +93,22 @@ def pool_view(
     )
 
 
-def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> AdapterView:
+def adapter_view(adapter: Adapter, state: State) -> AdapterView:
     """Everything about one adapter."""
-    pool = desired.pools.get(adapter.pool)
-    rejection = reject_adapter(adapter, desired)
+    pool = state.desired.pools.get(adapter.pool)
+    rejection = reject_adapter(adapter, state.desired)
     mismatch = _mismatch(adapter, pool) if pool and not rejection else None
-    base = base_artifact(pool, desired, observed) if pool and not rejection and not mismatch else None
+    base = base_artifact(pool, state) if pool and not rejection and not mismatch else None
     request = adapter_request(adapter, pool, base) if pool and base else None
-    resolution = _resolution(adapter, request, observed)
+    resolution = _resolution(adapter, request, state)
     return AdapterView(
         adapter=adapter,
         rejection=rejection,
         mismatch=mismatch,
         request=request,
         resolution=resolution,
-        serving=None if rejection or mismatch else _serving(adapter, request, resolution, desired, observed),
-        report=observed.adapter_reports.get(adapter.meta.uid),
+        serving=None if rejection or mismatch else _serving(adapter, request, resolution, state),
+        report=state.observed.adapter_reports.get(adapter.meta.uid),
         drain_s=pool.drain_s if pool else 0.0,
     )
 
@@ -119,7 +117,7 @@ def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
     """Why this pool is not accepted; None when it is."""
     namespace = pool.meta.ref.namespace
     if not desired.serves(namespace):
-        where = ", ".join(sorted(desired.served or ())) or "no namespace"
+        where = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
         message = f"pools are served in {where}: create it there, or ask the platform to serve {namespace} too"
         return Rejection("NamespaceNotServed", message)
     owner = name_owner(pool.model_name, desired)
@@ -137,7 +135,7 @@ def pinned_max(pool: Pool) -> int | None:
 
 
 def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
-    """Whose a name is: of those who claim it and are not refused for something else, the first by the rules above."""
+    """The owner of a name: the first, by the rules above, of its claimants that are not rejected for something else."""
     claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
     return min(
         claimants, key=lambda c: (isinstance(c, Adapter), not is_in_own_namespace(c), _precedence(c)), default=None
@@ -181,11 +179,11 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     )
 
 
-def base_artifact(pool: Pool, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
     """The pool's base model, once it is there; None for a pool that is not accepted."""
-    if reject_pool(pool, desired):
+    if reject_pool(pool, state.desired):
         return None
-    resolution = observed.resolutions.get(pool.meta.uid)
+    resolution = state.observed.resolutions.get(pool.meta.uid)
     return resolution.verified if resolution else None
 
 
@@ -228,25 +226,22 @@ def is_ready(adapter: Adapter) -> bool:
     return holds(adapter, "Ready")
 
 
-def resolution_from_status(
-    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState, now: float
-) -> Resolution | None:
-    """The resolution that an object's status tells of, for a controller that starts. Recall pools first."""
+def resolution_from_status(resource: Pool | Adapter, state: State, now: float) -> Resolution | None:
+    """The resolution that an object's status implies, for a controller that starts. Pools first."""
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, Pool):
         return from_status(pool_request(resource), status, generation, None, now)
-    request = adapter_view(resource, desired, observed).request
+    request = adapter_view(resource, state).request
     return from_status(request, status, generation, resource.pool, now) if request else None
 
 
-def _resolution(resource: Pool | Adapter, request: Request | None, observed: ObservedState) -> Resolution | None:
-    return observed.resolutions.get(resource.meta.uid) if request else None
+def _resolution(resource: Pool | Adapter, request: Request | None, state: State) -> Resolution | None:
+    return state.observed.resolutions.get(resource.meta.uid) if request else None
 
 
 def _serving(
-    adapter: Adapter, request: Request | None, resolution: Resolution | None, desired: DesiredState,
-    observed: ObservedState,
-) -> VerifiedArtifact | None:  # fmt: skip
+    adapter: Adapter, request: Request | None, resolution: Resolution | None, state: State
+) -> VerifiedArtifact | None:
     """What serves: in the adapter's pool, or, until that takes requests, in the pool where it served before."""
     verified = resolution.verified if resolution and request else None
     if verified and verified.pool != adapter.pool:
@@ -254,25 +249,25 @@ def _serving(
     if verified and request and resolution and resolution.request == request:
         refuted = resolution.answer.state == "Failed" and verified.base_digest != request.base_digest
         verified = None if refuted else verified
-    if verified and takes_requests(desired.pools[adapter.pool], observed):
+    if verified and takes_requests(state.desired.pools[adapter.pool], state):
         return verified
-    return _in_previous_pool(adapter, desired, observed) or verified
+    return _in_previous_pool(adapter, state) or verified
 
 
-def takes_requests(pool: Pool, observed: ObservedState) -> bool:
+def takes_requests(pool: Pool, state: State) -> bool:
     """Whether a request to this pool is served, or wakes it."""
-    report = observed.pool_reports.get(str(pool.meta.ref))
+    report = state.observed.pool_reports.get(str(pool.meta.ref))
     wakes = pool.autoscaling is not None and pool.autoscaling.min == 0
     return wakes or (report is not None and report.ready_runners > 0)
 
 
-def _in_previous_pool(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None:
     """What a Ready adapter serves in the pool that its spec no longer names, while that pool still may serve it."""
     before = served_content(adapter.status) if is_ready(adapter) else None
-    pool = desired.pools.get(before.pool) if before and before.pool and before.pool != adapter.pool else None
+    pool = state.desired.pools.get(before.pool) if before and before.pool and before.pool != adapter.pool else None
     if before is None or pool is None or pool.meta.deleting or not pool.permits(adapter.meta.ref.namespace):
         return None
-    base = base_artifact(pool, desired, observed)
+    base = base_artifact(pool, state)
     return before if base and base.digest == before.base_digest else None
 
 
@@ -299,20 +294,24 @@ def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
     return pool is not None and not pool.meta.deleting and pool.permits(claimant.meta.ref.namespace)
 
 
-def _runners(ref: Ref, observed: ObservedState) -> tuple[RunnerProcess | Pod, ...]:
-    both = (*observed.runners.get(ref, {}).values(), *runner_pods(observed.pods.get(ref, {}).values()))
+def _runners(ref: Ref, state: State) -> tuple[RunnerProcess | Pod, ...]:
+    both = (*state.observed.runners.get(ref, {}).values(), *runner_pods(state.observed.pods.get(ref, {}).values()))
     return tuple(runner for runner in both if runner.state != "Leaving")
 
 
-def _blocking_error(pool: Pool, observed: ObservedState, now: float) -> Rejection | None:
-    """What the API server did not take: of us a child, of the Deployments' own controller their pods."""
+def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
+    """A child that the API server refuses, a name that another object has, or pods that it refuses a Deployment."""
     ref, names = pool.meta.ref, child_names(pool)
-    for key, refused in sorted(observed.refused.get(ref, {}).items()):
+    for key, failure in sorted(state.expectations.apply_failures.get(ref, {}).items()):
         is_of_pool = key.name in names or key.kind in RUNNER_KINDS
-        is_tried_again = now >= refused.again_at  # if it is still wanted
+        is_tried_again = now >= failure.again_at  # if it is still wanted
         if is_of_pool and not is_tried_again:
-            return Rejection(refused.reason, refused.message)
-    for key, obj in sorted(observed.children.get(ref, {}).items()):
+            return Rejection("ChildRefused", failure.message)
+    for key, found in sorted(state.observed.foreign.get(ref, {}).items()):
+        if now < found.again_at and not is_adoptable(found.obj, pool.meta):
+            advice = "give it another name, or delete it; it is looked at again"
+            return Rejection("ChildConflict", f"{key.kind} {key.name} is there and is not this pool's: {advice}")
+    for key, obj in sorted(state.observed.children.get(ref, {}).items()):
         for condition in (obj.get("status") or {}).get("conditions") or ():
             if key.kind == "Deployment" and (condition["type"], condition["status"]) == ("ReplicaFailure", "True"):
                 # It names the pod that was refused, another one at each attempt: a status should not follow that.
@@ -335,7 +334,7 @@ def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
 
 
 def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
-    """Whose a name is. A tenant does not learn what the adapters of others are called."""
+    """The owner of a name, described. A tenant does not learn the names of the adapters of others."""
     if isinstance(owner, Pool):
         return f"is the base model of ServingPool {owner.meta.ref}"
     if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:

@@ -48,7 +48,7 @@ class Meta:
     created: float
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
-    deleted: float | None = None  # when somebody asked for its deletion, unix seconds
+    deleted: float | None = None  # when its deletion was requested, unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Objectives, in milliseconds. `ttft_ms` 0: none. `reject`: who cannot get its first token in time."""
+    """Objectives, in milliseconds. `ttft_ms` 0: none. `reject`: a request that cannot get its first token in time."""
 
     ttft_ms: int
     token_time_ms: int

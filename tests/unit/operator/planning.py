@@ -25,15 +25,18 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.artifacts import OperationStatus, Request, updated
 from weft_operator.core.expectations import expect, forget
-from weft_operator.core.reconcile import Policy, reconcile_all
+from weft_operator.core.reconcile import reconcile_all
 from weft_operator.core.resources import Ref, parse
 from weft_operator.core.state import (
     AdapterRegistration,
     AdapterReport,
     DesiredState,
+    Expectations,
     ObservedState,
+    Policy,
     PoolReport,
     RunnerProcess,
+    State,
     check_indexes,
 )
 from weft_operator.local.objects import Event, ObjectStore
@@ -126,9 +129,7 @@ class World:
     store: ObjectStore
     contents: dict[str, OperationStatus] = field(default_factory=dict)  # what the depot finds at a URI
     now: float = 1_000_000.0
-    policy: Policy = field(default_factory=Policy)
-    desired: DesiredState = field(default_factory=DesiredState)
-    observed: ObservedState = field(default_factory=ObservedState)
+    state: State = field(default_factory=State)
     routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
     routed: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid
     unserved: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid: declared without a digest
@@ -141,10 +142,29 @@ class World:
     demand: dict[Ref, int] = field(default_factory=dict)  # runners that the scheduler could use; else the least
     unloading: set[str] = field(default_factory=set)  # uids that the scheduler was told to let go of
 
+    @property
+    def desired(self) -> DesiredState:
+        return self.state.desired
+
+    @property
+    def observed(self) -> ObservedState:
+        return self.state.observed
+
+    @property
+    def expectations(self) -> Expectations:
+        return self.state.expectations
+
+    @property
+    def policy(self) -> Policy:
+        return self.desired.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.desired.policy = policy
+
     def serve_only(self, *namespaces: str) -> None:
         """Pools are served in these namespaces. Before anything is applied."""
         self.policy = replace(self.policy, pool_namespaces=frozenset(namespaces))
-        self.desired = DesiredState(self.policy.pool_namespaces)
 
     def apply(self, obj: dict[str, Any]) -> None:
         self.now += 0.001
@@ -154,7 +174,7 @@ class World:
         resource = parse(event.object)
         ref, known = resource.meta.ref, self.desired.get(resource.meta.ref)
         if known is not None and (event.type == "DELETED" or known.meta.uid != resource.meta.uid):
-            forget(known.meta.uid, ref, self.observed)
+            forget(known.meta.uid, ref, self.state)
         if event.type == "DELETED":
             self.desired.drop(ref)
         else:
@@ -162,7 +182,7 @@ class World:
 
     def plan(self) -> list[Action]:
         check_indexes(self.desired)
-        return reconcile_all(self.desired, self.observed, self.now, self.policy)
+        return reconcile_all(self.state, self.now)
 
     def step(self) -> list[Action]:
         """Plan, carry everything out, let everybody answer. Returns what was ordered."""
@@ -205,7 +225,7 @@ class World:
             case UnpublishPool(ref=ref):
                 del self.routed_pools[ref]
             case PublishAdapter(ref=ref, entry=entry):
-                before = self.observed.adapters.get(ref)
+                before = self.expectations.adapters.get(ref)
                 for uid in (before.uid if before else "", entry.uid):
                     self.routed.pop(uid, None)
                     self.unserved.pop(uid, None)
@@ -220,7 +240,7 @@ class World:
                 self.asked.append(request)
             case _:
                 self.do_in_cluster(action)
-        expect(action, self.observed, self.now)
+        expect(action, self.state, self.now)
 
     def do_in_cluster(self, action: Action) -> None:
         raise AssertionError(f"there is no cluster here: {action}")
@@ -247,8 +267,7 @@ class World:
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
                 self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True)
-        for uid in self.unloading & self.observed.unloads.keys():
-            self.observed.unloads[uid] = True
+        self.observed.unloaded |= self.unloading & self.expectations.unloading
 
     def ready_names(self, ref: Ref) -> list[str]:
         """The runners that take requests, by name."""
@@ -263,9 +282,9 @@ class World:
         if not nothing_runs:
             after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
         for resource in (*after.desired.pools.values(), *after.desired.adapters.values()):
-            if known := resolution_from_status(resource, after.desired, after.observed, after.now):
+            if known := resolution_from_status(resource, after.state, after.now):
                 after.observed.resolutions[resource.meta.uid] = known
-        after.observed.retention.started_at = after.now
+        after.expectations.retention.started_at = after.now
         return after
 
     def another(self, store: ObjectStore) -> "World":
