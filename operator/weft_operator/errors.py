@@ -4,7 +4,8 @@ OperatorError
 ├── DepotUnavailable     the depot did not answer: asked again later
 │   └── DepotFailed      it answered, with an error of its own or with what is no answer
 ├── StaleWrite           a fenced write met another version of the object, or none: planned again from what is there
-├── ChildRefused         what a pool should own cannot be made; carries a condition's reason: tried again later
+│   └── ChildExists      an unknown object has a child's name; carries the object: planned again, with it known
+├── ChildRefused         the API server refuses what a pool should own: tried again later
 ├── ApiError             a request to the local API is refused; carries status, reason and causes
 │   ├── Invalid (422)    the object breaks the schema or a rule; every cause names its field
 │   ├── NotFound (404)
@@ -18,8 +19,9 @@ OperatorError
     └── ComponentFailed  a component ended before it was ready; carries its last words
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 
 class OperatorError(Exception):
@@ -38,12 +40,20 @@ class StaleWrite(OperatorError):
     """A fenced write met a newer version of the object, or the object is gone."""
 
 
-class ChildRefused(OperatorError):
-    """Somebody else has the name of what a pool should own, or the API server does not take it."""
+class ChildExists(StaleWrite):
+    """An object that no watch reports has the name of what a pool should own. The planner decides what follows."""
 
-    def __init__(self, reason: Literal["ChildConflict", "ChildRefused"], message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason, self.message = reason, message
+    def __init__(self, obj: Mapping[str, Any]) -> None:
+        super().__init__(f"{obj['kind']} {obj['metadata']['name']} is there, and no watch reports it as the pool's")
+        self.obj = obj
+
+
+class ChildRefused(OperatorError):
+    """The API server refuses what a pool should own."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,6 @@ BAD: tuple[Bad, ...] = (
     Bad("slots beyond the limit", "spec.lora.maxAdapters", "too large", pool(lora={"maxAdapters": 4097})),
     Bad("a page of nothing", "spec.kvCache.pageTokens", "too small", pool(kvCache={"pageTokens": 0})),
     Bad("an unknown order", "spec.scheduler.queue", "one of", pool(scheduler={"queue": "lifo"})),
-    Bad("an unknown placement", "spec.scheduler.placement", "one of", pool(scheduler={"placement": "random"})),
     Bad(
         "more sequences than tokens",
         "spec.scheduler.maxBatchTokens",

@@ -1,6 +1,6 @@
 """How often one object may be written about: a burst, then a steady pace. Pure.
 
-A controller that puts right what another one keeps changing (a second installation, a webhook, somebody's script) would
+A controller that puts right what another one keeps changing (a second installation, a webhook, a script) would
 do so as fast as the API server answers. Nothing that happens by itself comes near these numbers for long.
 """
 

@@ -4,13 +4,13 @@ The rules, in the order in which they are asked:
 - A base model's name is reserved: an adapter that wants it is refused however old it is. So is a name that begins with
   NAMESPACE/ to that namespace: nobody elsewhere keeps a tenant from its own names. Otherwise the older object has the
   name; of two equally old ones the one that is already accepted, then the lower uid.
-- A pool says which namespaces may use it.
+- A pool names the namespaces that may use it.
 - One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
   beside it the older ones are accepted.
 - An adapter is checked against its pool's base, so it is resolved only once that base is there.
 - What serves is the last good content, on the base that it was checked against. A source that became bad keeps it
-  (conditions tell, streams go on). An adapter that moves stays in the pool before it until the new one takes requests,
-  and for as long as the new one is not there or refuses the adapter.
+  (conditions have the reason). An adapter that moves stays in the pool before it until the new one takes requests, and
+  for as long as the new one is not there or refuses the adapter.
 """
 
 import re
@@ -26,16 +26,16 @@ from weft_operator.core.canary import (
     promoted_content,
     resolution_of_canary,
 )
-from weft_operator.core.children import RUNNER_KINDS, child_names
+from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
 from weft_operator.core.state import (
     AdapterReport,
     DesiredState,
-    ObservedState,
     Pod,
     PoolReport,
     RunnerProcess,
+    State,
     runner_pods,
 )
 
@@ -82,23 +82,21 @@ class AdapterView:
     canary_kept: bool  # the spec has none any more, and what it was promoted to still serves
 
 
-def pool_view(
-    pool: Pool, desired: DesiredState, observed: ObservedState, bounds: Bounds, wanted: int, now: float
-) -> PoolView:
+def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float) -> PoolView:
     """Everything about one pool."""
-    rejection = reject_pool(pool, desired)
+    rejection = reject_pool(pool, state.desired)
     request = None if rejection else pool_request(pool)
-    resolution = _resolution(pool, request, observed)
-    adapters_total, adapters_ready = desired.counts(pool.meta.ref)
+    resolution = _resolution(pool, request, state)
+    adapters_total, adapters_ready = state.desired.counts(pool.meta.ref)
     return PoolView(
         pool=pool,
         rejection=rejection,
         request=request,
         resolution=resolution,
         serving=resolution.verified if resolution and request else None,
-        report=observed.pool_reports.get(str(pool.meta.ref)),
-        runners=_runners(pool.meta.ref, observed),
-        blocking_error=_blocking_error(pool, observed, now),
+        report=state.observed.pool_reports.get(str(pool.meta.ref)),
+        runners=_runners(pool.meta.ref, state),
+        blocking_error=_blocking_error(pool, state, now),
         bounds=bounds,
         wanted=wanted,
         adapters_total=adapters_total,
@@ -106,21 +104,20 @@ def pool_view(
     )
 
 
-def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float) -> AdapterView:
+def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
     """Everything about one adapter."""
-    pool = desired.pools.get(adapter.pool)
-    rejection = reject_adapter(adapter, desired)
+    pool = state.desired.pools.get(adapter.pool)
+    rejection = reject_adapter(adapter, state.desired)
     mismatch = _mismatch(adapter, pool) if pool and not rejection else None
-    base = base_artifact(pool, desired, observed) if pool and not rejection and not mismatch else None
+    base = base_artifact(pool, state) if pool and not rejection and not mismatch else None
     request = adapter_request(adapter, pool, base) if pool and base else None
-    resolution, report = _resolution(adapter, request, observed), observed.adapter_reports.get(adapter.meta.uid)
-    serving = _serving(adapter, rejection or mismatch, request, resolution, desired, observed)
+    resolution, report = _resolution(adapter, request, state), state.observed.adapter_reports.get(adapter.meta.uid)
+    serving = _serving(adapter, rejection or mismatch, request, resolution, state)
     canary, kept = None, None
     if adapter.canary and pool and base:
         source = as_adapter(adapter, adapter.canary)
         asked, counts = adapter_request(source, pool, base), report.canary if report else None
-        known = _resolution(source, asked, observed)
-        canary = canary_view(adapter, adapter.canary, asked, known, serving, counts, now)
+        canary = canary_view(adapter, adapter.canary, asked, _resolution(source, asked, state), serving, counts, now)
         stays = serving is not None and serving.pool != adapter.pool  # in the pool that it moves away from
         serving = canary.content if canary.phase == "Promoted" and not stays else serving
     elif request is not None:
@@ -143,7 +140,7 @@ def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
     """Why this pool is not accepted; None when it is."""
     namespace = pool.meta.ref.namespace
     if not desired.serves(namespace):
-        where = ", ".join(sorted(desired.served or ())) or "no namespace"
+        where = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
         message = f"pools are served in {where}: create it there, or ask the platform to serve {namespace} too"
         return Rejection("NamespaceNotServed", message)
     owner = name_owner(pool.model_name, desired)
@@ -161,7 +158,7 @@ def pinned_max(pool: Pool) -> int | None:
 
 
 def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
-    """Whose a name is: of those who claim it and are not refused for something else, the first by the rules above."""
+    """The owner of a name: the first, by the rules above, of its claimants that are not rejected for something else."""
     claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
     return min(
         claimants, key=lambda c: (isinstance(c, Adapter), not is_in_own_namespace(c), _precedence(c)), default=None
@@ -205,11 +202,11 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     )
 
 
-def base_artifact(pool: Pool, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
     """The pool's base model, once it is there; None for a pool that is not accepted."""
-    if reject_pool(pool, desired):
+    if reject_pool(pool, state.desired):
         return None
-    resolution = observed.resolutions.get(pool.meta.uid)
+    resolution = state.observed.resolutions.get(pool.meta.uid)
     return resolution.verified if resolution else None
 
 
@@ -252,47 +249,42 @@ def is_ready(adapter: Adapter) -> bool:
     return holds(adapter, "Ready")
 
 
-def resolution_from_status(
-    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState, now: float
-) -> Resolution | None:
-    """The resolution that an object's status tells of, for a controller that starts. Recall pools first."""
+def resolution_from_status(resource: Pool | Adapter, state: State, now: float) -> Resolution | None:
+    """The resolution that an object's status implies, for a controller that starts. Pools first."""
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, Pool):
         return from_status(pool_request(resource), status, generation, None, now)
-    request = adapter_view(resource, desired, observed, now).request
+    request = adapter_view(resource, state, now).request
     if request is None or promoted_content(resource):  # the digest of the status is the canary's
         return None
     return from_status(request, status, generation, resource.pool, now)
 
 
-def canary_from_status(
-    adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float
-) -> Resolution | None:
-    """The resolution of an adapter's canary that the adapter's status tells of, for a controller that starts."""
-    view = adapter_view(adapter, desired, observed, now)
+def canary_from_status(adapter: Adapter, state: State, now: float) -> Resolution | None:
+    """The resolution of an adapter's canary by the adapter's status, for a controller that starts."""
+    view = adapter_view(adapter, state, now)
     return resolution_of_canary(adapter, view.canary.request, now) if view.canary else None
 
 
-def _resolution(resource: Pool | Adapter, request: Request | None, observed: ObservedState) -> Resolution | None:
-    return observed.resolutions.get(resource.meta.uid) if request else None
+def _resolution(resource: Pool | Adapter, request: Request | None, state: State) -> Resolution | None:
+    return state.observed.resolutions.get(resource.meta.uid) if request else None
 
 
 def _serving(
-    adapter: Adapter, rejection: Rejection | None, request: Request | None, resolution: Resolution | None,
-    desired: DesiredState, observed: ObservedState,
-) -> VerifiedArtifact | None:  # fmt: skip
+    adapter: Adapter, rejection: Rejection | None, request: Request | None, resolution: Resolution | None, state: State
+) -> VerifiedArtifact | None:
     """What serves: in the adapter's pool, or, until that accepts it and takes requests, where it served before."""
     if rejection:
-        return _in_previous_pool(adapter, desired, observed) if rejection.reason != NAME_CONFLICT else None
+        return _in_previous_pool(adapter, state) if rejection.reason != NAME_CONFLICT else None
     verified = resolution.verified if resolution and request else None
     if verified and verified.pool != adapter.pool:
         verified = None  # checked for another pool
     if verified and request and resolution and resolution.request == request:
         refuted = resolution.answer.state == "Failed" and verified.base_digest != request.base_digest
         verified = None if refuted else verified
-    if verified and takes_requests(desired.pools[adapter.pool], observed):
+    if verified and takes_requests(state.desired.pools[adapter.pool], state):
         return verified
-    return _in_previous_pool(adapter, desired, observed) or verified
+    return _in_previous_pool(adapter, state) or verified
 
 
 def _promoted_before(adapter: Adapter, request: Request, resolution: Resolution | None) -> VerifiedArtifact | None:
@@ -304,19 +296,20 @@ def _promoted_before(adapter: Adapter, request: Request, resolution: Resolution 
     return stored
 
 
-def takes_requests(pool: Pool, observed: ObservedState) -> bool:
+def takes_requests(pool: Pool, state: State) -> bool:
     """Whether a request to this pool is served, or wakes it."""
-    report = observed.pool_reports.get(str(pool.meta.ref))
+    report = state.observed.pool_reports.get(str(pool.meta.ref))
     wakes = pool.autoscaling is not None and pool.autoscaling.min == 0
     return wakes or (report is not None and report.ready_runners > 0)
 
 
-def _in_previous_pool(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None:
     """What a Ready adapter serves in the pool that its spec no longer names, while that pool still may serve it."""
     before = _previous(adapter)
-    if before is None or not _admits(desired.pools.get(before.pool) if before.pool else None, adapter):
+    pool = state.desired.pools.get(before.pool) if before and before.pool else None
+    if before is None or pool is None or not _admits(pool, adapter):
         return None
-    base = base_artifact(desired.pools[before.pool], desired, observed) if before.pool else None
+    base = base_artifact(pool, state)
     return before if base and base.digest == before.base_digest else None
 
 
@@ -358,20 +351,24 @@ def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
     return before is not None and before.pool is not None and _admits(desired.pools.get(before.pool), claimant)
 
 
-def _runners(ref: Ref, observed: ObservedState) -> tuple[RunnerProcess | Pod, ...]:
-    both = (*observed.runners.get(ref, {}).values(), *runner_pods(observed.pods.get(ref, {}).values()))
+def _runners(ref: Ref, state: State) -> tuple[RunnerProcess | Pod, ...]:
+    both = (*state.observed.runners.get(ref, {}).values(), *runner_pods(state.observed.pods.get(ref, {}).values()))
     return tuple(runner for runner in both if runner.state != "Leaving")
 
 
-def _blocking_error(pool: Pool, observed: ObservedState, now: float) -> Rejection | None:
-    """What the API server did not take: of us a child, of the Deployments' own controller their pods."""
+def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
+    """A child that the API server refuses, a name that another object has, or pods that it refuses a Deployment."""
     ref, names = pool.meta.ref, child_names(pool)
-    for key, refused in sorted(observed.refused.get(ref, {}).items()):
+    for key, failure in sorted(state.expectations.apply_failures.get(ref, {}).items()):
         is_of_pool = key.name in names or key.kind in RUNNER_KINDS
-        is_tried_again = now >= refused.again_at  # if it is still wanted
+        is_tried_again = now >= failure.again_at  # if it is still wanted
         if is_of_pool and not is_tried_again:
-            return Rejection(refused.reason, refused.message)
-    for key, obj in sorted(observed.children.get(ref, {}).items()):
+            return Rejection("ChildRefused", failure.message)
+    for key, found in sorted(state.observed.foreign.get(ref, {}).items()):
+        if now < found.again_at and not is_adoptable(found.obj, pool.meta):
+            advice = "give it another name, or delete it; it is looked at again"
+            return Rejection("ChildConflict", f"{key.kind} {key.name} is there and is not this pool's: {advice}")
+    for key, obj in sorted(state.observed.children.get(ref, {}).items()):
         for condition in (obj.get("status") or {}).get("conditions") or ():
             if key.kind == "Deployment" and (condition["type"], condition["status"]) == ("ReplicaFailure", "True"):
                 # It names the pod that was refused, another one at each attempt: a status should not follow that.
@@ -394,7 +391,7 @@ def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
 
 
 def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
-    """Whose a name is. A tenant does not learn what the adapters of others are called."""
+    """The owner of a name, described. A tenant does not learn the names of the adapters of others."""
     if isinstance(owner, Pool):
         return f"is the base model of ServingPool {owner.meta.ref}"
     if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:

@@ -13,13 +13,14 @@ from typing import Any
 
 from weft_operator.core.drift import with_spec_hash
 from weft_operator.core.pod_template import pod_template
-from weft_operator.core.resources import API_VERSION, Group, Meta, Pool, Ref
+from weft_operator.core.resources import API_VERSION, Group, Meta, Object, Pool, Ref
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import Child, RunnerConfig
 
 Json = dict[str, Any]
 
-MANAGER = "weft-operator"  # the field manager, and who the labels say manages it
+MANAGER = "weft-operator"  # the field manager, and the value of the label managed-by
+MANAGED_BY = "app.kubernetes.io/managed-by"
 POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
 RUNNER_LABEL, INDEX_LABEL = "serving.weft.dev/runner", "serving.weft.dev/runner-index"
 RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods has of its own
@@ -73,6 +74,16 @@ def runner_children(
     return children
 
 
+def is_adoptable(obj: Object, pool: Meta) -> bool:
+    """Whether an object may become this pool's: the pool controls it, or its labels name the pool and nobody does."""
+    metadata = obj["metadata"]
+    controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
+    if controller is not None:
+        return bool(controller["uid"] == pool.uid)
+    labels = metadata.get("labels") or {}
+    return (labels.get(MANAGED_BY), labels.get(POOL_LABEL)) == (MANAGER, pool.ref.name)
+
+
 def child_names(pool: Pool) -> set[str]:
     """Of everything that the pool owns, but for what runners of several pods have of their own (RUNNER_KINDS)."""
     return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
@@ -92,7 +103,7 @@ def child_name(pool: str, part: str) -> str:
 
 
 def selector(pool: Ref) -> str:
-    """Of the pods of a pool, as the scale subresource tells it."""
+    """Of the pods of a pool, as the scale subresource has it."""
     return ",".join(f"{name}={value}" for name, value in _selecting(pool).items())
 
 
@@ -107,7 +118,7 @@ def _deployment(pool: Pool, group: Group, launch: RunnerConfig, defaults: Runner
     spec = {
         "replicas": size,
         "selector": {"matchLabels": {**_selecting(meta.ref), GROUP_LABEL: group.name}},
-        # Accelerators are scarce: there is no room for a runner beyond those wanted, so one goes before one comes.
+        # Accelerators are scarce: no runner fits beyond those wanted, so one is deleted before one is created.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
         "revisionHistoryLimit": 2,
         "template": pod_template(
@@ -166,4 +177,4 @@ def _selecting(pool: Ref) -> dict[str, str]:
 
 
 def _labels(pool: Ref) -> dict[str, str]:
-    return {"app.kubernetes.io/managed-by": MANAGER, **_selecting(pool)}
+    return {MANAGED_BY: MANAGER, **_selecting(pool)}

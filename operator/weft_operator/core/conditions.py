@@ -1,7 +1,7 @@
 """Facts -> conditions, and how conditions are written.
 
-Ready of an adapter tells what is *served*; Validated and Fetched tell of the *newest content*. So when an edited source
-is bad, Fetched turns False with the reason while Ready stays True on the content before it, for UpdateFailed.
+Ready of an adapter is about what is *served*; Validated and Fetched are about the *newest content*. When an edited
+source is bad, Fetched turns False with the reason while Ready stays True on the content before it, for UpdateFailed.
 
 Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published and UpdateFailed
 (Ready), RunnersReady (Available). Of the

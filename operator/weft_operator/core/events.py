@@ -9,7 +9,7 @@ from typing import Literal
 from weft_operator.core.actions import RecordEvent
 from weft_operator.core.resources import Adapter, Object, Pool
 
-HEADLINES = ("Ready", "Available", "CanaryPromoted")  # the conditions whose being True is news by itself
+HEADLINES = ("Ready", "Available", "CanaryPromoted")  # the conditions whose turning True is an Event of its own
 STEPS = frozenset(("Resolving", "Publishing", "BaseNotReady", "NoReadyRunner", "Converging"))
 CONSEQUENCES = frozenset(("UpdateFailed",))  # Fetched has the cause
 EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady"))

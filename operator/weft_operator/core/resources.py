@@ -48,7 +48,7 @@ class Meta:
     created: float
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
-    deleted: float | None = None  # when somebody asked for its deletion, unix seconds
+    deleted: float | None = None  # when its deletion was requested, unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Objectives, in milliseconds. `ttft_ms` 0: none. `reject`: who cannot get its first token in time."""
+    """Objectives, in milliseconds. `ttft_ms` 0: none. `reject`: a request that cannot get its first token in time."""
 
     ttft_ms: int
     token_time_ms: int
@@ -164,7 +164,6 @@ class Pool:
     offload: OffloadBudgets | None
     max_queue: int
     max_moves: int
-    placement: str
     queue: str
     aging_s: float
     starvation_bound: int | None
@@ -300,7 +299,6 @@ def parse_pool(obj: Object) -> Pool:
         offload=offload,
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
-        placement=scheduler["placement"],
         queue=scheduler["queue"],
         aging_s=float(scheduler["agingSeconds"]),
         starvation_bound=scheduler.get("starvationBound"),

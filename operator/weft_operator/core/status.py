@@ -35,7 +35,6 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
         max_queue=pool.max_queue,
         max_migrations=pool.max_moves,
-        placement=pool.placement,
         queue=pool.queue,
         aging_s=pool.aging_s,
         starvation_bound=pool.starvation_bound,
@@ -68,7 +67,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
 def max_context_tokens(view: PoolView) -> int:
     """Prompt and answer together: the model's positions, or what one runner's pages hold; 0: not known.
 
-    Said before any runner says it, so that a request for a pool at zero gets an answer of the right length.
+    Published before any runner reports it, so that a request for a pool at zero gets an answer of the right length.
     """
     pages, model = view.pool.kv_pages, _model_context_tokens(view)
     return min(model, pages * view.pool.page_tokens) if pages else model

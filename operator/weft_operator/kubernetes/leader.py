@@ -11,10 +11,9 @@ from weft.wire.tls import Tls
 from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
-from weft_operator.core.reconcile import Policy
 from weft_operator.core.resources import Object
 from weft_operator.core.runner_defaults import RunnerDefaults
-from weft_operator.core.state import AdapterReport, PoolReport
+from weft_operator.core.state import AdapterReport, Policy, PoolReport
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api

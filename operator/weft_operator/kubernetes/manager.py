@@ -17,7 +17,7 @@ from weft.process import CannotStart
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls, load_tls
 from weft_operator.core.resources import Object, Ref, parse
-from weft_operator.core.state import DesiredState
+from weft_operator.core.state import DesiredState, Policy
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.cache import ObjectCache
@@ -72,7 +72,7 @@ class Manager:
         self._metrics, self._cache, self._desired = (
             Metrics(),
             ObjectCache(),
-            DesiredState(frozenset(settings.namespaces)),
+            DesiredState(Policy(pool_namespaces=frozenset(settings.namespaces))),
         )
         self._cache.listen(self._judge_by)
         for kind in BY_KIND:

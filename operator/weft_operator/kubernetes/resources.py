@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft_operator.core.children import MANAGER
+from weft_operator.core.children import MANAGED_BY, MANAGER
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
 
-MANAGED_BY = "app.kubernetes.io/managed-by"
 SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 

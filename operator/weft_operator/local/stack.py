@@ -16,9 +16,8 @@ from weft.process import EXIT_CANNOT_START
 from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
-from weft_operator.core.reconcile import Policy
 from weft_operator.core.resources import Ref
-from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.core.state import AdapterReport, Policy, PoolReport, RunnerProcess
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve

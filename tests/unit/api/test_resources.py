@@ -45,7 +45,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
             "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
             "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
             "scheduler": {
-                "placement": "punica", "queue": "fcfs", "agingSeconds": 600,
+                "queue": "fcfs", "agingSeconds": 600,
                 "fairness": {"mode": "Tenant"},
                 "reservation": "calibrated", "consolidation": "autoscaled", "consolidationSeconds": 10,
                 "prefetch": "never",
@@ -104,7 +104,6 @@ def wrong(value: dict[str, Any], path: str) -> str:
         ({"lora": {"maxRank": 257}}, "spec.lora.maxRank"),
         ({"kvCache": {"pageTokens": 257}}, "spec.kvCache.pageTokens"),
         ({"kvCache": {"pages": 1_048_577}}, "spec.kvCache.pages"),
-        ({"scheduler": {"placement": "random"}}, "spec.scheduler.placement"),
         ({"scheduler": {"queue": "lifo"}}, "spec.scheduler.queue"),
         ({"scheduler": {"maxSequences": 1025}}, "spec.scheduler.maxSequences"),
         ({"scheduler": {"maxPrefills": 0}}, "spec.scheduler.maxPrefills"),

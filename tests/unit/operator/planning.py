@@ -25,16 +25,19 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.artifacts import OperationStatus, Request, updated
 from weft_operator.core.canary import owner_uid
-from weft_operator.core.expectations import expect, forget, recall
-from weft_operator.core.reconcile import Policy, reconcile_all
+from weft_operator.core.expectations import expect, forget, restore_resolutions
+from weft_operator.core.reconcile import reconcile_all
 from weft_operator.core.resources import Ref, parse
 from weft_operator.core.state import (
     AdapterRegistration,
     AdapterReport,
     DesiredState,
+    Expectations,
     ObservedState,
+    Policy,
     PoolReport,
     RunnerProcess,
+    State,
     check_indexes,
 )
 from weft_operator.local.objects import Event, ObjectStore
@@ -56,7 +59,6 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
         "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
-            "placement": "punica",
             "queue": "fcfs",
             "agingSeconds": 600,
             "reservation": "calibrated",
@@ -128,9 +130,7 @@ class World:
     store: ObjectStore
     contents: dict[str, OperationStatus] = field(default_factory=dict)  # what the depot finds at a URI
     now: float = 1_000_000.0
-    policy: Policy = field(default_factory=Policy)
-    desired: DesiredState = field(default_factory=DesiredState)
-    observed: ObservedState = field(default_factory=ObservedState)
+    state: State = field(default_factory=State)
     routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
     routed: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid
     unserved: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid: declared without a digest
@@ -144,10 +144,29 @@ class World:
     canaries: dict[str, CanaryCounts] = field(default_factory=dict)  # by digest, how their requests end
     unloading: set[str] = field(default_factory=set)  # uids that the scheduler was told to let go of
 
+    @property
+    def desired(self) -> DesiredState:
+        return self.state.desired
+
+    @property
+    def observed(self) -> ObservedState:
+        return self.state.observed
+
+    @property
+    def expectations(self) -> Expectations:
+        return self.state.expectations
+
+    @property
+    def policy(self) -> Policy:
+        return self.desired.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.desired.policy = policy
+
     def serve_only(self, *namespaces: str) -> None:
         """Pools are served in these namespaces. Before anything is applied."""
         self.policy = replace(self.policy, pool_namespaces=frozenset(namespaces))
-        self.desired = DesiredState(self.policy.pool_namespaces)
 
     def apply(self, obj: dict[str, Any]) -> None:
         self.now += 0.001
@@ -157,7 +176,7 @@ class World:
         resource = parse(event.object)
         ref, known = resource.meta.ref, self.desired.get(resource.meta.ref)
         if known is not None and (event.type == "DELETED" or known.meta.uid != resource.meta.uid):
-            forget(known.meta.uid, ref, self.observed)
+            forget(known.meta.uid, ref, self.state)
         if event.type == "DELETED":
             self.desired.drop(ref)
         else:
@@ -165,7 +184,7 @@ class World:
 
     def plan(self) -> list[Action]:
         check_indexes(self.desired)
-        return reconcile_all(self.desired, self.observed, self.now, self.policy)
+        return reconcile_all(self.state, self.now)
 
     def step(self) -> list[Action]:
         """Plan, carry everything out, let everybody answer. Returns what was ordered."""
@@ -209,7 +228,7 @@ class World:
             case UnpublishPool(ref=ref):
                 del self.routed_pools[ref]
             case PublishAdapter(ref=ref, entry=entry):
-                before = self.observed.adapters.get(ref)
+                before = self.expectations.adapters.get(ref)
                 for uid in (before.uid if before else "", entry.uid):
                     self.routed.pop(uid, None)
                     self.unserved.pop(uid, None)
@@ -226,7 +245,7 @@ class World:
                 self.asked.append(request)
             case _:
                 self.do_in_cluster(action)
-        expect(action, self.observed, self.now)
+        expect(action, self.state, self.now)
 
     def do_in_cluster(self, action: Action) -> None:
         raise AssertionError(f"there is no cluster here: {action}")
@@ -254,8 +273,7 @@ class World:
             if self.desired.by_uid.get(uid):
                 canary = next((self.canaries.get(v.digest) for v in entry.versions if v.weight), None)
                 self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, canary=canary)
-        for uid in self.unloading & self.observed.unloads.keys():
-            self.observed.unloads[uid] = True
+        self.observed.unloaded |= self.unloading & self.expectations.unloading
 
     def ready_names(self, ref: Ref) -> list[str]:
         """The runners that take requests, by name."""
@@ -269,8 +287,8 @@ class World:
         after.demand, after.scheduler_speaks = dict(self.demand), self.scheduler_speaks
         if not nothing_runs:
             after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
-        recall(after.desired, after.observed, after.now)
-        after.observed.retention.started_at = after.now
+        restore_resolutions(after.state, after.now)
+        after.expectations.retention.started_at = after.now
         return after
 
     def another(self, store: ObjectStore) -> "World":

@@ -571,7 +571,7 @@ def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(
     assert not driver.state.pools
 
 
-@pytest.mark.parametrize("field", ["placement", "queue", "reservation"])
+@pytest.mark.parametrize("field", ["queue", "reservation"])
 def test_a_policy_nobody_has_is_served_by_the_default_and_said(driver: Any, picked: Picked, field: str) -> None:
     effects = driver.registry(**{field: "magic"})
     assert [e.event for e in picked(effects, Stale)] == ["registry"]
