@@ -68,6 +68,12 @@ def pool(name: str, namespace: str = NAMESPACE) -> Json:
     return {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", **meta}
 
 
+def test_a_mistyped_value_is_named_and_nothing_is_installed(release: Release) -> None:
+    with pytest.raises(HelmRefused, match="'/scheduler': additional properties 'replica' not allowed"):
+        release.run("install", "default", "--set", "scheduler.replica=2")
+    assert release.helm("list", "--all", "--short") == ""
+
+
 def test_an_operator_that_comes_before_its_crds_waits_for_them_and_then_works(
     plane: ControlPlane, release: Release, tmp_path: Path
 ) -> None:
