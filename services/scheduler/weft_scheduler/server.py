@@ -16,6 +16,8 @@ import grpc.aio
 
 from weft.domain.machine import TICK, Close, Kind, PersistTerm, Received, Send
 from weft.domain.request import Reject, Submit
+from weft.leadership.errors import LeadershipLost
+from weft.leadership.standby import Turn
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.telemetry.tracing import Tracer
@@ -63,14 +65,19 @@ class Server(rpc.SchedulerServicer):
         terms: TermFile,
         stop: asyncio.Event,
         *,
+        turn: Turn | None = None,
         metrics: SchedulerMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
     ) -> None:
-        """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on."""
+        """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on.
+
+        Once `turn` is lost it decides nothing more.
+        """
+        self._turn = turn or Turn()
         self._terms, self._stop, self._clock = terms, stop, clock
         self._metrics = metrics or SchedulerMetrics()
-        term = terms.next()
+        term = terms.next(self._turn.term)
         self.core = Scheduler(config, term)
         self._spans = QueueSpans(tracer, clock) if tracer else None
         self.failure: Exception | None = None
@@ -132,6 +139,11 @@ class Server(rpc.SchedulerServicer):
         """One event through the machine. What the machine or an effect raises is fatal: the process ends with it."""
         if self.failure is not None:
             raise self.failure
+        try:
+            self._turn.require()
+        except LeadershipLost as error:
+            self._fail(error)
+            raise
         self._idle.active()
         if self._spans is not None and isinstance(event, Received):
             self._spans.received(event.message)
