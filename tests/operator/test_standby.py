@@ -1,4 +1,4 @@
-"""Schedulers of which one acts, by a Lease of a real API server, with the rights that the chart gives them.
+"""Two processes of which one acts, by a Lease of a real API server, with the rights that the chart gives them.
 
 A client knows both addresses, as it does by the chart's Service without an address of its own.
 """
@@ -20,18 +20,18 @@ from harness.waiting import wait_until
 from weft.wire.channels import options_to
 
 FAIL_OVER_S = 15.0  # the chart's promise
-STANDBY = ("--set", "scheduler.replicas=2", "--show-only", "templates/rbac.yaml")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Pair:
-    """Two schedulers, and whoever asks them. `term_of` reads what a process has said."""
+    """Two processes of a component, and whoever asks them."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, folder: Path) -> None:
-        self._plane, self._namespace, self._folder = plane, namespace, folder
-        found = chart.objects(chart.render("default", *chart.QUICK, *STANDBY, namespace=namespace))
-        (role,) = [obj for obj in found if obj["kind"] == "Role" and obj["metadata"]["name"].endswith("weft-scheduler")]
-        self.access = plane.service_account(namespace, "scheduler", role["rules"])
+    def __init__(self, plane: ControlPlane, namespace: str, folder: Path, component: str) -> None:
+        self._plane, self._namespace, self._folder, self._component = plane, namespace, folder, component
+        only = ("--set", f"{component}.replicas=2", "--show-only", "templates/rbac.yaml")
+        found = chart.objects(chart.render("default", *chart.QUICK, *only, namespace=namespace))
+        role = chart.one(found, "Role", f"weft-{component}")
+        self.access = plane.service_account(namespace, component, role["rules"])
         self._addresses = free_addresses(2)
         self.processes = [self.start(0), self.start(1)]
 
@@ -41,10 +41,10 @@ class Pair:
             "listen": self._addresses[number],
             "probes": probes,
             "data-dir": self._folder / str(number),
-            "lease": f"{self._namespace}/weft-scheduler",
+            "lease": f"{self._namespace}/weft-{self._component}",
             "kubeconfig": self.access.kubeconfig,
         }
-        made = Replica(f"scheduler-{number}", "weft_scheduler", flags, self._folder)
+        made = Replica(f"{self._component}-{number}", f"weft_{self._component}", flags, self._folder)
         made.probes = probes
         wait_until(lambda: "standing by" in made.said() and made.get("/healthz")[0] == 200, "it stands by")
         return made
@@ -61,23 +61,23 @@ class Pair:
     def until_served(self) -> float:
         """Seconds until then."""
         began = time.monotonic()
-        wait_until(self.serves, "a scheduler serves")
+        wait_until(self.serves, "one of them serves")
         return time.monotonic() - began
 
     def acting(self) -> tuple[Replica, Replica]:
         """The one that acts, and the other."""
         first, second = self.processes
         self.until_served()
-        return (first, second) if "term taken" in first.said() else (second, first)
+        return (first, second) if "leading" in first.said() else (second, first)
 
     @property
     def term(self) -> int:
-        return self._plane.get("lease", "weft-scheduler", self._namespace)["spec"]["leaseTransitions"]
+        return self._plane.get("lease", f"weft-{self._component}", self._namespace)["spec"]["leaseTransitions"]
 
 
 @pytest.fixture
-def pair(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(control_plane, namespace, tmp_path)
+def pair(control_plane: ControlPlane, namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(control_plane, namespace, tmp_path, getattr(request, "param", "scheduler"))
     yield made
     for process in made.processes:
         process.signal(signal.SIGCONT)
@@ -85,10 +85,11 @@ def pair(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterato
         print(f"----- {process.name}\n{process.said()}")
 
 
+@pytest.mark.parametrize("pair", ["scheduler", "predictor"], indirect=True)
 def test_after_kill_9_the_standby_acts_under_a_higher_term(pair: Pair) -> None:
     active, standby = pair.acting()
-    assert standby.get("/readyz") == (200, "ok\n"), "it stands by as it should"
-    assert active.get("/readyz")[0] == 503, "no registry and no supervisor are here"
+    for process in (active, standby):
+        assert process.get("/readyz") == (200, "ok\n"), "replacing one must not wait for peers that the other has"
     assert f"term={pair.term}" in active.said()
     first = pair.term
     active.signal(signal.SIGKILL)
@@ -139,7 +140,7 @@ def test_one_that_is_killed_and_starts_again_in_its_data_directory_acts_at_once(
     seconds = pair.until_served()
     print(f"started again in its place: {seconds:.1f} s")
     assert pair.term == first + 1
-    assert "term taken" not in standby.said()
+    assert "leading" not in standby.said()
 
 
 def test_a_lease_that_somebody_deletes_is_made_anew_under_a_higher_term(

@@ -38,7 +38,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-# A scheduler has a standby, which acts some 10 s after its machine is lost: a link there is found dead within 8 s.
+# A service with a standby acts elsewhere some 10 s after its machine is lost: a link to it is found dead within 8 s.
 QUICKLY_FOUND: dict[str, Any] = {
     "grpc.keepalive_time_ms": 2_000,
     "grpc.keepalive_timeout_ms": 6_000,
@@ -48,7 +48,7 @@ QUICKLY_FOUND: dict[str, Any] = {
 
 def options_to(peer: Role | None) -> list[tuple[str, Any]]:
     """The options of a channel to a process of that role."""
-    return list((dict(CHANNEL_OPTIONS) | (QUICKLY_FOUND if peer == "scheduler" else {})).items())
+    return list((dict(CHANNEL_OPTIONS) | (QUICKLY_FOUND if peer in ("scheduler", "predictor") else {})).items())
 
 
 def _at_each_call(kind: str) -> Any:

@@ -43,9 +43,9 @@ async def run(settings: SchedulerSettings) -> int:
     stop, servers = stop_on_signals(), list[Server]()
 
     def not_ready() -> str | None:
-        if servers:
-            return servers[0].not_ready()
-        return None if settings.lease else "starting"  # who stands by is ready to
+        if settings.lease:
+            return None  # who stands by is ready to; and while pods are replaced, peers may be at another one
+        return servers[0].not_ready() if servers else "starting"
 
     probes = Probes(settings.probes, not_ready)
     with contextlib.closing(probes):

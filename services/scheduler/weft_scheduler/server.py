@@ -84,7 +84,8 @@ class Server(rpc.SchedulerServicer):
         self._sessions = Sessions()
         self._registries = 0
         self._idle = IdleCheck()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0  # uvloop's handle of what is due at once does not say when
         self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
 
@@ -171,10 +172,10 @@ class Server(rpc.SchedulerServicer):
             return
         loop = asyncio.get_running_loop()
         when = loop.time() + max(0.0, deadline - self._clock())
-        if self._timer is None or self._timer.when() > when:
+        if self._timer is None or self._timer_at > when:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(when, self._tick)
+            self._timer, self._timer_at = loop.call_at(when, self._tick), when
 
     def _observe(self) -> None:
         self._metrics.observe(self.core.state)

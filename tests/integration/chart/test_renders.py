@@ -93,8 +93,8 @@ def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name
         pod for pod, template in pod_templates(rendered[name]) if template["spec"]["automountServiceAccountToken"]
     }
     secrets = "--secrets=kubernetes" in chart.arguments_of(rendered[name], "depot")
-    elects = any(argument.startswith("--lease=") for argument in chart.arguments_of(rendered[name], "scheduler"))
-    ask = {"weft-operator": True, "weft-depot": secrets, "weft-scheduler": elects}
+    elects = name == "profile-production"
+    ask = {"weft-operator": True, "weft-depot": secrets, "weft-scheduler": elects, "weft-predictor": elects}
     assert with_token == {pod for pod, asks in ask.items() if asks}
     accounts = [obj for obj in rendered[name] if obj["kind"] == "ServiceAccount"]
     assert {obj["metadata"]["name"] for obj in accounts} == {f"weft-{component}" for component in COMPONENTS}
@@ -262,33 +262,41 @@ def test_the_batch_service_on_postgresql_and_s3_keeps_nothing_of_its_own(rendere
     assert one(rendered["default"], "NetworkPolicy", "weft-batch")["spec"]["egress"] == []
 
 
-def test_of_two_schedulers_one_acts_by_a_lease_and_peers_know_both_addresses(rendered: Rendered) -> None:
-    found = rendered["profile-production"]
-    pods = one(found, "Service", "weft-scheduler-pods")["spec"]
+ASK = {"scheduler": ("gateway", "supervisor", "operator"), "predictor": ("gateway", "supervisor")}
+
+
+@pytest.mark.parametrize("component", ASK)
+def test_of_two_pods_one_acts_by_a_lease_and_peers_know_both_addresses(rendered: Rendered, component: str) -> None:
+    found, name = rendered["profile-production"], f"weft-{component}"
+    pods = one(found, "Service", f"{name}-pods")["spec"]
     assert (pods["clusterIP"], pods["publishNotReadyAddresses"]) == ("None", True)
-    assert pods["selector"] == one(found, "StatefulSet", "weft-scheduler")["spec"]["selector"]["matchLabels"]
+    assert pods["selector"] == one(found, "StatefulSet", name)["spec"]["selector"]["matchLabels"]
     (port,) = pods["ports"]
     assert port["port"] == 7400, "behind such a Service it is the pod's own"
-    assert "--lease=weft-system/weft-scheduler" in chart.arguments_of(found, "scheduler")
-    for component in ("gateway", "supervisor", "operator"):
-        asked = "--scheduler=weft-scheduler-pods.weft-system.svc:7400"
-        assert asked in chart.arguments_of(found, component), component
-    rules = one(found, "Role", "weft-scheduler")["rules"]
+    assert f"--lease=weft-system/{name}" in chart.arguments_of(found, component)
+    for peer in ASK[component]:
+        assert f"--{component}={name}-pods.weft-system.svc:7400" in chart.arguments_of(found, peer), peer
+    rules = one(found, "Role", name)["rules"]
     assert [(rule["resources"], rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
         (["leases"], None, ["create"]),
-        (["leases"], ["weft-scheduler"], ["get", "update"]),
+        (["leases"], [name], ["get", "update"]),
     ]
-    egress = one(found, "NetworkPolicy", "weft-scheduler")["spec"]["egress"]
+    egress = one(found, "NetworkPolicy", name)["spec"]["egress"]
     assert [[port["port"] for port in rule["ports"]] for rule in egress] == [[443, 6443]]
 
 
-def test_one_scheduler_asks_no_api_server(rendered: Rendered) -> None:
-    found = rendered["default"]
-    assert not any(argument.startswith("--lease") for argument in chart.arguments_of(found, "scheduler"))
-    assert not [obj for obj in found if obj["metadata"]["name"] in ("weft-scheduler-pods",)]
-    assert not [obj for obj in found if obj["kind"] == "Role" and obj["metadata"]["name"] == "weft-scheduler"]
-    assert one(found, "NetworkPolicy", "weft-scheduler")["spec"]["egress"] == []
-    assert "--scheduler=weft-scheduler.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
+@pytest.mark.parametrize("component", ASK)
+def test_one_pod_asks_no_api_server(rendered: Rendered, component: str) -> None:
+    found, name = rendered["default"], f"weft-{component}"
+    assert not any(argument.startswith("--lease") for argument in chart.arguments_of(found, component))
+    assert {obj["kind"] for obj in found if obj["metadata"]["name"] in (name, f"{name}-pods")} == {
+        "NetworkPolicy",
+        "Service",
+        "ServiceAccount",
+        "StatefulSet",
+    }
+    assert one(found, "NetworkPolicy", name)["spec"]["egress"] == []
+    assert f"--{component}={name}.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
 
 
 def test_gateways_are_scaled_by_their_autoscaler_alone(rendered: Rendered) -> None:
