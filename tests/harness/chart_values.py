@@ -8,16 +8,17 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from harness.chart import CHART, COMPONENTS, Json
+from harness.chart import CHART, COMPONENTS, PROFILES, Json, values_of
+from harness.installation import merged
 
 VALUES, SCHEMA, README = CHART / "values.yaml", CHART / "values.schema.json", CHART / "README.md"
-BEGIN, END = "<!-- make values: begin -->\n", "<!-- make values: end -->\n"
+MARKS = "<!-- make values: {} -->\n", "<!-- make values: end of {} -->\n"
 ANY = "COMPONENT"  # in the table: each component that has the value
 WIDTH = 120
 _KEY = re.compile(r"( *)(\w+):( .*)?$")
@@ -138,15 +139,91 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("*.DOMAIN", "`*.DOMAIN`").replace('"*"', '`"*"`')
 
 
-def with_table(text: str) -> str:
-    """The README with its table as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
+def with_tables(text: str) -> str:
+    """The README with its tables as they are now."""
+    for name, rows in (("profiles", profiles()), ("table", table())):
+        begin, end = (mark.format(name) for mark in MARKS)
+        before, _, rest = text.partition(begin)
+        text = before + begin + rows + end + rest.partition(end)[2]
+    return text
+
+
+def profiles() -> str:
+    """What the default values and each profile give, by their values alone."""
+    default = yaml.safe_load(VALUES.read_text())
+    columns = {"default": default} | {
+        name.removeprefix("profile-"): merged(default, yaml.safe_load(values_of(name).read_text())) for name in PROFILES
+    }
+    rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for title, said in PROFILE_ROWS.items():
+        rows.append(f"| {title} | {' | '.join(said(values) for values in columns.values())} |")
+    return "\n".join(rows) + "\n"
+
+
+def _pods(values: Json, component: str) -> int:
+    scaled = values[component].get("autoscaling", {})
+    return scaled["minReplicas"] if scaled.get("enabled") else values[component].get("replicas", 1)
+
+
+def _gateways(values: Json) -> str:
+    scaled = values["gateway"]["autoscaling"]
+    return f"{scaled['minReplicas']} to {scaled['maxReplicas']}" if scaled["enabled"] else str(_pods(values, "gateway"))
+
+
+def _requests(values: Json) -> str:
+    """Of all pods, at their fewest."""
+    asked = [(_pods(values, one), (values[one]["resources"] or {}).get("requests", {})) for one in COMPONENTS]
+    cpu = sum(count * _cores(found.get("cpu", 0)) for count, found in asked)
+    memory = sum(count * _gib(found.get("memory", "0Gi")) for count, found in asked)
+    return f"{cpu:g} cores, {memory:.1f} GiB" if cpu else "none"
+
+
+def _cores(quantity: str | int) -> float:
+    text = str(quantity)
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+def _gib(quantity: str) -> float:
+    return float(quantity[:-2]) / {"Mi": 1024, "Gi": 1}[quantity[-2:]]
+
+
+def _volumes(values: Json) -> str:
+    shared = values["database"]["mode"] == "postgresql"
+    unused = {"supervisor"} if shared else set[str]()
+    kept = [
+        f"{one} {values[one]['persistence']['size']}" + (f" x {count}" if (count := _pods(values, one)) > 1 else "")
+        for one in COMPONENTS
+        if one not in unused and values[one].get("persistence", {}).get("enabled")
+    ]
+    return ", ".join(kept) or "none: what is kept goes with its pod"
+
+
+def _several(values: Json) -> str:
+    return ", ".join(one for one in COMPONENTS if _pods(values, one) > 1) or "nothing"
+
+
+def _on(*path: str) -> Callable[[Json], str]:
+    return lambda values: "yes" if _at(values, path) else "no"
+
+
+PROFILE_ROWS: dict[str, Callable[[Json], str]] = {
+    "between processes": lambda values: {"none": "plain text", "selfSigned": "TLS, a CA by Helm"}.get(
+        values["tls"]["mode"], "TLS, cert-manager"
+    ),
+    "API keys": _on("gateway", "auth"),
+    "database": lambda values: values["database"]["mode"],
+    "gateways": _gateways,
+    "runs on through a lost node": _several,
+    "requests of the control plane": _requests,
+    "volumes": _volumes,
+    "network policies": _on("networkPolicy", "enabled"),
+    "alerts, metrics, dashboards": _on("prometheusRule", "enabled"),
+}
 
 
 def main() -> int:
     VALUES.write_text(with_comments(VALUES.read_text()))
-    README.write_text(with_table(README.read_text()))
+    README.write_text(with_tables(README.read_text()))
     return 0
 
 

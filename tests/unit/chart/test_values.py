@@ -10,7 +10,7 @@ import yaml
 
 from harness import chart_values
 from harness.chart import Json
-from harness.chart_values import README, SCHEMA, VALUES, bounds, described, with_comments, with_table
+from harness.chart_values import README, SCHEMA, VALUES, bounds, described, profiles, with_comments, with_tables
 
 
 def test_every_value_has_a_sentence() -> None:
@@ -51,7 +51,7 @@ def test_a_mapping_that_names_its_keys_takes_no_other() -> None:
 
 def test_the_comments_and_the_table_are_those_of_the_schema() -> None:
     assert VALUES.read_text() == with_comments(VALUES.read_text()), "run `make values`"
-    assert README.read_text() == with_table(README.read_text()), "run `make values`"
+    assert README.read_text() == with_tables(README.read_text()), "run `make values`"
 
 
 def test_a_changed_sentence_changes_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -60,7 +60,19 @@ def test_a_changed_sentence_changes_both(monkeypatch: pytest.MonkeyPatch, tmp_pa
     changed.write_text(SCHEMA.read_text().replace(sentence, "Ask everybody for a key."))
     monkeypatch.setattr(chart_values, "SCHEMA", changed)
     assert "  # Ask everybody for a key.\n  auth: true\n" in with_comments(VALUES.read_text())
-    assert "| `gateway.auth` | `true` | Ask everybody for a key. |" in with_table(README.read_text())
+    assert "| `gateway.auth` | `true` | Ask everybody for a key. |" in with_tables(README.read_text())
+
+
+def test_the_profiles_table_adds_up_what_a_profile_asks_for() -> None:
+    rows = {cells[1]: cells[2:-1] for row in profiles().splitlines() if (cells := [c.strip() for c in row.split("|")])}
+    names = rows[""]
+    assert names == ["default", "dev", "small", "production"]
+    production = {title: cells[3] for title, cells in rows.items()}
+    assert production["gateways"] == "3 to 20"
+    assert production["requests of the control plane"] == "8.75 cores, 8.2 GiB"
+    assert production["runs on through a lost node"] == "gateway, operator, scheduler, supervisor, predictor"
+    assert production["volumes"] == "predictor 1Gi x 2, depot 500Gi, batch 50Gi"
+    assert rows["requests of the control plane"][1] == "none"
 
 
 def test_comments_change_no_value() -> None:
