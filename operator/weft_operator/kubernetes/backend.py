@@ -9,9 +9,9 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
+from weft.clocks import micro_time
 from weft.telemetry.logs import kv
 from weft_operator.core.actions import (
     AddFinalizer,
@@ -256,11 +256,6 @@ def event_manifest(action: RecordEvent, instance: str, now: float) -> dict[str, 
         "reportingController": f"serving.weft.dev/{MANAGER}",
         "reportingInstance": instance,
     }
-
-
-def micro_time(now: float) -> str:
-    """Unix seconds as the API writes a MicroTime."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _planned_from_another(key: ObjectKey, version: str | None, known: Object | None) -> str:

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
-from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from weft.domain.text import sanitize
-from weft.process import CannotStart
 from weft_operator.core.resources import Object
 from weft_operator.errors import StaleWrite
 from weft_operator.kubernetes.errors import (
@@ -33,26 +31,6 @@ CHUNK = 500
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-CONNECTIONS = 32
-
-
-class NoCluster(CannotStart):
-    """There is neither a service account nor a usable kubeconfig."""
-
-
-async def load_configuration(kubeconfig: str | None) -> Configuration:
-    """The credentials of this process. Raises NoCluster."""
-    configuration = Configuration()
-    configuration.connection_pool_maxsize = CONNECTIONS
-    try:
-        if kubeconfig is None:
-            kube_config.load_incluster_config(client_configuration=configuration)
-        else:
-            await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-    except (kube_config.ConfigException, OSError) as error:
-        where = "not in a pod with a service account" if kubeconfig is None else kubeconfig
-        raise NoCluster(f"no credentials for an API server ({where}: {error}): give --kubeconfig FILE") from error
-    return configuration
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 KubernetesError
 ├── ApiFailed         the API server refused a request; carries status, reason and its message: planned again later
-├── ApiUnreachable    it did not answer in time: asked again later
-└── LeadershipLost    another replica leads, or may lead by now: this process must not write any more and ends
+└── ApiUnreachable    it did not answer in time: asked again later
 
 StaleWrite (`weft_operator.errors`): no failure, the plan was made from another world
 ├── ObjectNotFound    404: there is no such object, or no such resource
@@ -28,10 +27,6 @@ class ApiFailed(KubernetesError):
 
 class ApiUnreachable(KubernetesError):
     """No answer, or none in time. Whether a write was carried out is not known."""
-
-
-class LeadershipLost(KubernetesError):
-    """The Lease is not this process's any more, or not for certain."""
 
 
 class ObjectNotFound(StaleWrite):

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from weft.leadership.election import Election
+from weft.leadership.lease import LeaseTimings
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls
 from weft_operator.controller.depot_client import DepotClient
@@ -19,8 +21,6 @@ from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api
 from weft_operator.kubernetes.errors import KubernetesError
 from weft_operator.kubernetes.event_mapping import EventMapper
-from weft_operator.kubernetes.leader_election import Election
-from weft_operator.kubernetes.lease import LeaseTimings
 from weft_operator.kubernetes.metrics import Metrics
 from weft_operator.kubernetes.resources import OWN
 from weft_operator.kubernetes.resync import Resync

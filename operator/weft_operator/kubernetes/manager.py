@@ -13,6 +13,10 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+from weft.leadership.election import Election, new_identity
+from weft.leadership.errors import LeadershipLost
+from weft.leadership.lease import LeaseTimings
+from weft.leadership.lease_api import LeaseApi, load_configuration
 from weft.process import CannotStart
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls, load_tls
@@ -21,12 +25,10 @@ from weft_operator.core.state import DesiredState, Policy
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import Api, load_configuration
-from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost, ObjectNotFound
+from weft_operator.kubernetes.client import Api
+from weft_operator.kubernetes.errors import KubernetesError, ObjectNotFound
 from weft_operator.kubernetes.event_mapping import OWN_KINDS
 from weft_operator.kubernetes.leader import Leader
-from weft_operator.kubernetes.leader_election import Election, new_identity
-from weft_operator.kubernetes.lease import LeaseTimings
 from weft_operator.kubernetes.metrics import Metrics
 from weft_operator.kubernetes.probes import OperatorProbes
 from weft_operator.kubernetes.resources import ADAPTERS, BY_KIND, OWN, key_of
@@ -88,7 +90,8 @@ class Manager:
             on_done=self._metrics.audits.inc,
         )
         terms, identity = LeaseTimings(settings.lease_seconds), new_identity()
-        self._election = Election(api, settings.namespace, settings.lease, identity=identity, terms=terms)
+        self._lease = LeaseApi(api.configuration, settings.namespace, settings.lease)
+        self._election = Election(self._lease, identity=identity, terms=terms)
         self._metrics.leader.set_function(lambda: float(self._election.leading))
         defaults = read_runner_defaults(settings.runner_defaults)
         self._leader = Leader(
@@ -113,6 +116,7 @@ class Manager:
                 await self._serve_on(serving)
         finally:
             await _cancelled([*serving, leading, stopping])
+            await self._lease.aclose()
             self._probes.close()
         if isinstance(failed, CannotStart):
             raise failed
