@@ -256,6 +256,33 @@ BAD: tuple[Bad, ...] = (
     Bad("held for a day", "spec.autoscaling.wakeSeconds", "too large", scaled(wakeSeconds=86_400)),
     Bad("no slot", "spec.lora.maxAdapters", "too small", pool(lora={"maxAdapters": 0})),
     Bad("slots beyond the limit", "spec.lora.maxAdapters", "too large", pool(lora={"maxAdapters": 4097})),
+    Bad("a cache nowhere", "spec.modelCache.emptyDir", "exactly one of", pool(modelCache={})),
+    Bad(
+        "a cache in two places",
+        "spec.modelCache.emptyDir",
+        "exactly one of",
+        pool(modelCache={"emptyDir": {}, "hostPath": {"path": "/srv/weft"}}),
+    ),
+    Bad(
+        "a cache below a folder that is named by dots",
+        "spec.modelCache.hostPath.path",
+        "pattern",
+        pool(modelCache={"hostPath": {"path": "/srv/../etc"}}),
+    ),
+    Bad(
+        "a cache of a claim without a name",
+        "spec.modelCache.persistentVolumeClaim.claimName",
+        "required",
+        pool(modelCache={"persistentVolumeClaim": {}}),
+    ),
+    Bad("no share of memory", "spec.kvCache.memoryFraction", "too small", pool(kvCache={"memoryFraction": 0})),
+    Bad("more than all memory", "spec.kvCache.memoryFraction", "too large", pool(kvCache={"memoryFraction": 1.5})),
+    Bad(
+        "a share of memory beside a budget",
+        "spec.kvCache.memoryFraction",
+        "for pools that do not offload",
+        pool(kvCache={"memoryFraction": 0.5}, offload=OFFLOAD),
+    ),
     Bad("a page of nothing", "spec.kvCache.pageTokens", "too small", pool(kvCache={"pageTokens": 0})),
     Bad("an unknown order", "spec.scheduler.queue", "one of", pool(scheduler={"queue": "lifo"})),
     Bad(

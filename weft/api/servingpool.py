@@ -12,6 +12,7 @@ from weft.api.fields import (
     DigestText,
     Label,
     ModelName,
+    ObjectName,
     Rule,
     Timestamp,
     Uri,
@@ -22,7 +23,7 @@ from weft.api.source import Artifact
 from weft.api.template import GPU, MAX_RUNNERS, Quantity, RunnerGroup, RunnerTemplate, amount
 from weft.domain.routes import ToolCallParserName
 
-PAGES, SEQUENCES, BATCH_TOKENS = 1024, 32, 512  # of a pool that does not offload, where they are unset
+SEQUENCES, BATCH_TOKENS = 32, 512  # of a pool that does not offload, where they are unset
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -65,8 +66,16 @@ class KVCache(ApiModel):
     page_tokens: Annotated[int, Field(strict=True, ge=1, le=256)] = 16
     """The number of tokens in a page."""
     pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
-    """The number of pages of one runner. It defaults to 1024; for a pool that offloads, the policy of its runners
-    decides."""
+    """The number of pages of one runner. A number is taken as it is, whatever memoryFraction says, and bounds the
+    context where it holds less than the model's. By default memoryFraction decides; for a pool that offloads, the
+    policy of its runners. status.kvCache has the number that the runners found."""
+    memory_fraction: Annotated[float, Field(strict=True, ge=0.01, le=1)] | None = None
+    """How much of all the memory of its GPU, or of its container, a runner may take for weights, adapters, steps and
+    pages together, as vLLM's gpu_memory_utilization: the pages are what the others leave of it. It defaults to 0.9.
+    Without a GPU there are no more pages than maxSequences sequences of the model's context take, or 1024; a
+    container without a limit of memory has 1024, and so have the processes of weft up unless this field is set. A
+    runner that would not hold one sequence of the model's context ends at its start with KvCacheTooSmall, which
+    Available then says."""
 
 
 MAX_RANKS = 64  # of a runner
@@ -144,6 +153,54 @@ class Offload(ApiModel):
     sparse_attention: Literal["Off", "TopK"] = "Off"
     """Whether a token attends to the best tenth of its keys only (TopK), so that only their values are read, at
     some accuracy. A machine on which it was not measured to be a tenth faster does not use it."""
+
+
+class EmptyDirCache(ApiModel):
+    """A folder that comes and goes with the pod."""
+
+    size_limit: Quantity | None = None
+    """The most that the folder may hold; the kubelet evicts a pod beyond it. The pod then requests so much
+    ephemeral-storage, with that of offload.diskBytes, and is limited to 1Gi more, for logs and temporary files, unless
+    its template's resources name ephemeral-storage. By default there is no limit."""
+
+
+class ClaimCache(ApiModel):
+    """A folder of a PersistentVolumeClaim."""
+
+    claim_name: ObjectName
+    """The name of the claim, in the pool's namespace. Without it the pods do not start, and Available is False with
+    reason Unschedulable."""
+
+
+class HostPathCache(ApiModel):
+    """A folder of the node."""
+
+    path: Annotated[str, Field(pattern=DISK_PATH_PATTERN, max_length=255)]
+    """The folder, which has to exist on each node and be writable for the runners' user (65532). Namespaces under the
+    Pod Security levels baseline and restricted refuse such pods."""
+
+
+class ModelCache(ApiModel):
+    """The folder in which runners keep the files of the base model and of adapters."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "emptyDir",
+            "name exactly one of emptyDir, persistentVolumeClaim and hostPath",
+            "[has(self.emptyDir), has(self.persistentVolumeClaim), has(self.hostPath)].filter(one, one).size() == 1",
+            lambda cache: [cache.empty_dir, cache.persistent_volume_claim, cache.host_path].count(None) == 2,
+        ),
+    )
+
+    empty_dir: EmptyDirCache | None = None
+    """A folder of each pod, which is empty when the pod starts."""
+    persistent_volume_claim: ClaimCache | None = None
+    """A folder that runners share: they lock each blob, so that one downloads it and the others take it. The claim has
+    to be ReadWriteMany where its pods are on several nodes, of a file system that passes on flock's locks."""
+    host_path: HostPathCache | None = None
+    """A folder of the node, which all runners there share as those of a claim do, also those of other pools. With weft
+    up it is a folder of the machine. Whoever may write pools names a folder of the nodes here: leave pools to the
+    platform where that matters."""
 
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1000)]
@@ -361,6 +418,12 @@ class ServingPoolSpec(ApiModel):
             lambda spec: not _offloads(spec) or spec.parallelism.tensor == 1,
         ),
         Rule(
+            "kvCache.memoryFraction",
+            "memoryFraction is for pools that do not offload: deviceBytes is the memory of one that does",
+            "!has(self.kvCache.memoryFraction) || !has(self.offload) || self.offload.mode == 'Off'",
+            lambda spec: spec.kv_cache.memory_fraction is None or not _offloads(spec),
+        ),
+        Rule(
             "offload",
             "deviceBytes and hostBytes are above the template's limit of memory: the runner would be killed",
             "!has(self.offload) || self.offload.mode == 'Off' || !has(self.offload.deviceBytes) || "
@@ -399,6 +462,10 @@ class ServingPoolSpec(ApiModel):
     """The bounds of the adapters that a runner serves."""
     kv_cache: KVCache = KVCache()
     """The key-value memory of one runner."""
+    model_cache: ModelCache | None = None
+    """The folder in which runners keep the files of the base model and of adapters. In a folder that they share nothing
+    is removed that a living runner uses, and what none uses only until a fifth of the disk is free, what was used
+    longest ago first. By default it is an emptyDir without a limit. A change replaces the runners."""
     parallelism: Parallelism = Parallelism()
     """How one runner splits the model over processes. The template's resources have a GPU for each process of a
     pod."""
@@ -484,6 +551,13 @@ class PhasesStatus(ApiModel):
     """The desiredReplicas by the phase of their groups, where an autoscaled pool has groups for a phase."""
 
 
+class KVCacheStatus(ApiModel):
+    """The key-value memory that runners have."""
+
+    pages: Count
+    """The number of pages of the ready runner with the fewest, as spec.kvCache gives it or as it was found."""
+
+
 class ServingPoolStatus(ApiModel):
     """The observed state."""
 
@@ -497,6 +571,8 @@ class ServingPoolStatus(ApiModel):
     max_context_tokens: Count | None = None
     """The number of positions of the base model, which bounds prompt and answer together; kvCache may bound them
     further."""
+    kv_cache: KVCacheStatus | None = None
+    """The key-value memory of one runner, as its runners reported it last."""
     desired_replicas: Count | None = None
     """The number of runners that are desired now."""
     replicas: Count | None = None

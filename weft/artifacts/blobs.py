@@ -10,15 +10,17 @@ maps a file calls `verify` first, and reads the pages that were verified as long
 does to a file that a process has mapped is beyond this.
 
 What a lease has named cannot be removed by `retain` until the lease closes; `retain` and naming exclude each other.
+A folder that several processes share (`weft.artifacts.sharing`) keeps what any living one of them has named or retains.
 """
 
 import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
@@ -27,18 +29,25 @@ from weakref import WeakValueDictionary
 
 from weft.artifacts.digest import MANIFEST_BEGINS, MAX_MANIFEST_BYTES, Digest, Kind, Manifest, from_hex, hex_of
 from weft.artifacts.errors import Damaged, Reason, Refused, UnknownDigest
+from weft.artifacts.sharing import Needs, SharedUse, Waiting
 from weft.files import sync_folder
 
 CHUNK_BYTES = 1 << 20
+SPARE = 5  # a fifth of the disk of a shared folder is kept free
 
 
 class BlobStore:
-    """Blobs by digest below one folder, with one owning process. Methods may be called from any thread."""
+    """Blobs by digest below one folder. Methods may be called from any thread.
 
-    def __init__(self, root: Path) -> None:
+    The folder has one owning process, or is `shared` by several that all say so.
+    """
+
+    def __init__(self, root: Path, *, shared: bool = False) -> None:
         self._root, self._blobs, self._partial = root, root / "sha256", root / "partial"
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._partial.mkdir(exist_ok=True)
+        self._sharing = SharedUse(root) if shared else None
+        self._retained: set[str] = set()  # artifacts, of a shared folder
         self._lock = threading.Lock()
         self._verifying = threading.Lock()
         self._leased: Counter[str] = Counter()
@@ -111,10 +120,11 @@ class BlobStore:
                     found.append((used_ns, from_hex(name)))
         return [digest for _, digest in sorted(found)]
 
-    def mark_used(self, digest: str) -> None:
-        """See `artifacts`. A blob that has gone meanwhile is no error."""
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self.path(digest))
+    def mark_used(self, *digests: str) -> None:
+        """See `artifacts`, `retain`. A blob that has gone meanwhile is no error."""
+        for digest in digests:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.path(digest))
 
     def holds(self, digest: str) -> bool:
         """True when the manifest and every file it lists are here."""
@@ -147,20 +157,30 @@ class BlobStore:
             except OSError:
                 download.release()
                 raise
-        return BlobWriter(self, self._partial / f"tmp-{os.getpid()}-{os.urandom(8).hex()}")
+        owner = self._sharing.name if self._sharing else os.getpid()
+        return BlobWriter(self, self._partial / f"tmp-{owner}-{os.urandom(8).hex()}")
 
     def lease(self) -> "Lease":
         """What is named in the lease stays until it closes, whatever `retain` keeps."""
-        return Lease(self._leased, self._lock)
+        return Lease(self._leased, self._lock, self._tell)
+
+    def _tell(self) -> None:
+        """The processes that share the folder what this one needs. The lock is held."""
+        if self._sharing:
+            self._sharing.needs(Needs(self._leased.keys(), self._retained))
 
     def part(self, digest: str) -> Path:
         """Where a download of this blob gathers; what is there survives a restart."""
         return self._partial / f"{hex_of(digest)}.part"
 
     @contextlib.contextmanager
-    def download(self, digest: str) -> Generator[Path]:
-        """Own the part file of a blob: one thread at a time."""
-        with self._download(digest):
+    def download(self, digest: str, waiting: Waiting = lambda: None) -> Generator[Path]:
+        """Own the part file of a blob, of a shared folder one that a lease has named: one thread at a time.
+
+        `waiting` is called again and again while another process owns it, and ends that by raising.
+        """
+        alone = self._sharing.download(hex_of(digest), waiting) if self._sharing else contextlib.nullcontext()
+        with self._download(digest), alone:
             yield self.part(digest)
 
     def _download(self, digest: str) -> threading.Lock:
@@ -177,23 +197,47 @@ class BlobStore:
     def retain(self, digests: Iterable[str]) -> int:
         """Keep these artifacts (manifest and files) and what is leased, remove all else; returns the blobs removed.
 
-        A digest that is not here is no error: the caller's list may be ahead of us.
+        Of a shared folder what no living process needs is removed too, but only until a fifth of the disk is free, and
+        what was used longest ago first: the next runner may need it. A digest that is not here is no error: the
+        caller's list may be ahead of us.
         """
-        wanted = [hex_of(digest) for digest in digests]
+        wanted = {hex_of(digest) for digest in digests}
         with self._lock:
-            keep = self._files_of(wanted) | set(self._leased)
-            gone = [path for path in self._blobs.iterdir() if path.name not in keep]
-            gone += [path for path in self._partial.glob("*.part") if path.stem not in keep]
-            for path in gone:
-                path.unlink(missing_ok=True)
+            self._retained = wanted
+            self._tell()
+            with self._removing() as (others, _):
+                keep = self._files_of(wanted | others.artifacts) | set(self._leased) | others.blobs
+                gone = [path for path in self._blobs.iterdir() if path.name not in keep]
+                gone += [path for path in self._partial.glob("*.part") if path.stem not in keep]
+                if self._sharing:
+                    self._sharing.forget_locks(keep)
+                    gone = list(self._until_spare(gone))
+                else:
+                    for path in gone:
+                        path.unlink(missing_ok=True)
             self._content = object()
         return len(gone)
 
+    def _until_spare(self, paths: Iterable[Path]) -> Generator[Path]:
+        """Removes them one by one, until there is room enough; yields each."""
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
+            usage = shutil.disk_usage(self._root)
+            if usage.free >= usage.total // SPARE:
+                return
+            path.unlink(missing_ok=True)
+            yield path
+
+    def _removing(self) -> contextlib.AbstractContextManager[tuple[Needs, set[str]]]:
+        """What the other processes of a shared folder need, and the names of all: that holds until it ends."""
+        return self._sharing.removing() if self._sharing else contextlib.nullcontext((Needs(), set[str]()))
+
     def clean(self) -> int:
         """At start, remove what a killed process left half-written; returns how many. Downloads stay: they resume."""
-        left = list(self._partial.glob("tmp-*"))
-        for path in left:
-            path.unlink(missing_ok=True)
+        with self._lock, self._removing() as (_, alive):
+            owned = tuple(f"tmp-{name}-" for name in alive)
+            left = [path for path in self._partial.glob("tmp-*") if not path.name.startswith(owned)]
+            for path in left:
+                path.unlink(missing_ok=True)
         return len(left)
 
     def sweep(self, before: float) -> int:
@@ -231,8 +275,8 @@ class BlobStore:
 class Lease:
     """Names blobs that have to stay. Name a digest before asking whether the blob is there. A context manager."""
 
-    def __init__(self, leased: Counter[str], lock: "threading.Lock") -> None:
-        self._leased, self._lock = leased, lock  # the store's own
+    def __init__(self, leased: Counter[str], lock: "threading.Lock", changed: Callable[[], None]) -> None:
+        self._leased, self._lock, self._changed = leased, lock, changed  # the store's own
         self._names: set[str] = set()
 
     def name(self, *digests: str) -> None:
@@ -240,6 +284,7 @@ class Lease:
             for name in set(map(hex_of, digests)) - self._names:
                 self._names.add(name)
                 self._leased[name] += 1
+            self._changed()
 
     def close(self) -> None:
         with self._lock:
@@ -248,6 +293,7 @@ class Lease:
                 if not self._leased[name]:
                     del self._leased[name]
             self._names.clear()
+            self._changed()
 
     def __enter__(self) -> Self:
         return self

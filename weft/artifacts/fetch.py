@@ -2,7 +2,7 @@
 
 Every SHA-256 is checked, also of what is here already: a damaged copy is thrown away and downloaded again. Broken
 downloads resume with a range, tries and pauses are bounded. Blocking: call it from a thread. Two threads may fetch the
-same digest into the same folder; each blob is downloaded once.
+same digest into the same folder, and so may two processes where it is shared; each blob is downloaded once.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from weft.artifacts.blobs import BlobStore
+from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import MAX_MANIFEST_BYTES, Digest, FileEntry, Manifest, hex_of, parse_digest
 from weft.artifacts.errors import Damaged, Reason, Refused, Unavailable, UnknownDigest
 from weft.telemetry.logs import kv
@@ -39,6 +39,7 @@ class FetchLimits:
     pause_s: float = 0.1  # before the second try; doubles, up to `max_pause_s`
     max_pause_s: float = 2.0
     chunk_bytes: int = 1 << 20
+    stalled_s: float = 120.0  # so long another process may hold a download of a shared folder without a byte of it
 
 
 class Stopped(Exception):
@@ -57,12 +58,14 @@ def fetch(
     on_damaged: Callable[[], None] = lambda: None,
     threads: int = 1,
     progress: ByteProgress | None = None,
+    lease: Lease | None = None,
 ) -> Manifest:
     """Download manifest and files of `digest` unless they are here; files are then at `blobs.file(manifest, name)`.
 
     `context` is for an https:// depot; `on_damaged` is called for each blob here that did not match its digest. So many
     `threads` compare and download files, each a file at a time; one of them alone leaves cores to whoever serves.
-    `progress` counts the bytes that are compared or downloaded. The manifest's blob is made visible last:
+    `lease` names all of it before it is looked for, and stays open for whoever reads the files of a folder that others
+    clear. `progress` counts the bytes that are compared or downloaded. The manifest's blob is made visible last:
     `blobs.has(digest)` means that every file is there. Raises BadDigest, UnknownDigest (the depot does not have it),
     Refused(DigestMismatch: it is no manifest, TooLarge), Unavailable (tries used up, also where the depot's copy stayed
     damaged), Stopped; OSError of the local disk passes through.
@@ -71,10 +74,10 @@ def fetch(
     depot, artifact = _Depot(depot_url, limits.timeout_s, context), parse_digest(digest)
     progress = progress or ByteProgress()
     download = _Download(depot, artifact, blobs, limits, pause, stopping, on_damaged, progress, alone=threads == 1)
-    with blobs.lease() as lease:
-        lease.name(artifact)
+    with blobs.lease() if lease is None else contextlib.nullcontext(lease) as named:
+        named.name(artifact)
         manifest = download.manifest()
-        lease.name(*(entry.digest for entry in manifest.files))
+        named.name(*(entry.digest for entry in manifest.files))
         if manifest.size_bytes > limits.max_bytes:
             what = f"{artifact} has {manifest.size_bytes} bytes, the limit here is {limits.max_bytes}"
             raise Refused(Reason.TOO_LARGE, what)
@@ -111,7 +114,9 @@ class _Download:
         """The manifest that is here, else the depot's, not yet visible."""
         with self._unless_damaged("manifest", self.artifact):
             return self.blobs.manifest(self.artifact)
-        with self.blobs.download(self.artifact) as part:
+        with self.blobs.download(self.artifact, self._another(self.artifact)) as part:
+            with self._unless_damaged("manifest", self.artifact):  # another process has brought it meanwhile
+                return self.blobs.manifest(self.artifact)
             self._tries(self.artifact, lambda: self._resume(part, self.artifact, None))
             manifest = Manifest.from_bytes(part.read_bytes())
             part.unlink()
@@ -121,13 +126,37 @@ class _Download:
         """One file of it, whole and visible."""
         self._check_stopping()  # verifying a large one takes seconds
         digest = entry.digest
-        with self.blobs.download(digest) as part:
+        with contextlib.suppress(UnknownDigest, Damaged):  # many may verify at once; one alone throws away
+            self._verify(entry)
+            return
+        with self.blobs.download(digest, self._another(digest)) as part:
             with self._unless_damaged(entry.name, digest):
-                self.blobs.verify(digest, entry.size_bytes, alone=self.alone)
-                self.progress.add(entry.size_bytes)
+                self._verify(entry)
                 return
             self._tries(digest, lambda: self._resume(part, digest, entry.size_bytes))
             self.blobs.publish((part, digest))
+
+    def _verify(self, entry: FileEntry) -> None:
+        """Raises UnknownDigest, Damaged."""
+        self.blobs.verify(entry.digest, entry.size_bytes, alone=self.alone)
+        self.progress.add(entry.size_bytes)
+
+    def _another(self, digest: Digest) -> Callable[[], None]:
+        """What a wait for another process does: pause, as long as bytes come. It raises Unavailable, Stopped."""
+        part, had, idle_s = self.blobs.part(digest), -1, 0.0
+
+        def wait() -> None:
+            nonlocal had, idle_s
+            self._check_stopping()
+            have = part.stat().st_size if part.exists() else 0
+            idle_s = 0.0 if have != had else idle_s + self.limits.pause_s
+            if idle_s >= self.limits.stalled_s:
+                held = f"another process has held it for {self.limits.stalled_s:g} s without a byte more"
+                raise Unavailable(f"{digest} from {self.depot.url}: {held}")
+            had = have
+            self.pause(self.limits.pause_s)
+
+        return wait
 
     @contextlib.contextmanager
     def _unless_damaged(self, name: str, digest: Digest) -> Generator[None]:

@@ -140,6 +140,7 @@ class PoolStatus:
     slo: SloAttainment | None = None  # None: no objectives, or no request yet
     roles: RoleCounts | None = None  # None: phases are not split
     wanted: PhaseCounts | None = None  # `wanted_runners` by the phase of their groups; None: not counted apart
+    kv_pages: int = 0  # of the Ready runner with the fewest in all; 0: there was none yet
 
 
 class CanaryCounts(NamedTuple):

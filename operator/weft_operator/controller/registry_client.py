@@ -175,6 +175,7 @@ def pool_report(status: PoolStatus) -> PoolReport:
         slo=status.slo,
         roles=status.roles,
         wanted=status.wanted,
+        kv_pages=status.kv_pages,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
+from weft.api.template import amount
 from weft_operator.core.resources import Group, Object, OffloadBudgets
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import RunnerConfig
@@ -16,9 +17,11 @@ Json = dict[str, Any]
 GRPC_PORT, PROBES_PORT, KV_PORT = 7400, 7401, 7402  # KV: of the first process of a pod, those after it follow
 RANKS_PORT = 7470
 PORTS = {"grpc": GRPC_PORT, "probes": PROBES_PORT, "kv": KV_PORT}
-DATA, TLS = "/var/lib/weft", "/etc/weft/tls"
+DATA, CACHE, TLS = "/var/lib/weft", "/var/cache/weft", "/etc/weft/tls"
 SHM_SIZE = "1Gi"
+STORAGE = "ephemeral-storage"
 TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
+LOGS_BYTES = 1 << 30  # of ephemeral-storage beside what volumes may hold: logs, temporary files
 AFTER_DRAIN_S = 30  # beyond the pool's drain time, before a pod is killed
 
 
@@ -41,22 +44,48 @@ def pod_template(
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": ceil(drain_s) + AFTER_DRAIN_S,
     }
-    offload = _offload_volume(launch, ranks_per_pod)
+    volumes, mounts = _launch_volumes(launch, ranks_per_pod)
     args = arguments(launch, defaults, leader, ranks_per_pod)
-    container = _container(template, args, defaults, offload, ranks=bool(leader))
-    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, offload, labels)}}
+    volumes = _volumes(defaults, volumes)
+    container = _container(template, args, defaults, volumes, mounts, ranks=bool(leader))
+    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, volumes, labels)}}
 
 
-def _offload_volume(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:
-    """The volume of a pool that offloads, and its mount. A site's own volume named `offload` takes its place.
+def _launch_volumes(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:
+    """Volumes that the pool asks for, and their mounts. A site's own volume of the same name takes the place of one.
 
-    It ends with the pod, and the next one packs the weights again.
+    What is offloaded ends with the pod, and the next one packs the weights again.
     """
-    if launch.offload is None:
-        return [], []
-    most = launch.offload.disk_bytes
-    empty = {} if most is None else {"sizeLimit": str(most * ranks_per_pod)}
-    return [{"name": "offload", "emptyDir": empty}], [{"name": "offload", "mountPath": launch.offload.disk_path}]
+    cache, name = launch.model_cache, "model-cache"
+    volumes, mounts = [_empty_dir("data", cache.size_bytes)], list[Json]()
+    if cache.shared:
+        claim, folder = {"claimName": cache.claim}, {"path": cache.host_path, "type": "Directory"}
+        source = {"persistentVolumeClaim": claim} if cache.claim else {"hostPath": folder}
+        volumes, mounts = [*volumes, {"name": name, **source}], [{"name": name, "mountPath": CACHE}]
+    if launch.offload is not None:
+        most = launch.offload.disk_bytes
+        volumes.append(_empty_dir("offload", None if most is None else most * ranks_per_pod))
+        mounts.append({"name": "offload", "mountPath": launch.offload.disk_path})
+    return volumes, mounts
+
+
+def _empty_dir(name: str, size_bytes: int | None) -> Json:
+    return {"name": name, "emptyDir": {} if size_bytes is None else {"sizeLimit": str(size_bytes)}}
+
+
+def _resources(resources: Object, volumes: list[Json]) -> Json:
+    """With the disk of the node that the pod's volumes may hold, where the resources do not name it themselves."""
+    folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
+    sizes = [folder["sizeLimit"] for folder in folders if "sizeLimit" in folder and "medium" not in folder]
+    requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+    if not sizes or STORAGE in requests or STORAGE in limits:
+        return _given(resources)
+    most = sum(int(amount(size)) for size in sizes)
+    return {
+        **_given(resources),
+        "requests": {**requests, STORAGE: str(most)},
+        "limits": {**limits, STORAGE: str(most + LOGS_BYTES)},
+    }
 
 
 def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", ranks_per_pod: int = 1) -> list[str]:
@@ -76,6 +105,7 @@ def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", 
         "supervisor": defaults.supervisor,
         "depot": defaults.depot,
         "data-dir": DATA,
+        "model-cache": CACHE if launch.model_cache.shared else "",
         **launch_flags(launch),
         **(ranks if leader else {}),
         "tls-dir": TLS if defaults.tls_secret else "",
@@ -86,7 +116,7 @@ def arguments(launch: RunnerConfig, defaults: RunnerDefaults, leader: str = "", 
     return [word for flag, value in flags.items() if value != "" for word in (f"--{flag}", str(value))]
 
 
-def launch_flags(launch: RunnerConfig) -> dict[str, str | int]:
+def launch_flags(launch: RunnerConfig) -> dict[str, str | int | float]:
     """What every backend starts a runner with, by flag."""
     split = {"tensor-parallel": launch.tensor_parallel, "pipeline-parallel": launch.pipeline_parallel}
     return {
@@ -95,6 +125,7 @@ def launch_flags(launch: RunnerConfig) -> dict[str, str | int]:
         "base-digest": launch.base_digest,
         "page-tokens": launch.page_tokens,
         "kv-pages": launch.kv_pages,
+        **({} if launch.kv_memory_fraction is None else {"kv-memory-fraction": launch.kv_memory_fraction}),
         "max-sequences": launch.max_sequences,
         **({} if launch.max_adapters is None else {"max-adapters": launch.max_adapters}),
         "max-rank": launch.max_rank,
@@ -123,8 +154,7 @@ def _offload_flags(offload: OffloadBudgets | None) -> dict[str, str | int]:
 
 
 def _pod(
-    template: Object, container: Json, defaults: RunnerDefaults, offload: tuple[list[Json], list[Json]],
-    labels: Mapping[str, str],
+    template: Object, container: Json, defaults: RunnerDefaults, volumes: list[Json], labels: Mapping[str, str]
 ) -> Json:  # fmt: skip
     chosen = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
     return _given(
@@ -132,7 +162,7 @@ def _pod(
             "securityContext": dict(defaults.security_contexts.pod),
             "imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets],
             "containers": [container],
-            "volumes": _volumes(defaults, offload[0]),
+            "volumes": volumes,
             **{name: template.get(name) for name in chosen},
             "topologySpreadConstraints": [
                 {"labelSelector": {"matchLabels": dict(labels)}, **constraint}
@@ -143,7 +173,7 @@ def _pod(
 
 
 def _container(
-    template: Object, args: list[str], defaults: RunnerDefaults, offload: tuple[list[Json], list[Json]], *, ranks: bool
+    template: Object, args: list[str], defaults: RunnerDefaults, volumes: list[Json], mounts: list[Json], *, ranks: bool
 ) -> Json:  # fmt: skip
     """`ranks`: the pod is one of several of its runner."""
     return _given(
@@ -155,9 +185,10 @@ def _container(
             "args": args,
             "env": _env(template, defaults, ranks=ranks),
             "ports": [_port(name, port) for name, port in PORTS.items()],
-            "resources": _given(template.get("resources") or defaults.resources),
+            "resources": _resources(template.get("resources") or defaults.resources, volumes),
             "securityContext": dict(defaults.security_contexts.container),
-            "volumeMounts": _mounts(defaults, offload[1]),
+            "volumeMounts": _mounts(defaults, mounts),
+            "terminationMessagePolicy": "FallbackToLogsOnError",  # a pool's condition has a runner's last words
             # /healthz answers while the base is fetched and loaded: the three probes tell three things apart.
             "startupProbe": _probe("/healthz", period_s=2, failures=60),
             "livenessProbe": _probe("/healthz", period_s=10, failures=6),
@@ -177,24 +208,25 @@ def _env(template: Object, defaults: RunnerDefaults, *, ranks: bool) -> list[Jso
     return _by_name("name", ({"name": "HOME", "value": "/tmp"},), defaults.env, template.get("env") or (), own)  # noqa: S108 (of the pod)
 
 
-def _volumes(defaults: RunnerDefaults, offload: list[Json]) -> list[Json]:
+def _volumes(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
+    """`launch`: of what the pool asks for, the data directory first."""
     own: list[Json] = [
-        {"name": "data", "emptyDir": {}},
+        launch[0],
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
     ]
     tls = [{"name": "tls", "secret": {"secretName": defaults.tls_secret}}] if defaults.tls_secret else []
-    return _by_name("name", own, tls, offload, defaults.volumes)
+    return _by_name("name", own, tls, launch[1:], defaults.volumes)
 
 
-def _mounts(defaults: RunnerDefaults, offload: list[Json]) -> list[Json]:
+def _mounts(defaults: RunnerDefaults, launch: list[Json]) -> list[Json]:
     own: list[Json] = [
         {"name": "data", "mountPath": DATA},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 (of the pod)
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
     ]
     tls = [{"name": "tls", "mountPath": TLS, "readOnly": True}] if defaults.tls_secret else []
-    return _by_name("mountPath", offload, own, tls, defaults.volume_mounts)
+    return _by_name("mountPath", launch, own, tls, defaults.volume_mounts)
 
 
 def _by_name(key: str, *lists: Iterable[Mapping[str, Any]]) -> list[Json]:

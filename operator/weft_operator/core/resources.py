@@ -12,7 +12,7 @@ from typing import Any, Literal
 from weft.api.conversion import with_defaults
 from weft.api.fields import duration_s
 from weft.api.meta import sanitize_message
-from weft.api.servingpool import BATCH_TOKENS, PAGES, SEQUENCES
+from weft.api.servingpool import BATCH_TOKENS, SEQUENCES
 from weft.api.template import amount
 
 Kind = Literal["ServingPool", "LoRAAdapter"]
@@ -122,6 +122,19 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCache:
+    """Where runners keep blobs. Neither claim nor path: in their pods, up to `size_bytes` (None: no limit)."""
+
+    claim: str = ""
+    host_path: str = ""
+    size_bytes: int | None = None
+
+    @property
+    def shared(self) -> bool:
+        return bool(self.claim or self.host_path)
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadBudgets:
     """Of each rank. `disk_bytes` None: no limit."""
 
@@ -153,8 +166,9 @@ class Pool:
     max_adapters: int | None  # None: as many as pages hold
     max_rank: int
     page_tokens: int
-    kv_pages: int  # 0, as the next two: unset in a pool that offloads, whose runners find them
-    max_sequences: int
+    kv_pages: int  # 0: unset, its runners find them
+    kv_memory_fraction: float | None
+    max_sequences: int  # 0, as the next one: unset in a pool that offloads, whose runners find them
     max_batch_tokens: int
     max_prefills: int
     token_time_ms: int
@@ -162,6 +176,7 @@ class Pool:
     pipeline_parallel: int
     pods_per_runner: int
     offload: OffloadBudgets | None
+    model_cache: ModelCache
     max_queue: int
     max_moves: int
     queue: str
@@ -288,7 +303,8 @@ def parse_pool(obj: Object) -> Pool:
         max_adapters=lora.get("maxAdapters"),
         max_rank=lora["maxRank"],
         page_tokens=cache["pageTokens"],
-        kv_pages=cache.get("pages") or (PAGES if offload is None else 0),
+        kv_pages=cache.get("pages") or 0,
+        kv_memory_fraction=cache.get("memoryFraction"),
         max_sequences=scheduler.get("maxSequences") or (SEQUENCES if offload is None else 0),
         max_batch_tokens=scheduler.get("maxBatchTokens") or (BATCH_TOKENS if offload is None else 0),
         max_prefills=scheduler["maxPrefills"],
@@ -297,6 +313,7 @@ def parse_pool(obj: Object) -> Pool:
         pipeline_parallel=parallelism["pipeline"],
         pods_per_runner=parallelism["podsPerRunner"],
         offload=offload,
+        model_cache=_model_cache(spec.get("modelCache") or {}),
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
         queue=scheduler["queue"],
@@ -325,6 +342,15 @@ def parse_pool(obj: Object) -> Pool:
 def resource_version(obj: Object | None) -> str | None:
     """The version of an object as the API server gave it; None: there is no object."""
     return obj["metadata"].get("resourceVersion") if obj else None
+
+
+def _model_cache(cache: Object) -> ModelCache:
+    size = (cache.get("emptyDir") or {}).get("sizeLimit")
+    return ModelCache(
+        claim=(cache.get("persistentVolumeClaim") or {}).get("claimName", ""),
+        host_path=(cache.get("hostPath") or {}).get("path", ""),
+        size_bytes=None if size is None else int(amount(size)),
+    )
 
 
 def _offload(offload: Object) -> OffloadBudgets | None:

@@ -210,6 +210,8 @@ def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> R
         model_name=pool.model_name,
         phase=group.phase if group is not None else "Any",
         offload=pool.offload,
+        kv_memory_fraction=pool.kv_memory_fraction,
+        model_cache=pool.model_cache,
     )
 
 

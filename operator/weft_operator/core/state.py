@@ -13,7 +13,18 @@ from typing import Any, Literal, TypeVar
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import CanaryCounts, PhaseCounts, PoolSpec, RoleCounts, SloAttainment
 from weft_operator.core.artifacts import Resolution
-from weft_operator.core.resources import Adapter, Malformed, Meta, Object, OffloadBudgets, Pool, Ref, Tier, holds
+from weft_operator.core.resources import (
+    Adapter,
+    Malformed,
+    Meta,
+    ModelCache,
+    Object,
+    OffloadBudgets,
+    Pool,
+    Ref,
+    Tier,
+    holds,
+)
 from weft_operator.core.retention import Retention
 from weft_operator.core.runner_defaults import RunnerDefaults
 
@@ -29,7 +40,7 @@ class RunnerConfig:
     pool: Ref
     base_digest: str
     page_tokens: int
-    kv_pages: int
+    kv_pages: int  # 0: its runner finds a number, by `kv_memory_fraction` or by its policy
     max_sequences: int
     max_adapters: int | None
     max_rank: int
@@ -41,6 +52,8 @@ class RunnerConfig:
     model_name: str = ""
     phase: str = "Any"  # of its group
     offload: OffloadBudgets | None = None
+    kv_memory_fraction: float | None = None  # None: as a runner does by default
+    model_cache: ModelCache = field(default_factory=ModelCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,7 @@ class PoolReport:
     slo: SloAttainment | None = None  # changes once a minute at most
     roles: RoleCounts | None = None  # of as many runners, too
     wanted: PhaseCounts | None = None  # of `wanted_runners`, where groups are counted apart
+    kv_pages: int = 0  # of the ready runner with the fewest; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

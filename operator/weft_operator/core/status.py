@@ -88,6 +88,7 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
         "baseDigest": view.serving.digest if view.serving else None,
         "architecture": view.serving.verdict.get("architecture") if view.serving else None,
         "maxContextTokens": _model_context_tokens(view) or None,
+        "kvCache": _kv_cache(view),
         "desiredReplicas": view.wanted,
         "replicas": len(view.runners),
         "readyReplicas": ready_runners(view),
@@ -99,6 +100,13 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
         "conditions": merged(before, pool_conditions(view), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}
+
+
+def _kv_cache(view: PoolView) -> dict[str, int] | None:
+    """What the scheduler reports; what was stored while it has not reported, as after a restart."""
+    if view.report is None or not view.report.kv_pages:
+        return view.pool.status.get("kvCache")
+    return {"pages": view.report.kv_pages}
 
 
 def _slo(view: PoolView) -> dict[str, int] | None:

@@ -34,6 +34,8 @@ from weft_operator.local.processes import Process, ProcessState, Program
 
 log = logging.getLogger(__name__)
 
+PAGES = 1024  # of a pool that says nothing of its KV
+
 OnRunner = Callable[[Ref, int, RunnerProcess | None], None]
 
 
@@ -184,6 +186,12 @@ def runner_name(pool: Ref, index: int) -> str:
     return f"{pool.namespace}.{pool.name}-{index}"
 
 
+def _pages_flag(launch: RunnerConfig) -> dict[str, int]:
+    """Runners share this machine's memory, and none of them may take nine tenths of it unasked."""
+    asked = launch.kv_pages or launch.kv_memory_fraction is not None or launch.offload is not None
+    return {} if asked else {"kv-pages": PAGES}
+
+
 def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...]) -> Program:
     """The command line of a runner. `ports`: for gateways, probes, KV."""
     name = component_name(action.pool, action.index)
@@ -197,6 +205,8 @@ def runner_program(action: EnsureRunner, machine: Machine, ports: tuple[int, ...
         "depot": machine.depot_url,
         "data-dir": data_dir,
         **launch_flags(action.launch),
+        **_pages_flag(action.launch),
+        **({"model-cache": action.launch.model_cache.host_path} if action.launch.model_cache.host_path else {}),
         "log-level": machine.log_level,
         **({"executor": machine.executor} if machine.executor else {}),
     }

@@ -13,6 +13,7 @@ from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_runner.core.adapter_slots import MOST_SLOTS
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, PolicyInvalid
+from weft_runner.kv_pages import fitting_pages
 from weft_runner.model.checkpoint import Files, LoadProgress, open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
@@ -25,7 +26,7 @@ from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.plan import OffloadPlan, plan_of
 from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.worker_group import GatherRanks
-from weft_runner.settings import CPU_PAGE, RunnerSettings
+from weft_runner.settings import CPU_PAGE, KV_PAGES, RunnerSettings
 
 if TYPE_CHECKING:
     from weft_runner.parallel.process_group import TorchRanks
@@ -209,8 +210,40 @@ def check_memory_for(
     settings: RunnerSettings, base: ModelSource, kind: str, grid: RankGrid | None = None, own: Sequence[Partition] = ()
 ) -> None:
     """Raises OutOfMemory. All ranks and stages compute in this machine's memory, or some with their `own` parts."""
-    sizes, grid = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}, grid or RankGrid()
-    int4_kv = settings.kv_dtype == "int4"
-    whole = estimate_memory(base.spec, kind, **sizes, ranks=grid.tensor, stages=grid.stages, int4_kv=int4_kv)
-    parts = [astuple(estimate_memory(part.local, kind, **sizes, int4_kv=int4_kv)) for part in own]
-    check_memory(MemoryEstimate(*map(sum, zip(*parts, strict=True))) if parts else whole, available_memory())
+    check_memory(_needs(settings, base.spec, kind, grid or RankGrid(), own), available_memory())
+
+
+def container_pages(settings: RunnerSettings, spec: ModelSpec) -> int:
+    """KV pages where the CPU computes: what --kv-memory-fraction of its container holds, and no more than is of use.
+
+    Of use are pages for as many sequences as it takes, each of the model's context, and never fewer than KV_PAGES. A
+    process without a container of its own has these. Raises ExecutorUnavailable, KvCacheTooSmall.
+    """
+    available = available_memory()
+    if not available.own:
+        return KV_PAGES
+    grid = RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
+    parts = [part_of(spec, grid, rank) for rank in range(grid.size)]
+    native = settings.executor != "reference" and not native_unavailable(settings, parts)
+    own, kind = parts[: len(settings.ranks_here)] if settings.ranks_listen else (), "reference"
+    if native:
+        kind = settings.dtype
+    return fitting_pages(
+        lambda pages: _needs(replace(settings, kv_pages=pages), spec, kind, grid, own),
+        available,
+        settings.kv_memory_fraction,
+        context=spec.max_positions,
+        page_tokens=settings.page_tokens,
+        most=max(KV_PAGES, settings.max_sequences * -(-spec.max_positions // settings.page_tokens)),
+        host_bytes=settings.host_mib << 20,
+    )
+
+
+def _needs(
+    settings: RunnerSettings, spec: ModelSpec, kind: str, grid: RankGrid, own: Sequence[Partition]
+) -> MemoryEstimate:
+    sizes, int4_kv = {"kv_pages": settings.kv_pages, "page_tokens": settings.page_tokens}, settings.kv_dtype == "int4"
+    if own:
+        parts = [astuple(estimate_memory(part.local, kind, **sizes, int4_kv=int4_kv)) for part in own]
+        return MemoryEstimate(*map(sum, zip(*parts, strict=True)))
+    return estimate_memory(spec, kind, **sizes, ranks=grid.tensor, stages=grid.stages, int4_kv=int4_kv)

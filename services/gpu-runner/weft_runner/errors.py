@@ -14,6 +14,7 @@ RunnerError
 |   `-- PolicyInvalid        a policy or a plan that breaks its own laws
 |-- ArtifactUnreachable      the depot does not answer: retry later
 |-- OutOfMemory              the machine or its container is too small: less of everything, or a larger one
+|   `-- KvCacheTooSmall      the share for KV does not hold one sequence: a larger share, or a number of pages
 |-- DiskUnusable             weights cannot be kept on the disk that was named: full, too small, or it fails
 `-- StoppedAtStart           told to stop before it served: nothing is wrong
 """
@@ -77,6 +78,10 @@ class ArtifactUnreachable(RunnerError):
 
 class OutOfMemory(RunnerError):
     """What serving needs is more than the machine, its container or its GPU has. Told before loading, if known."""
+
+
+class KvCacheTooSmall(OutOfMemory):
+    """The share of the memory that is for pages does not hold one sequence of the model's context."""
 
 
 class DiskUnusable(RunnerError):

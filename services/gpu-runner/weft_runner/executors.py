@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weft.domain.model.config import ModelSpec
 from weft.telemetry.logs import kv
 from weft_kernels.cpu.errors import NativeUnavailable
-from weft_runner.cpu_executors import ModelSource, cpu_executor
+from weft_runner.cpu_executors import ModelSource, container_pages, cpu_executor
 from weft_runner.errors import ExecutorUnavailable
 from weft_runner.model.executor import Executor
 from weft_runner.settings import RunnerSettings
@@ -49,6 +49,36 @@ def make_executor(settings: RunnerSettings, base: ModelSource) -> Executor:
 
         log.warning("the native CPU executor cannot serve: reference does", extra=kv(reason=error.reason, cost=COST))
         return _reference(settings, base)
+
+
+def settle_kv_pages(settings: RunnerSettings, spec: ModelSpec) -> RunnerSettings:
+    """With a number of KV pages, by --kv-memory-fraction where none was given; the executor that will compute counts.
+
+    Raises ExecutorUnavailable, KvCacheTooSmall.
+    """
+    if settings.kv_pages or settings.offload_device_bytes:
+        return settings
+    narrowed = _narrowed(settings)
+    pages = _gpu_pages(narrowed, spec)
+    if pages is None:
+        pages = container_pages(narrowed, spec)
+    log.info("KV pages chosen", extra=kv(pages=pages, page_tokens=settings.page_tokens))
+    return replace(settings, kv_pages=pages)
+
+
+def _gpu_pages(settings: RunnerSettings, spec: ModelSpec) -> int | None:
+    """None where the CPU is to compute."""
+    if not _wants_gpu(settings):
+        return None
+    from weft_runner.model.cuda.device import GpuUnavailable
+    from weft_runner.torch_executors import gpu_pages
+
+    try:
+        return gpu_pages(settings, spec)
+    except GpuUnavailable as error:
+        if settings.executor == "cuda" or settings.ranks > 1:
+            raise ExecutorUnavailable(f"--executor cuda: {error}") from error
+        return None  # `make_executor` says why
 
 
 def offload_gpu(settings: RunnerSettings, spec: ModelSpec) -> "Gpu | None":

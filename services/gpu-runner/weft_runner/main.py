@@ -60,7 +60,10 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
     with ExitStack() as ending:
 
         def prepare(stopping: Callable[[], bool]) -> Prepared:
-            source = DepotSource(settings.depot, settings.data_dir / "blobs", settings.base_digest, stopping, tls=tls)
+            source = DepotSource(
+                settings.depot, settings.blobs, settings.base_digest, stopping, tls=tls,
+                shared=settings.model_cache is not None,
+            )  # fmt: skip
             files = fetch_base(source, settings.base_wait_s, stopping)
             machine = machine_here(settings, files)
             ending.enter_context(local_ranks(settings, files))

@@ -61,6 +61,9 @@ class RunnerSettings:
     tls_dir: Path | None = _flag("tls.crt, tls.key, ca.crt: mutual TLS (unset: plain text)", None, metavar="DIR")  # noqa: RUF009
     depot: str = _flag("where weights come from, by digest", metavar="URL")
     data_dir: Path = _flag("uuid and cached blobs; one process owns it", metavar="DIR")  # noqa: RUF009
+    model_cache: Path | None = _flag(  # noqa: RUF009
+        "blobs, shared with other runners of this machine (unset: in --data-dir)", None, metavar="DIR"
+    )
     pool: str = _flag("the ServingPool this runner belongs to", metavar="NS/NAME")
     model_name: str = _flag("the base's name in metrics of vLLM's (default: --pool)", "", metavar="NAME")
     base_digest: str = _flag("the base model's digest", metavar="DIGEST")
@@ -124,7 +127,15 @@ class RunnerSettings:
     )  # fmt: skip
     profile: bool = _flag("time the model at start, for about a second", default=True)
     page_tokens: int = _number("tokens of a KV page", 16, 1, 256)
-    kv_pages: int = _number("KV pages in all (1024; 0: by --offload-policy auto)", KV_PAGES, 0, 1 << 20)
+    kv_pages: int = _number(
+        "KV pages in all (1024; 0: by --kv-memory-fraction, or by --offload-policy auto)", KV_PAGES, 0, 1 << 20
+    )
+    kv_memory_fraction: float = _flag(
+        "with --kv-pages 0: how much of all the memory of the GPU, or of the container, this process may take, weights "
+        "and KV together; a process without a container's limit has 1024 pages",
+        0.9,
+        metavar="F",
+    )
     max_sequences: int = _number(
         "sequences admitted at a time (32; 0: by --offload-policy auto)", MAX_SEQUENCES, 0, 1024
     )
@@ -200,6 +211,11 @@ class RunnerSettings:
     log_format: str = _flag("", "text", choices=("text", "json"))
 
     @property
+    def blobs(self) -> Path:
+        """The folder of what came from the depot."""
+        return self.model_cache or self.data_dir / "blobs"
+
+    @property
     def ranks(self) -> int:
         """Processes of the runner."""
         return self.tensor_parallel * self.pipeline_parallel
@@ -272,8 +288,11 @@ def _faults(values: argparse.Namespace) -> Iterator[str]:
             f"--threads {values.threads} is above the {quota} CPUs that this process may use (affinity, cgroups): "
             "all threads would wait for the one without a CPU; give it more CPUs, or fewer --threads (0: chosen)"
         )
-    limits = {"kv-pages": values.kv_pages, "max-sequences": values.max_sequences,
-              "max-batch-tokens": values.max_batch_tokens}  # fmt: skip
+    limits = {"max-sequences": values.max_sequences, "max-batch-tokens": values.max_batch_tokens}
+    if values.offload_device_bytes:
+        limits["kv-pages"] = values.kv_pages
+    if not 0.0 < values.kv_memory_fraction <= 1.0:
+        yield f"--kv-memory-fraction {values.kv_memory_fraction:g} is not above 0 and at most 1"
     if values.offload_policy == "auto":
         if not values.offload_device_bytes or values.offload_plan:
             yield "--offload-policy auto is for --offload-device-bytes without --offload-plan: it finds one"

@@ -24,13 +24,20 @@ from weft_runner.cpu_executors import (
     part_of,
 )
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory
+from weft_runner.kv_pages import fitting_pages
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cuda import flashinfer
 from weft_runner.model.cuda.device import DTYPES, Gpu, GpuUnavailable, find_gpu
 from weft_runner.model.cuda.device import unsupported_reason as unsupported_on_gpu
 from weft_runner.model.executor import Executor
 from weft_runner.model.kv_cache import KvCache
-from weft_runner.model.memory_estimate import available_memory, check_memory, device_workspace, estimate_memory
+from weft_runner.model.memory_estimate import (
+    MemoryEstimate,
+    available_memory,
+    check_memory,
+    device_workspace,
+    estimate_memory,
+)
 from weft_runner.model.partition import Partition, check_divisible
 from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
@@ -41,7 +48,7 @@ from weft_runner.parallel.grid import RankGrid
 from weft_runner.parallel.pipeline import OffloadedPipeline, PipelineParallelExecutor
 from weft_runner.parallel.process_group import TorchRanks
 from weft_runner.parallel.worker_group import OFFLOADED_PATIENCE_S, PATIENCE_S, launch_ranks
-from weft_runner.settings import RunnerSettings
+from weft_runner.settings import KV_PAGES, RunnerSettings
 
 if TYPE_CHECKING:
     from weft_runner.model.cuda.executor import Sizes
@@ -134,16 +141,45 @@ def _check_gpus(settings: RunnerSettings, parts: Sequence[Partition]) -> str:
     return found[0].device.type
 
 
+def gpu_pages(settings: RunnerSettings, spec: ModelSpec) -> int:
+    """KV pages where GPUs compute: what --kv-memory-fraction of each of this host's GPUs holds, the least of them.
+
+    Raises GpuUnavailable, ExecutorUnavailable, KvCacheTooSmall.
+    """
+    grid = RankGrid(settings.pipeline_parallel, settings.tensor_parallel)
+    check_divisible(spec, grid.tensor, even_heads=True)
+    parts = [part_of(spec, grid, rank) for rank in range(len(settings.ranks_here))]
+    return min(_pages_of(settings, find_gpu(rank), part) for rank, part in enumerate(parts))
+
+
+def _pages_of(settings: RunnerSettings, found: Gpu, part: Partition) -> int:
+    _check_kernels(settings, found, part)
+    if not found.is_real:
+        return KV_PAGES
+    return fitting_pages(
+        lambda pages: _gpu_needs(replace(settings, kv_pages=pages), found, part), found.available,
+        settings.kv_memory_fraction, context=part.whole.max_positions, page_tokens=settings.page_tokens,
+    )  # fmt: skip
+
+
 def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
     """Raises GpuUnavailable, OutOfMemory."""
+    _check_kernels(settings, found, part)
+    if settings.offload_device_bytes:
+        return  # its budgets are compared with what there is as it is made
+    check_memory(_gpu_needs(settings, found, part), found.available if found.is_real else available_memory())
+
+
+def _check_kernels(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
+    """Raises GpuUnavailable."""
     reason = unsupported_on_gpu(part, settings.dtype, settings.page_tokens, settings.max_rank)
-    library = settings.attention == "flashinfer"
-    if library:
+    if settings.attention == "flashinfer":
         reason = reason or flashinfer.unsupported_reason(part.local.head_dim, settings.dtype, real=found.is_real)
     if reason:
         raise GpuUnavailable(reason)
-    if settings.offload_device_bytes:
-        return  # its budgets are compared with what there is as it is made
+
+
+def _gpu_needs(settings: RunnerSettings, found: Gpu, part: Partition) -> MemoryEstimate:
     from weft_runner.model.cuda.adapters import layout_of  # not where torch comes without Triton
     from weft_runner.model.cuda.cuda_graphs import sizes
 
@@ -153,9 +189,8 @@ def _check_gpu(settings: RunnerSettings, found: Gpu, part: Partition) -> None:
         page_tokens=settings.page_tokens, recorded=sizes(settings.max_sequences) if found.is_real else (),
     )  # fmt: skip
     beside += _cuda_slots(settings, part) * layout_of(part, settings.max_rank).entry_bytes
-    beside += flashinfer.workspace_bytes(part.local.windows) if library else 0
-    needed = estimate_memory(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
-    check_memory(needed, found.available if found.is_real else available_memory())
+    beside += flashinfer.workspace_bytes(part.local.windows) if settings.attention == "flashinfer" else 0
+    return estimate_memory(part.local, kind, kv_pages=pages, page_tokens=settings.page_tokens, workspace_bytes=beside)
 
 
 def _cuda_part(

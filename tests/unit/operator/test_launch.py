@@ -1,15 +1,18 @@
 """What a pool asks of its runners, from the manifest to the flags that they are started with."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.operator.planning import BASE, pool_object
+from weft_operator.core.actions import EnsureRunner
 from weft_operator.core.pod_template import launch_flags, pod_template
 from weft_operator.core.resources import Pool, parse_pool
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import group_of, runner_config
+from weft_operator.local.backend import Machine, runner_program
 from weft_runner.settings import parse_settings
 
 ADDRESSES = {"listen": "h:1", "probes": "h:2", "supervisor": "h:3", "depot": "http://h:4", "data-dir": "/var/lib/weft"}
@@ -19,6 +22,8 @@ def pool_of(
     parallelism: dict[str, int] | None = None,
     token_time_ms: int = 100,
     groups: Sequence[dict[str, Any]] = (),
+    cache: dict[str, Any] | None = None,
+    spec: dict[str, Any] | None = None,
     **scheduler: int,
 ) -> Pool:
     """A pool with these words in its scheduler block, as a server holds it."""
@@ -27,6 +32,8 @@ def pool_of(
     manifest["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     manifest["spec"]["scheduler"] |= scheduler
     manifest["spec"]["parallelism"] |= parallelism or {}
+    manifest["spec"]["kvCache"] = cache or manifest["spec"]["kvCache"]
+    manifest["spec"] |= spec or {}
     manifest["spec"]["slo"] = {"tokenTimeMs": token_time_ms, "admission": "Queue"}
     return parse_pool(manifest)
 
@@ -77,6 +84,92 @@ def test_a_runner_is_started_with_the_phase_of_its_group():
 def test_another_token_time_is_another_launch():
     """Runners are replaced when it changes: they chunk by it, and have measured their best batch against it."""
     assert runner_config(pool_of(token_time_ms=45), BASE) != runner_config(pool_of(token_time_ms=46), BASE)
+
+
+@pytest.mark.parametrize(
+    ("cache", "in_a_pod", "on_this_machine"),
+    [
+        ({"pageTokens": 16}, (0, 0.9), (1024, 0.9)),
+        ({"pageTokens": 16, "memoryFraction": 1}, (0, 1.0), (0, 1.0)),
+        ({"pageTokens": 16, "memoryFraction": 0.5, "pages": 7}, (7, 0.5), (7, 0.5)),
+    ],
+)
+def test_a_pool_without_a_number_of_pages_leaves_it_to_its_runner_where_that_has_the_memory_alone(
+    cache: dict[str, Any], in_a_pod: tuple[int, float], on_this_machine: tuple[int, float], tmp_path: Path
+):
+    wanted = runner_config(pool_of(cache=cache), BASE)
+    pod = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | launch_flags(wanted)).items()])
+    assert (pod.kv_pages, pod.kv_memory_fraction) == in_a_pod
+    machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
+    program = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3))
+    own = parse_settings(list(program.argv[program.argv.index("--name") :]))
+    assert (own.kv_pages, own.kv_memory_fraction) == on_this_machine
+
+
+GIB = 1 << 30
+CACHES: list[tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any], str | None]] = [
+    (None, None, {"emptyDir": {}}, None),
+    ({"emptyDir": {}}, None, {"emptyDir": {}}, None),
+    ({"emptyDir": {"sizeLimit": "20Gi"}}, None, {"emptyDir": {"sizeLimit": str(20 * GIB)}}, None),
+    ({"hostPath": {"path": "/srv/weft"}}, {"hostPath": {"path": "/srv/weft", "type": "Directory"}}, {"emptyDir": {}},
+     "/srv/weft"),
+    ({"persistentVolumeClaim": {"claimName": "models"}}, {"persistentVolumeClaim": {"claimName": "models"}},
+     {"emptyDir": {}}, None),
+]  # fmt: skip
+
+
+def template_of(pool: Pool, **defaults: Any) -> dict[str, Any]:
+    return pod_template(
+        pool.groups[0], runner_config(pool, BASE), RunnerDefaults("image", "s:1", "http://d:2", **defaults), labels={},
+        account="runners", drain_s=30.0,
+    )["spec"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cache", "volume", "data", "on_this_machine"), CACHES)
+def test_a_pool_says_where_its_runners_keep_blobs(
+    cache: dict[str, Any] | None, volume: dict[str, Any] | None, data: dict[str, Any], on_this_machine: str | None,
+    tmp_path: Path,
+):  # fmt: skip
+    pool = pool_of(spec={} if cache is None else {"modelCache": cache})
+    spec = template_of(pool)
+    container = spec["containers"][0]
+    volumes = {one.pop("name"): one for one in spec["volumes"]}
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    settings = parse_settings(
+        [word.replace("$(POD_IP)", "h").replace("$(POD_NAME)", "p") for word in container["args"]]
+    )
+    assert (volumes["data"], volumes.get("model-cache")) == (data, volume)
+    assert mounts.get("model-cache") == (None if volume is None else str(settings.model_cache))
+    assert settings.blobs == (Path("/var/lib/weft/blobs") if volume is None else settings.model_cache)
+    wanted = runner_config(pool, BASE)
+    machine = Machine(tmp_path, "127.0.0.1:3", "http://127.0.0.1:4")
+    argv = runner_program(EnsureRunner(wanted.pool, 0, wanted), machine, (1, 2, 3)).argv
+    own = parse_settings(list(argv[argv.index("--name") :]))
+    assert own.model_cache == (None if on_this_machine is None else Path(on_this_machine))
+
+
+def test_pods_ask_for_the_disk_that_their_folders_may_hold_unless_their_resources_do():
+    cache = {"modelCache": {"emptyDir": {"sizeLimit": "20Gi"}}}
+    offload = {"mode": "Auto", "deviceBytes": "4Gi", "diskBytes": "10Gi", "diskPath": "/mnt/weft", "weights": "bf16"}
+    offload |= {"kv": "bf16", "sparseAttention": "Off"}
+    limits = {"limits": {"memory": "8Gi"}}
+
+    def resources(template: dict[str, Any], defaults: dict[str, Any] | None = None, **spec: Any) -> Any:
+        return template_of(pool_of(spec={"template": template, **spec}), **(defaults or {}))["containers"][0][
+            "resources"
+        ]
+
+    assert resources({"resources": limits}, **cache) == {
+        "requests": {"ephemeral-storage": str(20 * GIB)},
+        "limits": {"memory": "8Gi", "ephemeral-storage": str(21 * GIB)},
+    }
+    both = resources({}, **cache, offload=offload)
+    assert both["requests"] == {"ephemeral-storage": str(30 * GIB)}
+    assert resources({"resources": limits}) == limits, "without a size nothing is known"
+    for own in ({"limits": {"ephemeral-storage": "5Gi"}}, {"requests": {"ephemeral-storage": 0}}):
+        assert resources({"resources": own}, **cache) == own
+    elsewhere = {"volumes": [{"name": "data", "hostPath": {"path": "/srv"}}], "resources": limits}
+    assert resources({}, elsewhere, **cache) == limits, "the platform's own volume is no disk of the pod"
 
 
 def test_a_pool_that_offloads_starts_its_runners_with_the_budgets_and_a_volume_of_their_size():

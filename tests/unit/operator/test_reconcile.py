@@ -480,6 +480,19 @@ def test_an_autoscaled_pool_goes_to_what_the_scheduler_wants_and_to_zero_and_bac
     assert (status["lastScale"]["from"], status["lastScale"]["to"]) == (1, 0)
 
 
+def test_the_status_has_the_pages_that_runners_found_and_keeps_them_while_nobody_says(world: World) -> None:
+    world.apply(pool_object(replicas=1, kvCache={"pageTokens": 16, "memoryFraction": 0.5}))
+    world.settle()
+    launch = world.observed.runners[pool_ref()][0].launch
+    assert (launch.kv_pages, launch.kv_memory_fraction) == (0, 0.5)
+    assert "kvCache" not in world.status(pool_ref())
+    for pages, known in ((2048, 2048), (0, 2048), (96, 96)):
+        world.kv_pages = pages
+        world.answers()
+        world.settle()
+        assert world.status(pool_ref())["kvCache"] == {"pages": known}
+
+
 def test_a_scheduler_that_knows_no_runner_yet_takes_none_away(world: World) -> None:
     world.apply(autoscaled(0, 3))
     world.demand[pool_ref()] = 3

@@ -200,11 +200,12 @@ async def test_what_a_pool_could_use_comes_back_with_its_load() -> None:
             wanted_runners=1,
             victims=["b", "a"],
             max_runners=4,
+            kv_pages=2048,
         )
         scheduler.outbox.put(pb.SchedulerToRegistry(pool=status))
         async with asyncio.timeout(PATIENCE_S):
             _, report = await reports.pools.get()
-        assert report == PoolReport(3, 1, ("b", "a"), 4)
+        assert report == PoolReport(3, 1, ("b", "a"), 4, kv_pages=2048)
 
 
 async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_is_answered() -> None:

@@ -494,13 +494,13 @@ def test_a_ready_runner_more_changes_the_status_of_the_pool_and_of_no_adapter_th
     old = version(driver)
     driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2", pinned=True),)))
     driver.wait(1.0)
-    driver.runner("a", desired_version=version(driver))
+    driver.runner("a", desired_version=version(driver), total_pages=300)
     effects = driver.wait(1.0)
-    assert [s.ready_runners for s in picked(effects, PoolStatus)] == [1]
+    assert [(s.ready_runners, s.kv_pages) for s in picked(effects, PoolStatus)] == [(1, 300)]
     assert not picked(effects, AdapterStatus)
     driver.runner("b", desired_version=old)  # Ready with a list from before
     effects = driver.wait(1.0)
-    assert [s.ready_runners for s in picked(effects, PoolStatus)] == [2]
+    assert [(s.ready_runners, s.kv_pages) for s in picked(effects, PoolStatus)] == [(2, 100)]
     assert [(s.digest, s.unavailable_runners) for s in picked(effects, AdapterStatus)] == [("sha256:2", 1)]
     driver.lost("b")
     assert [s.unavailable_runners for s in picked(driver.wait(1.0), AdapterStatus)] == [0]

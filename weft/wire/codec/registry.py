@@ -21,6 +21,7 @@ from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.values import (
     MAX_DETAIL,
     MAX_MODEL,
+    MAX_PAGES,
     MAX_RANK,
     MAX_TOKENS,
     MAX_WAITED_MS,
@@ -215,6 +216,7 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
         slo=_attainment(m.slo) if m.HasField("slo") else None,
         roles=_role_counts(m.roles) if m.HasField("roles") else None,
         wanted=_phase_counts(m.wanted) if m.HasField("wanted") else None,
+        kv_pages=number(m.kv_pages, "kv_pages", MAX_PAGES),
     )
 
 

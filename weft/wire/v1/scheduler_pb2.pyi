@@ -733,7 +733,7 @@ class SchedulerToRegistry(_message.Message):
     def __init__(self, pool: _Optional[_Union[PoolStatus, _Mapping]] = ..., adapter: _Optional[_Union[AdapterStatus, _Mapping]] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("pool", "ready_runners", "wanted_runners", "victims", "max_runners", "slo", "roles", "wanted")
+    __slots__ = ("pool", "ready_runners", "wanted_runners", "victims", "max_runners", "slo", "roles", "wanted", "kv_pages")
     POOL_FIELD_NUMBER: _ClassVar[int]
     READY_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     WANTED_RUNNERS_FIELD_NUMBER: _ClassVar[int]
@@ -742,6 +742,7 @@ class PoolStatus(_message.Message):
     SLO_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    KV_PAGES_FIELD_NUMBER: _ClassVar[int]
     pool: str
     ready_runners: int
     wanted_runners: int
@@ -750,7 +751,8 @@ class PoolStatus(_message.Message):
     slo: SloAttainment
     roles: RoleCounts
     wanted: PhaseCounts
-    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., slo: _Optional[_Union[SloAttainment, _Mapping]] = ..., roles: _Optional[_Union[RoleCounts, _Mapping]] = ..., wanted: _Optional[_Union[PhaseCounts, _Mapping]] = ...) -> None: ...
+    kv_pages: int
+    def __init__(self, pool: _Optional[str] = ..., ready_runners: _Optional[int] = ..., wanted_runners: _Optional[int] = ..., victims: _Optional[_Iterable[str]] = ..., max_runners: _Optional[int] = ..., slo: _Optional[_Union[SloAttainment, _Mapping]] = ..., roles: _Optional[_Union[RoleCounts, _Mapping]] = ..., wanted: _Optional[_Union[PhaseCounts, _Mapping]] = ..., kv_pages: _Optional[int] = ...) -> None: ...
 
 class PhaseCounts(_message.Message):
     __slots__ = ("prompt", "token", "any")

@@ -23,16 +23,22 @@ NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2^63 where there is none, v
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """`limit` names the owner of the memory, for the error that says it does not suffice."""
+    """What is left. `limit` names the owner of the memory, for the error that says it does not suffice.
+
+    `of_bytes`: all of it. `own`: this process is in a container with a limit, and does not share that with others.
+    """
 
     n_bytes: int
     limit: str
+    of_bytes: int = 0
+    own: bool = False
 
 
 def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLimit:
     """The least that the machine and any control group above this process have left. Page cache counts as free."""
-    machine = MemoryLimit(psutil.virtual_memory().available, "this machine")
-    return min((machine, *_groups(proc, cgroup)), key=lambda one: one.n_bytes)
+    memory, groups = psutil.virtual_memory(), _groups(proc, cgroup)
+    machine = MemoryLimit(memory.available, "this machine", memory.total, own=bool(groups))
+    return min((machine, *groups), key=lambda one: one.n_bytes)
 
 
 def _groups(proc: Path, cgroup: Path) -> list[MemoryLimit]:
@@ -58,7 +64,8 @@ def _left(group: Path) -> MemoryLimit | None:
         limit, usage = _number(group / most), _number(group / used)
         if limit is not None and usage is not None and limit < NO_LIMIT:
             left = max(0, limit - usage + _cache(group / "memory.stat"))
-            return MemoryLimit(min(left, limit), f"this container (limit {limit / (1 << 30):.2f} GiB)")
+            name = f"this container (limit {limit / (1 << 30):.2f} GiB)"
+            return MemoryLimit(min(left, limit), name, limit, own=True)
     return None
 
 

@@ -7,14 +7,16 @@ fetched again while those who need it wait, within PATIENCE.
 import logging
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from weft.artifacts.adapter_config import MAX_CONFIG_BYTES, parse_adapter_config
-from weft.artifacts.blobs import BlobStore
+from weft.artifacts.blobs import SPARE, BlobStore, Lease
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import ArtifactError, Unavailable, UnknownDigest
 from weft.artifacts.fetch import FetchLimits, Stopped, fetch
+from weft.process import DataDirUnusable
 from weft.telemetry.logs import kv
 from weft.telemetry.progress import ByteProgress
 from weft.wire.tls import Tls
@@ -25,13 +27,12 @@ from weft_runner.model.checkpoint import Files
 
 log = logging.getLogger(__name__)
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-SPARE = 5  # a fifth of the disk stays free of adapters that only a forecast names
 # A depot that restarts ends no request: 15 s of pauses in all, while the sequences that need the adapter wait.
 PATIENCE = FetchLimits(tries=12, timeout_s=5.0)
 
 
 class DepotSource:
-    """Blobs of the depot, cached in a folder of this runner. Blocking: called from threads that may wait."""
+    """Blobs of the depot, cached in a folder of this runner or of several. Blocking: for threads that may wait."""
 
     def __init__(
         self,
@@ -41,28 +42,43 @@ class DepotSource:
         stopping: Callable[[], bool],
         pause: Callable[[float], None] = time.sleep,
         *,
+        shared: bool = False,
         tls: Tls | None = None,
         on_damaged: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_damaged` is called from any thread for each cached file that was not what its digest says."""
+        """`shared`: the folder is other runners' too. `on_damaged` is called from any thread for each cached file that
+        was not what its digest says. Raises DataDirUnusable.
+        """
         self._on_damaged = on_damaged
         self._url, self._base, self._stopping, self._pause = depot_url, base_digest, stopping, pause
         self._context = tls.client_context("depot") if tls else None
-        self._blobs = BlobStore(folder)
-        self._blobs.clean()
+        try:
+            self._shared, self._blobs = shared, BlobStore(folder, shared=shared)
+            self._blobs.clean()
+            if shared:  # the base has room, if what nobody needs can make it
+                self._blobs.retain((base_digest,))
+        except OSError as error:
+            raise DataDirUnusable(f"the folder of blobs {folder} cannot be written to: {error.strerror}") from error
+        self._kept, self._fetched = self._blobs.lease(), deque[Lease]()  # of the base; of adapters, of a shared folder
 
     def base(self, progress: ByteProgress | None = None) -> Files:
         """The base model's files by name; `progress` counts their bytes.
 
         Raises ArtifactUnknown, ArtifactUnreachable, AdapterInvalid.
         """
-        manifest = self._fetch(self._base, threads=cpu_quota(), progress=progress)  # nothing runs beside it yet
+        lease = self._kept  # nothing runs beside it yet
+        manifest = self._fetch(self._base, lease, threads=cpu_quota(), progress=progress)
+        if self._shared:
+            self._blobs.mark_used(self._base, *(entry.digest for entry in manifest.files))
         return {entry.name: self._blobs.file(manifest, entry.name) for entry in manifest.files}
 
     def adapter(self, digest: str) -> AdapterFiles:
         """See `Source.adapter`."""
-        manifest = self._fetch(digest)
-        self._blobs.mark_used(digest)
+        lease = self._blobs.lease() if self._shared else None
+        if lease is not None:
+            self._fetched.append(lease)
+        manifest = self._fetch(digest, lease)
+        self._blobs.mark_used(digest, *(entry.digest for entry in manifest.files if self._shared))
         try:
             config = self._blobs.read(manifest.file(CONFIG).digest, max_bytes=MAX_CONFIG_BYTES)
             return AdapterFiles(self._blobs.file(manifest, TENSORS), parse_adapter_config(config))
@@ -71,10 +87,13 @@ class DepotSource:
 
     def retain(self, digests: frozenset[str]) -> None:
         """Keep the base and these; a digest that is being fetched is protected by its own lease."""
+        fetched = len(self._fetched)
         try:
             removed = self._blobs.retain((self._base, *digests))
         except ArtifactError as error:
             raise AdapterInvalid(str(error)) from error
+        for _ in range(fetched):  # what of them is still wanted is among the digests now
+            self._fetched.popleft().close()
         if removed:
             log.info("blobs removed", extra=kv(blobs=removed))
 
@@ -83,11 +102,13 @@ class DepotSource:
         return tuple(self._blobs.artifacts("adapter"))
 
     def has_space(self) -> bool:
-        """See `Source.has_space`."""
+        """See `Source.has_space`: a fifth of the disk stays free of adapters that only a forecast names."""
         usage = shutil.disk_usage(self._blobs.root)
         return usage.free > usage.total // SPARE
 
-    def _fetch(self, digest: str, threads: int = 1, progress: ByteProgress | None = None) -> Manifest:
+    def _fetch(
+        self, digest: str, lease: Lease | None, threads: int = 1, progress: ByteProgress | None = None
+    ) -> Manifest:
         try:
             return fetch(
                 self._url,
@@ -100,6 +121,7 @@ class DepotSource:
                 on_damaged=self._on_damaged,
                 threads=threads,
                 progress=progress,
+                lease=lease,
             )
         except (UnknownDigest, Unavailable, Stopped, ArtifactError, OSError) as error:
             raise _named(error, digest) from error

@@ -62,9 +62,10 @@ async def serve_runner(
     metrics = RunnerMetrics(REGISTRY, settings.model_name)
     source = DepotSource(
         settings.depot,
-        settings.data_dir / "blobs",
+        settings.blobs,
         settings.base_digest,
         stop.is_set,
+        shared=settings.model_cache is not None,
         tls=tls,
         on_damaged=metrics.corrupt_artifact,
     )

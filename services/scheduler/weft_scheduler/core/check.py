@@ -281,6 +281,7 @@ def _check_runners(pool: Pool, runners: list[RunnerAccount]) -> None:
         (pool.confirmed_shapes, [r.shape for r in runners if r.confirmed]),
         (pool.accepting, [(r.role, r.shape) for r in runners if r.contribution is not None and not r.cordoned]),
         (pool.ready_shapes, [r.shape for r in runners if r.ready_version is not None]),
+        (pool.ready_pages, [r.total_pages for r in runners if r.ready_version is not None]),
     ):
         assert dict(counted) == dict(Counter(shapes)), (pool.name, counted, shapes)
     ready = [r.ready_version for r in runners if r.ready_version is not None]

@@ -89,6 +89,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         slo=attainment,
         roles=roles,
         wanted=pool.autoscaler.wanted if spec.split and spec.groups else None,
+        kv_pages=pool.kv_pages,
     )
 
 

@@ -76,8 +76,8 @@ class Gpu:
     @property
     def available(self) -> MemoryLimit:
         """Its free memory."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return MemoryLimit(free, f"GPU {self.device.index} ({torch.cuda.get_device_name(self.device)})")
+        free, total = torch.cuda.mem_get_info(self.device)
+        return MemoryLimit(free, f"GPU {self.device.index} ({torch.cuda.get_device_name(self.device)})", total)
 
     @property
     def name(self) -> str:

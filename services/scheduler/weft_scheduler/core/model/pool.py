@@ -77,9 +77,11 @@ class Pool:
         self.confirmed_shapes: Counter[RunnerShape] = Counter()
         self.accepting: Counter[tuple[RunnerRole, RunnerShape]] = Counter()  # runners that take more now or soon
         self.ready_shapes: Counter[RunnerShape] = Counter()
+        self.ready_pages: Counter[int] = Counter()  # KV pages in all -> Ready runners
         self.ready_versions: Counter[int] = Counter()  # desired version -> Ready runners
         self.ready_runners = 0
         self.max_context_tokens = 0  # of the Ready runners; the last known while there are none
+        self.kv_pages = 0  # the same of the least pages in all
         self.ending: dict[str, None] = {}  # an ordered set of runners that drain
         self.load_failures: dict[str, dict[str, str]] = {}  # adapter -> uuid -> why its load failed there
         self.packs = False  # full batches are preferred to idle runners
@@ -525,12 +527,15 @@ class Pool:
         if before is not None:
             _decrement(self.ready_versions, before)
             _decrement(self.ready_shapes, runner.shape)
+            _decrement(self.ready_pages, runner.total_pages)
         if version is not None:
             self.ready_versions[version] += 1
             self.ready_shapes[runner.shape] += 1
+            self.ready_pages[runner.total_pages] += 1
         self.ready_runners += (version is not None) - (before is not None)
         contexts = (shape.max_context_tokens for shape in self.ready_shapes)
         self.max_context_tokens = min(contexts, default=self.max_context_tokens)
+        self.kv_pages = min(self.ready_pages, default=self.kv_pages)
         return True
 
     def set_errors(self, runner: RunnerAccount, digests: Iterable[str], *, gone: bool = False) -> None:

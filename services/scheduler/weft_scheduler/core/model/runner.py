@@ -108,6 +108,10 @@ class RunnerAccount:
         return self.confirmed and self.serving and not self.cordoned and not self.figures.draining
 
     @property
+    def total_pages(self) -> int:
+        return self.spec.total_pages if self.spec else 0
+
+    @property
     def free_pages(self) -> int:
         """Whole pages that an Assign may count on."""
         return self.free_tokens // self.spec.page_tokens if self.spec else 0
