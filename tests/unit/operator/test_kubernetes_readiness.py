@@ -40,6 +40,9 @@ class Cluster:
         self.holder = holder
         self.elected, self.scanned = asyncio.Event(), asyncio.Event()
 
+    async def request(self, method: str, path: str, **how: Any) -> Any:
+        return {"metadata": {"uid": "u", "resourceVersion": "2"}}
+
     async def pages(self, *what: Any, **how: Any) -> AsyncIterator[Page]:
         yield Page((), 1)
 
