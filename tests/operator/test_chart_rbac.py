@@ -21,15 +21,12 @@ from harness.waiting import PATIENCE_S
 from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, RecordEvent, SetPodDeletionCost, SetStatus
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import Child
-from weft_operator.errors import ChildRefused, StaleWrite
+from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.errors import ApiFailed
+from weft_operator.kubernetes.client import BY_KIND, OWN, PODS, Api, Resource
 from weft_operator.kubernetes.event_mapping import owner_of
-from weft_operator.kubernetes.leader_election import Election
-from weft_operator.kubernetes.lease import LeaseTimings
-from weft_operator.kubernetes.resources import BY_KIND, OWN, PODS, Resource
+from weft_operator.kubernetes.leader_election import Election, LeaseTimings
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"

@@ -30,8 +30,7 @@ from harness.waiting import PATIENCE_S, wait_until
 from weft_operator.core.resources import Object, Ref, parse
 from weft_operator.core.state import DesiredState, ObjectKey
 from weft_operator.kubernetes import admission
-from weft_operator.kubernetes.client import load_configuration
-from weft_operator.kubernetes.resources import OWN
+from weft_operator.kubernetes.client import OWN, load_configuration
 from weft_operator.kubernetes.watch import Watches
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"

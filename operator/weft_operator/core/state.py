@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeVar
 
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
-from weft_operator.core.artifacts import Resolution
+from weft_operator.core.artifacts import Resolution, Retention
 from weft_operator.core.resources import Adapter, Malformed, Meta, Object, OffloadBudgets, Pool, Ref, Tier, holds
-from weft_operator.core.retention import Retention
 from weft_operator.core.runner_defaults import RunnerDefaults
 
 APPLY_RETRY_S = 15.0  # before a refused intent is tried again unchanged, and a foreign object read again

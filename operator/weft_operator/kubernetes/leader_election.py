@@ -1,4 +1,12 @@
-"""Leadership by a Lease: the shell of `lease.py`.
+"""Leader election by a `coordination.k8s.io` Lease: pure decisions, and the election that carries them out.
+
+The rule is client-go's: nobody's clock is compared with anybody else's. A candidate looks at the Lease and measures, on
+its own clock, for how long it has not changed; after the duration that the Lease itself names it is free. A leader
+counts from the moment at which it *sent* its last successful renewal and stops acting `deadline_s` later, which is
+sooner than anybody else may begin: from then on no request of its is under way either (`write_s`).
+
+The term of a leadership is the Lease's `leaseTransitions`. It has to grow also when somebody deletes the Lease, so a
+new one does not begin at zero but at a number of seconds: fewer leaderships than seconds pass.
 
 A process leads at most once. When it cannot be sure any more that it leads it ends: whatever it remembers may be old,
 and a new start is the one path that is tested every day.
@@ -10,27 +18,117 @@ import os
 import secrets
 import socket
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.telemetry.logs import kv
 from weft_operator.controller.clock import Clock, since_boot
 from weft_operator.core.resources import Object
-from weft_operator.errors import StaleWrite
+from weft_operator.errors import KubernetesError, LeadershipLost, StaleWrite
 from weft_operator.kubernetes.backend import micro_time
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
-from weft_operator.kubernetes.lease import (
-    Acquire,
-    Candidate,
-    CreateLease,
-    Leadership,
-    LeaseRecord,
-    LeaseTimings,
-    Wait,
-    decide,
-)
-from weft_operator.kubernetes.resources import LEASES
+from weft_operator.kubernetes.client import LEASES, Api
+
+TERM_EPOCH_S = 1_735_689_600  # 2025-01-01; seconds since then fit the field's 31 bits until 2093
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimings:
+    """The times of a leadership, in seconds."""
+
+    duration_s: float = 15.0  # a Lease that has not changed for so long is free
+
+    @property
+    def renew_s(self) -> float:
+        """How often a leader renews."""
+        return self.duration_s / 6
+
+    @property
+    def deadline_s(self) -> float:
+        """A leader that could not renew for so long stops acting."""
+        return self.duration_s * 2 / 3
+
+    @property
+    def write_s(self) -> float:
+        """The longest that one write may be under way: one sent at the deadline ends before anybody else begins."""
+        return self.duration_s / 3
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A Lease as it was read. `version` is its resourceVersion; no holder: given back."""
+
+    holder: str
+    transitions: int
+    duration_s: float
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One process's view. `since` is its own clock when it first saw the Lease as it is."""
+
+    identity: str
+    seen: LeaseRecord | None = None
+    since: float = 0.0
+
+    def look(self, seen: LeaseRecord | None, now: float) -> "Candidate":
+        """Take in what was read. An unchanged Lease keeps its age."""
+        if self.seen is not None and seen is not None and seen.version == self.seen.version:
+            return self
+        return replace(self, seen=seen, since=now)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLease:
+    """There is no Lease: make one, with this term."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """The Lease is free: take it over from exactly this version, with this term."""
+
+    version: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Another one leads. The Lease is read again after so many seconds at most."""
+
+    seconds: float
+
+
+def decide(candidate: Candidate, terms: LeaseTimings, now: float, unix_s: float) -> CreateLease | Acquire | Wait:
+    """What a candidate that does not lead does next. `unix_s` is the wall clock, for the term of a new Lease."""
+    seen = candidate.seen
+    if seen is None:
+        return CreateLease(first_term(unix_s))
+    free_at = candidate.since + max(seen.duration_s, terms.duration_s)
+    held = seen.holder not in ("", candidate.identity)  # its own name: a write of its own whose answer was lost
+    if held and now < free_at:
+        return Wait(min(free_at - now, terms.renew_s))
+    return Acquire(seen.version, max(seen.transitions + 1, 1))
+
+
+def first_term(unix_s: float) -> int:
+    """The term of a Lease that is new: above every term of one that was deleted."""
+    return max(1, int(unix_s) - TERM_EPOCH_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """A leadership. `renewed_at` is this process's clock just before the last successful renewal was sent."""
+
+    term: int
+    version: str
+    renewed_at: float
+
+    def holds(self, terms: LeaseTimings, now: float) -> bool:
+        """May this process act? It may not even ask for more once this is False: it ends."""
+        return now < self.renewed_at + terms.deadline_s
+
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from harness.certificates import Authority, mount
 from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
 from weft_operator.kubernetes import manager
-from weft_operator.kubernetes.client import Api, Page
-from weft_operator.kubernetes.metrics import Metrics
-from weft_operator.kubernetes.resources import Resource
+from weft_operator.kubernetes.client import Api, Page, Resource
+from weft_operator.kubernetes.observability import Metrics
 from weft_operator.kubernetes.settings import Settings
 
 HOST = "127.0.0.1"

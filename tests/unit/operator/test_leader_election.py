@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.kubernetes.lease import (
+from weft_operator.kubernetes.leader_election import (
     TERM_EPOCH_S,
     Acquire,
     Candidate,
