@@ -135,7 +135,7 @@ def _stuck(status: Any) -> Iterator[tuple[RunnerState, str]]:
 
 
 def _why(container: Any, reason: str, waiting: Any) -> str:
-    """`runner: CrashLoopBackOff: exit code 2: no such file`: with the container's termination message, if it left one."""
+    """`runner: CrashLoopBackOff: exit code 2: no such file`: with the container's termination message, if any."""
     ended = (container.get("lastState") or {}).get("terminated")
     if not ended:
         return ": ".join(part for part in (container["name"], reason, _words(waiting.get("message"))) if part)

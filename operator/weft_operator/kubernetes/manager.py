@@ -28,6 +28,7 @@ from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, OWN, Api, key_of, load_configuration
+from weft_operator.kubernetes.crd_check import check_crds
 from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
 from weft_operator.kubernetes.leader_election import Election, LeaseTimings, new_identity
 from weft_operator.kubernetes.observability import Metrics, OperatorProbes
@@ -136,6 +137,7 @@ class Manager:
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
             tasks.create_task(watches.run_owned(self._settings.namespaces), name="watch children")
             tasks.create_task(self._resync.run(), name="resync")
+            tasks.create_task(check_crds(self._api, self._metrics.missing_fields), name="check CRDs")
 
     async def _until_known(self) -> None:
         """Wait for our resources to exist, then take in everything there is."""

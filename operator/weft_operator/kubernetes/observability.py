@@ -24,6 +24,11 @@ class Metrics:
             ["resource"],
             registry=registry,
         )
+        self.missing_fields = Gauge(
+            "weft_operator_crd_missing_fields",
+            "fields of this version that the cluster's CustomResourceDefinitions lack",
+            registry=registry,
+        )
         self.writes = Counter(
             "weft_operator_writes", "writes to the API server, by what was ordered", ["action"], registry=registry
         )
