@@ -21,7 +21,7 @@ from weft_bench.errors import NoResources
 from weft_bench.process import Process
 from weft_bench.scrape import Sample, total
 from weft_bench.stack import copy_adapter, quickstart
-from weft_operator.local.ports import PortSource
+from weft_operator.local.sockets import PortSource
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 POOLS, ADAPTERS = "servingpools", "loraadapters"

@@ -25,13 +25,11 @@ from weft.leadership.lease_api import LeaseApi
 from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, RecordEvent, SetPodDeletionCost, SetStatus
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import Child
-from weft_operator.errors import ChildRefused, StaleWrite
+from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.errors import ApiFailed
+from weft_operator.kubernetes.client import BY_KIND, OWN, PODS, Api, Resource
 from weft_operator.kubernetes.event_mapping import owner_of
-from weft_operator.kubernetes.resources import BY_KIND, OWN, PODS, Resource
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"

@@ -31,7 +31,7 @@ from weft.leadership.lease_api import load_configuration
 from weft_operator.core.resources import Object, Ref, parse
 from weft_operator.core.state import DesiredState, ObjectKey
 from weft_operator.kubernetes import admission
-from weft_operator.kubernetes.resources import OWN
+from weft_operator.kubernetes.client import OWN
 from weft_operator.kubernetes.watch import Watches
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"

@@ -25,9 +25,8 @@ from weft_operator.controller.interfaces import (
     Registry,
     RegistryUpdate,
 )
-from weft_operator.controller.rate_limit import TokenBucket
 from weft_operator.controller.resolver import Resolver
-from weft_operator.controller.workqueue import WorkQueue
+from weft_operator.controller.workqueue import TokenBucket, WorkQueue
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,

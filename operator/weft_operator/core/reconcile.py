@@ -30,7 +30,7 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.artifacts import REMOTE_SCHEMES, Request, Resolution
 from weft_operator.core.canary import COUNTS_S, as_adapter, canary_uid
-from weft_operator.core.events import STEPS, events_for
+from weft_operator.core.registration import adapter_entry, pool_entry
 from weft_operator.core.replicas import (
     deadlines,
     grace_elapsed,
@@ -41,7 +41,7 @@ from weft_operator.core.replicas import (
 )
 from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
 from weft_operator.core.state import AdapterRegistration, DesiredState, State
-from weft_operator.core.status import adapter_entry, adapter_status, malformed_status, pool_entry, pool_status
+from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
 PROGRESS_S, PROGRESS_MAX_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway

@@ -167,10 +167,10 @@ def select_victims(
     """The runners of `present` to delete so that `wanted` are left, in order; None: that is not known yet.
 
     `waited`: the scheduler has had its time to answer. The order: those that are not ready, then the scheduler's
-    victims in its order, then, for a number that people wrote, the last of those that are left: where groups are counted
-    `apart` only as long as the scheduler has not answered, for then a number may move from one group to another. It counts
-    groups of one phase together: for each victim that it has named `elsewhere`, in another one, one that it has not
-    may go here.
+    victims in its order, then, for a number that people wrote, the last of those that are left: where groups are
+    counted `apart` only as long as the scheduler has not answered, for then a number may move from one group to
+    another. It counts groups of one phase together: for each victim that it has named `elsewhere`, in another group,
+    a runner that it has not named may be deleted here.
     """
     surplus, answered = len(present) - wanted, report is not None and is_current(report, bounds)
     if surplus <= 0:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import CanaryCounts, PhaseCounts, PoolSpec, RoleCounts, SloAttainment
-from weft_operator.core.artifacts import Resolution
+from weft_operator.core.artifacts import Resolution, Retention
 from weft_operator.core.resources import (
     Adapter,
     Malformed,
@@ -25,7 +25,6 @@ from weft_operator.core.resources import (
     Tier,
     holds,
 )
-from weft_operator.core.retention import Retention
 from weft_operator.core.runner_defaults import RunnerDefaults
 
 APPLY_RETRY_S = 15.0  # before a refused intent is tried again unchanged, and a foreign object read again

@@ -28,13 +28,10 @@ from weft_operator.core.actions import (
 from weft_operator.core.children import MANAGER
 from weft_operator.core.resources import API_VERSION, Object, Ref, resource_version
 from weft_operator.core.state import ObjectKey
-from weft_operator.errors import ChildExists, ChildRefused, StaleWrite
+from weft_operator.errors import AlreadyExists, ApiFailed, ChildExists, ChildRefused, KubernetesError, StaleWrite
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import APPLY_PATCH, MERGE_PATCH, Api
-from weft_operator.kubernetes.errors import AlreadyExists, ApiFailed, KubernetesError
-from weft_operator.kubernetes.event_mapping import owner_of
-from weft_operator.kubernetes.pods import DELETION_COST
-from weft_operator.kubernetes.resources import BY_KIND, EVENTS, PODS, version_of
+from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, EVENTS, MERGE_PATCH, PODS, Api, version_of
+from weft_operator.kubernetes.event_mapping import DELETION_COST, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -146,13 +143,13 @@ class KubernetesBackend:
         await self._fenced(key, "PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
 
     async def record_event(self, action: RecordEvent) -> None:
-        """An Event; one that says the same again is counted on the first. Failing to tell is logged, not repeated."""
+        """An Event; an equal one is counted on the first. A failure is logged, not repeated."""
         event = event_manifest(action, self._instance, self._clock())
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
         try:
             try:
                 await self._send("POST", EVENTS.path(namespace), event)
-            except AlreadyExists:  # the same was said before
+            except AlreadyExists:  # an equal one is there
                 series = {"series": {"count": self._count(name), "lastObservedTime": event["eventTime"]}}
                 await self._send("PATCH", EVENTS.path(namespace, name), series, content_type=MERGE_PATCH)
         except (KubernetesError, StaleWrite) as error:
@@ -234,7 +231,7 @@ class KubernetesBackend:
 
 
 def event_manifest(action: RecordEvent, instance: str, now: float) -> dict[str, Any]:
-    """The manifest of an Event. Its name is a hash of what it says, so that saying it again meets the first."""
+    """The manifest of an Event. Its name is a hash of its content, so that an equal one meets the first."""
     ref, note = action.ref, action.message.encode()[:EVENT_NOTE_MAX].decode(errors="ignore")
     said = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
     return {

@@ -22,8 +22,8 @@ from weft_gateway.settings import GatewaySettings
 from weft_operator.core.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT
 from weft_operator.core.runner_defaults import CONTAINER_SECURITY, POD_SECURITY
 from weft_operator.kubernetes.admission import PATHS
-from weft_operator.kubernetes.runner_defaults_file import parse_runner_defaults
 from weft_operator.kubernetes.settings import Settings as OperatorSettings
+from weft_operator.kubernetes.settings import parse_runner_defaults
 from weft_predictor.settings import PredictorSettings
 from weft_scheduler.settings import SchedulerSettings
 from weft_supervisor.settings import SupervisorSettings

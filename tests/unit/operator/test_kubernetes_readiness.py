@@ -23,7 +23,7 @@ from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
 from weft_operator.kubernetes import manager
 from weft_operator.kubernetes.client import Api, Page
-from weft_operator.kubernetes.metrics import Metrics
+from weft_operator.kubernetes.observability import Metrics
 from weft_operator.kubernetes.settings import Settings
 
 HOST = "127.0.0.1"
