@@ -83,3 +83,18 @@ def strike(installation: Installation, pod: str, blow: str) -> None:
         installation.plane.kubectl(*gone, "--force", "--grace-period=0")
     else:
         installation.node.kill(NAMESPACE, pod, signal.SIGSTOP if blow == "stand still" else signal.SIGKILL)
+
+
+async def test_the_scheduler_that_acts_goes_on_while_the_api_server_is_away(
+    two: Installation, cases: list[Case]
+) -> None:
+    await until_both_are_ready(two)
+    pod = await asyncio.to_thread(holder, two)
+    async with load(two.url, cases, "api-server", width=WIDTH) as made:
+        await made.until(lambda: len(made.streams) > 3 * WIDTH)
+        await asyncio.to_thread(two.plane.restart_api_server)
+        after = len(made.streams)
+        await made.until(lambda: len(made.streams) > after + 3 * WIDTH)
+    print(f"api-server: {longest_pause(made.streams)}")
+    assert await asyncio.to_thread(holder, two) == pod
+    assert_undisturbed(made.streams)

@@ -189,8 +189,9 @@ spec:
     {{- include "weft.selector" . | nindent 4 }}
   ports:
     - {name: {{ .portName }}, port: 7400, targetPort: {{ .portName }}}
-{{- if include "weft.standby" . }}
+{{- if has .component (list "scheduler" "predictor") }}
 ---
+# Asked where there is a standby; always there, so that peers find it until they are replaced after `replicas` has changed.
 apiVersion: v1
 kind: Service
 metadata:
