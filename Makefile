@@ -9,7 +9,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check gpu-check gpu-bench check docs docs-serve format proto crds golden lock clean
+.PHONY: sim-check gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -115,6 +115,9 @@ crds: install  ## write crds/ and docs/api.md again from weft/api
 
 golden: install  ## write the chart's golden renders again (needs helm: make cluster-tools)
 	$(HARNESS).chart
+
+values: install  ## write the comments of the chart's values.yaml and its README's table again from values.schema.json
+	$(HARNESS).chart_values
 
 lock: install  ## write requirements.lock, up.lock and those of the images again from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --generate-hashes --no-emit-index-url --output-file requirements.lock --quiet

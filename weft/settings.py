@@ -50,6 +50,20 @@ class ProcessSettings(BaseSettings):
             raise SystemExit(process.EXIT_CANNOT_START) from error
 
 
+class StandbySettings(ProcessSettings):
+    """Of a service that may have a standby (`weft.leadership.standby`)."""
+
+    lease: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$",
+        description="NAMESPACE/NAME of the Lease whose holder acts, while others stand by; unset: this process acts",
+    )
+    lease_seconds: float = Field(
+        8.0, ge=3, le=60, description="a Lease that is not renewed for so long is another process's"
+    )
+    kubeconfig: Path | None = Field(None, description="the API server of --lease; unset: the pod's service account")
+
+
 def data_dir_field(component: str, description: str) -> Any:
     """The field of a data directory. Its help names the rule, not this machine's folder."""
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 
+from weft.leadership.lease_api import load_configuration
 from weft_bench.errors import NoResources
 from weft_bench.process import Process
 from weft_bench.scrape import Sample, total
 from weft_bench.stack import copy_adapter, quickstart
-from weft_operator.kubernetes.client import load_configuration
-from weft_operator.local.ports import PortSource
+from weft_operator.local.sockets import PortSource
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
 POOLS, ADAPTERS = "servingpools", "loraadapters"

@@ -18,7 +18,7 @@ from weft_bench.errors import StackFailed
 from weft_bench.scrape import scrape, total
 from weft_cli.client import Controller
 from weft_cli.errors import CommandError
-from weft_operator.local.ports import PortSource
+from weft_operator.local.sockets import PortSource
 
 POLL_S = 0.02
 UP = ("weft_cli", "up")

@@ -180,6 +180,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        from weft_operator.local.socket_file import connect
+        from weft_operator.local.sockets import connect
 
         self.sock: socket.socket = connect(self._path, self.timeout)

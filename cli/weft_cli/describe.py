@@ -18,6 +18,8 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown
         "Modules": ", ".join(status.get("targetModules", ())) or NONE,
         "Size": f"{status['sizeBytes']} bytes, {status.get('dtype', '?')}" if "sizeBytes" in status else NONE,
     }
+    if canary := status.get("canary"):
+        facts["Canary"] = _canary(canary, obj["spec"].get("canary", {}))
     digest = status.get("digest")
     rows = [
         (runner.called, at.tier, str(at.running), "loading" if at.loading else at.error or at.shortfall)
@@ -35,6 +37,16 @@ def describe_adapter(obj: Object, runners: Sequence[Runner], now: float, unknown
     versions = ["", "Versions:", *_indent(table(("DIGEST", "NAME", "RANK", "PUBLISHED"), contents))] if contents else []
     residence = ["", "On runners:", *_indent(residency)]
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), *versions, *residence]
+
+
+def _canary(status: Object, spec: Object) -> str:
+    parts = [f"{status['phase']}, {spec.get('weight', '?')} % of the requests", status.get("digest", "no content yet")]
+    if "requests" in status:
+        parts.append(
+            f"{status['failedRequests']} of {status['requests']} requests failed, "
+            f"{status['stableFailedRequests']} of {status['stableRequests']} of those beside it"
+        )
+    return "; ".join(parts)
 
 
 def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: str = "") -> list[str]:

@@ -41,7 +41,7 @@ def status(controller: Controller) -> None:
 
 
 def _read(folder: Path, component: str | None, tail: int | None, error: NotRunning) -> None:
-    from weft_operator.local.logfile import last_lines
+    from weft_operator.local.logs import last_lines
 
     found = sorted(path.stem for path in folder.glob("*.log")) if folder.is_dir() else []
     if component is None and found:

@@ -37,9 +37,8 @@ from weft_cli.readiness import is_ready, is_refused, state_of
 from weft_operator.core.resources import Ref
 from weft_operator.errors import ApiError, StackError
 from weft_operator.local.components import RUNNER, Options
-from weft_operator.local.lifecycle import running
 from weft_operator.local.objects import ref_of
-from weft_operator.local.stack import Stack
+from weft_operator.local.stack import Stack, running
 
 T = TypeVar("T")
 

@@ -4,7 +4,14 @@ OperatorError
 ├── DepotUnavailable     the depot did not answer: asked again later
 │   └── DepotFailed      it answered, with an error of its own or with what is no answer
 ├── StaleWrite           a fenced write met another version of the object, or none: planned again from what is there
-├── ChildRefused         what a pool should own cannot be made; carries a condition's reason: tried again later
+│   ├── ChildExists      an unknown object has a child's name; carries the object: planned again, with it known
+│   ├── ObjectNotFound   404: there is no such object, or no such resource
+│   ├── VersionConflict  409: the object has another version than the write was made from
+│   └── AlreadyExists    409: an object that was to be created is there
+├── ChildRefused         the API server refuses what a pool should own: tried again later
+├── KubernetesError
+│   ├── ApiFailed        the API server refused a request; carries status, reason and its message: planned again later
+│   └── ApiUnreachable   it did not answer in time: asked again later
 ├── ApiError             a request to the local API is refused; carries status, reason and causes
 │   ├── Invalid (422)    the object breaks the schema or a rule; every cause names its field
 │   ├── NotFound (404)
@@ -18,8 +25,9 @@ OperatorError
     └── ComponentFailed  a component ended before it was ready; carries its last words
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 
 class OperatorError(Exception):
@@ -38,12 +46,48 @@ class StaleWrite(OperatorError):
     """A fenced write met a newer version of the object, or the object is gone."""
 
 
-class ChildRefused(OperatorError):
-    """Somebody else has the name of what a pool should own, or the API server does not take it."""
+class ChildExists(StaleWrite):
+    """An object that no watch reports has the name of what a pool should own. The planner decides what follows."""
 
-    def __init__(self, reason: Literal["ChildConflict", "ChildRefused"], message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason, self.message = reason, message
+    def __init__(self, obj: Mapping[str, Any]) -> None:
+        super().__init__(f"{obj['kind']} {obj['metadata']['name']} is there, and no watch reports it as the pool's")
+        self.obj = obj
+
+
+class ObjectNotFound(StaleWrite):
+    """There is no such object, or no such resource."""
+
+
+class VersionConflict(StaleWrite):
+    """The object has another version than the write was made from."""
+
+
+class AlreadyExists(StaleWrite):
+    """An object that was to be created is there."""
+
+
+class KubernetesError(OperatorError):
+    """Root of what goes wrong with an API server."""
+
+
+class ApiFailed(KubernetesError):
+    """The API server's refusal."""
+
+    def __init__(self, what: str, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{what}: {status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+
+class ApiUnreachable(KubernetesError):
+    """No answer, or none in time. Whether a write was carried out is not known."""
+
+
+class ChildRefused(OperatorError):
+    """The API server refuses what a pool should own."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +99,7 @@ class Cause:
 
 
 class ApiError(OperatorError):
-    """A refused request, as the Kubernetes API tells it: status code, reason, message, causes."""
+    """A refused request, in the form of the Kubernetes API: status code, reason, message, causes."""
 
     code = 500
     reason = "InternalError"

@@ -31,9 +31,9 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.artifacts import OperationStatus, updated
 from weft_operator.core.expectations import expect
-from weft_operator.core.reconcile import Policy, known_refs, reconcile_all, requeue_at
+from weft_operator.core.reconcile import known_refs, reconcile_all, requeue_at
 from weft_operator.core.resources import Object, Pool, Ref, parse
-from weft_operator.core.state import DesiredState, ObservedState, RunnerProcess, RunnerState
+from weft_operator.core.state import DesiredState, Policy, RunnerProcess, RunnerState, State
 from weft_runner.core import events as rn
 from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.core.runner import Runner
@@ -101,38 +101,38 @@ class Controller:
 
     def __init__(self, fleet: Fleet, now: float) -> None:
         self._fleet = fleet
-        self.desired, self.observed = DesiredState(), ObservedState()
-        self.observed.retention.started_at = now
+        self.state = State(DesiredState(POLICY))
+        self.state.expectations.retention.started_at = now
         self._scheduler: Peer | None = None
         self._wake_at: float | None = now
         self._versions = count(1)
         for obj in fleet.objects.values():
-            self.desired.put(parse(obj))
-        for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
-            if known := resolution_from_status(resource, self.desired, self.observed, now):
-                self.observed.resolutions[resource.meta.uid] = known
-        self.observed.runners = {ref: dict(runners) for ref, runners in fleet.runners.items()}
+            self.state.desired.put(parse(obj))
+        for resource in (*self.state.desired.pools.values(), *self.state.desired.adapters.values()):
+            if known := resolution_from_status(resource, self.state, now):
+                self.state.observed.resolutions[resource.meta.uid] = known
+        self.state.observed.runners = {ref: dict(runners) for ref, runners in fleet.runners.items()}
 
     def handle(self, event: Any, now: float) -> list[Any]:
-        observed, effects = self.observed, list[Any]()
+        observed, expected, effects = self.state.observed, self.state.expectations, list[Any]()
         match event:
             case Connected(peer):
                 self._scheduler = peer
-                adapters = tuple(adapter_spec(entry) for entry in observed.adapters.values())
-                effects.append(self._change(tuple(observed.pools.values()), adapters, snapshot=True))
+                adapters = tuple(adapter_spec(entry) for entry in expected.adapters.values())
+                effects.append(self._change(tuple(expected.pools.values()), adapters, snapshot=True))
             case Closed():
                 self._scheduler = None
             case Received(message=PoolStatus() as status):
                 observed.pool_reports[status.pool] = pool_report(status)
             case Received(message=AdapterStatus() as status):
-                if status.uid in observed.unloads:
-                    observed.unloads[status.uid] |= status.removed
+                if status.uid in expected.unloading:
+                    observed.unloaded |= {status.uid} if status.removed else set[str]()
                 else:
                     observed.adapter_reports[status.uid] = adapter_report(status)
             case DepotAnswered(uid, answer):
-                ref = self.desired.by_uid.get(uid)
+                ref = self.state.desired.by_uid.get(uid)
                 if ref is not None and (known := observed.resolutions.get(uid)) is not None:
-                    resource = self.desired.get(ref)
+                    resource = self.state.desired.get(ref)
                     pool = None if isinstance(resource, Pool) or resource is None else resource.pool
                     observed.resolutions[uid] = updated(known, answer, now, pool)
             case RunnerObserved(ref, index, process):
@@ -140,16 +140,16 @@ class Controller:
             case _:
                 pass
         for _ in range(ROUNDS):
-            actions = reconcile_all(self.desired, observed, now, POLICY)
+            actions = reconcile_all(self.state, now)
             if not actions:
                 break
             for action in actions:
                 effects += self._carry_out(action)
-                expect(action, observed, now)
+                expect(action, self.state, now)
         else:
-            raise LawBroken(f"the operator orders without end: {reconcile_all(self.desired, observed, now, POLICY)}")
-        refs = known_refs(self.desired, observed)
-        times = [time for ref in refs if (time := requeue_at(ref, self.desired, observed, now, POLICY)) is not None]
+            raise LawBroken(f"the operator orders without end: {reconcile_all(self.state, now)}")
+        refs = known_refs(self.state)
+        times = [time for ref in refs if (time := requeue_at(ref, self.state, now)) is not None]
         self._wake_at = min(times, default=None)
         return effects
 
@@ -157,14 +157,14 @@ class Controller:
         return self._wake_at
 
     def check(self) -> None:
-        for ref, pool in self.desired.pools.items():
-            runners = self.observed.runners.get(ref, {})
+        for ref, pool in self.state.desired.pools.items():
+            runners = self.state.observed.runners.get(ref, {})
             most = pool.autoscaling.max if pool.autoscaling else pool.replicas or 1
             assert sum(runner.state != "Leaving" for runner in runners.values()) <= most, "more runners than allowed"
 
     def _carry_out(self, action: Any) -> list[Any]:
         """Changes for the scheduler, and what the shell does."""
-        observed = self.observed
+        observed = self.state.observed
         match action:
             case PublishPool():
                 return [self._change((action.entry,))]
@@ -175,7 +175,7 @@ class Controller:
             case UnpublishAdapter():
                 return [self._change(removed_adapters=(action.uid,))]
             case SetStatus():
-                self.desired.put(parse(self._fleet.write_status(action)))
+                self.state.desired.put(parse(self._fleet.write_status(action)))
                 return []
             case EnsureRunner(pool, index, launch):
                 _put(observed.runners, pool, index, RunnerProcess(launch, "Starting", name=f"{pool.name}-{index}"))

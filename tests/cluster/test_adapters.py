@@ -88,6 +88,35 @@ async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_t
     installation.plane.kubectl("delete", "lora", "changing", "-n", "acme")
 
 
+async def test_an_adapter_that_moves_to_another_pool_fails_no_request(installation: Installation) -> None:
+    """The new pool is made with the edit: its base and its runner come up while the old one serves."""
+    plane, second = installation.plane, {"name": "second", "namespace": NAMESPACE}
+    pool = plane.get("spool", "quickstart", NAMESPACE)
+    plane.apply(adapter_manifest("mover", "acme", "file:adapters/upper"))
+    await asyncio.to_thread(installation.wait_ready, "acme/mover")
+    cases = [Case("acme/mover", c.prompt, c.expect) for c in sure_cases(("acme/upper",), 8, seed=9)]
+    try:
+        async with load(installation.url, cases, "move", 4) as made:
+            await made.until(lambda: all(w.text for w in made.streams))
+            spec = pool["spec"] | {"model": pool["spec"]["model"] | {"name": "weft-second"}}
+            plane.apply({"apiVersion": pool["apiVersion"], "kind": pool["kind"], "metadata": second, "spec": spec})
+            plane.apply(
+                adapter_manifest("mover", "acme", "file:adapters/upper", poolRef=second, baseModel="weft-second")
+            )
+
+            def moved() -> bool:
+                status = adapter(installation, "mover", "acme")["status"]
+                return status["pool"] == f"{NAMESPACE}/second" and status["unavailableRunners"] == 0
+
+            await eventually(lambda: asyncio.to_thread(moved))
+            asked = len(made.streams)
+            await made.until(lambda: len(made.streams) > asked + 8)
+        assert_undisturbed(list(made.streams))
+    finally:
+        await asyncio.to_thread(plane.kubectl, "delete", "lora", "mover", "-n", "acme", "--ignore-not-found")
+        await asyncio.to_thread(plane.kubectl, "delete", "spool", "second", "-n", NAMESPACE, "--ignore-not-found")
+
+
 async def test_a_deleted_adapter_answers_404_and_leaves_every_runner(installation: Installation) -> None:
     source = installation.sources / "adapters" / "leaving"
     shutil.copytree(installation.sources / "adapters" / "json", source)

@@ -39,12 +39,16 @@ def apply(stack: Stack, folder: Path, manifest: dict[str, object]) -> None:
     stack.cli("apply", "-f", str(path))
 
 
-async def answer(stack: Stack, model: str) -> str | int:
+async def answer(stack: Stack, model: str, **more: str) -> str | int:
     """The text, or the HTTP status."""
     async with httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client:
-        body = {"model": model, "prompt": PROMPT, "temperature": 0}
+        body = {"model": model, "prompt": PROMPT, "temperature": 0, **more}
         got = await client.post("/v1/completions", json=body)
     return got.json()["choices"][0]["text"] if got.status_code == 200 else got.status_code
+
+
+async def is_answered(stack: Stack, model: str, text: str) -> bool:
+    return await answer(stack, model) == text
 
 
 async def digest_of(stack: Stack, name: str, namespace: str, *, instead_of: str | None = None) -> str:
@@ -106,6 +110,43 @@ async def test_an_edited_source_swaps_and_running_streams_finish_on_the_old_one(
         return await tiers(stack, old) == set()
 
     await eventually(left)
+
+
+async def test_a_canary_answers_its_share_of_the_users_and_then_all(stack: Stack, tmp_path: Path) -> None:
+    ciphered = tasks().expected("cipher", PROMPT)
+    source, name = "file:adapters/upper", "trial"
+    apply(stack, tmp_path, adapter_manifest(name, "acme", source))
+    await eventually(lambda: is_answered(stack, "acme/trial", PROMPT.upper()))
+    canary = {"source": {"uri": "file:adapters/cipher"}, "version": "next", "weight": 30}
+    apply(stack, tmp_path, adapter_manifest(name, "acme", source, canary=canary))
+    await eventually(lambda: is_answered(stack, "acme/trial@next", ciphered))
+
+    async def of_users() -> list[str | int]:
+        return await asyncio.gather(*(answer(stack, "acme/trial", user=f"user-{n}") for n in range(40)))
+
+    first = await of_users()
+    assert set(first) == {PROMPT.upper(), ciphered}
+    assert await of_users() == first, "a user stays with one content"
+
+    def counted() -> bool:
+        status = stack.controller.get("loraadapters", "acme", name).get("status", {}).get("canary", {})
+        return status.get("requests", 0) >= first.count(ciphered) and status["failedRequests"] == 0
+
+    await eventually(lambda: asyncio.to_thread(counted))
+    apply(stack, tmp_path, adapter_manifest(name, "acme", source, canary={**canary, "weight": 60}))
+
+    async def more() -> bool:
+        return (await of_users()).count(ciphered) > first.count(ciphered)
+
+    await eventually(more)
+    later = await of_users()
+    assert all(now == ciphered for was, now in zip(first, later, strict=True) if was == ciphered)
+    apply(stack, tmp_path, adapter_manifest(name, "acme", "file:adapters/cipher"))
+
+    async def all_of_it() -> bool:
+        return set(await of_users()) == {ciphered}
+
+    await eventually(all_of_it)
 
 
 async def test_a_pushed_content_is_served_and_the_one_before_it_to_streams_and_pins(

@@ -216,9 +216,6 @@ BAD: tuple[Bad, ...] = (
     Bad("a name in capitals", "metadata.name", "name", adapter("Upper")),
     Bad("a name with a dot", "metadata", _LABEL, adapter("a.b")),
     Bad("a name of 64 letters", "metadata", "at most 63 characters", adapter("a" * 64)),
-    Bad("a base that changes", "spec.baseModel", "cannot change", adapter(baseModel="b"), adapter(baseModel="a")),
-    Bad("a base that is added", "spec.baseModel", "cannot change", adapter(baseModel="b"), adapter()),
-    Bad("a base that is taken away", "spec.baseModel", "cannot change", adapter(), adapter(baseModel="a")),
     # ---------------------------------------------------------------------------------------- ServingPool
     Bad("no model", "spec.model", "missing", manifest("ServingPool", "tiny", {})),
     Bad("a model without a URI", "spec.model.uri", "missing", pool(model={"name": "tiny"})),
@@ -300,7 +297,6 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("a page of nothing", "spec.kvCache.pageTokens", "too small", pool(kvCache={"pageTokens": 0})),
     Bad("an unknown order", "spec.scheduler.queue", "one of", pool(scheduler={"queue": "lifo"})),
-    Bad("an unknown placement", "spec.scheduler.placement", "one of", pool(scheduler={"placement": "random"})),
     Bad(
         "more sequences than tokens",
         "spec.scheduler.maxBatchTokens",

@@ -1,5 +1,6 @@
 """The chart as Helm renders it, and the golden renders. `python -m harness.chart` (`make golden`) writes them again."""
 
+import difflib
 import json
 import re
 import subprocess
@@ -18,7 +19,12 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "weft"
 GOLDEN = ROOT / "tests" / "integration" / "chart" / "golden"
-VALUE_SETS = ("default", "dev", "postgres", "cert-manager", "gpu-pools", "minimal")
+CI_SETS = ("default", "dev", "postgres", "cert-manager", "gpu-pools", "minimal")
+PROFILES = ("profile-dev", "profile-small", "profile-production")
+OTHERS_SETS = ("cert-manager", "profile-production")  # with objects of other projects' kinds
+VALUE_SETS = (*CI_SETS, *PROFILES)
+PLAIN_SETS = ("dev", "minimal", "profile-dev")  # without TLS
+OPEN_SETS = ("minimal", "profile-dev")  # without network policies
 GOLDEN_SETS = ("default", "cert-manager")  # what nearly everybody gets, and the one with most of it on
 NAMESPACE = "weft-system"
 QUICK = ("--set", "tls.mode=none,admission.enabled=false")  # a render that makes no keys
@@ -53,6 +59,8 @@ class HelmRefused(Exception):
 
 def values_of(name: str) -> Path:
     """The file of a value set."""
+    if name in PROFILES:
+        return CHART / "profiles" / f"{name.removeprefix('profile-')}.yaml"
     return CHART / "ci" / f"{name}-values.yaml"
 
 
@@ -118,10 +126,20 @@ def golden(text: str) -> str:
     return "---\n" + "---\n".join(_MADE.sub(r"\1: MADE", text) for text in kept)
 
 
+def goldens() -> Iterator[tuple[Path, str]]:
+    """Each golden file, and what should be in it. A profile's has what it changes of the default render."""
+    for name in GOLDEN_SETS:
+        yield GOLDEN / f"{name}.yaml", golden(render(name))
+    default = golden(render("default")).splitlines(keepends=True)
+    for name in PROFILES:
+        lines = golden(render(name)).splitlines(keepends=True)
+        yield GOLDEN / f"{name}.diff", "".join(difflib.unified_diff(default, lines, "default", name, n=1))
+
+
 def main() -> int:
     GOLDEN.mkdir(parents=True, exist_ok=True)
-    for name in GOLDEN_SETS:
-        (GOLDEN / f"{name}.yaml").write_text(golden(render(name)))
+    for path, text in goldens():
+        path.write_text(text)
     return 0
 
 

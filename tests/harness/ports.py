@@ -5,7 +5,7 @@ Nor does another process that gets its ports here or from `weft up`: they are re
 
 from random import SystemRandom
 
-from weft_operator.local.ports import PortSource
+from weft_operator.local.sockets import PortSource
 
 _source = PortSource(SystemRandom())
 

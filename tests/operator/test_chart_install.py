@@ -14,17 +14,16 @@ import yaml
 from cryptography import x509
 
 from harness import chart
-from harness.chart import VALUE_SETS, HelmRefused, Json, helm, values_of
+from harness.chart import OTHERS_SETS, VALUE_SETS, HelmRefused, Json, helm, values_of
+from harness.cluster import tools
 from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import Refused
+from harness.cluster.errors import Refused, ToolMissing
 from harness.operator.stage import Stage, until
 from harness.waiting import PATIENCE_S
 from weft.wire.tls import FILES, Tls
 
 NAMESPACE = "weft-system"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-# Kinds of cert-manager and of the Prometheus operator, which are not here.
-ELSEWHERE = {"Certificate", "Issuer", "PodMonitor"}
 NO_WEBHOOK = ("--set", "admission.enabled=false")
 
 
@@ -68,6 +67,12 @@ def pool(name: str, namespace: str = NAMESPACE) -> Json:
     return {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool", **meta}
 
 
+def test_a_mistyped_value_is_named_and_nothing_is_installed(release: Release) -> None:
+    with pytest.raises(HelmRefused, match="'/scheduler': additional properties 'replica' not allowed"):
+        release.run("install", "default", "--set", "scheduler.replica=2")
+    assert release.helm("list", "--all", "--short") == ""
+
+
 def test_an_operator_that_comes_before_its_crds_waits_for_them_and_then_works(
     plane: ControlPlane, release: Release, tmp_path: Path
 ) -> None:
@@ -90,20 +95,33 @@ def test_pools_and_adapters_outlive_the_release(plane: ControlPlane, release: Re
     plane.empty(NAMESPACE, ("servingpools",))
 
 
-@pytest.mark.parametrize("name", VALUE_SETS)
-def test_the_api_server_takes_every_object_of_a_value_set(plane: ControlPlane, release: Release, name: str) -> None:
+@pytest.fixture(scope="module")
+def others(plane: ControlPlane) -> None:
+    """The CRDs of cert-manager, the Prometheus operator and the Gateway API."""
+    try:
+        files = tools.definitions()
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    for path in files:
+        plane.kubectl("create", "-f", path)
+    plane.wait("--for=condition=Established", "crd", "--all")
+
+
+@pytest.mark.parametrize("name", sorted(VALUE_SETS, key=OTHERS_SETS.__contains__))  # those that need no others first
+def test_the_api_server_takes_every_object_of_a_value_set(
+    plane: ControlPlane, release: Release, name: str, request: pytest.FixtureRequest
+) -> None:
     """Strictly: an unknown field is refused, as is what admission or validation does not let pass."""
-    if name == "cert-manager":
-        made = chart.objects(chart.render(name))
-    else:
-        shown = release.run("install", name, "--dry-run=server")
-        *manifests, notes = re.split(r"^(?:HOOKS|MANIFEST|NOTES):$", shown, flags=re.MULTILINE)[1:]
-        made = chart.objects("\n---\n".join(manifests))
-        assert "kubectl apply -f" in notes
-        assert ("kubectl apply -f examples/quickstart" in notes) == (name == "dev"), "it has file: sources"
+    if name in OTHERS_SETS:
+        request.getfixturevalue("others")
+    shown = release.run("install", name, "--dry-run=server")
+    *manifests, notes = re.split(r"^(?:HOOKS|MANIFEST|NOTES):$", shown, flags=re.MULTILINE)[1:]
+    made = chart.objects("\n---\n".join(manifests))
+    assert "kubectl apply -f" in notes
+    assert ("kubectl apply -f examples/quickstart" in notes) == (name == "dev"), "it has file: sources"
     assert len(made) > 20
     refused = {"Pod"} if name == "dev" else set[str]()  # with a folder of the node, in a namespace that is restricted
-    plane.apply(*(obj for obj in made if obj["kind"] not in ELSEWHERE | refused), dry_run=True)
+    plane.apply(*(obj for obj in made if obj["kind"] not in refused), dry_run=True)
     if name == "default":
         wrong = json.loads(json.dumps(chart.one(made, "Service", "weft-scheduler")))
         wrong["spec"]["publishNotReadyAddress"] = True

@@ -19,7 +19,7 @@ from harness.cluster.control_plane import ControlPlane
 from weft_operator.core.children import children
 from weft_operator.core.resources import Ref, parse_pool
 from weft_operator.core.state import RunnerConfig
-from weft_operator.kubernetes.runner_defaults_file import parse_runner_defaults
+from weft_operator.kubernetes.settings import parse_runner_defaults
 
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",

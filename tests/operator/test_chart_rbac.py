@@ -18,18 +18,18 @@ from harness import chart
 from harness.cluster.access import grants
 from harness.cluster.control_plane import ControlPlane
 from harness.waiting import PATIENCE_S
+from weft.leadership.election import Election
+from weft.leadership.errors import LeaseUnavailable
+from weft.leadership.lease import LeaseTimings
+from weft.leadership.lease_api import LeaseApi
 from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, RecordEvent, SetPodDeletionCost, SetStatus
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import Child
-from weft_operator.errors import ChildRefused, StaleWrite
+from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.errors import ApiFailed
+from weft_operator.kubernetes.client import BY_KIND, OWN, PODS, Api, Resource
 from weft_operator.kubernetes.event_mapping import owner_of
-from weft_operator.kubernetes.leader_election import Election
-from weft_operator.kubernetes.lease import LeaseTimings
-from weft_operator.kubernetes.resources import BY_KIND, OWN, PODS, Resource
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"
@@ -221,18 +221,13 @@ def elects(step: str) -> Use:
     """`get`: looks at the Lease; `create`: makes it; `update`: renews or releases it."""
 
     async def use(world: World) -> None:
-        election = Election(
-            world.api,
-            world.release,
-            "weft-operator",
-            identity=f"test-{step}",
-            terms=LeaseTimings(120.0),
-            clock=time.monotonic,
-        )
+        lease = LeaseApi(world.api.configuration, world.release, "weft-operator")
+        election = Election(lease, identity=f"test-{step}", terms=LeaseTimings(120.0), clock=time.monotonic)
         meta = {"name": "weft-operator", "namespace": world.release}
         world.plane.delete({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})
-        await election._try()  # pyright: ignore[reportPrivateUsage] (one attempt; `acquire` goes on for ever)
-        await election._renew()  # pyright: ignore[reportPrivateUsage]
+        async with contextlib.aclosing(lease):
+            await election._try()  # pyright: ignore[reportPrivateUsage] (one attempt; `acquire` goes on for ever)
+            await election._renew()  # pyright: ignore[reportPrivateUsage]
 
     return use
 
@@ -424,8 +419,8 @@ async def test_without_one_right_something_is_refused(
     control_plane: ControlPlane, installed: Installed, lesser: dict[Right, str], right: Right
 ) -> None:
     async with acting(control_plane, installed, lesser[right]) as world:
-        with pytest.raises((ApiFailed, ChildRefused)) as refused:
+        with pytest.raises((ApiFailed, ChildRefused, LeaseUnavailable)) as refused:
             await USES[right](world)
     failed = refused.value.__cause__ if isinstance(refused.value, ChildRefused) else refused.value
-    assert isinstance(failed, ApiFailed)
+    assert isinstance(failed, ApiFailed | LeaseUnavailable)
     assert failed.status == 403

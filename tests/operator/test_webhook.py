@@ -27,11 +27,11 @@ from harness.cluster.control_plane import ControlPlane
 from harness.cluster.processes import free_ports
 from harness.conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wish, base, in_namespaces, lora, slots
 from harness.waiting import PATIENCE_S, wait_until
+from weft.leadership.lease_api import load_configuration
 from weft_operator.core.resources import Object, Ref, parse
 from weft_operator.core.state import DesiredState, ObjectKey
 from weft_operator.kubernetes import admission
-from weft_operator.kubernetes.client import load_configuration
-from weft_operator.kubernetes.resources import OWN
+from weft_operator.kubernetes.client import OWN
 from weft_operator.kubernetes.watch import Watches
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"

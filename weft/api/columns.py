@@ -49,6 +49,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("Pinned", "spec.pinned", "Whether it stays on the device.", "boolean", wide=True),
         Column("Rank", "status.rank", "The largest rank of any module.", "integer", wide=True),
         Column("Digest", "status.digest", "The identity of its content.", wide=True),
+        Column("Canary", "status.canary.phase", "What has become of its canary.", wide=True),
         Column("Source", "reason", "Fetched, or what is wrong with it.", condition="Fetched", wide=True),
         _AGE,
     ),

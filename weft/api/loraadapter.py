@@ -2,15 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from weft.api.fields import ApiModel, DigestText, Label, ModelName, Timestamp, VersionName
+from weft.api.fields import ApiModel, DigestText, DurationText, Label, ModelName, Timestamp, VersionName
 from weft.api.meta import Conditions, Resource, is_empty
 from weft.api.source import Artifact
 
 
 class PoolRef(ApiModel):
-    """The ServingPool that serves the adapter."""
+    """The ServingPool that serves the adapter. An edit moves the adapter: the pool before it goes on serving until the
+    new one takes requests, and for as long as the new one refuses the adapter (Ready has reason UpdateFailed)."""
 
     name: Label
     """The name of the ServingPool."""
@@ -23,32 +24,46 @@ class AdapterSource(Artifact):
     """Where the adapter's files are: adapter_config.json and adapter_model.safetensors, as PEFT writes them."""
 
 
+class Canary(ApiModel):
+    """A second content under the adapter's name, which gets a share of its requests."""
+
+    source: AdapterSource
+    """The place of the canary's files. It is checked as spec.source is; one that is refused gets no request, and the
+    condition CanaryPromoted says why."""
+    version: VersionName | None = None
+    """A name for the canary's content, by which requests pin it whatever the weight: `model@version`."""
+    weight: Annotated[int, Field(strict=True, ge=1, le=100)]
+    """The percentage of the requests without a pin that the canary answers. Requests that name a `user` (or
+    `safety_identifier`) are divided by it, so that a user stays with one content; a larger weight takes nobody from
+    the canary."""
+    max_error_percent: Annotated[int, Field(strict=True, ge=0, le=100)] = 5
+    """The canary is rolled back (it gets no more requests) once its requests fail more often than those of
+    spec.source by more than this number of percentage points. 100: it is rolled back by hand only, by removing
+    spec.canary."""
+    min_requests: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 20
+    """The number of the canary's requests that have to end before it is rolled back or promoted."""
+    promote_after: DurationText | None = None
+    """How long the canary has to serve without being rolled back until it is promoted (for example 30m): it answers
+    every request then, though spec.source names the content before. Without it the canary is promoted by hand: set
+    spec.source to the canary's source and remove spec.canary."""
+
+
 class LoRAAdapterSpec(ApiModel):
     """The desired state. No controller of Weft writes it."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "has(self.baseModel) == has(oldSelf.baseModel) && "
-                    "(!has(self.baseModel) || self.baseModel == oldSelf.baseModel)",
-                    "message": "cannot change; delete the adapter and create it again",
-                    "fieldPath": ".baseModel",
-                }
-            ]
-        }
-    )
 
     pool_ref: PoolRef
     """The ServingPool that serves the adapter."""
     base_model: ModelName | None = None
     """An assertion that the pool's base model has this name; otherwise Accepted is False with reason BaseMismatch.
-    It is needed where training knew the base by a name that the pool's model does not go by. It cannot change."""
+    It is needed where training knew the base by a name that the pool's model does not go by."""
     model_name: ModelName | None = None
     """The name that clients send as `model`. It defaults to <namespace>/<name>. Where two adapters ask for one
     name, the older one has it and the other is refused with reason NameConflict."""
     source: AdapterSource
     """The place of the adapter's files, adapter_config.json and adapter_model.safetensors."""
+    canary: Canary | None = None
+    """A second content that gets a share of the requests until it is promoted or rolled back. Without it every
+    request without a pin gets the content of spec.source."""
     max_rank: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
     """An assertion that no module has a larger rank; otherwise Validated is False with reason RankTooLarge. The
     pool's lora.maxRank bounds it too."""
@@ -81,6 +96,36 @@ class PublishedContent(ApiModel):
     """The digest of the base model that the content was validated against."""
     publish_time: Timestamp
     """The time at which the content was first published."""
+
+
+class CanaryStatus(ApiModel):
+    """What has become of the canary. Counts are renewed at most twice a minute."""
+
+    phase: Literal["Pending", "Failed", "Progressing", "Promoted", "RolledBack"]
+    """The phase: Pending until the content has been fetched and the adapter is served, Failed where its source is
+    refused, Progressing while it gets its share, then Promoted or RolledBack until its source has another content."""
+    digest: DigestText | None = None
+    """The digest of the canary's content."""
+    name: VersionName | None = None
+    """The name that spec.canary.version gave the content."""
+    rank: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """The largest rank of any module."""
+    size_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
+    """The bytes of all files of the content."""
+    base_digest: DigestText | None = None
+    """The digest of the base model that the content was validated against."""
+    start_time: Timestamp | None = None
+    """The time since which the content gets its share."""
+    update_time: Timestamp | None = None
+    """The time at which the counts were renewed."""
+    requests: Annotated[int, Field(strict=True, ge=0)] = 0
+    """The number of the canary's requests that have ended."""
+    failed_requests: Annotated[int, Field(strict=True, ge=0)] = 0
+    """The number of those that failed."""
+    stable_requests: Annotated[int, Field(strict=True, ge=0)] = 0
+    """The number of requests to the content of spec.source that have ended meanwhile."""
+    stable_failed_requests: Annotated[int, Field(strict=True, ge=0)] = 0
+    """The number of those that failed."""
 
 
 class LoRAAdapterStatus(ApiModel):
@@ -118,8 +163,10 @@ class LoRAAdapterStatus(ApiModel):
         ),
     ] = ()
     """The content that is served, then the earlier ones that requests may pin, the newest first."""
+    canary: CanaryStatus | None = None
+    """The state of spec.canary."""
     conditions: Conditions = ()
-    """The conditions Accepted, Validated, Fetched and Ready."""
+    """The conditions Accepted, Validated, Fetched, Ready and, with spec.canary, CanaryPromoted."""
 
 
 class LoRAAdapter(Resource):
@@ -128,7 +175,3 @@ class LoRAAdapter(Resource):
     kind: Literal["LoRAAdapter"] = "LoRAAdapter"
     spec: LoRAAdapterSpec
     status: Annotated[LoRAAdapterStatus, Field(exclude_if=is_empty)] = LoRAAdapterStatus()
-
-    @property
-    def immutables(self) -> dict[str, object]:
-        return {"spec.baseModel": self.spec.base_model}

@@ -262,8 +262,6 @@ class SchedulingSpec(ApiModel):
         ),
     )
 
-    placement: Literal["punica"] = "punica"
-    """The runner with the largest working set that can take the request (Punica, section 5.1)."""
     queue: Literal["fcfs", "s3", "shortest"] = "fcfs"
     """The order in which waiting requests get a runner. With fcfs the first that came is first. With s3 the largest
     predicted memory that fits is first. With shortest the shortest expected answer is first, aged by agingSeconds."""

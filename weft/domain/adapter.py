@@ -18,19 +18,24 @@ class Tier(IntEnum):
 
 
 class AdapterVersion(NamedTuple):
-    """One content that an adapter has had and that is still served to requests that pin it. `name`: "" for none."""
+    """A content of an adapter beside the present one: an earlier one that requests may pin, or its canary.
+
+    `name`: "" for none. `weight`: percent of the requests without a pin that a canary gets.
+    """
 
     digest: str
     rank: int
     bytes: int = 0
     name: str = ""
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
     """An adapter as the registry declares it; without a digest it is not served, for `reason` (of weft.api.reasons).
 
-    `version`: the name of its content; "" for none. `versions`: earlier contents, the newest first, loaded on demand.
+    `version`: the name of its content; "" for none. `versions`: its canary, then earlier contents, the newest first,
+    which are loaded on demand.
     """
 
     uid: str
@@ -51,13 +56,26 @@ class AdapterSpec:
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":
-        """The present content and the earlier ones, each as an adapter of its own; of earlier ones none is held."""
-        earlier = (
-            replace(self, digest=v.digest, rank=v.rank, bytes=v.bytes, pinned=False, tier=Tier.UNSPECIFIED, versions=())
+        """The present content and the others, each as an adapter of its own.
+
+        Of earlier contents none is held. A canary is never pinned (slots are counted without it), but in host memory
+        where the adapter is pinned.
+        """
+        canary_tier = Tier.HOST if self.pinned else self.tier
+        others = (
+            replace(
+                self, digest=v.digest, rank=v.rank, bytes=v.bytes, pinned=False,
+                tier=canary_tier if v.weight else Tier.UNSPECIFIED, versions=(),
+            )
             for v in self.versions
             if v.digest != self.digest
-        )
-        return (self, *earlier) if self.digest else ()
+        )  # fmt: skip
+        return (self, *others) if self.digest else ()
+
+    @property
+    def canary(self) -> AdapterVersion | None:
+        """The content that gets a share of the requests."""
+        return next((v for v in self.versions if v.weight and v.digest != self.digest), None)
 
     @property
     def held(self) -> bool:

@@ -464,6 +464,8 @@ class OutcomeReport:
     record: bytes  # an encoded Outcome
     ttft_ms: int = 0  # 0: no token came
     total_ms: int = 0
+    model_name: str = ""
+    failed: bool = False  # its finish reason is FAILED
 
 
 @dataclass(frozen=True, slots=True)

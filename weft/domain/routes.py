@@ -26,7 +26,6 @@ class PoolSpec:
     shared_namespaces: tuple[str, ...] = ()
     max_queue: int = 1000
     max_migrations: int = 8
-    placement: str = "punica"
     queue: str = "fcfs"
     reservation: str = "calibrated"
     created_unix_s: int = 0
@@ -144,6 +143,16 @@ class PoolStatus:
     kv_pages: int = 0  # of the Ready runner with the fewest in all; 0: there was none yet
 
 
+class CanaryCounts(NamedTuple):
+    """Requests that ended while a canary was served, since this scheduler has known both contents."""
+
+    digest: str  # of the canary
+    requests: int = 0
+    failed: int = 0
+    stable_requests: int = 0
+    stable_failed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
     """From the scheduler to the registry, when it changed.
@@ -159,11 +168,15 @@ class AdapterStatus:
     load_errors: tuple[str, ...] = ()  # "runner: reason"
     load_failed: bool = False  # there are load errors, and no Ready runner serves it
     removed: bool = False  # the last status of a removed adapter
+    canary: CanaryCounts | None = None  # None: it has none
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A served name and what answers to it. `versions`: earlier contents of the adapter that a request may pin."""
+    """A served name and what answers to it. `versions`: other contents of the adapter that a request may pin.
+
+    Of a version with a weight (the canary), so many percent of the requests that pin none.
+    """
 
     model_name: str
     namespace: str  # the adapter's; the pool's for a base model

@@ -22,7 +22,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from weft.telemetry.logs import kv
-from weft.wire.channels import CHANNEL_OPTIONS, SecureChannel
+from weft.wire.channels import SecureChannel, options_to
 from weft.wire.errors import PeerError, refused
 from weft.wire.roles import Role
 from weft.wire.tls import Tls
@@ -224,6 +224,6 @@ def channel(address: str, tls: Tls | None = None, peer: Role | None = None) -> g
     Without, plain text, as on loopback.
     """
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options_to(peer))
     assert peer is not None, "a TLS channel checks its peer's role"
     return SecureChannel(address, tls, peer)

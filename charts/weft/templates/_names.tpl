@@ -59,9 +59,19 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* (dict "root" $ "component" "scheduler") -> where its peers find it */}}
+{{/* (dict "root" $ "component" "scheduler") -> "true" where one of its pods acts and the others stand by */}}
+{{- define "weft.standby" -}}
+{{- if and (has .component (list "scheduler" "predictor")) (gt (int (default 1 (index .root.Values .component).replicas)) 1) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/*
+(dict "root" $ "component" "scheduler") -> where its peers find it. Of several pods, one that acts listens: their names
+lead to the addresses of all, ready or not, and a client takes the one that answers.
+*/}}
 {{- define "weft.address" -}}
-{{ include "weft.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:7400
+{{ include "weft.fullname" .root }}-{{ .component }}{{ include "weft.standby" . | empty | ternary "" "-pods" }}.{{ .root.Release.Namespace }}.svc:7400
 {{- end -}}
 
 {{- define "weft.depotUrl" -}}

@@ -152,6 +152,9 @@ metadata:
 spec:
   serviceName: {{ include "weft.fullname" .root }}-{{ .component }}
   replicas: {{ default 1 $values.replicas }}
+  {{- if include "weft.standby" . }}
+  minReadySeconds: 10 # until its address is known everywhere
+  {{- end }}
   podManagementPolicy: Parallel
   selector:
     matchLabels:
@@ -186,6 +189,21 @@ spec:
     {{- include "weft.selector" . | nindent 4 }}
   ports:
     - {name: {{ .portName }}, port: 7400, targetPort: {{ .portName }}}
+{{- if has .component (list "scheduler" "predictor") }}
+---
+# Asked where there is a standby; always there, so that peers find it until they are replaced after `replicas` has changed.
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "weft.metadata" (merge (dict "name" (printf "%s-pods" .component)) .) | nindent 2 }}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector:
+    {{- include "weft.selector" . | nindent 4 }}
+  ports:
+    - {name: {{ .portName }}, port: 7400, targetPort: {{ .portName }}}
+{{- end }}
 {{- end -}}
 
 {{/* Of a component, behind a separator; nothing where it is off. */}}

@@ -1,15 +1,8 @@
 """Time for the planner: of the calendar, and yet even, whatever is done to the machine's wall clock."""
 
 import time
-from collections.abc import Callable
 
-Clock = Callable[[], float]
-_EVEN = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first one is Linux's
-
-
-def since_boot() -> float:
-    """Seconds that also pass while this process, or the whole machine, is stopped."""
-    return time.clock_gettime(_EVEN)
+from weft.clocks import Clock, since_boot
 
 
 def unix_clock(wall: Clock = time.time, even: Clock = since_boot) -> Clock:

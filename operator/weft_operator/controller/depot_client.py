@@ -11,7 +11,7 @@ from weft_operator.core.artifacts import OperationStatus, Request, State
 from weft_operator.errors import DepotFailed, DepotUnavailable
 
 WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
-FIRST_WAIT_S = 1.0  # a question whose answer is near, as that about an unchanged source, is one request
+FIRST_WAIT_S = 1.0  # a request that is answered within this, as one about an unchanged source, is the only one
 TIMEOUT_S = 30.0
 AGAIN_LATER = (401, 403, 404, 429, 503)
 
@@ -52,7 +52,7 @@ class DepotClient:
                 on_step(answer)
 
     async def retain(self, digests: frozenset[str]) -> None:
-        """Tell the complete list of what to keep; the depot drops the rest. Raises DepotUnavailable."""
+        """Send the complete list of what to keep; the depot drops the rest. Raises DepotUnavailable."""
         await self._json("POST", "/v1/retain", json={"digests": sorted(digests)})
 
     async def changed(self, watches: Collection[str]) -> frozenset[str]:
@@ -75,7 +75,7 @@ class DepotClient:
             return refused
         said = f"the depot answered {method} {path} with {status}: {sanitize(response.text[:200])}"
         # 404: an operation that it forgot, by a restart; busy: another time; 401, 403: our certificate is not the
-        # operator's. None of them says anything about this request.
+        # operator's. None of them is about this request.
         raise DepotUnavailable(said) if status in AGAIN_LATER else DepotFailed(said)
 
 
@@ -89,13 +89,13 @@ def _body(response: httpx2.Response) -> dict[str, Any] | None:
 
 
 def rejection(status: int, body: object) -> dict[str, Any] | None:
-    """A 4xx with a reason is the depot's word on the request, as good as a Failed operation; None: it is not one."""
+    """A 4xx with a reason answers the request like a Failed operation; None: it is not one."""
     refused = 400 <= status < 500 and status not in AGAIN_LATER
     return {"state": "Failed", **body} if refused and isinstance(body, dict) and body.get("reason") else None
 
 
 def parse_answer(body: dict[str, Any]) -> OperationStatus:
-    """An operation as the depot tells it. Raises DepotFailed for what is none."""
+    """An operation as the depot reports it. Raises DepotFailed for what is none."""
     state: State | None = body.get("state")
     digest = body.get("digest")
     if state is None or state not in get_args(State) or (state == "Fetched" and not isinstance(digest, str)):

@@ -1,4 +1,4 @@
-"""What the loop around the planner needs of others: a backend, the depot, the scheduler's registry, a counter."""
+"""What the loop around the planner depends on: a backend, the depot, the scheduler's registry, a counter."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -68,7 +68,7 @@ class Backend(Protocol):
 
 
 class Depot(Protocol):
-    """The depot, as a client sees it. Raises DepotUnavailable."""
+    """A client of the depot. Raises DepotUnavailable."""
 
     async def resolve(self, request: Request, on_step: Callable[[OperationStatus], None]) -> OperationStatus: ...
 
@@ -78,9 +78,9 @@ class Depot(Protocol):
 
 
 class Registry(Protocol):
-    """The scheduler's registry, as a client sees it. Does not fail: each connection begins with the whole table."""
+    """A client of the scheduler's registry. Does not fail: each connection begins with the whole table."""
 
-    def tell(self, action: RegistryUpdate) -> None: ...
+    def update(self, action: RegistryUpdate) -> None: ...
 
     def start(self) -> None:
         """From now on the table is complete."""
@@ -88,7 +88,7 @@ class Registry(Protocol):
 
 
 class ReconcileMetrics(Protocol):
-    """Hears what is done. Must not block, must not raise."""
+    """Counts what is done. Must not block, must not raise."""
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
         """One object was planned and its actions were carried out."""
@@ -100,7 +100,7 @@ class ReconcileMetrics(Protocol):
 
 
 class NoMetrics:
-    """Nobody counts."""
+    """Counts nothing."""
 
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
         pass

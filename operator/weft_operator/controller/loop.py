@@ -1,7 +1,7 @@
-"""The loop around the planner: events mark objects, marked objects are planned, actions are carried out.
+"""The loop around the planner: events queue objects, queued objects are planned, actions are carried out.
 
-One event loop owns `DesiredState` and `ObservedState`. Several workers carry out what was planned, never two the same
-object. An object that is marked ten times while it waits, or while it is worked on, is planned once after that. An
+One event loop owns the `State`. Several workers carry out what was planned, never two the same
+object. An object that is queued ten times while it waits, or while it is worked on, is planned once after that. An
 action that fails is not repeated by itself: its object is planned again after a pause (doubling, bounded), from what is
 true then. A slow resync plans everything, so a lost event costs time, not correctness.
 
@@ -25,16 +25,15 @@ from weft_operator.controller.interfaces import (
     Registry,
     RegistryUpdate,
 )
-from weft_operator.controller.rate_limit import TokenBucket
 from weft_operator.controller.resolver import Resolver
-from weft_operator.controller.workqueue import WorkQueue
-from weft_operator.core.acceptance import resolution_from_status
+from weft_operator.controller.workqueue import TokenBucket, WorkQueue
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
     ApplyChild,
     DeleteChild,
     EnsureRunner,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -48,19 +47,20 @@ from weft_operator.core.actions import (
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.expectations import apply_failed, expect, forget
-from weft_operator.core.reconcile import Policy, known_refs, reconcile, requeue_at
+from weft_operator.core.expectations import apply_failed, expect, forget, found_foreign, restore_resolutions
+from weft_operator.core.reconcile import known_refs, reconcile, requeue_at
 from weft_operator.core.resources import Malformed, Meta, Object, Ref, parse
 from weft_operator.core.state import (
     AdapterReport,
     DesiredState,
     ObjectKey,
-    ObservedState,
     Pod,
+    Policy,
     PoolReport,
     RunnerProcess,
+    State,
 )
-from weft_operator.errors import ChildRefused, OperatorError, StaleWrite
+from weft_operator.errors import ChildExists, ChildRefused, OperatorError, StaleWrite
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +86,16 @@ class Controller:
         clock: Clock | None = None,
         metrics: ReconcileMetrics | None = None,
     ) -> None:
-        self.desired, self.observed = DesiredState(policy.pool_namespaces), ObservedState()
+        self.state = State(DesiredState(policy))
         self.planned = asyncio.Event()  # every object that was there at the start was planned once
         self._metrics = metrics or NoMetrics()
         self._first: set[Ref] = set()
         self._backend, self._registry = backend, registry
-        self._policy, self._clock = policy, (clock := clock or unix_clock())
+        self._clock = clock = clock or unix_clock()
         self._queue = WorkQueue(clock)
         self._failures: dict[Ref, int] = {}
         self._budget = TokenBucket()
-        self._depot = Resolver(depot, self.desired, self.observed, policy=policy, clock=clock, mark=self._queue.add)
+        self._depot = Resolver(depot, self.state, clock=clock, mark=self._queue.add)
 
     def load(self, objects: Iterable[Object], *, nothing_runs: bool) -> None:
         """Take in the complete list, before `run()`.
@@ -104,19 +104,19 @@ class Controller:
         """
         resources = [parse(obj) for obj in objects]
         for resource in resources:
-            self.desired.add(resource)
+            self.state.desired.add(resource)
         for resource in resources if nothing_runs else ():
             if resource.meta.ref.kind == "ServingPool":
-                self.observed.pool_reports[str(resource.meta.ref)] = PoolReport(0)
+                self.state.observed.pool_reports[str(resource.meta.ref)] = PoolReport(0)
             else:
-                self.observed.adapter_reports[resource.meta.uid] = AdapterReport("", False, 0)
+                self.state.observed.adapter_reports[resource.meta.uid] = AdapterReport("", False, 0)
 
     async def run(self) -> None:
         """Plan until cancelled. All that is known is published to the scheduler before anything is written."""
-        self.observed.retention.started_at = self._clock()
-        self._recall()
-        for ref in self.desired.refs():
-            self._tell(ref)
+        self.state.expectations.retention.started_at = self._clock()
+        restore_resolutions(self.state, self._clock())
+        for ref in self.state.desired.refs():
+            self._publish_known(ref)
         self._registry.start()
         self._begin()
         try:
@@ -125,7 +125,7 @@ class Controller:
                     tasks.create_task(self._worker())
                 tasks.create_task(self._resync())
                 tasks.create_task(self._depot.watch())
-                tasks.create_task(self._depot.keep())
+                tasks.create_task(self._depot.run_gc())
         finally:
             self._depot.close()
 
@@ -135,84 +135,77 @@ class Controller:
         """An object is new, changed, or gone. What is older than what is known changes nothing."""
         resource = parse(obj)
         ref = resource.meta.ref
-        known = self.desired.meta(ref)
+        known = self.state.desired.meta(ref)
         if known is not None and _is_stale(resource.meta, known, gone):
             return
         if known is not None and (gone or known.uid != resource.meta.uid):
             self._forget(known.uid, ref)
         if isinstance(resource, Malformed) and not gone:
             log.warning("spec cannot be read", extra=kv(kind=ref.kind, object=str(ref), error=resource.message))
-        self._queue.add(self.desired.drop(ref) if gone else self.desired.put(resource))
+        self._queue.add(self.state.desired.drop(ref) if gone else self.state.desired.put(resource))
 
     def on_runner(self, pool: Ref, index: int, runner: RunnerProcess | None) -> None:
         """A runner that is a process has changed its state; None: it is gone."""
-        if _put(self.observed.runners, pool, index, runner):
+        if _put(self.state.observed.runners, pool, index, runner):
             self._queue.add([pool])
 
     def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None:
         """What a pool owns has changed; None: it is gone. The caller keeps the order of versions."""
-        if _put(self.observed.children, pool, key, obj):
+        if _put(self.state.observed.children, pool, key, obj):
             self._queue.add([pool])
+        self.state.observed.foreign.get(pool, {}).pop(key, None)
         if obj is None:
-            self.observed.applied.pop(key, None)
+            self.state.expectations.applied.pop(key, None)
 
     def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
         """A runner that is a pod has changed its state; None: it is gone."""
-        before = self.observed.pods.get(pool, {}).get(name)
+        before = self.state.observed.pods.get(pool, {}).get(name)
         if before is not None and (pod is None or pod.uid != before.uid):
-            self.observed.deletion_costs.pop(before.uid, None)
-        if _put(self.observed.pods, pool, name, pod):
+            self.state.expectations.deletion_costs.pop(before.uid, None)
+        if _put(self.state.observed.pods, pool, name, pod):
             self._queue.add([pool])
 
     def on_pool_report(self, pool: str, report: PoolReport) -> None:
-        """The scheduler's word on a pool. What it says of one that was withdrawn meanwhile is not about the next."""
+        """The scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
         namespace, _, name = pool.partition("/")
-        if Ref("ServingPool", namespace, name) not in self.observed.pools:
+        if Ref("ServingPool", namespace, name) not in self.state.expectations.pools:
             return
-        known, self.observed.pool_reports[pool] = self.observed.pool_reports.get(pool), report
+        known, self.state.observed.pool_reports[pool] = self.state.observed.pool_reports.get(pool), report
         ref = Ref("ServingPool", namespace, name)
         if report != known:  # else only its load has changed: traffic
             self._queue.add([ref])
         if report.ready_runners > 0 and not (known and known.ready_runners):
             self._queue.add(
-                a.meta.ref for a in self.desired.adapters_of(ref) if a.status.get("pool") not in (None, pool)
+                a.meta.ref for a in self.state.desired.adapters_of(ref) if a.status.get("pool") not in (None, pool)
             )
 
     def on_adapter_report(self, uid: str, report: AdapterReport) -> None:
-        """The scheduler's word on an adapter."""
-        ref = self.desired.by_uid.get(uid)
+        """The scheduler's report of an adapter."""
+        ref = self.state.desired.by_uid.get(uid)
         if ref is None:
             return
-        if uid in self.observed.unloads:
-            if report.removed and not self.observed.unloads[uid]:
-                self.observed.unloads[uid] = True
+        if uid in self.state.expectations.unloading:
+            if report.removed and uid not in self.state.observed.unloaded:
+                self.state.observed.unloaded.add(uid)
                 self._queue.add([ref])
-        elif (entry := self.observed.adapters.get(ref)) and entry.digest:  # else it was withdrawn meanwhile
-            known, self.observed.adapter_reports[uid] = self.observed.adapter_reports.get(uid), report
+        elif (entry := self.state.expectations.adapters.get(ref)) and entry.digest:  # else it was unpublished meanwhile
+            known, self.state.observed.adapter_reports[uid] = self.state.observed.adapter_reports.get(uid), report
             if report != known:
                 self._queue.add([ref])
 
     # --------------------------------------------------------------------------------------------- work
 
-    def _recall(self) -> None:
-        """What the statuses of objects tell of the time before this process. Pools first: adapters need their bases."""
-        for resource in (*self.desired.pools.values(), *self.desired.adapters.values()):
-            if resource.meta.uid in self.observed.resolutions:
-                continue
-            if known := resolution_from_status(resource, self.desired, self.observed, self._clock()):
-                self.observed.resolutions[resource.meta.uid] = known
-
-    def _tell(self, ref: Ref) -> None:
-        """Only what the scheduler has to know of an object."""
+    def _publish_known(self, ref: Ref) -> None:
+        """Of an object's plan only what the scheduler gets."""
         try:
-            for action in reconcile(ref, self.desired, self.observed, self._clock(), self._policy):
+            for action in reconcile(ref, self.state, self._clock()):
                 if isinstance(action, RegistryUpdate):
                     self._publish(action)
         except Exception as error:  # noqa: BLE001 (as in `_work`)
             self._again(ref, error)
 
     def _begin(self) -> None:
-        self._first = set(self.desired.refs())
+        self._first = set(self.state.desired.refs())
         self._queue.add(self._first)
         if not self._first:
             self.planned.set()
@@ -237,7 +230,7 @@ class Controller:
             return
         began, failed = time.perf_counter(), False
         try:
-            for action in reconcile(ref, self.desired, self.observed, self._clock(), self._policy):
+            for action in reconcile(ref, self.state, self._clock()):
                 if isinstance(action, ClusterAction):
                     self._budget.take(ref, self._clock())
                 await self._carry_out(action)
@@ -246,7 +239,7 @@ class Controller:
             failed = not isinstance(error, StaleWrite)
         else:
             self._failures.pop(ref, None)
-            if (when := requeue_at(ref, self.desired, self.observed, self._clock(), self._policy)) is not None:
+            if (when := requeue_at(ref, self.state, self._clock())) is not None:
                 self._queue.add_at(ref, when)
         self._metrics.reconciled(ref.kind, time.perf_counter() - began, failed=failed)
 
@@ -255,7 +248,7 @@ class Controller:
         pause_s = min(PAUSE_MIN_S * 2 ** min(failures - 1, 10), PAUSE_MAX_S)
         expected = isinstance(error, StaleWrite)
         fields = kv(kind=ref.kind, object=str(ref), failures=failures, pause_s=pause_s, error=repr(error))
-        known = isinstance(error, OperatorError)  # what it says is all there is to know
+        known = isinstance(error, OperatorError)  # its message is all there is to know
         level = logging.DEBUG if expected else logging.WARNING if known else logging.ERROR
         log.log(level, "planned again later", extra=fields, exc_info=not known)
         self._queue.add_at(ref, self._clock() + pause_s)
@@ -264,20 +257,23 @@ class Controller:
         match action:
             case Resolve():
                 self._depot.resolve(action)
-                expect(action, self.observed, self._clock())
+                expect(action, self.state, self._clock())
+            case ForgetSource():
+                self._depot.forget(action.uid)
+                expect(action, self.state, self._clock())
             case PublishPool() | UnpublishPool() | PublishAdapter() | UnpublishAdapter():
                 self._publish(action)
             case RetainBlobs():
                 raise AssertionError("a digest list is no object's own business")
             case _:
                 await self._order(action)
-                expect(action, self.observed, self._clock())
+                expect(action, self.state, self._clock())
                 self._metrics.wrote(type(action).__name__)
 
     def _publish(self, action: RegistryUpdate) -> None:
-        self._registry.tell(action)
-        expect(action, self.observed, self._clock())
-        self._depot.moved()
+        self._registry.update(action)
+        expect(action, self.state, self._clock())
+        self._depot.schedule_gc()
 
     async def _order(self, action: ClusterAction) -> None:
         """What the backend does."""
@@ -305,30 +301,34 @@ class Controller:
                 await backend.remove_runner(action)
 
     async def _apply(self, action: ApplyChild) -> None:
-        """What is refused is planned again, without it and with a status that says so. Raises ChildRefused."""
+        """A child that is refused, or that another object is in the place of, is planned again with that known."""
         try:
             await self._backend.apply_child(action)
+        except StaleWrite as error:
+            there = error.obj if isinstance(error, ChildExists) else None
+            found_foreign(action, there, self.state, self._clock())
+            raise
         except ChildRefused as error:
-            apply_failed(action, error.reason, error.message, self.observed, self._clock())
+            apply_failed(action, error.message, self.state, self._clock())
             raise
 
     def _written(self, obj: Object) -> None:
         """The answer to a write; the object may be gone by now."""
         resource = parse(obj)
-        known = self.desired.meta(resource.meta.ref)
+        known = self.state.desired.meta(resource.meta.ref)
         if known is not None and known.uid == resource.meta.uid:
             self.on_object(obj)
 
     def _forget(self, uid: str, ref: Ref) -> None:
         self._depot.forget(uid)
         self._budget.forget(ref)
-        forget(uid, ref, self.observed)
+        forget(uid, ref, self.state)
 
     async def _resync(self) -> None:
         while True:
-            refs = known_refs(self.desired, self.observed)
+            refs = known_refs(self.state)
             await asyncio.sleep(max(RESYNC_S, len(refs) / RESYNCED_PER_S))
-            self._queue.add(known_refs(self.desired, self.observed))
+            self._queue.add(known_refs(self.state))
 
 
 def _is_stale(said: Meta, known: Meta, gone: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Desired state to the scheduler, its word on readiness back: one stream that comes back by itself.
+"""Desired state to the scheduler, its reports back: one stream that comes back by itself.
 
 The client keeps the complete table. A connection starts with the whole of it as a snapshot; after that, a change leaves
 at once, and those that follow gather for a while and leave as one message: each costs scheduler, gateways and runners
@@ -45,13 +45,13 @@ class RegistryClient:
         self._on_pool, self._on_adapter = on_pool, on_adapter
         self._table: dict[tuple[str, str], PoolSpec | AdapterRegistration] = {}  # ("pool", name) or ("adapter", uid)
         self._uids: dict[Ref, str] = {}
-        self._unloading: set[str] = set()  # unpublished, and the scheduler has not said yet that no runner holds them
+        self._unloading: set[str] = set()  # unpublished, and not yet reported as held by no runner
         self._changed: set[tuple[str, str]] = set()
         self._sent_at = float("-inf")
         # Versions only have to grow, also across restarts of this process; milliseconds do.
         self._versions = itertools.count(time.time_ns() // 1_000_000)
         self._link: ClientStream[pb.RegistryToScheduler, pb.SchedulerToRegistry] = ClientStream(
-            "registry", SchedulerStub(self._channel).Registry, hello=self._hello, on_message=self._heard
+            "registry", SchedulerStub(self._channel).Registry, hello=self._hello, on_message=self._received
         )
         self._started = asyncio.Event()
 
@@ -72,7 +72,7 @@ class RegistryClient:
         """The table is complete: it may be sent."""
         self._started.set()
 
-    def tell(self, action: RegistryUpdate) -> None:
+    def update(self, action: RegistryUpdate) -> None:
         """Change the table; a connected scheduler gets it at once, or with others a moment later."""
         match action:
             case PublishPool(ref=ref, entry=entry):
@@ -136,7 +136,7 @@ class RegistryClient:
         )
         return REGISTRY_TO_SCHEDULER.encode(change)
 
-    def _heard(self, message: pb.SchedulerToRegistry) -> None:
+    def _received(self, message: pb.SchedulerToRegistry) -> None:
         match SCHEDULER_TO_REGISTRY.decode(message):
             case PoolStatus() as status:
                 self._on_pool(status.pool, pool_report(status))
@@ -187,4 +187,5 @@ def adapter_report(status: AdapterStatus) -> AdapterReport:
         tuple(sorted(status.load_errors)),
         status.load_failed,
         status.removed,
+        status.canary,
     )

@@ -1,7 +1,7 @@
-"""What is asked of the depot: sources to resolve, a bounded number at once, which of them have changed, what to keep.
+"""Requests to the depot: sources to resolve, a bounded number at once, which of them have changed, what to keep.
 
-A question lasts as long as its source takes, hours for a large or slow one. So one namespace may only have a few under
-way, and nothing ever waits until none is: whose sources stand still, stands still alone.
+A request lasts as long as its source takes, hours for a large or slow one. So a namespace may only have a few under
+way, and nothing ever waits until none is: a namespace whose sources stand still delays no other.
 """
 
 import asyncio
@@ -13,10 +13,11 @@ from weft.telemetry.logs import kv
 from weft_operator.controller.interfaces import Depot
 from weft_operator.core.actions import Resolve, RetainBlobs
 from weft_operator.core.artifacts import OperationStatus, source_changed, unreachable, updated
+from weft_operator.core.canary import canary_uid, owner_uid
 from weft_operator.core.expectations import expect
-from weft_operator.core.reconcile import Policy, longest_drain_s, plan_retention, resolve_period_s
+from weft_operator.core.reconcile import longest_drain_s, plan_retention, resolve_period_s
 from weft_operator.core.resources import Adapter, Ref
-from weft_operator.core.state import DesiredState, ObservedState
+from weft_operator.core.state import State
 from weft_operator.errors import DepotUnavailable
 
 log = logging.getLogger(__name__)
@@ -27,37 +28,39 @@ PAUSE_S = 10.0  # between two lists, and before a question that the depot did no
 
 
 class Resolver:
-    """Owns the questions under way. `mark` is called with objects that have to be planned again."""
+    """Owns the requests under way. `mark` is called with objects that have to be planned again."""
 
     def __init__(
         self,
         depot: Depot,
-        desired: DesiredState,
-        observed: ObservedState,
+        state: State,
         *,
-        policy: Policy,
         clock: Callable[[], float],
         mark: Callable[[Iterable[Ref]], None],
     ) -> None:
-        self._depot, self._desired, self._observed = depot, desired, observed
-        self._policy, self._clock, self._mark = policy, clock, mark
+        self._depot, self._state = depot, state
+        self._clock, self._mark = clock, mark
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._permits = asyncio.Semaphore(RESOLVES_AT_ONCE)
-        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()  # by namespace, while somebody there asks
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()  # by namespace, while one there has requests
         self._drains = asyncio.Event()
 
     def resolve(self, action: Resolve) -> None:
-        """Ask; a question about the same object that is still under way is dropped."""
-        self.forget(action.uid)
+        """Start a request; one about the same object that is under way is dropped."""
+        self._cancel(action.uid)
         self._resolving[action.uid] = asyncio.create_task(self._resolution(action))
 
     def forget(self, uid: str) -> None:
-        """The object is gone, or asks something else."""
+        """The object is gone, with its canary; or the canary is."""
+        self._cancel(uid)
+        self._cancel(canary_uid(uid))
+
+    def _cancel(self, uid: str) -> None:
         if task := self._resolving.pop(uid, None):
             task.cancel()
 
-    def moved(self) -> None:
-        """Something was published or withdrawn: digests may drain."""
+    def schedule_gc(self) -> None:
+        """Something was published or unpublished: digests may drain."""
         self._drains.set()
 
     def close(self) -> None:
@@ -65,10 +68,10 @@ class Resolver:
             task.cancel()
 
     async def watch(self) -> None:
-        """Ask which sources have changed, all of them in one question; those are resolved again. Until cancelled."""
+        """Ask which sources have changed, all in one request; those are resolved again. Until cancelled."""
         while True:
-            await asyncio.sleep(resolve_period_s(self._desired, self._policy))
-            resolutions = self._observed.resolutions
+            await asyncio.sleep(resolve_period_s(self._state.desired))
+            resolutions = self._state.observed.resolutions
             watches = {uid: r.answer.watch for uid, r in resolutions.items() if r.answer.watch and not r.running}
             try:
                 gone = await self._depot.changed(set(watches.values())) if watches else frozenset[str]()
@@ -77,16 +80,17 @@ class Resolver:
                 await asyncio.sleep(PAUSE_S)
                 continue
             for uid, watch in watches.items():
-                known, ref = resolutions.get(uid), self._desired.by_uid.get(uid)  # either may be gone by now
+                # Either may be gone by now.
+                known, ref = resolutions.get(uid), self._state.desired.by_uid.get(owner_uid(uid))
                 if watch in gone and known is not None and ref is not None and known.answer.watch == watch:
                     resolutions[uid] = source_changed(known)
                     self._mark([ref])
 
-    async def keep(self) -> None:
-        """Tell the depot what to keep whenever something has drained. Until cancelled."""
+    async def run_gc(self) -> None:
+        """Send the depot the list to keep whenever something has drained. Until cancelled."""
         not_before = 0.0
         while True:
-            due = self._observed.retention.due_at(longest_drain_s(self._desired, self._policy))
+            due = self._state.expectations.retention.due_at(longest_drain_s(self._state.desired))
             self._drains.clear()
             pause_s = None if due is None else max(due, not_before) - self._clock()
             try:
@@ -98,31 +102,31 @@ class Resolver:
 
     async def _resolution(self, action: Resolve) -> None:
         def on_step(answer: OperationStatus) -> None:
-            self._heard(action, answer)
+            self._updated(action, answer)
 
         turn = self._turns.setdefault(action.ref.namespace, asyncio.Semaphore(RESOLVES_OF_NAMESPACE))
         async with turn, self._permits:
             try:
-                self._heard(action, await self._depot.resolve(action.request, on_step))
+                self._updated(action, await self._depot.resolve(action.request, on_step))
             except DepotUnavailable as error:
                 log.warning("depot does not answer", extra=kv(object=str(action.ref), error=str(error)))
-                self._unheard(action)
+                self._unreachable(action)
             except Exception:
                 log.exception("resolution failed", extra=kv(object=str(action.ref)))
-                self._unheard(action)
+                self._unreachable(action)
             del self._resolving[action.uid]
 
-    def _heard(self, action: Resolve, answer: OperationStatus) -> None:
-        resource, resolutions = self._desired.get(action.ref), self._observed.resolutions
+    def _updated(self, action: Resolve, answer: OperationStatus) -> None:
+        resource, resolutions = self._state.desired.get(action.ref), self._state.observed.resolutions
         known = resolutions[action.uid]
         pool = resource.pool if isinstance(resource, Adapter) else None
         after = resolutions[action.uid] = updated(known, answer, self._clock(), pool)
         self._mark([action.ref])
         if action.ref.kind == "ServingPool" and after.verified != known.verified:
-            self._mark(adapter.meta.ref for adapter in self._desired.adapters_of(action.ref))
+            self._mark(adapter.meta.ref for adapter in self._state.desired.adapters_of(action.ref))
 
-    def _unheard(self, action: Resolve) -> None:
-        resolutions = self._observed.resolutions
+    def _unreachable(self, action: Resolve) -> None:
+        resolutions = self._state.observed.resolutions
         resolutions[action.uid] = unreachable(resolutions[action.uid], self._clock())
         self._mark([action.ref])
 
@@ -130,11 +134,11 @@ class Resolver:
         """Resolutions may be under way: what they have fetched, and no list names yet, the depot's leases keep."""
         now = self._clock()
         try:
-            for action in plan_retention(self._desired, self._observed, now, self._policy):
+            for action in plan_retention(self._state, now):
                 assert isinstance(action, RetainBlobs)
                 await self._depot.retain(action.digests)
-                expect(action, self._observed, now)
+                expect(action, self._state, now)
         except DepotUnavailable as error:
             log.warning("depot does not answer", extra=kv(error=str(error)))
         else:
-            self._observed.retention.forget(now)
+            self._state.expectations.retention.forget(now)

@@ -1,4 +1,10 @@
-"""Which objects have to be planned, and when."""
+"""Which objects have to be planned, and when.
+
+How often one object may be written about: a burst, then a steady pace. Pure.
+
+A controller that puts right what another one keeps changing (a second installation, a webhook, a script) would
+do so as fast as the API server answers. Nothing that happens by itself comes near these numbers for long.
+"""
 
 import asyncio
 import heapq
@@ -11,7 +17,7 @@ from weft_operator.core.resources import Ref
 class WorkQueue:
     """Objects to plan: each at most once at a time, at once or at a time. Several consumers.
 
-    What `get()` has given out is worked on until `done()`: marked again meanwhile, it is given out after that, once.
+    What `get()` has given out is worked on until `done()`: added again meanwhile, it is given out after that, once.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -23,26 +29,26 @@ class WorkQueue:
         self._when: dict[Ref, float] = {}
         self._count = itertools.count()
         self._wake = asyncio.Event()
-        self._turn = asyncio.Lock()  # of many idle consumers one waits for the next mark, the others for their turn
+        self._turn = asyncio.Lock()  # of many idle consumers one waits for the next object, the others for their turn
 
     def __len__(self) -> int:
         """Objects that wait to be planned now."""
         return len(self._marked) + len(self._later)
 
     def add(self, refs: Iterable[Ref]) -> None:
-        """Mark objects; marking twice is marking once."""
+        """Add objects; an object that is queued already is queued once."""
         for ref in refs:
             (self._later if ref in self._working else self._marked)[ref] = None
         self._wake.set()
 
     def add_at(self, ref: Ref, when: float) -> None:
-        """Mark an object at a time; of several times for one object the last one said counts."""
+        """Add an object at a time; of several times for one object the last one counts."""
         self._when[ref] = when
         heapq.heappush(self._timed, (when, next(self._count), ref))
         self._wake.set()
 
     async def get(self) -> Ref:
-        """The next marked object that nobody works on."""
+        """The next queued object that no worker has."""
         async with self._turn:
             self._due()
             while not self._marked:
@@ -70,10 +76,37 @@ class WorkQueue:
             return
 
     def _due(self) -> None:
-        """Mark everything whose time has come."""
+        """Add everything that is due."""
         now = self._clock()
         while self._timed and self._timed[0][0] <= now:
             when, _, ref = heapq.heappop(self._timed)
             if self._when.get(ref) == when:
                 del self._when[ref]
                 self.add([ref])
+
+
+BURST = 100  # writes: a pool whose adapters and runners all come up at once
+PER_S = 1.0
+
+
+class TokenBucket:
+    """What was written lately, by object. One owner; `now` is in seconds."""
+
+    def __init__(self) -> None:
+        self._spent: dict[Ref, tuple[float, float]] = {}  # writes not yet forgiven, and as of when
+
+    def take(self, ref: Ref, now: float) -> None:
+        """Something was written."""
+        self._spent[ref] = (self._level(ref, now) + 1.0, now)
+
+    def pause_s(self, ref: Ref, now: float) -> float:
+        """How long to leave it alone; 0: not at all."""
+        return max(0.0, self._level(ref, now) - BURST + 1.0) / PER_S
+
+    def forget(self, ref: Ref) -> None:
+        """The object is gone."""
+        self._spent.pop(ref, None)
+
+    def _level(self, ref: Ref, now: float) -> float:
+        level, at = self._spent.get(ref, (0.0, now))
+        return max(0.0, level - max(0.0, now - at) * PER_S)

@@ -4,12 +4,13 @@ The rules, in the order in which they are asked:
 - A base model's name is reserved: an adapter that wants it is refused however old it is. So is a name that begins with
   NAMESPACE/ to that namespace: nobody elsewhere keeps a tenant from its own names. Otherwise the older object has the
   name; of two equally old ones the one that is already accepted, then the lower uid.
-- A pool says which namespaces may use it.
+- A pool names the namespaces that may use it.
 - One slot of a runner is never pinned, or no other adapter would ever be served: of more pinned adapters than fit
   beside it the older ones are accepted.
 - An adapter is checked against its pool's base, so it is resolved only once that base is there.
-- What serves is the last good content. A source that became bad keeps it (conditions tell, streams go on); another
-  pool, or a base it does not fit, does not: an adapter is never served on a base that it was not checked against.
+- What serves is the last good content, on the base that it was checked against. A source that became bad keeps it
+  (conditions have the reason). An adapter that moves stays in the pool before it until the new one takes requests, and
+  for as long as the new one is not there or refuses the adapter.
 """
 
 import re
@@ -18,20 +19,28 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weft_operator.core.artifacts import Request, Resolution, VerifiedArtifact, from_status, served_content
-from weft_operator.core.children import RUNNER_KINDS, child_names
+from weft_operator.core.canary import (
+    CanaryView,
+    as_adapter,
+    canary_view,
+    promoted_content,
+    resolution_of_canary,
+)
+from weft_operator.core.children import RUNNER_KINDS, child_names, is_adoptable
 from weft_operator.core.resources import Adapter, Pool, Ref, holds
 from weft_operator.core.scaling import Bounds
 from weft_operator.core.state import (
     AdapterReport,
     DesiredState,
-    ObservedState,
     Pod,
     PoolReport,
     RunnerProcess,
+    State,
     runner_pods,
 )
 
 UNPINNED_SLOTS = 1  # of a runner
+NAME_CONFLICT = "NameConflict"
 POD_NAME = re.compile(r'pods? "[^"]*"')
 
 
@@ -70,25 +79,25 @@ class AdapterView:
     serving: VerifiedArtifact | None
     report: AdapterReport | None
     drain_s: float
+    canary: CanaryView | None  # None: none, or the adapter is not accepted
+    canary_kept: bool  # the spec has none any more, and what it was promoted to still serves
 
 
-def pool_view(
-    pool: Pool, desired: DesiredState, observed: ObservedState, bounds: Bounds, wanted: int, now: float
-) -> PoolView:
+def pool_view(pool: Pool, state: State, bounds: Bounds, wanted: int, now: float) -> PoolView:
     """Everything about one pool."""
-    rejection = reject_pool(pool, desired)
+    rejection = reject_pool(pool, state.desired)
     request = None if rejection else pool_request(pool)
-    resolution = _resolution(pool, request, observed)
-    adapters_total, adapters_ready = desired.counts(pool.meta.ref)
+    resolution = _resolution(pool, request, state)
+    adapters_total, adapters_ready = state.desired.counts(pool.meta.ref)
     return PoolView(
         pool=pool,
         rejection=rejection,
         request=request,
         resolution=resolution,
         serving=resolution.verified if resolution and request else None,
-        report=observed.pool_reports.get(str(pool.meta.ref)),
-        runners=_runners(pool.meta.ref, observed),
-        blocking_error=_blocking_error(pool, observed, now),
+        report=state.observed.pool_reports.get(str(pool.meta.ref)),
+        runners=_runners(pool.meta.ref, state),
+        blocking_error=_blocking_error(pool, state, now),
         bounds=bounds,
         wanted=wanted,
         adapters_total=adapters_total,
@@ -96,22 +105,34 @@ def pool_view(
     )
 
 
-def adapter_view(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> AdapterView:
+def adapter_view(adapter: Adapter, state: State, now: float) -> AdapterView:
     """Everything about one adapter."""
-    pool = desired.pools.get(adapter.pool)
-    rejection = reject_adapter(adapter, desired)
+    pool = state.desired.pools.get(adapter.pool)
+    rejection = reject_adapter(adapter, state.desired)
     mismatch = _mismatch(adapter, pool) if pool and not rejection else None
-    base = base_artifact(pool, desired, observed) if pool and not rejection and not mismatch else None
+    base = base_artifact(pool, state) if pool and not rejection and not mismatch else None
     request = adapter_request(adapter, pool, base) if pool and base else None
-    resolution = _resolution(adapter, request, observed)
+    resolution, report = _resolution(adapter, request, state), state.observed.adapter_reports.get(adapter.meta.uid)
+    serving = _serving(adapter, rejection or mismatch, request, resolution, state)
+    canary, kept = None, None
+    if adapter.canary and pool and base:
+        source = as_adapter(adapter, adapter.canary)
+        asked, counts = adapter_request(source, pool, base), report.canary if report else None
+        canary = canary_view(adapter, adapter.canary, asked, _resolution(source, asked, state), serving, counts, now)
+        stays = serving is not None and serving.pool != adapter.pool  # in the pool that it moves away from
+        serving = canary.content if canary.phase == "Promoted" and not stays else serving
+    elif request is not None:
+        kept = _promoted_before(adapter, request, resolution)
     return AdapterView(
         adapter=adapter,
         rejection=rejection,
         mismatch=mismatch,
         request=request,
         resolution=resolution,
-        serving=None if rejection or mismatch else _serving(adapter, request, resolution, desired, observed),
-        report=observed.adapter_reports.get(adapter.meta.uid),
+        serving=kept or serving,
+        report=report,
+        canary=canary,
+        canary_kept=kept is not None,
         drain_s=pool.drain_s if pool else 0.0,
     )
 
@@ -120,7 +141,7 @@ def reject_pool(pool: Pool, desired: DesiredState) -> Rejection | None:
     """Why this pool is not accepted; None when it is."""
     namespace = pool.meta.ref.namespace
     if not desired.serves(namespace):
-        where = ", ".join(sorted(desired.served or ())) or "no namespace"
+        where = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
         message = f"pools are served in {where}: create it there, or ask the platform to serve {namespace} too"
         return Rejection("NamespaceNotServed", message)
     owner = name_owner(pool.model_name, desired)
@@ -138,7 +159,7 @@ def pinned_max(pool: Pool) -> int | None:
 
 
 def name_owner(model_name: str, desired: DesiredState) -> Pool | Adapter | None:
-    """Whose a name is: of those who claim it and are not refused for something else, the first by the rules above."""
+    """The owner of a name: the first, by the rules above, of its claimants that are not rejected for something else."""
     claimants = (claimant for claimant in desired.claimants(model_name) if _may_hold(claimant, desired))
     return min(
         claimants, key=lambda c: (isinstance(c, Adapter), not is_in_own_namespace(c), _precedence(c)), default=None
@@ -182,11 +203,11 @@ def _reject_pin(adapter: Adapter, desired: DesiredState) -> Rejection | None:
     )
 
 
-def base_artifact(pool: Pool, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+def base_artifact(pool: Pool, state: State) -> VerifiedArtifact | None:
     """The pool's base model, once it is there; None for a pool that is not accepted."""
-    if reject_pool(pool, desired):
+    if reject_pool(pool, state.desired):
         return None
-    resolution = observed.resolutions.get(pool.meta.uid)
+    resolution = state.observed.resolutions.get(pool.meta.uid)
     return resolution.verified if resolution else None
 
 
@@ -229,52 +250,78 @@ def is_ready(adapter: Adapter) -> bool:
     return holds(adapter, "Ready")
 
 
-def resolution_from_status(
-    resource: Pool | Adapter, desired: DesiredState, observed: ObservedState, now: float
-) -> Resolution | None:
-    """The resolution that an object's status tells of, for a controller that starts. Recall pools first."""
+def resolution_from_status(resource: Pool | Adapter, state: State, now: float) -> Resolution | None:
+    """The resolution that an object's status implies, for a controller that starts. Pools first."""
     generation, status = resource.meta.generation, resource.status
     if isinstance(resource, Pool):
         return from_status(pool_request(resource), status, generation, None, now)
-    request = adapter_view(resource, desired, observed).request
-    return from_status(request, status, generation, resource.pool, now) if request else None
+    request = adapter_view(resource, state, now).request
+    if request is None or promoted_content(resource):  # the digest of the status is the canary's
+        return None
+    return from_status(request, status, generation, resource.pool, now)
 
 
-def _resolution(resource: Pool | Adapter, request: Request | None, observed: ObservedState) -> Resolution | None:
-    return observed.resolutions.get(resource.meta.uid) if request else None
+def canary_from_status(adapter: Adapter, state: State, now: float) -> Resolution | None:
+    """The resolution of an adapter's canary by the adapter's status, for a controller that starts."""
+    view = adapter_view(adapter, state, now)
+    return resolution_of_canary(adapter, view.canary.request, now) if view.canary else None
+
+
+def _resolution(resource: Pool | Adapter, request: Request | None, state: State) -> Resolution | None:
+    return state.observed.resolutions.get(resource.meta.uid) if request else None
 
 
 def _serving(
-    adapter: Adapter, request: Request | None, resolution: Resolution | None, desired: DesiredState,
-    observed: ObservedState,
-) -> VerifiedArtifact | None:  # fmt: skip
-    """What serves: in the adapter's pool, or, until that takes requests, in the pool where it served before."""
+    adapter: Adapter, rejection: Rejection | None, request: Request | None, resolution: Resolution | None, state: State
+) -> VerifiedArtifact | None:
+    """What serves: in the adapter's pool, or, until that accepts it and takes requests, where it served before."""
+    if rejection:
+        return _in_previous_pool(adapter, state) if rejection.reason != NAME_CONFLICT else None
     verified = resolution.verified if resolution and request else None
     if verified and verified.pool != adapter.pool:
         verified = None  # checked for another pool
     if verified and request and resolution and resolution.request == request:
         refuted = resolution.answer.state == "Failed" and verified.base_digest != request.base_digest
         verified = None if refuted else verified
-    if verified and takes_requests(desired.pools[adapter.pool], observed):
+    if verified and takes_requests(state.desired.pools[adapter.pool], state):
         return verified
-    return _in_previous_pool(adapter, desired, observed) or verified
+    return _in_previous_pool(adapter, state) or verified
 
 
-def takes_requests(pool: Pool, observed: ObservedState) -> bool:
+def _promoted_before(adapter: Adapter, request: Request, resolution: Resolution | None) -> VerifiedArtifact | None:
+    """The canary that was promoted, until the source that has taken its place is known: nobody goes back meanwhile."""
+    stored = served_content(adapter.status) if promoted_content(adapter) else None
+    answered = resolution is not None and resolution.request == request and resolution.answer.finished
+    if stored is None or answered or (stored.pool, stored.base_digest) != (adapter.pool, request.base_digest):
+        return None
+    return stored
+
+
+def takes_requests(pool: Pool, state: State) -> bool:
     """Whether a request to this pool is served, or wakes it."""
-    report = observed.pool_reports.get(str(pool.meta.ref))
+    report = state.observed.pool_reports.get(str(pool.meta.ref))
     wakes = pool.autoscaling is not None and pool.autoscaling.min == 0
     return wakes or (report is not None and report.ready_runners > 0)
 
 
-def _in_previous_pool(adapter: Adapter, desired: DesiredState, observed: ObservedState) -> VerifiedArtifact | None:
+def _in_previous_pool(adapter: Adapter, state: State) -> VerifiedArtifact | None:
     """What a Ready adapter serves in the pool that its spec no longer names, while that pool still may serve it."""
-    before = served_content(adapter.status) if is_ready(adapter) else None
-    pool = desired.pools.get(before.pool) if before and before.pool and before.pool != adapter.pool else None
-    if before is None or pool is None or pool.meta.deleting or not pool.permits(adapter.meta.ref.namespace):
+    before = _previous(adapter)
+    pool = state.desired.pools.get(before.pool) if before and before.pool else None
+    if before is None or pool is None or not _admits(pool, adapter):
         return None
-    base = base_artifact(pool, desired, observed)
+    base = base_artifact(pool, state)
     return before if base and base.digest == before.base_digest else None
+
+
+def _previous(adapter: Adapter) -> VerifiedArtifact | None:
+    """What a Ready adapter served in a pool that its spec does not name."""
+    before = served_content(adapter.status) if is_ready(adapter) else None
+    return before if before and before.pool != adapter.pool else None
+
+
+def _admits(pool: Pool | None, adapter: Adapter) -> bool:
+    return pool is not None and not pool.meta.deleting and pool.permits(adapter.meta.ref.namespace)
 
 
 def _base_names(pool: Pool) -> tuple[str, ...]:
@@ -293,27 +340,36 @@ def _mismatch(adapter: Adapter, pool: Pool) -> Rejection | None:
 
 
 def _may_hold(claimant: Pool | Adapter, desired: DesiredState) -> bool:
-    """A refused object holds no name, or it would keep others from being served. A pool does while it may be served."""
+    """A refused object holds no name, or it would keep others from being served. A pool does while it may be served.
+
+    An adapter that moves to a pool that does not admit it holds its name through the pool that serves it.
+    """
     if isinstance(claimant, Pool):
         return desired.serves(claimant.meta.ref.namespace)
-    pool = desired.pools.get(claimant.pool)
-    return pool is not None and not pool.meta.deleting and pool.permits(claimant.meta.ref.namespace)
+    if _admits(desired.pools.get(claimant.pool), claimant):
+        return True
+    before = _previous(claimant)
+    return before is not None and before.pool is not None and _admits(desired.pools.get(before.pool), claimant)
 
 
-def _runners(ref: Ref, observed: ObservedState) -> tuple[RunnerProcess | Pod, ...]:
-    both = (*observed.runners.get(ref, {}).values(), *runner_pods(observed.pods.get(ref, {}).values()))
+def _runners(ref: Ref, state: State) -> tuple[RunnerProcess | Pod, ...]:
+    both = (*state.observed.runners.get(ref, {}).values(), *runner_pods(state.observed.pods.get(ref, {}).values()))
     return tuple(runner for runner in both if runner.state != "Leaving")
 
 
-def _blocking_error(pool: Pool, observed: ObservedState, now: float) -> Rejection | None:
-    """What the API server did not take: of us a child, of the Deployments' own controller their pods."""
+def _blocking_error(pool: Pool, state: State, now: float) -> Rejection | None:
+    """A child that the API server refuses, a name that another object has, or pods that it refuses a Deployment."""
     ref, names = pool.meta.ref, child_names(pool)
-    for key, refused in sorted(observed.refused.get(ref, {}).items()):
+    for key, failure in sorted(state.expectations.apply_failures.get(ref, {}).items()):
         is_of_pool = key.name in names or key.kind in RUNNER_KINDS
-        is_tried_again = now >= refused.again_at  # if it is still wanted
+        is_tried_again = now >= failure.again_at  # if it is still wanted
         if is_of_pool and not is_tried_again:
-            return Rejection(refused.reason, refused.message)
-    for key, obj in sorted(observed.children.get(ref, {}).items()):
+            return Rejection("ChildRefused", failure.message)
+    for key, found in sorted(state.observed.foreign.get(ref, {}).items()):
+        if now < found.again_at and not is_adoptable(found.obj, pool.meta):
+            advice = "give it another name, or delete it; it is looked at again"
+            return Rejection("ChildConflict", f"{key.kind} {key.name} is there and is not this pool's: {advice}")
+    for key, obj in sorted(state.observed.children.get(ref, {}).items()):
         for condition in (obj.get("status") or {}).get("conditions") or ():
             if key.kind == "Deployment" and (condition["type"], condition["status"]) == ("ReplicaFailure", "True"):
                 # It names the pod that was refused, another one at each attempt: a status should not follow that.
@@ -332,11 +388,11 @@ def _precedence(claimant: Pool | Adapter) -> tuple[bool, float, bool, str]:
 
 
 def _conflict(asking: Pool | Adapter, owner: Pool | Adapter) -> Rejection:
-    return Rejection("NameConflict", f"the name {asking.model_name!r} {describe_owner(asking, owner)}")
+    return Rejection(NAME_CONFLICT, f"the name {asking.model_name!r} {describe_owner(asking, owner)}")
 
 
 def describe_owner(asking: Pool | Adapter, owner: Pool | Adapter) -> str:
-    """Whose a name is. A tenant does not learn what the adapters of others are called."""
+    """The owner of a name, described. A tenant does not learn the names of the adapters of others."""
     if isinstance(owner, Pool):
         return f"is the base model of ServingPool {owner.meta.ref}"
     if isinstance(asking, Adapter) and asking.meta.ref.namespace != owner.meta.ref.namespace:

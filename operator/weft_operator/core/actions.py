@@ -1,4 +1,4 @@
-"""What can be ordered from a shell. Every action says what should be, so carrying it out twice is harmless."""
+"""The actions of a plan. Each describes a result, so carrying it out twice is harmless."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +11,18 @@ from weft_operator.core.state import AdapterRegistration, Child, ObjectKey, Runn
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Ask the depot. The answer is an observation, later."""
+    """The depot resolves a source. Its answer is an observation, later."""
 
     ref: Ref
     uid: str
     request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSource:
+    """What the depot has said about a source is not of interest any more."""
+
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ class RetainBlobs:
 
 Action = (
     Resolve
+    | ForgetSource
     | PublishPool
     | UnpublishPool
     | PublishAdapter

@@ -1,13 +1,19 @@
-"""What the depot has said about a source, over time.
+"""The depot's answers about a source, over time.
 
 A source is resolved again and again (an edited folder is noticed that way; the depot makes an unchanged one cheap), so
 a resolution keeps three things apart: the newest finished answer, whether a question is under way, and the last *good*
-answer, which is what may be served. Conditions tell of the newest answer; they do not flap while it is asked again.
+answer, which is what may be served. Conditions show the newest answer; they do not flap while it is requested again.
+
+Which digests the depot has to keep.
+
+Streams of a replaced or deleted digest finish on it within its pool's drain time, so a digest that leaves the registry
+stays retained for that long. The ledger is memory only: after a restart nothing is dropped before the longest drain
+time has passed, because what was draining then is not known.
 """
 
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
@@ -19,7 +25,7 @@ Verdict = Mapping[str, Any]
 FAILURE_PAUSE_MAX_S = 10.0
 UNREACHABLE_PAUSE_MAX_S = 60.0
 REMOTE_PAUSE_MAX_S = 600.0  # after failures of a source that others serve
-WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot tells
+WATCHED_S = 3600.0  # between two full looks at a source whose changes the depot reports
 JITTER = 0.1  # of every pause before a remote source is asked: those of one host do not come together
 REMOTE_SCHEMES = ("hf:", "s3:", "oci:", "https:")
 
@@ -34,7 +40,7 @@ class Request:
     digest: str | None
     namespace: str
     base_digest: str | None = None
-    base_names: tuple[str, ...] = ()  # none: the manifest names the base itself, the adapter's own word is not asked
+    base_names: tuple[str, ...] = ()  # none: the manifest names the base, nothing is compared
     max_rank: int | None = None
     credentials: str | None = None  # a Secret of that namespace
     endpoint: str | None = None
@@ -116,7 +122,7 @@ class Resolution:
     def due_at(self, period_s: float, poll_s: float | None = None) -> float:
         """When to ask again: at a fixed pace, after failures at a slower one (bounded).
 
-        A remote source in order is asked for each `poll_s`, and without one never: its watch tells of a lost content.
+        A remote source in order is asked for each `poll_s`, and without one never: its watch reports a lost content.
         """
         if self.finished_at is None:
             return -inf
@@ -142,7 +148,7 @@ def started(before: Resolution | None, request: Request, now: float) -> Resoluti
 
 
 def updated(before: Resolution, answer: OperationStatus, now: float, pool: Ref | None = None) -> Resolution:
-    """The depot's word on the question under way. Steps on the way to a repeated answer are not news."""
+    """The depot's answer to the request under way. Steps on the way to a repeated answer are not news."""
     if not answer.finished:
         return before if before.answer.finished else replace(before, answer=answer)
     if answer.state == "Failed":
@@ -158,19 +164,19 @@ def source_changed(before: Resolution) -> Resolution:
 
 
 def unreachable(before: Resolution, now: float) -> Resolution:
-    """The depot could not be asked. That says nothing about the source: only the next attempt moves away."""
+    """The depot did not answer. The known answer stays; only the next attempt is later."""
     return replace(before, running=False, finished_at=now, failures=before.failures + 1)
 
 
 def from_status(
     request: Request, status: Mapping[str, Any], generation: int, pool: Ref | None, now: float
 ) -> Resolution | None:
-    """The resolution that an object's own status tells of, for a controller that has just started.
+    """The resolution that an object's own status implies, for a controller that has just started.
 
     With it a restart publishes at once what was served before, and writes nothing while nothing has changed. A remote
     source in order is not asked for: the depot is asked whether it still holds the content. A status
-    of an older generation (the spec has changed while no controller looked) still tells what serves until the new
-    source is known, as it would have if one had looked; of the source as it is now it tells nothing.
+    of an older generation (the spec has changed while no controller looked) still gives what serves until the new
+    source is known, as it would have if one had looked; it has nothing about the present source.
     """
     is_old = status.get("observedGeneration") != generation
     verified = _verified(request, status, pool, is_old=is_old)
@@ -192,7 +198,7 @@ def from_status(
 
 
 def served_content(status: Mapping[str, Any]) -> VerifiedArtifact | None:
-    """The content that an adapter's status tells of, in the pool and for the base that it names."""
+    """The content in an adapter's status, for the pool and for the base that it names."""
     digest, namespaced = status.get("digest"), str(status.get("pool") or "")
     if not digest or not namespaced:
         return None
@@ -204,10 +210,39 @@ def served_content(status: Mapping[str, Any]) -> VerifiedArtifact | None:
 def _verified(
     request: Request, status: Mapping[str, Any], pool: Ref | None, *, is_old: bool
 ) -> VerifiedArtifact | None:
-    """The content that a status tells of. `pool`: of the adapter now, which may not be the one it was checked for."""
+    """The content in a status. `pool`: of the adapter now, which may not be the one it was checked for."""
     if request.kind == "model":
         digest = status.get("baseDigest")
         return VerifiedArtifact(digest, status) if digest else None
     if is_old and not status.get("pool"):
         return None
     return served_content({"pool": str(pool), "baseDigest": request.base_digest, **status})
+
+
+@dataclass(slots=True)
+class Retention:
+    """The ledger of digests that drain, and which list the depot was sent last. Times are the clock of `now`."""
+
+    started_at: float = 0.0
+    until: dict[str, float] = field(default_factory=dict)
+    last_sent: frozenset[str] | None = None  # the last complete list that the depot accepted
+
+    def left(self, digest: str, now: float, drain_s: float) -> None:
+        """A digest has left the registry: its streams may run for `drain_s` more."""
+        self.until[digest] = max(self.until.get(digest, 0.0), now + drain_s)
+
+    def forget(self, now: float) -> None:
+        """Drop what has drained."""
+        for digest in [digest for digest, until in self.until.items() if until <= now]:
+            del self.until[digest]
+
+    def wanted(self, live: Iterable[str], now: float) -> frozenset[str]:
+        """The complete list to keep: everything live and everything that still drains."""
+        return frozenset(live) | {digest for digest, until in self.until.items() if until > now}
+
+    def due_at(self, longest_drain_s: float) -> float | None:
+        """When the list may next grow shorter by itself; None while nothing drains and the depot knows."""
+        ends = list(self.until.values())
+        return (
+            max(min(ends, default=0.0), self.started_at + longest_drain_s) if ends or self.last_sent is None else None
+        )

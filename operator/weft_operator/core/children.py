@@ -20,7 +20,8 @@ from weft_operator.core.state import Child, RunnerConfig
 
 Json = dict[str, Any]
 
-MANAGER = "weft-operator"  # the field manager, and who the labels say manages it
+MANAGER = "weft-operator"  # the field manager, and the value of the label managed-by
+MANAGED_BY = "app.kubernetes.io/managed-by"
 POOL_LABEL, GROUP_LABEL = "serving.weft.dev/pool", "serving.weft.dev/group"
 RUNNER_LABEL, INDEX_LABEL = "serving.weft.dev/runner", "serving.weft.dev/runner-index"
 RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods has of its own
@@ -111,6 +112,16 @@ def runner_children(
     return children
 
 
+def is_adoptable(obj: Object, pool: Meta) -> bool:
+    """Whether an object may become this pool's: the pool controls it, or its labels name the pool and nobody does."""
+    metadata = obj["metadata"]
+    controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
+    if controller is not None:
+        return bool(controller["uid"] == pool.uid)
+    labels = metadata.get("labels") or {}
+    return (labels.get(MANAGED_BY), labels.get(POOL_LABEL)) == (MANAGER, pool.ref.name)
+
+
 def child_names(pool: Pool) -> set[str]:
     """Of everything that the pool owns, but for what runners of several pods have of their own (RUNNER_KINDS)."""
     return {child_name(pool.meta.ref.name, part) for part in (SHARED, RANKS, *(group.name for group in pool.groups))}
@@ -130,7 +141,7 @@ def child_name(pool: str, part: str) -> str:
 
 
 def selector(pool: Ref) -> str:
-    """Of the pods of a pool, as the scale subresource tells it."""
+    """Of the pods of a pool, as the scale subresource has it."""
     return ",".join(f"{name}={value}" for name, value in _selecting(pool).items())
 
 
@@ -211,4 +222,4 @@ def _selecting(pool: Ref) -> dict[str, str]:
 
 
 def _labels(pool: Ref) -> dict[str, str]:
-    return {"app.kubernetes.io/managed-by": MANAGER, **_selecting(pool)}
+    return {MANAGED_BY: MANAGER, **_selecting(pool)}

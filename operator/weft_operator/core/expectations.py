@@ -1,8 +1,10 @@
-"""What the planner takes as done once an action has been carried out. Shared by every shell and by the tests."""
+"""How the state changes once an action has been carried out. Shared by every shell and by the tests."""
 
+from weft_operator.core.acceptance import canary_from_status, resolution_from_status
 from weft_operator.core.actions import (
     Action,
     ApplyChild,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     Resolve,
@@ -12,75 +14,103 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import started
+from weft_operator.core.canary import canary_uid
 from weft_operator.core.drift import spec_hash
 from weft_operator.core.replicas import object_revision
-from weft_operator.core.resources import Ref
-from weft_operator.core.state import AdapterRegistration, AdapterReport, ApplyFailure, ObservedState, PoolReport
+from weft_operator.core.resources import Object, Ref
+from weft_operator.core.state import AdapterRegistration, AdapterReport, ApplyFailure, ForeignObject, PoolReport, State
 
 
-def expect(action: Action, observed: ObservedState, now: float) -> None:
-    """Note what was ordered from the depot and published to the scheduler. Runners and objects are observed instead."""
+def expect(action: Action, state: State, now: float) -> None:
+    """Expect what an action leads to. Runners and objects are observed instead."""
+    expected, observed = state.expectations, state.observed
     match action:
         case Resolve(uid=uid, request=request):
             observed.resolutions[uid] = started(observed.resolutions.get(uid), request, now)
+        case ForgetSource(uid=uid):
+            observed.resolutions.pop(uid, None)
         case PublishPool(ref=ref, entry=entry):
-            _pool_left(ref, observed, now, except_for=entry.base_digest)
-            observed.pools[ref] = entry
-            observed.published_at[ref] = now
+            _pool_left(ref, state, now, except_for=entry.base_digest)
+            expected.pools[ref] = entry
+            expected.published_at[ref] = now
         case UnpublishPool(ref=ref):
-            _pool_left(ref, observed, now)
-            observed.published_at.pop(ref, None)
+            _pool_left(ref, state, now)
+            expected.published_at.pop(ref, None)
             observed.pool_reports[str(ref)] = PoolReport(0)
         case PublishAdapter(ref=ref, entry=entry):
-            _adapter_left(ref, observed, now, after=entry if entry.digest else None)
-            observed.adapters[ref] = entry
+            _adapter_left(ref, state, now, after=entry if entry.digest else None)
+            expected.adapters[ref] = entry
         case UnpublishAdapter(ref=ref, uid=uid, unload=unload):
-            _adapter_left(ref, observed, now)
+            _adapter_left(ref, state, now)
             if unload:
-                observed.unloads.setdefault(uid, False)
+                expected.unloading.add(uid)
         case ApplyChild(pool=pool, child=child):
-            observed.refused.get(pool, {}).pop(child.key, None)
+            expected.apply_failures.get(pool, {}).pop(child.key, None)
+            observed.foreign.get(pool, {}).pop(child.key, None)
             if live := observed.children.get(pool, {}).get(child.key):
-                observed.applied[child.key] = (spec_hash(child.manifest), object_revision(live))
+                expected.applied[child.key] = (spec_hash(child.manifest), object_revision(live))
         case SetPodDeletionCost(uid=uid, cost=cost):
-            observed.deletion_costs[uid] = (cost, now)
+            expected.deletion_costs[uid] = (cost, now)
         case RetainBlobs(digests=digests):
-            observed.retention.forget(now)
-            observed.retention.last_sent = digests
+            expected.retention.forget(now)
+            expected.retention.last_sent = digests
         case _:
             return
 
 
-def apply_failed(action: ApplyChild, reason: str, message: str, observed: ObservedState, now: float) -> None:
-    """Note why a child could not be applied."""
-    rejection = ApplyFailure(spec_hash(action.child.manifest), now, reason, message)
-    observed.refused.setdefault(action.pool, {})[action.child.key] = rejection
+def apply_failed(action: ApplyChild, message: str, state: State, now: float) -> None:
+    """The API server has refused a child."""
+    failure = ApplyFailure(spec_hash(action.child.manifest), now, message)
+    state.expectations.apply_failures.setdefault(action.pool, {})[action.child.key] = failure
 
 
-def forget(uid: str, ref: Ref, observed: ObservedState) -> None:
-    """An object is gone for good: what was known of it goes. What is still published is withdrawn by the next plan."""
-    observed.resolutions.pop(uid, None)
-    observed.adapter_reports.pop(uid, None)
-    observed.unloads.pop(uid, None)
+def found_foreign(action: ApplyChild, obj: Object | None, state: State, now: float) -> None:
+    """An object that no watch reports has the name of a child; None: it has changed, or is gone."""
+    found = state.observed.foreign.setdefault(action.pool, {})
+    if obj is None:
+        found.pop(action.child.key, None)
+    else:
+        found[action.child.key] = ForeignObject(obj, now)
+
+
+def restore_resolutions(state: State, now: float) -> None:
+    """Restore resolutions from the statuses of objects, at a start. Pools first: adapters need their bases."""
+    desired, resolutions = state.desired, state.observed.resolutions
+    for resource in (*desired.pools.values(), *desired.adapters.values()):
+        if known := resolution_from_status(resource, state, now):
+            resolutions.setdefault(resource.meta.uid, known)
+    for adapter in desired.adapters.values():
+        if adapter.canary and (known := canary_from_status(adapter, state, now)):
+            resolutions.setdefault(canary_uid(adapter.meta.uid), known)
+
+
+def forget(uid: str, ref: Ref, state: State) -> None:
+    """An object is gone for good, and with it its state. The next plan unpublishes what is still published of it."""
+    state.observed.resolutions.pop(uid, None)
+    state.observed.resolutions.pop(canary_uid(uid), None)
+    state.observed.adapter_reports.pop(uid, None)
+    state.observed.unloaded.discard(uid)
+    state.expectations.unloading.discard(uid)
     if ref.kind == "ServingPool":
-        observed.pool_reports.pop(str(ref), None)
-        observed.refused.pop(ref, None)
+        state.observed.pool_reports.pop(str(ref), None)
+        state.expectations.apply_failures.pop(ref, None)
+        state.observed.foreign.pop(ref, None)
 
 
-def _pool_left(ref: Ref, observed: ObservedState, now: float, except_for: str = "") -> None:
-    before = observed.pools.pop(ref, None)
+def _pool_left(ref: Ref, state: State, now: float, except_for: str = "") -> None:
+    before = state.expectations.pools.pop(ref, None)
     if before is not None and before.base_digest != except_for:
-        observed.retention.left(before.base_digest, now, before.drain_s)
+        state.expectations.retention.left(before.base_digest, now, before.drain_s)
 
 
-def _adapter_left(ref: Ref, observed: ObservedState, now: float, after: AdapterRegistration | None = None) -> None:
-    """An adapter is published no more as it was. `after`: as it is now."""
-    before = observed.adapters.pop(ref, None)
+def _adapter_left(ref: Ref, state: State, now: float, after: AdapterRegistration | None = None) -> None:
+    """An adapter is no longer published as it was. `after`: as it is published now."""
+    before = state.expectations.adapters.pop(ref, None)
     if before is None:
         return
     if after is None or before.uid != after.uid:
-        observed.adapter_reports.pop(before.uid, None)
-        if after is None:  # withdrawn, and the object may live on: it is not routed any more
-            observed.adapter_reports[before.uid] = AdapterReport("", False)
+        state.observed.adapter_reports.pop(before.uid, None)
+        if after is None:  # unpublished, and the object may live on: it is not routed any more
+            state.observed.adapter_reports[before.uid] = AdapterReport("", False)
     for digest in before.digests - (after.digests if after else set[str]()):
-        observed.retention.left(digest, now, before.drain_s)
+        state.expectations.retention.left(digest, now, before.drain_s)

@@ -1,15 +1,15 @@
-"""reconcile(key, desired, observed, now) -> actions. Pure, level-based, the same for every backend.
+"""reconcile(key, state, now) -> actions. Pure, level-based, the same for every backend.
 
 It looks at what should be and what is, never at what happened, so it may run at any time and any number of times: what
-it orders is only the difference. Nothing changes, nothing is ordered; no status is written that says what is already
+it orders is only the difference. Nothing changes, nothing is ordered; no status is written that is already
 stored. `reconcile` plans a single object: what happens to one never depends on whether another one is in order.
 
 Of one object's actions, those that only this process sees come first (asking the depot, publishing), then
-what the backend does, then the status that tells of it, then Events.
+what the backend does, then the status, then Events.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from weft.domain.routes import PoolSpec
@@ -18,6 +18,7 @@ from weft_operator.core.acceptance import AdapterView, PoolView, adapter_view, p
 from weft_operator.core.actions import (
     Action,
     AddFinalizer,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -29,7 +30,8 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import REMOTE_SCHEMES, Request, Resolution
-from weft_operator.core.events import STEPS, events_for
+from weft_operator.core.canary import COUNTS_S, as_adapter, canary_uid
+from weft_operator.core.registration import adapter_entry, pool_entry
 from weft_operator.core.replicas import (
     deadlines,
     grace_elapsed,
@@ -40,149 +42,155 @@ from weft_operator.core.replicas import (
 )
 from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
 from weft_operator.core.rollout import RETRY_S, is_behind
-from weft_operator.core.runner_defaults import RunnerDefaults
-from weft_operator.core.state import AdapterRegistration, DesiredState, ObservedState
-from weft_operator.core.status import adapter_entry, adapter_status, malformed_status, pool_entry, pool_status
+from weft_operator.core.state import AdapterRegistration, DesiredState, State
+from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
 PROGRESS_S, PROGRESS_MAX_S = 3.0, 10.0  # a status of nothing but steps on the way is written where these last longer
 UNLOAD_GRACE_S = 30.0  # beyond the pool's drain time, before a deleted adapter is let go of anyway
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What differs between backends."""
-
-    resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
-    remote_period_s: float = 60.0  # before a remote source that failed is asked again; doubles
-    resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
-    default_replicas: int = 1
-    longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
-    defaults: RunnerDefaults | None = None  # runners are pods of this site; None: processes of this machine
-    pool_namespaces: frozenset[str] | None = None  # where pools are served; None: everywhere
-
-
-def reconcile_all(desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+def reconcile_all(state: State, now: float) -> list[Action]:
     """Everything: each object, what is left of objects that are gone, and the depot's list."""
-    ordered = sorted(known_refs(desired, observed), key=lambda ref: (ref.kind == "LoRAAdapter", ref))
-    actions = [action for ref in ordered for action in reconcile(ref, desired, observed, now, policy)]
-    return actions + plan_retention(desired, observed, now, policy)
+    ordered = sorted(known_refs(state), key=lambda ref: (ref.kind == "LoRAAdapter", ref))
+    actions = [action for ref in ordered for action in reconcile(ref, state, now)]
+    return actions + plan_retention(state, now)
 
 
-def known_refs(desired: DesiredState, observed: ObservedState) -> set[Ref]:
+def known_refs(state: State) -> set[Ref]:
     """Every object that is there, and every one that has left something behind."""
-    return {*desired.refs(), *observed.pools, *observed.adapters, *observed.runners, *observed.children}
+    observed, expected = state.observed, state.expectations
+    return {*state.desired.refs(), *expected.pools, *expected.adapters, *observed.runners, *observed.children}
 
 
-def reconcile(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+def reconcile(ref: Ref, state: State, now: float) -> list[Action]:
     """One object, present or gone."""
-    if broken := desired.malformed.get(ref):
-        return _plan_malformed(broken, observed, now)
+    if broken := state.desired.malformed.get(ref):
+        return _plan_malformed(broken, state, now)
     if ref.kind == "ServingPool":
-        pool = desired.pools.get(ref)
-        return _plan_pool(pool, desired, observed, now, policy) if pool else _pool_gone(ref, observed)
-    adapter = desired.adapters.get(ref)
-    return _plan_adapter(adapter, desired, observed, now, policy) if adapter else _adapter_gone(ref, observed)
+        pool = state.desired.pools.get(ref)
+        return _plan_pool(pool, state, now) if pool else _pool_gone(ref, state)
+    adapter = state.desired.adapters.get(ref)
+    return _plan_adapter(adapter, state, now) if adapter else _adapter_gone(ref, state)
 
 
-def plan_retention(desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+def plan_retention(state: State, now: float) -> list[Action]:
     """The depot's list, when it has to change. Silent at first: what drained before a restart is not known."""
-    ledger = observed.retention
-    if now < ledger.started_at + longest_drain_s(desired, policy):
+    ledger = state.expectations.retention
+    if now < ledger.started_at + longest_drain_s(state.desired):
         return []
-    wanted = ledger.wanted(live_digests(desired, observed), now)
+    wanted = ledger.wanted(live_digests(state), now)
     return [] if wanted == ledger.last_sent else [RetainBlobs(wanted)]
 
 
-def live_digests(desired: DesiredState, observed: ObservedState) -> set[str]:
+def live_digests(state: State) -> set[str]:
     """Every digest that serves, may serve, or stands in a status."""
-    entries = {digest for entry in observed.adapters.values() for digest in entry.digests}
-    bases = {entry.base_digest for entry in observed.pools.values()}
-    goods = {r.verified.digest for r in observed.resolutions.values() if r.verified}
-    in_statuses = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(desired)}
-    versions = {str(v["digest"]) for adapter in desired.adapters.values() for v in adapter.status.get("versions", ())}
-    return (entries | bases | goods | in_statuses | versions) - {""}
+    entries = {digest for entry in state.expectations.adapters.values() for digest in entry.digests}
+    bases = {entry.base_digest for entry in state.expectations.pools.values()}
+    goods = {r.verified.digest for r in state.observed.resolutions.values() if r.verified}
+    in_statuses = {str(r.status.get("digest") or r.status.get("baseDigest") or "") for r in _resources(state.desired)}
+    canaries = {str((a.status.get("canary") or {}).get("digest") or "") for a in state.desired.adapters.values()}
+    versions = {
+        str(v["digest"]) for adapter in state.desired.adapters.values() for v in adapter.status.get("versions", ())
+    }
+    return (entries | bases | goods | in_statuses | canaries | versions) - {""}
 
 
-def longest_drain_s(desired: DesiredState, policy: Policy) -> float:
-    return max([policy.longest_drain_s, *(pool.drain_s for pool in desired.pools.values())])
+def longest_drain_s(desired: DesiredState) -> float:
+    return max([desired.policy.longest_drain_s, *(pool.drain_s for pool in desired.pools.values())])
 
 
-def resolve_period_s(desired: DesiredState, policy: Policy, uri: str = "") -> float:
+def resolve_period_s(desired: DesiredState, uri: str = "") -> float:
     """How often a source is asked for: the period stretches with the number of objects, their sum does not grow."""
-    least_s = policy.remote_period_s if uri.startswith(REMOTE_SCHEMES) else policy.resolve_period_s
-    return max(least_s, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s)
+    least_s = desired.policy.remote_period_s if uri.startswith(REMOTE_SCHEMES) else desired.policy.resolve_period_s
+    return max(least_s, (len(desired.pools) + len(desired.adapters)) / desired.policy.resolves_per_s)
 
 
-def progress_s(desired: DesiredState, policy: Policy) -> float:
-    """How long steps may take before a status tells of them: longer where many objects come at once, but bounded."""
-    return min(max(PROGRESS_S, (len(desired.pools) + len(desired.adapters)) / policy.resolves_per_s), PROGRESS_MAX_S)
+def progress_s(desired: DesiredState) -> float:
+    """How long steps may take before a status shows them: longer where many objects come at once, but bounded."""
+    return min(
+        max(PROGRESS_S, (len(desired.pools) + len(desired.adapters)) / desired.policy.resolves_per_s), PROGRESS_MAX_S
+    )
 
 
-def requeue_at(ref: Ref, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> float | None:
+def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     """When this object, just planned, has to be planned again though nothing happens; None: never.
 
     A source that is due already and was not asked for is one that the object's state does not let be asked for.
     """
-    resource = desired.get(ref)
+    resource = state.desired.get(ref)
     if resource is None:
         return None
-    times = deadlines(ref, observed) if isinstance(resource, Pool) else []
-    if isinstance(resource, Pool) and policy.defaults is not None and is_behind(resource, observed, policy.defaults):
+    times, defaults = deadlines(ref, state) if isinstance(resource, Pool) else [], state.desired.policy.defaults
+    if isinstance(resource, Pool) and defaults is not None and is_behind(resource, state.observed, defaults):
         times.append(now + RETRY_S)
     if resource.meta.deleting:
-        times.append(_unload_deadline(resource, desired))
-    elif (resolution := observed.resolutions.get(resource.meta.uid)) and not resolution.running:
-        times.append(resolution.due_at(resolve_period_s(desired, policy, resource.uri), resource.poll_s))
+        times.append(_unload_deadline(resource, state.desired))
+    elif (resolution := state.observed.resolutions.get(resource.meta.uid)) and not resolution.running:
+        times.append(resolution.due_at(resolve_period_s(state.desired, resource.uri), resource.poll_s))
     if isinstance(resource, Adapter) and not holds(resource, "Ready"):
-        resolution = observed.resolutions.get(resource.meta.uid)
+        resolution = state.observed.resolutions.get(resource.meta.uid)
         if resolution and resolution.started_at is not None:
-            times.append(resolution.started_at + progress_s(desired, policy))
+            times.append(resolution.started_at + progress_s(state.desired))
+    if isinstance(resource, Adapter) and resource.canary is not None:
+        times += _canary_deadlines(resource, state, now)
     return min((time for time in times if now < time < inf), default=None)
+
+
+def _canary_deadlines(adapter: Adapter, state: State, now: float) -> list[float]:
+    canary = adapter_view(adapter, state, now).canary
+    if canary is None:
+        return []
+    times = [canary.due_at] if canary.due_at is not None else []
+    reported = state.observed.adapter_reports.get(adapter.meta.uid)
+    if reported is not None and reported.canary not in (None, canary.counts):
+        times.append(canary.updated_at + COUNTS_S)
+    if canary.resolution is not None and not canary.resolution.running:
+        uri, poll_s = canary.canary.uri, canary.canary.poll_s
+        times.append(canary.resolution.due_at(resolve_period_s(state.desired, uri), poll_s))
+    return times
 
 
 # ------------------------------------------------------------------------------------------------ pools
 
 
-def _plan_pool(pool: Pool, desired: DesiredState, observed: ObservedState, now: float, policy: Policy) -> list[Action]:
+def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
     ref = pool.meta.ref
     if pool.meta.deleting:
-        return _pool_gone(ref, observed)
-    bounds = scaling.bounds(pool, policy.default_replicas)
-    wanted = scaling.target(bounds, observed.pool_reports.get(str(ref)), present_runners(pool, observed))
-    view = pool_view(pool, desired, observed, bounds, wanted, now)
+        return _pool_gone(ref, state)
+    bounds = scaling.bounds(pool, state.desired.policy.default_replicas)
+    wanted = scaling.target(bounds, state.observed.pool_reports.get(str(ref)), present_runners(pool, state))
+    view = pool_view(pool, state, bounds, wanted, now)
     entry = pool_entry(view)
-    runners, why = ([], "") if pool.paused else _runners(view, entry, desired, observed, now, policy)
+    runners, why = ([], "") if pool.paused else _runners(view, entry, state, now)
     view = replace(view, rollout=why)
     return [
-        *_resolve(pool, view.request, view.resolution, now, desired, policy),
-        *_publish_pool(ref, entry, observed),
+        *_resolve(pool, view.request, view.resolution, now, state.desired),
+        *_publish_pool(ref, entry, state),
         *runners,
-        *_set_status(pool, pool_status(view, now, pods=policy.defaults is not None)),
+        *_set_status(pool, pool_status(view, now, pods=state.desired.policy.defaults is not None)),
     ]
 
 
-def _publish_pool(ref: Ref, entry: PoolSpec | None, observed: ObservedState) -> list[Action]:
-    published = observed.pools.get(ref)
+def _publish_pool(ref: Ref, entry: PoolSpec | None, state: State) -> list[Action]:
+    published = state.expectations.pools.get(ref)
     if entry == published:
         return []
     return [PublishPool(ref, entry)] if entry else [UnpublishPool(ref)]
 
 
-def _runners(
-    view: PoolView, entry: PoolSpec | None, desired: DesiredState, observed: ObservedState, now: float, policy: Policy
-) -> tuple[list[Action], str]:
+def _runners(view: PoolView, entry: PoolSpec | None, state: State, now: float) -> tuple[list[Action], str]:
     """Runners follow the base's digest; a pool that is refused or has no base keeps none. And what they wait for.
 
     While it is not known yet what the base is, those that are there stay: this process may have just started.
     """
     pool, ref = view.pool, view.pool.meta.ref
     if view.serving is None:
-        return (plan_teardown(ref, observed) if _is_decided(view) else []), ""
-    digest, waited = view.serving.digest, entry == observed.pools.get(ref) and grace_elapsed(ref, observed, now)
-    if policy.defaults is None:
-        return plan_processes(pool, digest, view.wanted, view.bounds, observed, waited=waited), ""
+        return (plan_teardown(ref, state) if _is_decided(view) else []), ""
+    digest, waited = view.serving.digest, entry == state.expectations.pools.get(ref) and grace_elapsed(ref, state, now)
+    if state.desired.policy.defaults is None:
+        return plan_processes(pool, digest, view.wanted, view.bounds, state, waited=waited), ""
     return plan_children(
-        pool, digest, view.wanted, view.bounds, observed, policy.defaults, now, waited=waited, desired=desired
+        pool, digest, view.wanted, view.bounds, state, state.desired.policy.defaults, now, waited=waited
     )
 
 
@@ -191,33 +199,44 @@ def _is_decided(view: PoolView) -> bool:
     return view.rejection is not None or (view.resolution is not None and view.resolution.answer.finished)
 
 
-def _pool_gone(ref: Ref, observed: ObservedState) -> list[Action]:
-    withdraw: list[Action] = [UnpublishPool(ref)] if ref in observed.pools else []
-    return [*withdraw, *plan_teardown(ref, observed)]
+def _pool_gone(ref: Ref, state: State) -> list[Action]:
+    withdraw: list[Action] = [UnpublishPool(ref)] if ref in state.expectations.pools else []
+    return [*withdraw, *plan_teardown(ref, state)]
 
 
 # --------------------------------------------------------------------------------------------- adapters
 
 
-def _plan_adapter(
-    adapter: Adapter, desired: DesiredState, observed: ObservedState, now: float, policy: Policy
-) -> list[Action]:
-    view = adapter_view(adapter, desired, observed)
+def _plan_adapter(adapter: Adapter, state: State, now: float) -> list[Action]:
+    view = adapter_view(adapter, state, now)
     if adapter.meta.deleting:
-        return _unload(view, desired, observed, now)
+        return _unload(view, state, now)
     ref, entry, status = adapter.meta.ref, adapter_entry(view), adapter_status(view, now)
-    resolve = _resolve(adapter, view.request, view.resolution, now, desired, policy)
-    if policy.defaults is not None and view.request is not None and FINALIZER not in adapter.meta.finalizers:
+    resolve = _resolve(adapter, view.request, view.resolution, now, state.desired)
+    resolve += _resolve_canary(view, state, now)
+    if (
+        state.desired.policy.defaults is not None
+        and view.request is not None
+        and FINALIZER not in adapter.meta.finalizers
+    ):
         return [*resolve, AddFinalizer(ref, adapter.meta.uid, adapter.meta.resource_version, FINALIZER)]
-    write = [] if _is_passing(status, resolve, view.resolution, now, desired, policy) else _set_status(adapter, status)
-    return [*resolve, *_publish_adapter(ref, entry, observed), *write]
+    write = [] if _is_passing(status, resolve, view.resolution, now, state.desired) else _set_status(adapter, status)
+    return [*resolve, *_publish_adapter(ref, entry, state), *write]
+
+
+def _resolve_canary(view: AdapterView, state: State, now: float) -> list[Action]:
+    adapter, canary = view.adapter, view.canary
+    if canary is not None:
+        source = as_adapter(adapter, canary.canary)
+        return _resolve(source, canary.request, canary.resolution, now, state.desired)
+    uid = canary_uid(adapter.meta.uid)
+    return [ForgetSource(uid)] if adapter.canary is None and uid in state.observed.resolutions else []
 
 
 def _is_passing(
     status: Object, resolve: Sequence[Action], resolution: Resolution | None, now: float, desired: DesiredState,
-    policy: Policy,
 ) -> bool:  # fmt: skip
-    """Whether a status tells of nothing but steps that have just begun: most are over before anybody reads of them.
+    """Whether a status shows nothing but steps that have just begun: most are over before anybody reads it.
 
     From apply to Ready an adapter costs three writes: its finalizer, its status, an Event.
     """
@@ -225,31 +244,31 @@ def _is_passing(
     if not steps or not all(steps):
         return False
     began = resolution.started_at if resolution else None
-    return bool(resolve) or (began is not None and now < began + progress_s(desired, policy))
+    return bool(resolve) or (began is not None and now < began + progress_s(desired))
 
 
-def _publish_adapter(ref: Ref, entry: AdapterRegistration, observed: ObservedState) -> list[Action]:
-    return [PublishAdapter(ref, entry)] if entry != observed.adapters.get(ref) else []
+def _publish_adapter(ref: Ref, entry: AdapterRegistration, state: State) -> list[Action]:
+    return [PublishAdapter(ref, entry)] if entry != state.expectations.adapters.get(ref) else []
 
 
-def _adapter_gone(ref: Ref, observed: ObservedState) -> list[Action]:
-    published = observed.adapters.get(ref)
+def _adapter_gone(ref: Ref, state: State) -> list[Action]:
+    published = state.expectations.adapters.get(ref)
     return [UnpublishAdapter(ref, published.uid)] if published else []
 
 
-def _unload(view: AdapterView, desired: DesiredState, observed: ObservedState, now: float) -> list[Action]:
-    """A deleted adapter leaves the route table and every runner, in bounded time; then its object goes."""
+def _unload(view: AdapterView, state: State, now: float) -> list[Action]:
+    """A deleted adapter leaves the route table and every runner, in bounded time; then its finalizer is removed."""
     adapter, meta = view.adapter, view.adapter.meta
     if FINALIZER not in meta.finalizers:  # not ours to keep; the object may stay for somebody else
-        return [*_adapter_gone(meta.ref, observed), *_set_status(adapter, adapter_status(view, now))]
-    if observed.unloads.get(meta.uid):
+        return [*_adapter_gone(meta.ref, state), *_set_status(adapter, adapter_status(view, now))]
+    if meta.uid in state.observed.unloaded:
         return _finalized(adapter, let_go=True)
-    if now >= (deadline := _unload_deadline(adapter, desired)):
+    if now >= (deadline := _unload_deadline(adapter, state.desired)):
         waited_s = deadline - (meta.deleted or deadline)
         message = f"the scheduler did not say within {waited_s:.0f} s that no runner holds it; it goes anyway"
         forced = RecordEvent(meta.ref, meta.uid, "Warning", "UnloadTimeout", message)
-        return [*_adapter_gone(meta.ref, observed), *_finalized(adapter, let_go=True), forced]
-    ask = [] if meta.uid in observed.unloads else [UnpublishAdapter(meta.ref, meta.uid, unload=True)]
+        return [*_adapter_gone(meta.ref, state), *_finalized(adapter, let_go=True), forced]
+    ask = [] if meta.uid in state.expectations.unloading else [UnpublishAdapter(meta.ref, meta.uid, unload=True)]
     return [*ask, *_set_status(adapter, adapter_status(view, now))]
 
 
@@ -261,11 +280,11 @@ def _unload_deadline(resource: Pool | Adapter, desired: DesiredState) -> float:
 # -------------------------------------------------------------------------------------------- malformed
 
 
-def _plan_malformed(broken: Malformed, observed: ObservedState, now: float) -> list[Action]:
-    """What was served of it stays as it is, and a condition says why nothing follows its spec."""
+def _plan_malformed(broken: Malformed, state: State, now: float) -> list[Action]:
+    """What is served of it stays as it is; a condition has the reason why its spec is not followed."""
     meta = broken.meta
     if meta.deleting:
-        gone = _pool_gone(meta.ref, observed) if meta.ref.kind == "ServingPool" else _adapter_gone(meta.ref, observed)
+        gone = _pool_gone(meta.ref, state) if meta.ref.kind == "ServingPool" else _adapter_gone(meta.ref, state)
         return [*gone, *_finalized(broken, let_go=True)]
     status = malformed_status(broken, now)
     return [] if status == broken.status else [SetStatus(meta.ref, meta.uid, meta.resource_version, status)]
@@ -276,12 +295,11 @@ def _plan_malformed(broken: Malformed, observed: ObservedState, now: float) -> l
 
 def _resolve(
     resource: Pool | Adapter, request: Request | None, known: Resolution | None, now: float, desired: DesiredState,
-    policy: Policy,
 ) -> list[Action]:  # fmt: skip
     if request is None:
         return []
     if known is not None and known.request == request:
-        period_s = resolve_period_s(desired, policy, resource.uri)
+        period_s = resolve_period_s(desired, resource.uri)
         if known.running or now < known.due_at(period_s, resource.poll_s):
             return []
     return [Resolve(resource.meta.ref, resource.meta.uid, request)]

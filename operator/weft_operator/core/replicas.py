@@ -1,7 +1,8 @@
-"""A pool's runners: what to order so that there are as many as wanted, started as wanted. Pure.
+"""A pool's runners: the actions after which there are as many as wanted, started as wanted. Pure.
 
-Without a site the runners are processes of this machine, one by one. With a site they are pods, and what is ordered is
-what the pool owns: the cluster's own controllers do the rest. Either way the scheduler is asked before runners go.
+Without RunnerDefaults the runners are processes of this machine, one by one. With them they are pods, and the actions
+are about what the pool owns: the cluster's own controllers do the rest. Either way the scheduler names victims before
+runners are deleted.
 """
 
 from collections import Counter
@@ -19,7 +20,15 @@ from weft_operator.core.actions import (
     ScaleChild,
     SetPodDeletionCost,
 )
-from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_KINDS, children, revision_of, runner_children
+from weft_operator.core.children import (
+    GROUP_LABEL,
+    INDEX_LABEL,
+    RUNNER_KINDS,
+    children,
+    is_adoptable,
+    revision_of,
+    runner_children,
+)
 from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
 from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold
@@ -28,37 +37,34 @@ from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
 from weft_operator.core.state import (
     ApplyFailure,
     Child,
-    DesiredState,
     ObjectKey,
-    ObservedState,
     Pod,
     PoolReport,
     RunnerConfig,
     RunnerProcess,
     RunnerState,
+    State,
     runner_pods,
 )
 
-SEEN_S = 5.0  # a mark that was accepted this long ago counts as seen
+SEEN_S = 5.0  # a deletion cost that was accepted this long ago counts as seen
 
 
-def present_runners(pool: Pool, observed: ObservedState) -> int:
+def present_runners(pool: Pool, state: State) -> int:
     """Runners that were ordered: processes that stay, and the replicas of Deployments.
 
     Groups that are no longer named give their runners to those that are: both have them for a while.
     """
-    processes = scaling.not_terminating(observed.runners.get(pool.meta.ref, {}))
-    sizes, named = _live_sizes(observed.children.get(pool.meta.ref, {})), {group.name for group in pool.groups}
+    processes = scaling.not_terminating(state.observed.runners.get(pool.meta.ref, {}))
+    sizes, named = _live_sizes(state.observed.children.get(pool.meta.ref, {})), {group.name for group in pool.groups}
     ours = sum(size for group, size in sizes.items() if group in named)
     return len(processes) + max(ours, sum(sizes.values()) - ours)
 
 
-def plan_processes(
-    pool: Pool, digest: str, wanted: int, bounds: Bounds, observed: ObservedState, *, waited: bool
-) -> list[Action]:
+def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: State, *, waited: bool) -> list[Action]:
     """Runners as processes: when they are replaced one goes before one comes, whatever maxSurge says."""
-    ref, present = pool.meta.ref, observed.runners.get(pool.meta.ref, {})
-    kept, report = scaling.not_terminating(present), observed.pool_reports.get(str(ref))
+    ref, present = pool.meta.ref, state.observed.runners.get(pool.meta.ref, {})
+    kept, report = scaling.not_terminating(present), state.observed.pool_reports.get(str(ref))
     groups, lacking = {index: scaling.group_of(index, pool.groups) for index in kept}, list[Group]()
     parts = [(wanted, [*kept])]
     if scaling.counts_apart(pool):
@@ -95,84 +101,86 @@ def plan_children(
     digest: str,
     wanted: int,
     bounds: Bounds,
-    observed: ObservedState,
+    state: State,
     defaults: RunnerDefaults,
     now: float,
     *,
     waited: bool,
-    desired: DesiredState,
 ) -> tuple[list[Action], str]:
-    """Runners as pods: marks on those that go, then everything that the pool owns and that is not as it should be.
+    """Runners as pods: deletion costs of the victims, then every child that is not as it should be.
 
     And what the replacement of runners waits for.
     """
-    ref, live = pool.meta.ref, observed.children.get(pool.meta.ref, {})
+    ref, live = pool.meta.ref, state.observed.children.get(pool.meta.ref, {})
     own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
-    present, report = _live_sizes(live), observed.pool_reports.get(str(ref))
+    present, report = _live_sizes(live), state.observed.pool_reports.get(str(ref))
     sizes = scaling.sizes(pool, wanted, report, bounds, present)
     launch, orders, kept = scaling.runner_config(pool, digest), list[Action](), set[ObjectKey]()
     revision = revision_of(pool, launch, defaults)
     if pool.pods_per_runner > 1:
         outside = any(from_outside(obj, revision) for key, obj in own.items() if key.kind == "StatefulSet")
-        why = await_turn(pool, desired, observed, revision) if outside else ""
+        why = await_turn(pool, state.desired, state.observed, revision) if outside else ""
         replacing = 0 if why else scaling.rollout_limits(pool, wanted)[0]
         sets, kept, behind = _plan_sets(
-            pool, launch, sizes, bounds, observed, defaults, own, waited=waited, replacing=replacing
+            pool, launch, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
         )
         held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
         intended = children(pool, launch, defaults, sizes) + sets
     else:
         for group, size in sizes.items():
             if size < present.get(group, 0):
-                sizes[group], more = _shrink(pool, group, present[group], size, bounds, observed, now, waited=waited)
+                sizes[group], more = _shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
                 orders += more
         if scaling.counts_apart(pool):
             sizes = scaling.one_for_one(sizes, present, wanted)
         intended = children(pool, launch, defaults, sizes)
-        held = hold(pool, intended, own, desired, observed, revision)
+        held = hold(pool, intended, own, state.desired, state.observed, revision)
         orders += [
             ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
             for key in sorted(held.children)
             if (size := sizes[_group(own[key])]) != _replicas(own[key])
         ]
     free = [child for child in intended if child.key in own or child.key not in live]
-    refused = observed.refused.get(ref, {})
-    free = [child for child in free if not _is_refused(child, refused.get(child.key), now)]
-    free = [child for child in free if child.key not in held.children]
+    failures, foreign = state.expectations.apply_failures.get(ref, {}), state.observed.foreign.get(ref, {})
+    adopted = {key: found.obj for key, found in foreign.items() if is_adoptable(found.obj, pool.meta)}
+    taken = {key for key, found in foreign.items() if key not in adopted and now < found.again_at}
     orders += [
-        ApplyChild(ref, child, resource_version(live.get(child.key)))
+        ApplyChild(ref, child, resource_version(live.get(child.key) or adopted.get(child.key)))
         for child in free
-        if _differs(child, live.get(child.key), observed)
+        if child.key not in taken | held.children
+        and not _is_refused(child, failures.get(child.key), now)
+        and _differs(child, live.get(child.key), state)
     ]
-    sizes_left = _retiring(pool, own, wanted, observed)
+    sizes_left = _retiring(pool, own, wanted, state)
     orders += [
         ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
         for key, size in sizes_left.items()
         if size < _replicas(own[key])
     ]
-    # What a pool of the same name has left behind goes; in its place ours comes once it is gone.
+    # Children of an earlier pool of the same name are deleted; ours are applied once they are gone.
     keep = {child.key for child in intended if child.key in own} | kept | sizes_left.keys()
     return orders + _deletions(ref, live, keep=keep), held.why
 
 
-def plan_teardown(ref: Ref, observed: ObservedState) -> list[Action]:
+def plan_teardown(ref: Ref, state: State) -> list[Action]:
     """The pool is gone, is refused, or has no base: it keeps no runner and owns nothing."""
-    processes = scaling.not_terminating(observed.runners.get(ref, {}))
+    processes = scaling.not_terminating(state.observed.runners.get(ref, {}))
     orders: list[Action] = [RemoveRunner(ref, index) for index in sorted(processes, reverse=True)]
-    return orders + _deletions(ref, observed.children.get(ref, {}), keep=set())
+    return orders + _deletions(ref, state.observed.children.get(ref, {}), keep=set())
 
 
-def grace_elapsed(ref: Ref, observed: ObservedState, now: float) -> bool:
+def grace_elapsed(ref: Ref, state: State, now: float) -> bool:
     """Whether the scheduler has had its time to answer to what was published of this pool."""
-    return now >= observed.published_at.get(ref, -inf) + ANSWER_S
+    return now >= state.expectations.published_at.get(ref, -inf) + ANSWER_S
 
 
-def deadlines(ref: Ref, observed: ObservedState) -> list[float]:
-    """When waiting ends: for the scheduler's answer, for marks to be seen, with what was refused."""
-    times = [observed.published_at[ref] + ANSWER_S] if ref in observed.published_at else []
-    uids = {pod.uid for pod in observed.pods.get(ref, {}).values()}
-    times += [rejection.again_at for rejection in observed.refused.get(ref, {}).values()]
-    return times + [at + SEEN_S for uid, (_, at) in observed.deletion_costs.items() if uid in uids]
+def deadlines(ref: Ref, state: State) -> list[float]:
+    """When waiting ends: for the scheduler's answer, for deletion costs to be seen, before another attempt to apply."""
+    times = [state.expectations.published_at[ref] + ANSWER_S] if ref in state.expectations.published_at else []
+    uids = {pod.uid for pod in state.observed.pods.get(ref, {}).values()}
+    times += [failure.again_at for failure in state.expectations.apply_failures.get(ref, {}).values()]
+    times += [found.again_at for found in state.observed.foreign.get(ref, {}).values()]
+    return times + [at + SEEN_S for uid, (_, at) in state.expectations.deletion_costs.items() if uid in uids]
 
 
 def _shrink(
@@ -181,18 +189,18 @@ def _shrink(
     present: int,
     size: int,
     bounds: Bounds,
-    observed: ObservedState,
+    state: State,
     now: float,
     *,
     waited: bool,
 ) -> tuple[int, list[Action]]:
     """The size that the group may have now, and what has to happen before it may have fewer."""
     ref, together = pool.meta.ref, scaling.counted_together(pool, group)
-    pods = {name: pod for name, pod in sorted(observed.pods.get(ref, {}).items()) if _stays(pod, group)}
+    pods = {name: pod for name, pod in sorted(state.observed.pods.get(ref, {}).items()) if _stays(pod, group)}
     runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
-    report = observed.pool_reports.get(str(ref))
+    report = state.observed.pool_reports.get(str(ref))
     others = {
-        name for name, pod in observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
+        name for name, pod in state.observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
     }
     elsewhere = len(others.intersection(report.victims)) if report else 0
     apart = scaling.counts_apart(pool)
@@ -206,17 +214,17 @@ def _shrink(
         return left, []  # there is nothing to choose
     costs = scaling.deletion_costs(going)
     costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
-    unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, observed, now)}
+    unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, state, now)}
     orders: list[Action] = [
         SetPodDeletionCost(ref, ref.namespace, name, pods[name].uid, cost)
         for name, cost in unseen.items()
-        if observed.deletion_costs.get(pods[name].uid, (None, now))[0] != cost
+        if state.expectations.deletion_costs.get(pods[name].uid, (None, now))[0] != cost
     ]
     return (present, orders) if unseen else (left, [])
 
 
 def _plan_sets(
-    pool: Pool, launch: RunnerConfig, sizes: Mapping[str, int], bounds: Bounds, observed: ObservedState,
+    pool: Pool, launch: RunnerConfig, sizes: Mapping[str, int], bounds: Bounds, state: State,
     defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
 ) -> tuple[list[Child], set[ObjectKey], bool]:  # fmt: skip
     """Runners of several pods: what those that should be there own, what is kept as it is, and whether some of that is
@@ -227,8 +235,8 @@ def _plan_sets(
     that it names.
     """
     sets = {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
-    report = observed.pool_reports.get(str(pool.meta.ref))
-    pods = [pod for pod in runner_pods(observed.pods.get(pool.meta.ref, {}).values()) if pod.runner]
+    report = state.observed.pool_reports.get(str(pool.meta.ref))
+    pods = [pod for pod in runner_pods(state.observed.pods.get(pool.meta.ref, {}).values()) if pod.runner]
     states: dict[str, RunnerState] = {pod.runner: pod.state for pod in pods}
     ready = {key.name: _group(obj) for key, obj in sorted(sets.items()) if states.get(key.name) == "Ready"}
     retired = [name for name, group in ready.items() if group not in sizes]
@@ -302,16 +310,14 @@ def _of_runners(names: Sequence[str], own: Mapping[ObjectKey, Object]) -> set[Ob
     return {key for key in own if key.kind in RUNNER_KINDS and key.name in names}
 
 
-def _retiring(
-    pool: Pool, own: Mapping[ObjectKey, Object], wanted: int, observed: ObservedState
-) -> dict[ObjectKey, int]:
+def _retiring(pool: Pool, own: Mapping[ObjectKey, Object], wanted: int, state: State) -> dict[ObjectKey, int]:
     """Replicas that Deployments of groups which the pool no longer names may keep for now; the others go at once.
 
     As in a rolling update: one runner goes before one comes, then one for each that is ready in a group that is named.
     Runners that are not ready serve nobody and may hold what the new ones wait for.
     """
     named, ready = {group.name for group in pool.groups}, Counter[str]()
-    for pod in observed.pods.get(pool.meta.ref, {}).values():
+    for pod in state.observed.pods.get(pool.meta.ref, {}).values():
         ready[pod.group] += pod.state == "Ready"
     room, sizes = wanted - 1 - sum(ready[group] for group in named), dict[ObjectKey, int]()
     for key, obj in sorted(own.items()):
@@ -325,24 +331,24 @@ def _stays(pod: Pod, group: str) -> bool:
     return pod.group == group and pod.state != "Leaving"
 
 
-def _is_seen(pod: Pod, cost: int, observed: ObservedState, now: float) -> bool:
+def _is_seen(pod: Pod, cost: int, state: State, now: float) -> bool:
     if pod.cost == cost:
         return True
-    ordered, at = observed.deletion_costs.get(pod.uid, (None, now))
+    ordered, at = state.expectations.deletion_costs.get(pod.uid, (None, now))
     return ordered == cost and now >= at + SEEN_S
 
 
-def _differs(child: Child, live: Object | None, observed: ObservedState) -> bool:
+def _differs(child: Child, live: Object | None, state: State) -> bool:
     if live is None:
         return True
     if _is_deleting(live) or matches(live, child.manifest):
         return False
     # What an API server made of exactly this intent is as near to it as it gets.
-    return observed.applied.get(child.key) != (spec_hash(child.manifest), object_revision(live))
+    return state.expectations.applied.get(child.key) != (spec_hash(child.manifest), object_revision(live))
 
 
-def _is_refused(child: Child, rejection: ApplyFailure | None, now: float) -> bool:
-    return rejection is not None and rejection.intent == spec_hash(child.manifest) and now < rejection.again_at
+def _is_refused(child: Child, failure: ApplyFailure | None, now: float) -> bool:
+    return failure is not None and failure.intent == spec_hash(child.manifest) and now < failure.again_at
 
 
 def _is_owned(obj: Object, uid: str) -> bool:
@@ -358,7 +364,7 @@ def _deletions(ref: Ref, live: Mapping[ObjectKey, Object], keep: set[ObjectKey])
 
 
 def object_revision(live: Object) -> str:
-    """Changes whenever somebody changes what the object is; where the API tells that apart, not with its status."""
+    """Changes whenever somebody changes what the object is; where the API has a generation, not with its status."""
     metadata = live["metadata"]
     return str(metadata.get("generation") or metadata.get("resourceVersion"))
 

@@ -52,7 +52,7 @@ class Meta:
     created: float
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
-    deleted: float | None = None  # when somebody asked for its deletion, unix seconds
+    deleted: float | None = None  # when its deletion was requested, unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,25 @@ class Adapter:
     tier: Tier  # the least that a Ready runner holds it in
     version: str | None  # the name of the source's content
     history_limit: int  # earlier contents that are served
+    canary: "Canary | None"
     status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A second content under an adapter's name. Times in seconds, `promote_after_s` None: by hand."""
+
+    uri: str
+    revision: str | None
+    digest: str | None
+    credentials: str | None
+    endpoint: str | None
+    poll_s: float | None
+    version: str | None
+    weight: int  # percent of the requests without a pin
+    max_error_percent: int  # beyond the other content's
+    min_requests: int
+    promote_after_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +107,7 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Objectives, in milliseconds. `ttft_ms` 0: none. `reject`: who cannot get its first token in time."""
+    """Objectives, in milliseconds. `ttft_ms` 0: none. `reject`: a request that cannot get its first token in time."""
 
     ttft_ms: int
     token_time_ms: int
@@ -165,7 +183,6 @@ class Pool:
     model_cache: ModelCache
     max_queue: int
     max_moves: int
-    placement: str
     queue: str
     aging_s: float
     starvation_bound: int | None
@@ -246,7 +263,27 @@ def parse_adapter(obj: Object) -> Adapter:
         tier=spec.get("tier") or "Remote",
         version=spec.get("version"),
         history_limit=spec.get("revisionHistoryLimit", 1),
+        canary=_canary(spec.get("canary")),
         status=obj.get("status") or {},
+    )
+
+
+def _canary(spec: Object | None) -> Canary | None:
+    if spec is None:
+        return None
+    source, after = spec["source"], spec.get("promoteAfter")
+    return Canary(
+        uri=source["uri"],
+        revision=source.get("revision"),
+        digest=source.get("digest"),
+        credentials=_secret(source),
+        endpoint=source.get("endpoint"),
+        poll_s=_poll_s(source),
+        version=spec.get("version"),
+        weight=spec["weight"],
+        max_error_percent=spec["maxErrorPercent"],
+        min_requests=spec["minRequests"],
+        promote_after_s=float(duration_s(after)) if after else None,
     )
 
 
@@ -286,7 +323,6 @@ def parse_pool(obj: Object) -> Pool:
         model_cache=_model_cache(spec.get("modelCache") or {}),
         max_queue=scheduler["maxQueue"],
         max_moves=scheduler["maxMoves"],
-        placement=scheduler["placement"],
         queue=scheduler["queue"],
         aging_s=float(scheduler["agingSeconds"]),
         starvation_bound=scheduler.get("starvationBound"),

@@ -43,10 +43,11 @@ class _Part:
     replicas: int
     current: int  # pods of the template that the object has
     ready: int  # of all its pods
+    current_ready: int
 
     @property
     def in_order(self) -> bool:
-        return self.ready >= self.replicas and self.current >= self.replicas
+        return self.current_ready >= self.replicas
 
 
 def hold(
@@ -138,10 +139,12 @@ def _part_of(key: ObjectKey, live: Object, pods: Iterable[Pod], *, pending: bool
     name = str((live["metadata"].get("labels") or {}).get(GROUP_LABEL, ""))
     mine = [pod for pod in pods if (pod.runner == key.name if of_set else pod.group == name)]
     staying, made = [pod for pod in mine if pod.state != "Leaving"], template_hash(live)
-    return _Part(
-        key, name, pending, outside, int(live["spec"].get("replicas", 1)),
-        current=sum(pod.template == made for pod in staying), ready=sum(pod.state == "Ready" for pod in staying),
-    )  # fmt: skip
+    current, ready = (
+        [pod for pod in staying if pod.template == made],
+        [pod for pod in staying if pod.state == "Ready"],
+    )
+    both = sum(pod.state == "Ready" for pod in current)
+    return _Part(key, name, pending, outside, int(live["spec"].get("replicas", 1)), len(current), len(ready), both)
 
 
 def _progress(parts: Sequence[_Part]) -> str:

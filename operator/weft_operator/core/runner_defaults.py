@@ -47,11 +47,11 @@ class RunnerDefaults:
     env: Sequence[Json] = ()
     volumes: Sequence[Json] = ()
     volume_mounts: Sequence[Json] = ()
-    resources: Json = field(default_factory=dict[str, Any])  # of a pool that says none
+    resources: Json = field(default_factory=dict[str, Any])  # of a pool that sets none
     security_contexts: SecurityContexts = field(default_factory=SecurityContexts)
     pod_labels: Mapping[str, str] = field(default_factory=dict[str, str])
     pod_annotations: Mapping[str, str] = field(default_factory=dict[str, str])
-    network_policies: bool = False  # pods may call only whom a policy names
+    network_policies: bool = False  # pods may connect only where a policy lets them
     pools_at_a_time: int = 1  # whose runners are replaced where any of this changes; 0: all
     executor: str = ""  # "": the runner's own choice
     log_level: str = "INFO"

@@ -1,9 +1,9 @@
-"""How many runners now, of which group, and which of them go. Pure.
+"""How many runners a pool has now, in which group, and which of them are deleted. Pure.
 
-The scheduler says how many a pool could use and, where there are more, who should go first; the pool says how many it
-may have; its groups say where they are. Growing is done at once. Shrinking asks first: the scheduler names victims, and
-nothing new is placed on them. Where groups are for phases that are split the scheduler says how many of each phase,
-also of a number that people wrote, and names victims among them.
+The scheduler reports how many runners a pool could use and, where there are more, their order of deletion (victims);
+the pool's spec bounds the number and its groups distribute it. Scale-up is immediate. Scale-down waits for the
+scheduler's victims, on which nothing new is placed. Where groups are for phases that are split, the scheduler reports
+the number of each phase, also within a fixed number, and names victims among them.
 
 - A number that people wrote holds: they wait at most `ANSWER_S` for the names, for a runner that is asked to go gives
   its streams back anyway.
@@ -25,7 +25,7 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Runners that a pool may have. A number that somebody wrote: both are it."""
+    """Runners that a pool may have. Of a fixed number both are it."""
 
     min: int
     max: int
@@ -47,7 +47,7 @@ class Runner:
 
 
 def bounds(pool: Pool, default: int) -> Bounds:
-    """What the pool's spec allows, as far as its groups have room. `default`: for a pool that says nothing."""
+    """What the pool's spec allows, as far as its groups have room. `default`: for a pool that sets nothing."""
     if pool.autoscaling is not None:
         low, high = pool.autoscaling.min, pool.autoscaling.max
     else:
@@ -59,7 +59,7 @@ def bounds(pool: Pool, default: int) -> Bounds:
 def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
     """Runners that the pool should have. Until the scheduler has answered none of those that are there is too many.
 
-    One that has just started names no bounds before it knows who is there, and asks for more where requests wait.
+    A scheduler that has just started reports no bounds before it knows the runners, and wants more where requests wait.
     """
     if report is None or not (is_current(report, bounds) or report.max_runners == 0):
         return bounds.clamp(present)
@@ -67,7 +67,7 @@ def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
 
 
 def is_current(report: PoolReport, bounds: Bounds) -> bool:
-    """Whether the scheduler said this knowing these bounds, and the runners that there are."""
+    """Whether the scheduler reported this for these bounds, and the runners that there are."""
     return report.max_runners == bounds.max
 
 
@@ -92,7 +92,7 @@ def counts_apart(pool: Pool) -> bool:
 
 
 def counted_together(pool: Pool, group: str) -> set[str]:
-    """The other groups of a pool that the scheduler does not tell from this one."""
+    """The other groups of a pool that the scheduler counts together with this one."""
     apart, phases = counts_apart(pool), {other.name: other.phase for other in pool.groups}
     return {name for name, phase in phases.items() if name != group and not (apart and phase != phases[group])}
 
@@ -112,7 +112,7 @@ def phase_groups(pool: Pool) -> tuple[PhaseGroups, ...]:
 def sizes(
     pool: Pool, wanted: int, report: PoolReport | None, bounds: Bounds, present: Mapping[str, int]
 ) -> dict[str, int]:
-    """Runners of each group. Where groups are counted apart that is the scheduler's word.
+    """Runners of each group. Where groups are counted apart the scheduler's report decides.
 
     Until it has answered nothing moves from one group to another (`present`).
     """
@@ -165,13 +165,13 @@ def select_victims(
     apart: bool = False,
     elsewhere: int = 0,
 ) -> list[Runner] | None:
-    """Who of `present` goes so that `wanted` are left, the first one first; None: that is not known yet.
+    """The runners of `present` to delete so that `wanted` are left, in order; None: that is not known yet.
 
-    `waited`: the scheduler has had its time to answer. The order: who serves nobody, then the scheduler's victims in
-    its order, then, for a number that people wrote, the last of those that are left: where groups are counted `apart`
-    only as long as the scheduler has not answered, for then a number may move from one group to another. It does not
-    tell groups of one phase apart: for each victim that it has named `elsewhere`, in another one, one that it has not
-    may go here.
+    `waited`: the scheduler has had its time to answer. The order: those that are not ready, then the scheduler's
+    victims in its order, then, for a number that people wrote, the last of those that are left: where groups are
+    counted `apart` only as long as the scheduler has not answered, for then a number may move from one group to
+    another. It counts groups of one phase together: for each victim that it has named `elsewhere`, in another group,
+    a runner that it has not named may be deleted here.
     """
     surplus, answered = len(present) - wanted, report is not None and is_current(report, bounds)
     if surplus <= 0:
@@ -259,7 +259,7 @@ def to_start(
 def deletion_costs(going: Iterable[Runner]) -> dict[str, int]:
     """Deletion costs, by name: the first to go has the lowest.
 
-    Who serves nobody goes first without a mark too, but it may come to serve before anybody is taken away.
+    A runner that is not ready is deleted first anyway, but it may become ready before any is deleted.
     """
     names = [runner.name for runner in going]
     return {name: number - len(names) for number, name in enumerate(names)}

@@ -1,8 +1,9 @@
-"""What is wanted and what is there: the two sides that `reconcile` compares.
+"""The state that `reconcile` compares: what is desired, what is observed, and what is expected after own writes.
 
 `DesiredState` holds the objects, indexed so that planning one object costs O(1) with 100,000 of them. `ObservedState`
-holds what the shells have seen: the depot's answers, runners, what was published to the scheduler and what it reports.
-Both are plain memory with one owner; every change says which objects have to be planned again.
+holds what depot, cluster and scheduler report. `Expectations` hold what this process has published, applied and
+unpublished: facts that are not reported back, or not yet. All are plain memory with one owner; every change of the
+objects returns which of them have to be planned again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from weft.domain.adapter import AdapterVersion
-from weft.domain.routes import PhaseCounts, PoolSpec, RoleCounts, SloAttainment
-from weft_operator.core.artifacts import Resolution
+from weft.domain.routes import CanaryCounts, PhaseCounts, PoolSpec, RoleCounts, SloAttainment
+from weft_operator.core.artifacts import Resolution, Retention
 from weft_operator.core.resources import (
     Adapter,
     Malformed,
@@ -24,16 +25,16 @@ from weft_operator.core.resources import (
     Tier,
     holds,
 )
-from weft_operator.core.retention import Retention
+from weft_operator.core.runner_defaults import RunnerDefaults
 
-APPLY_RETRY_S = 15.0  # before an intent that was refused is tried again, unchanged
+APPLY_RETRY_S = 15.0  # before a refused intent is tried again unchanged, and a foreign object read again
 
 RunnerState = Literal["Starting", "Ready", "CrashLoop", "Unschedulable", "Leaving"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """All that one runner is started with. A runner whose launch differs from the wanted one is replaced."""
+    """All that one runner is started with. A runner whose configuration differs from the wanted one is replaced."""
 
     pool: Ref
     base_digest: str
@@ -60,7 +61,7 @@ class RunnerProcess:
 
     launch: RunnerConfig
     state: RunnerState
-    message: str = ""  # of a crash loop: what its last words were
+    message: str = ""  # of a crash loop: the end of its log
     name: str = ""
 
 
@@ -125,11 +126,10 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailure:
-    """An intent (by its hash) that could not be applied: when, and why, as a condition's reason and message."""
+    """An intent (by its hash) that the API server refused: when, and why."""
 
     intent: str
     at: float
-    reason: str
     message: str
 
     @property
@@ -160,7 +160,7 @@ class AdapterRegistration:
     reason: str = ""
     message: str = ""
     version: str = ""  # the name of the content
-    versions: tuple[AdapterVersion, ...] = ()  # earlier contents that are served
+    versions: tuple[AdapterVersion, ...] = ()  # the canary, then earlier contents that are served
 
     @property
     def digests(self) -> set[str]:
@@ -170,7 +170,7 @@ class AdapterRegistration:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """The scheduler's word on a pool."""
+    """What the scheduler reports of a pool."""
 
     ready_runners: int
     wanted_runners: int = 0
@@ -184,7 +184,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """The scheduler's word on an adapter: of which digest it speaks, and whether that is in the route table."""
+    """What the scheduler reports of an adapter: its digest, and whether that is in the route table."""
 
     digest: str
     routed: bool
@@ -192,14 +192,27 @@ class AdapterReport:
     load_errors: tuple[str, ...] = ()
     load_failed: bool = False  # everywhere
     removed: bool = False  # it is not routed, and no ready runner has it
+    canary: CanaryCounts | None = None  # None: it has none
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an installation wants of every object, whatever its spec says."""
+
+    resolve_period_s: float = 2.0  # an edit of a source is noticed within this, while objects are few
+    remote_period_s: float = 60.0  # before a remote source that failed is asked again; doubles
+    resolves_per_s: float = 50.0  # the most for all objects together, so that rest costs the same with 10,000 of them
+    default_replicas: int = 1
+    longest_drain_s: float = 300.0  # the least time after a start before anything is dropped from the depot
+    defaults: RunnerDefaults | None = None  # of runners that are pods; None: runners are processes of this machine
+    pool_namespaces: frozenset[str] | None = None  # where pools are served; None: everywhere
 
 
 class DesiredState:
-    """The objects, by reference, by pool and by served name."""
+    """The objects, by reference, by pool and by served name, and the installation's policy."""
 
-    def __init__(self, served: frozenset[str] | None = None) -> None:
-        """`served`: the namespaces whose pools are served; None: all."""
-        self.served = served
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
         self.pools: dict[Ref, Pool] = {}
         self.adapters: dict[Ref, Adapter] = {}
         self.malformed: dict[Ref, Malformed] = {}  # what was read of them before stays in the tables above
@@ -226,7 +239,7 @@ class DesiredState:
         return affected | self._neighbours(resource)
 
     def add(self, resource: Pool | Adapter | Malformed) -> None:
-        """Take in a new or changed object, where nobody asks what else it concerns. Costs the same with 10,000."""
+        """Take in a new or changed object, where its neighbours need not be known. Costs the same with 10,000."""
         ref = resource.meta.ref
         if isinstance(resource, Malformed):
             self.malformed[ref] = resource
@@ -256,7 +269,8 @@ class DesiredState:
 
     def serves(self, namespace: str) -> bool:
         """Whether pools of that namespace are served here."""
-        return self.served is None or namespace in self.served
+        served = self.policy.pool_namespaces
+        return served is None or namespace in served
 
     def refs(self) -> list[Ref]:
         """Every object, pools first."""
@@ -287,7 +301,7 @@ class DesiredState:
         if isinstance(resource, Pool):
             return near | self._by_pool.get(resource.meta.ref, set())
         if resource.pool not in self.pools:
-            return set()  # it is refused, and stands in nobody's way
+            return set()  # it is rejected, and has no neighbours
         # Pinned ones share the slots that may be pinned.
         return near | {resource.pool} | (self._pinned.get(resource.pool, set()) if resource.pinned else set())
 
@@ -309,28 +323,54 @@ class DesiredState:
             yield self._ready
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignObject:
+    """An object under the name of a child that is not its pool's, as it was read at `at`. No watch reports it."""
+
+    obj: Object
+    at: float
+
+    @property
+    def again_at(self) -> float:
+        """When it is read again."""
+        return self.at + APPLY_RETRY_S
+
+
 @dataclass(slots=True)
 class ObservedState:
-    """What the shells have seen so far. Absent means "not known", and unknown changes no status."""
+    """What depot, cluster and scheduler report. Absent means "not known", and unknown changes no status."""
 
-    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid
+    resolutions: dict[str, Resolution] = field(default_factory=dict)  # by uid, a canary's by `canary_uid`
     runners: dict[Ref, dict[int, RunnerProcess]] = field(default_factory=dict)  # by pool and index
     children: dict[Ref, dict[ObjectKey, Object]] = field(default_factory=dict)  # by pool; live objects as read
+    foreign: dict[Ref, dict[ObjectKey, ForeignObject]] = field(default_factory=dict)  # by pool
     pods: dict[Ref, dict[str, Pod]] = field(default_factory=dict)  # by pool and name
-    pools: dict[Ref, PoolSpec] = field(default_factory=dict)  # as published
-    adapters: dict[Ref, AdapterRegistration] = field(default_factory=dict)  # as published
     pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
     adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid
+    unloaded: set[str] = field(default_factory=set)  # uids of deleted adapters that no runner holds any more
+
+
+@dataclass(slots=True)
+class Expectations:
+    """What this process has done, as long as what follows from it is not observed."""
+
+    pools: dict[Ref, PoolSpec] = field(default_factory=dict)  # as published
     published_at: dict[Ref, float] = field(default_factory=dict)  # when a pool was last published
-    unloads: dict[str, bool] = field(default_factory=dict)  # by uid, of deleted adapters that were unpublished: gone?
+    adapters: dict[Ref, AdapterRegistration] = field(default_factory=dict)  # as published
+    unloading: set[str] = field(default_factory=set)  # uids of deleted adapters that were unpublished
     applied: dict[ObjectKey, tuple[str, str]] = field(default_factory=dict)  # intent, and the revision that it gave
-    refused: dict[Ref, dict[ObjectKey, ApplyFailure]] = field(
-        default_factory=dict
-    )  # by pool: what could not be applied
-    deletion_costs: dict[str, tuple[int, float]] = field(
-        default_factory=dict
-    )  # by uid of the pod: the cost ordered, and when
+    apply_failures: dict[Ref, dict[ObjectKey, ApplyFailure]] = field(default_factory=dict)  # by pool
+    deletion_costs: dict[str, tuple[int, float]] = field(default_factory=dict)  # by uid of the pod: cost, and when
     retention: Retention = field(default_factory=Retention)
+
+
+@dataclass(slots=True)
+class State:
+    """All that `reconcile` plans from."""
+
+    desired: DesiredState = field(default_factory=DesiredState)
+    observed: ObservedState = field(default_factory=ObservedState)
+    expectations: Expectations = field(default_factory=Expectations)
 
 
 def check_indexes(desired: DesiredState) -> None:

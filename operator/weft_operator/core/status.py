@@ -1,80 +1,248 @@
-"""Views -> what is published of an object to the scheduler, and what its status says. Pure."""
+"""Views -> the status of an object: its conditions, what else it shows, and the Events of its transitions. Pure.
 
-from typing import Any
+Ready of an adapter is about what is *served*; Validated and Fetched are about the *newest content*. When an edited
+source is bad, Fetched turns False with the reason while Ready stays True on the content before it, for UpdateFailed.
 
+Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published and UpdateFailed
+(Ready), RunnersReady (Available). Of the
+others: those of the depot, and PoolNotFound, NotPermitted, NameConflict, BaseNotReady, NoReadyRunner, Resolving,
+Publishing (sent to the scheduler, not yet in its route table), ResolveFailed, LoadFailed, Deleting, ScaledToZero,
+Converging (runners start or leave), CrashLoop, Unschedulable, NamespaceNotServed, NoSlots,
+ChildConflict, ChildRefused, PodsRefused. Of CanaryPromoted: Promoted, SameContent, RolledBack, Progressing, and those
+of the depot.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from weft.api.meta import sanitize_message
 from weft.domain.adapter import AdapterVersion
-from weft.domain.model.config import is_bare
-from weft.domain.routes import PoolSpec
-from weft_operator.core.acceptance import AdapterView, PoolView
-from weft_operator.core.artifacts import VerifiedArtifact
+from weft_operator.core.acceptance import AdapterView, PoolView, Rejection, is_ready
+from weft_operator.core.actions import RecordEvent
+from weft_operator.core.artifacts import OperationStatus, Request, Resolution, VerifiedArtifact
 from weft_operator.core.children import selector
-from weft_operator.core.conditions import (
-    Condition,
-    adapter_conditions,
-    merged,
-    pool_conditions,
-    ready_runners,
-    timestamp,
-)
-from weft_operator.core.resources import Malformed, Object
-from weft_operator.core.scaling import phase_groups
-from weft_operator.core.state import AdapterRegistration
+from weft_operator.core.resources import Adapter, Malformed, Object, Pool
+
+Status = Literal["True", "False", "Unknown"]
+SHORT_DIGEST = len("sha256:") + 12
 
 
-def pool_entry(view: PoolView) -> PoolSpec | None:
-    """What the scheduler should know of this pool; None: nothing."""
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition before it is written: no times, no generation."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str = ""
+
+
+def merged(before: Sequence[Object], after: Iterable[Condition], generation: int, now: float) -> list[dict[str, Any]]:
+    """Conditions as they are stored. `lastTransitionTime` moves only when the status does."""
+    old = {condition["type"]: condition for condition in before}
+    return [_written(condition, old.get(condition.type), generation, now) for condition in after]
+
+
+def adapter_conditions(view: AdapterView) -> list[Condition]:
+    """Accepted, Validated, Fetched, Ready; with a canary CanaryPromoted."""
+    if view.rejection:
+        if view.serving is None or view.adapter.meta.deleting:
+            return _refused(view.rejection, ("Validated", "Fetched"), "Ready")
+        refused = _refused(view.rejection, ("Validated", "Fetched"))
+        return [*refused, _ready(view, refused)]
+    accepted = Condition("Accepted", "True", "Accepted", f"served by ServingPool {view.adapter.pool}")
+    if view.adapter.meta.deleting:
+        return [accepted, Condition("Ready", "False", "Deleting", "waiting until no runner holds it")]
+    content = _content_of_adapter(view)
+    return [accepted, *content, _ready(view, content), *_canary(view)]
+
+
+def _canary(view: AdapterView) -> list[Condition]:
+    if view.canary is None:
+        return []
+    statuses: dict[str, Status] = {"Promoted": "True", "Failed": "False", "RolledBack": "False"}
+    status = "True" if view.canary.reason == "SameContent" else statuses.get(view.canary.phase, "Unknown")
+    return [Condition("CanaryPromoted", status, view.canary.reason, view.canary.message)]
+
+
+def pool_conditions(view: PoolView) -> list[Condition]:
+    """Accepted, Fetched, Available, Progressing, Ready."""
+    if view.rejection:
+        return _refused(view.rejection, ("Fetched",), "Available", "Progressing", "Ready")
+    accepted = Condition("Accepted", "True", "Accepted", f"serves {view.pool.model_name!r}")
+    fetched = _fetched(view.request, view.resolution)
+    available, progressing = _available(view, fetched), _progressing(view, fetched)
+    return [accepted, fetched, available, progressing, _pool_ready(view, available, progressing)]
+
+
+def timestamp(now: float) -> str:
+    """Unix seconds as the API writes them."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _content_of_adapter(view: AdapterView) -> list[Condition]:
+    if view.mismatch:
+        reason, message = view.mismatch.reason, view.mismatch.message
+        return [Condition(kind, "False", reason, message) for kind in ("Validated", "Fetched")]
+    if view.request is None:
+        message = f"the base model of ServingPool {view.adapter.pool} is not there yet"
+        return [Condition(kind, "Unknown", "BaseNotReady", message) for kind in ("Validated", "Fetched")]
+    return [_validated(view.request, view.resolution), _fetched(view.request, view.resolution)]
+
+
+def _validated(request: Request, resolution: Resolution | None) -> Condition:
+    answer = _answer(request, resolution)
+    if answer.verdict is not None:
+        return Condition("Validated", "True", "Validated", "configuration, shapes and dtype fit the base")
+    if answer.state == "Failed":
+        return Condition("Validated", "False", answer.reason, answer.message)
+    return Condition("Validated", "Unknown", "Resolving", f"reading {request.uri}")
+
+
+def _fetched(request: Request | None, resolution: Resolution | None) -> Condition:
+    assert request is not None  # only asked for an accepted object
+    answer = _answer(request, resolution)
+    if answer.state == "Fetched":
+        return Condition("Fetched", "True", "Fetched", "the whole content is in the depot")
+    if answer.state == "Failed":
+        return Condition("Fetched", "False", answer.reason, answer.message)
+    return Condition("Fetched", "Unknown", "Resolving", f"fetching {request.uri}")
+
+
+def _answer(request: Request, resolution: Resolution | None) -> OperationStatus:
+    return resolution.answer if resolution and resolution.request == request else OperationStatus()
+
+
+def _ready(view: AdapterView, content: Sequence[Condition]) -> Condition:
     if view.serving is None:
-        return None
-    pool = view.pool
-    own, scaling = pool.meta.ref.namespace, pool.autoscaling
-    return PoolSpec(
-        name=str(pool.meta.ref),
-        base_digest=view.serving.digest,
-        base_model_name=pool.model_name,
-        shared_all=pool.allowed == "All",
-        shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
-        max_queue=pool.max_queue,
-        max_migrations=pool.max_moves,
-        placement=pool.placement,
-        queue=pool.queue,
-        aging_s=pool.aging_s,
-        starvation_bound=pool.starvation_bound,
-        fair=pool.fair,
-        tenant_weights=pool.tenant_weights,
-        slo_ttft_s=pool.slo.ttft_ms / 1000 if pool.slo else 0.0,
-        slo_token_time_s=pool.slo.token_time_ms / 1000 if pool.slo else 0.0,
-        slo_reject=pool.slo is not None and pool.slo.reject,
-        reservation=pool.reservation,
-        consolidation=pool.consolidation,
-        consolidation_s=pool.consolidation_s,
-        prefetch=pool.prefetch,
-        phases=pool.phases,
-        min_prompt=pool.min_prompt,
-        min_token=pool.min_token,
-        kv_across_classes=pool.kv_across_classes,
-        groups=phase_groups(pool),
-        created_unix_s=int(pool.meta.created),
-        min_runners=view.bounds.min,
-        max_runners=view.bounds.max,
-        idle_s=scaling.idle_s if scaling else 0.0,
-        hold_s=round(scaling.wake_s) if scaling else 0,
-        drain_s=pool.drain_s,
-        max_context_tokens=max_context_tokens(view),
-        tool_call_parser=pool.tool_call_parser,
-        embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
-    )
+        blocker = next((c for c in content if c.status != "True"), Condition("", "False", "Resolving"))
+        return Condition("Ready", "False", blocker.reason, blocker.message)
+    digest = view.serving.digest
+    if view.report is None:
+        return _ready_unreported(view, digest)
+    if not view.report.routed or (view.report.digest != digest and not is_ready(view.adapter)):
+        return Condition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
+    if view.report.load_failed:
+        return Condition("Ready", "False", "LoadFailed", "no runner can load it: " + "; ".join(view.report.load_errors))
+    return _published(view, digest)
 
 
-def max_context_tokens(view: PoolView) -> int:
-    """Prompt and answer together: the model's positions, or what one runner's pages hold; 0: not known.
+def _ready_unreported(view: AdapterView, digest: str) -> Condition:
+    """The scheduler has not spoken yet (it or the operator has just started): what was true of this digest stays."""
+    status = view.adapter.status
+    stored = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
+    if (
+        stored is not None
+        and status.get("digest") == digest
+        and stored["reason"] in ("Published", "UpdateFailed", "LoadFailed")
+    ):
+        return _published(view, digest) if stored["status"] == "True" else _as_stored(stored)
+    return Condition("Ready", "False", "Publishing", "sent to the scheduler, not yet in its route table")
 
-    Said before any runner says it, so that a request for a pool at zero gets an answer of the right length.
+
+def _published(view: AdapterView, digest: str) -> Condition:
+    name, short = view.adapter.model_name, digest[:SHORT_DIGEST]
+    if refused := view.rejection or view.mismatch:
+        message = f"{name!r} still serves {short} in {view.serving.pool if view.serving else ''}: "
+        return Condition("Ready", "True", "UpdateFailed", f"{message}{refused.message} ({refused.reason})")
+    answer = _answer(view.request, view.resolution) if view.request else OperationStatus()
+    if answer.state == "Failed":
+        message = f"{name!r} still serves {short}: the newest source is refused ({answer.reason}, see Fetched)"
+        return Condition("Ready", "True", "UpdateFailed", message)
+    if view.serving and view.serving.pool != view.adapter.pool:
+        message = f"{name!r} serves {short} in {view.serving.pool} until ServingPool {view.adapter.pool} takes requests"
+        return Condition("Ready", "True", "Published", message)
+    return Condition("Ready", "True", "Published", f"{name!r} serves {short}")
+
+
+def _as_stored(stored: Object) -> Condition:
+    return Condition(stored["type"], stored["status"], stored["reason"], stored["message"])
+
+
+def _available(view: PoolView, fetched: Condition) -> Condition:
+    ready = ready_runners(view)
+    if view.serving is None:
+        return Condition("Available", "False", "BaseNotReady", fetched.message)
+    if ready > 0:
+        return Condition("Available", "True", "RunnersReady", "requests are served")
+    if view.wanted == 0:
+        why = "replicas is 0" if view.bounds.max == 0 else "nobody uses it; a request wakes it"
+        return Condition("Available", "False", "ScaledToZero", why)
+    trouble = _trouble(view)
+    return Condition("Available", "False", "NoReadyRunner", trouble.message if trouble else "runners are starting")
+
+
+def _progressing(view: PoolView, fetched: Condition) -> Condition:
+    if view.serving is None:
+        status: Status = "True" if fetched.status == "Unknown" else "False"
+        return Condition("Progressing", status, fetched.reason, fetched.message)
+    if view.pool.paused:
+        return Condition("Progressing", "Unknown", "Paused", "spec.paused is true: runners stay as they are")
+    if trouble := _trouble(view):
+        return Condition("Progressing", "False", trouble.reason, trouble.message)
+    if view.rollout:
+        return Condition("Progressing", "True", "Converging", view.rollout)
+    if ready_runners(view) == view.wanted == len(view.runners):
+        return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
+    return Condition("Progressing", "True", "Converging", f"bringing the pool to {view.wanted} runners")
+
+
+def _pool_ready(view: PoolView, available: Condition, progressing: Condition) -> Condition:
+    """True once nothing is left to do, as kstatus and `kubectl wait` read it."""
+    settled = ready_runners(view) == view.wanted == len(view.runners) and not view.rollout
+    if view.serving is not None and settled:
+        if view.wanted == 0:
+            return Condition("Ready", "True", available.reason, available.message)
+        return Condition("Ready", "True", "RunnersReady", "every wanted runner is ready")
+    why = progressing if view.serving is not None else available
+    return Condition("Ready", "False", why.reason, why.message)
+
+
+def ready_runners(view: PoolView) -> int:
+    """By the scheduler's report; before there is one, by the stored status. Whoever is on its way out does not count.
+
+    The scheduler learns that a moment later than the cluster, of one that was killed only when its lease ends.
     """
-    pages, model = view.pool.kv_pages, _model_context_tokens(view)
-    return min(model, pages * view.pool.page_tokens) if pages else model
+    reported = view.report.ready_runners if view.report else int(view.pool.status.get("readyReplicas", 0))
+    return min(reported, len(view.runners))
 
 
-def _model_context_tokens(view: PoolView) -> int:
+def _trouble(view: PoolView) -> Rejection | None:
+    """What does not come right by itself: a refusal, or a runner that does not come up.
+
+    Of several runners it is the first by name, so that the message does not flap.
+    """
+    if view.blocking_error:
+        return view.blocking_error
+    stuck = [runner for runner in view.runners if runner.state in ("CrashLoop", "Unschedulable")]
+    first = min(stuck, key=lambda runner: (runner.state, runner.name), default=None)
+    return Rejection(first.state, first.message) if first else None
+
+
+def _refused(rejection: Rejection, unknown: Iterable[str], *false: str) -> list[Condition]:
+    reason, message = rejection.reason, rejection.message
+    return [
+        Condition("Accepted", "False", reason, message),
+        *(Condition(kind, "Unknown", reason, "not looked at") for kind in unknown),
+        *(Condition(kind, "False", reason, message) for kind in false),
+    ]
+
+
+def _written(condition: Condition, old: Object | None, generation: int, now: float) -> dict[str, Any]:
+    moved = old is None or old["status"] != condition.status
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": sanitize_message(condition.message),
+        "observedGeneration": generation,
+        "lastTransitionTime": timestamp(now) if moved or old is None else old["lastTransitionTime"],
+    }
+
+
+def model_context_tokens(view: PoolView) -> int:
     """Of the base model alone: what its status keeps, since the pages of a runner may change meanwhile."""
     verdict = view.serving.verdict if view.serving else {}
     return int(verdict.get("maxContext") or verdict.get("maxContextTokens") or 0)
@@ -88,7 +256,7 @@ def pool_status(view: PoolView, now: float, *, pods: bool) -> dict[str, Any]:
         "observedGeneration": generation,
         "baseDigest": view.serving.digest if view.serving else None,
         "architecture": view.serving.verdict.get("architecture") if view.serving else None,
-        "maxContextTokens": _model_context_tokens(view) or None,
+        "maxContextTokens": model_context_tokens(view) or None,
         "kvCache": _kv_cache(view),
         "desiredReplicas": view.wanted,
         "replicas": len(view.runners),
@@ -140,43 +308,32 @@ def _last_scale(view: PoolView, now: float) -> dict[str, Any] | None:
     return {"time": timestamp(now), "from": before, "to": view.wanted, "reason": reason}
 
 
-def adapter_entry(view: AdapterView) -> AdapterRegistration:
-    """What the scheduler should know of this adapter: the content that serves, or why none does."""
-    adapter, verdict = view.adapter, view.serving.verdict if view.serving else {}
-    why = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
-    return AdapterRegistration(
-        uid=adapter.meta.uid,
-        namespace=adapter.meta.ref.namespace,
-        name=adapter.meta.ref.name,
-        model_name=adapter.model_name,
-        pool=str(view.serving.pool if view.serving else adapter.pool),
-        digest=view.serving.digest if view.serving else "",
-        rank=int(verdict.get("rank") or 0),
-        size_bytes=int(verdict.get("sizeBytes") or 0),
-        pinned=adapter.pinned,
-        created_unix_s=int(adapter.meta.created),
-        drain_s=view.drain_s,
-        tier=adapter.tier,
-        reason=why.reason if why else "",
-        message=why.message if why else "",
-        version=(view.serving.version or "") if view.serving else "",
-        versions=tuple(
-            AdapterVersion(v["digest"], int(v.get("rank") or 0), int(v.get("sizeBytes") or 0), v.get("name") or "")
-            for v in (_earlier_versions(view, view.serving) if view.serving else ())
-        ),
-    )
+def canary_version(view: AdapterView) -> tuple[AdapterVersion, ...]:
+    """The canary as the scheduler gets it, while it has a share of the requests."""
+    canary, serving = view.canary, view.serving
+    if canary is None or canary.content is None or canary.phase != "Progressing":
+        return ()
+    if serving is None or serving.digest == canary.content.digest:
+        return ()
+    verdict = canary.content.verdict
+    rank, size = int(verdict.get("rank") or 0), int(verdict.get("sizeBytes") or 0)
+    name = canary.name if canary.name != serving.version else ""
+    return (AdapterVersion(canary.content.digest, rank, size, name, canary.canary.weight),)
 
 
-def _earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
+def earlier_versions(view: AdapterView, serving: VerifiedArtifact) -> list[Object]:
     """The contents of the stored status that a request may still pin, the newest first, at most the history limit.
 
     Those of another base, of a larger rank than the pool takes now, and the one that serves are not among them.
     """
     most = view.request.max_rank if view.request else None
+    canary = {version.digest: version.name for version in canary_version(view)}
+    named = {serving.version, *canary.values()}
     kept: list[Object] = [
-        version if version.get("name") != serving.version else {k: v for k, v in version.items() if k != "name"}
+        version if version.get("name") not in named else {k: v for k, v in version.items() if k != "name"}
         for version in _stored_versions(view)
         if version["digest"] != serving.digest
+        and version["digest"] not in canary
         and version.get("baseDigest") == serving.base_digest
         and (most is None or int(version.get("rank") or 0) <= most)
     ]
@@ -203,7 +360,30 @@ def _versions(view: AdapterView, now: float) -> list[Object] | None:
         "baseDigest": serving.base_digest,
         "publishTime": published.get(serving.digest) or timestamp(now),
     }
-    return [{k: v for k, v in current.items() if v is not None}, *_earlier_versions(view, serving)]
+    return [{k: v for k, v in current.items() if v is not None}, *earlier_versions(view, serving)]
+
+
+def _canary_status(view: AdapterView) -> dict[str, Any] | None:
+    canary = view.canary
+    if canary is None:
+        return view.adapter.status.get("canary") if view.canary_kept else None
+    content, counts = canary.content, canary.counts
+    status: dict[str, Any] = {"phase": canary.phase}
+    if content is not None:
+        status |= {
+            "digest": content.digest,
+            "name": content.version,
+            "rank": content.verdict.get("rank"),
+            "sizeBytes": content.verdict.get("sizeBytes"),
+            "baseDigest": content.base_digest,
+            "startTime": timestamp(canary.started_at),
+            "updateTime": timestamp(canary.updated_at),
+            "requests": counts.requests,
+            "failedRequests": counts.failed,
+            "stableRequests": counts.stable_requests,
+            "stableFailedRequests": counts.stable_failed,
+        }
+    return {name: value for name, value in status.items() if value is not None}
 
 
 def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
@@ -222,6 +402,7 @@ def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
         "modelName": adapter.model_name,
         "unavailableRunners": unavailable if serving else 0,
         "versions": _versions(view, now),
+        "canary": _canary_status(view),
         "conditions": merged(adapter.status.get("conditions", ()), adapter_conditions(view), generation, now),
     }
     return {name: value for name, value in status.items() if value is not None}
@@ -234,3 +415,59 @@ def malformed_status(broken: Malformed, now: float) -> dict[str, Any]:
         before, [Condition("Accepted", "False", "InvalidSpec", broken.message)], broken.meta.generation, now
     )
     return {**broken.status, "conditions": accepted + [c for c in before if c["type"] != "Accepted"]}
+
+
+HEADLINES = ("Ready", "Available", "CanaryPromoted")  # the conditions whose turning True is an Event of its own
+STEPS = frozenset(("Resolving", "Publishing", "BaseNotReady", "NoReadyRunner", "Converging"))
+CONSEQUENCES = frozenset(("UpdateFailed",))  # Fetched has the cause
+EXPECTED = frozenset(("ScaledToZero", "Deleting", "RunnersReady"))
+
+
+EventType = Literal["Normal", "Warning"]
+
+
+def events_for(resource: Pool | Adapter, status: Object) -> list[RecordEvent]:
+    """Events of writing this status."""
+    found: dict[tuple[EventType, str], str] = {}
+    for kind, reason, message in _news(resource.status, status):
+        found.setdefault((kind, reason), message)
+    meta = resource.meta
+    return [RecordEvent(meta.ref, meta.uid, kind, reason, message) for (kind, reason), message in found.items()]
+
+
+def _news(before: Object, after: Object) -> Iterator[tuple[EventType, str, str]]:
+    old = {condition["type"]: condition for condition in before.get("conditions", ())}
+    for condition in after.get("conditions", ()):
+        was = old.get(condition["type"])
+        reason, message = condition["reason"], condition["message"]
+        if was is not None and (was["status"], was["reason"]) == (condition["status"], reason):
+            continue
+        if condition["status"] == "True":
+            recovered = was is not None and was["status"] == "False" and reason not in STEPS
+            if (condition["type"] in HEADLINES or recovered) and reason not in CONSEQUENCES:
+                yield "Normal", reason, message
+        elif condition["status"] == "False" and reason not in STEPS:
+            yield "Normal" if reason in EXPECTED else "Warning", reason, message
+    yield from _role_changes(before.get("phases"), after.get("phases"))
+    if (scaled := after.get("lastScale")) and scaled != before.get("lastScale"):
+        yield "Normal", "Scaled", f"from {scaled['from']} to {scaled['to']} runners: {scaled['reason']}"
+
+
+def _role_changes(before: Object | None, after: Object | None) -> Iterator[tuple[EventType, str, str]]:
+    """Where as many runners as before are in other roles, or wanted in other groups."""
+    if before is None or after is None:
+        return
+    if changed := _other_counts(before, after, ("prompt", "token", "mixed")):
+        yield "Normal", "RolesChanged", f"{changed}: {after['message']}"
+    groups = before.get("wanted"), after.get("wanted")
+    if groups[0] and groups[1] and (changed := _other_counts(groups[0], groups[1], ("prompt", "token", "any"))):
+        yield "Normal", "GroupsScaled", f"{changed}: what prompts and tokens demand"
+
+
+def _other_counts(before: Object, after: Object, names: Sequence[str]) -> str:
+    """From what to what, where the counts of as many runners differ; else nothing."""
+    counts = [[of[name] for name in names] for of in (before, after)]
+    if counts[0] == counts[1] or sum(counts[0]) != sum(counts[1]):
+        return ""
+    was, now = (", ".join(f"{count} {name}" for count, name in zip(of, names, strict=True)) for of in counts)
+    return f"from {was} to {now}"

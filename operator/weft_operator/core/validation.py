@@ -109,7 +109,7 @@ def _name_objections(new: Adapter, old: Adapter | None, desired: DesiredState) -
 
 def _review_pool(new: Pool, old: Pool | None, desired: DesiredState) -> Review:
     if not desired.serves(new.meta.ref.namespace):
-        served = ", ".join(sorted(desired.served or ())) or "no namespace"
+        served = ", ".join(sorted(desired.policy.pool_namespaces or ())) or "no namespace"
         namespace = new.meta.ref.namespace
         where = f"pools are served in {served}, not in {namespace} (NamespaceNotServed)"
         return Review(warnings=(where,))

@@ -1,5 +1,29 @@
+"""`python -m weft_operator.kubernetes`: settings, logs, then one replica until SIGTERM."""
+
+import asyncio
+import logging
 import sys
+from collections.abc import Sequence
 
-from weft_operator.kubernetes.main import main
+from weft.process import EXIT_CANNOT_START, CannotStart
+from weft.telemetry import logs
+from weft.telemetry.logs import kv
+from weft_operator.kubernetes.manager import run
+from weft_operator.kubernetes.settings import Settings
 
-sys.exit(main())
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 after SIGTERM, 1 when leadership or a watch was lost, 2 for wrong flags, files, credentials or addresses."""
+    settings = Settings.parse(argv)
+    logs.configure("operator", level=settings.log_level, fmt=settings.log_format)
+    try:
+        return asyncio.run(run(settings))
+    except CannotStart as error:
+        log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
+        return EXIT_CANNOT_START
+
+
+if __name__ == "__main__":
+    sys.exit(main())

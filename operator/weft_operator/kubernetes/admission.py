@@ -23,7 +23,7 @@ UNPROCESSABLE = 422
 
 
 class AdmissionServer(kopf.WebhookServer):
-    """kopf's server, which tells when it listens: kopf starts it only once it has looked up the resources."""
+    """kopf's server, with an event for when it listens: kopf starts it only once it has looked up the resources."""
 
     def __init__(self, address: str, tls_dir: Path) -> None:
         host, port = split_address(address)
@@ -44,7 +44,7 @@ def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
         review(_raw(body), None if old is None else _raw(old), desired, warnings)
 
     for plural, path in PATHS.items():
-        on_wish = kopf.on.validate(
+        on_request = kopf.on.validate(
             GROUP,
             VERSION,
             plural,
@@ -53,7 +53,7 @@ def register(registry: kopf.OperatorRegistry, desired: DesiredState) -> None:
             side_effects=False,
             registry=registry,
         )
-        on_wish(judged)
+        on_request(judged)
 
 
 def review(proposed: Object, before: Object | None, desired: DesiredState, warnings: list[str]) -> None:

@@ -9,9 +9,9 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
+from weft.clocks import micro_time
 from weft.telemetry.logs import kv
 from weft_operator.core.actions import (
     AddFinalizer,
@@ -25,16 +25,13 @@ from weft_operator.core.actions import (
     SetPodDeletionCost,
     SetStatus,
 )
-from weft_operator.core.children import MANAGER, POOL_LABEL
+from weft_operator.core.children import MANAGER
 from weft_operator.core.resources import API_VERSION, Object, Ref, resource_version
-from weft_operator.core.state import Child, ObjectKey
-from weft_operator.errors import ChildRefused, StaleWrite
+from weft_operator.core.state import ObjectKey
+from weft_operator.errors import AlreadyExists, ApiFailed, ChildExists, ChildRefused, KubernetesError, StaleWrite
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import APPLY_PATCH, MERGE_PATCH, Api
-from weft_operator.kubernetes.errors import AlreadyExists, ApiFailed, KubernetesError
-from weft_operator.kubernetes.event_mapping import owner_of
-from weft_operator.kubernetes.pods import DELETION_COST
-from weft_operator.kubernetes.resources import BY_KIND, EVENTS, MANAGED_BY, PODS, version_of
+from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, EVENTS, MERGE_PATCH, PODS, Api, version_of
+from weft_operator.kubernetes.event_mapping import DELETION_COST, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +41,6 @@ EVENTS_REMEMBERED = 1024
 
 # The API server's verdict on what was sent (500: of an admission webhook); anything else is about itself.
 REFUSALS = frozenset((400, 403, 413, 422, 500))
-FOREIGN = "give it another name, or delete it; it is looked at again"
 
 Clock = Callable[[], float]
 
@@ -89,19 +85,19 @@ class KubernetesBackend:
         """Server-side apply of the whole intent. Fields that the intent no longer names go away.
 
         Where an object is there, the version that the action was planned from fences it: neither a process that was
-        paused nor a plan from before the object was known puts an old intent in the place of a newer one. Raises
-        ChildRefused.
+        paused nor a plan from before the object was known puts an old intent in the place of a newer one. An object
+        that the plan did not know is its business (ChildExists). Raises ChildRefused too.
         """
         child, path = action.child, BY_KIND[action.child.kind].path(action.child.namespace, action.child.name)
         await self._check(action.pool)
         known = self._cache.find(child.key)
         owned = known if known and owner_of(known) == action.pool else None  # else the plan does not see it
-        if resource_version(owned) != action.resource_version:
-            raise StaleWrite(_planned_from_another(child.key, action.resource_version, owned))
-        there = known or await self._unseen(child)
-        if there and not may_apply(there, child):
-            raise ChildRefused("ChildConflict", f"{child.kind} {child.name} is there and is not this pool's: {FOREIGN}")
-        fence = {"resourceVersion": there["metadata"]["resourceVersion"]} if there else {}
+        there = owned or await self._unseen(action)
+        if there is not owned and action.resource_version is None and there is not None:
+            raise ChildExists(there)
+        if resource_version(there) != action.resource_version:
+            raise StaleWrite(_planned_from_another(child.key, action.resource_version, there))
+        fence = {"resourceVersion": action.resource_version} if there else {}
         body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
         query = {"fieldManager": MANAGER, "force": "true"}
         try:
@@ -109,7 +105,7 @@ class KubernetesBackend:
         except ApiFailed as error:
             if error.status not in REFUSALS:
                 raise
-            raise ChildRefused("ChildRefused", f"{child.kind} {child.name}: {error.message}") from error
+            raise ChildRefused(f"{child.kind} {child.name}: {error.message}") from error
 
     async def delete_child(self, action: DeleteChild) -> None:
         await self._check(action.pool)
@@ -147,13 +143,13 @@ class KubernetesBackend:
         await self._fenced(key, "PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
 
     async def record_event(self, action: RecordEvent) -> None:
-        """An Event; one that says the same again is counted on the first. Failing to tell is logged, not repeated."""
+        """An Event; an equal one is counted on the first. A failure is logged, not repeated."""
         event = event_manifest(action, self._instance, self._clock())
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
         try:
             try:
                 await self._send("POST", EVENTS.path(namespace), event)
-            except AlreadyExists:  # the same was said before
+            except AlreadyExists:  # an equal one is there
                 series = {"series": {"count": self._count(name), "lastObservedTime": event["eventTime"]}}
                 await self._send("PATCH", EVENTS.path(namespace, name), series, content_type=MERGE_PATCH)
         except (KubernetesError, StaleWrite) as error:
@@ -202,14 +198,14 @@ class KubernetesBackend:
             await self._look(key)
             raise
 
-    async def _unseen(self, child: Child) -> Object | None:
-        """What is there though no watch has reported it: watches see only what carries our label, or are late.
+    async def _unseen(self, action: ApplyChild) -> Object | None:
+        """What is there though the plan does not see it: watches see only what carries our label, or are late.
 
         Of the latter it was not known how much of it runs. Raises StaleWrite.
         """
+        child = action.child
         there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
-        if there is not None and (there["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER:
-            self._cache.put(there)
+        if there is not None and owner_of(there) == action.pool and self._cache.put(there):
             raise StaleWrite(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has reported it")
         return there
 
@@ -234,17 +230,8 @@ class KubernetesBackend:
         return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
 
 
-def may_apply(there: Object, child: Child) -> bool:
-    """Whether an object may become this child: it is its pool's, or was made for one of that name and has no owner."""
-    owner = next((o for o in there["metadata"].get("ownerReferences") or () if o.get("controller")), None)
-    if owner is not None:
-        return owner["uid"] == child.manifest["metadata"]["ownerReferences"][0]["uid"]
-    labels, wanted = there["metadata"].get("labels") or {}, child.manifest["metadata"]["labels"]
-    return all(labels.get(name) == wanted[name] for name in (MANAGED_BY, POOL_LABEL))
-
-
 def event_manifest(action: RecordEvent, instance: str, now: float) -> dict[str, Any]:
-    """The manifest of an Event. Its name is a hash of what it says, so that saying it again meets the first."""
+    """The manifest of an Event. Its name is a hash of its content, so that an equal one meets the first."""
     ref, note = action.ref, action.message.encode()[:EVENT_NOTE_MAX].decode(errors="ignore")
     said = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
     return {
@@ -266,11 +253,6 @@ def event_manifest(action: RecordEvent, instance: str, now: float) -> dict[str, 
         "reportingController": f"serving.weft.dev/{MANAGER}",
         "reportingInstance": instance,
     }
-
-
-def micro_time(now: float) -> str:
-    """Unix seconds as the API writes a MicroTime."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _planned_from_another(key: ObjectKey, version: str | None, known: Object | None) -> str:

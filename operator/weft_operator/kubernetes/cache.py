@@ -10,7 +10,7 @@ from typing import Any
 
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
-from weft_operator.kubernetes.resources import key_of, version_of
+from weft_operator.kubernetes.client import key_of, version_of
 
 GONE_REMEMBERED = 4096
 

@@ -1,4 +1,4 @@
-"""Requests to the API server: paths and JSON in, JSON out, errors translated once.
+"""Requests to the API server: resources and paths in, JSON out, errors translated once.
 
 One request is one attempt. Who repeats, and when, is the caller's decision: the planner's pause, the resync's period.
 The credentials are those of `kubernetes.aio`: the pod's service account (its token is read again as it rotates), or a
@@ -12,47 +12,77 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
-from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from weft.domain.text import sanitize
-from weft.process import CannotStart
+from weft_operator.core.children import MANAGED_BY, MANAGER
 from weft_operator.core.resources import Object
-from weft_operator.errors import StaleWrite
-from weft_operator.kubernetes.errors import (
+from weft_operator.core.state import ObjectKey
+from weft_operator.errors import (
     AlreadyExists,
     ApiFailed,
     ApiUnreachable,
     ObjectNotFound,
+    StaleWrite,
     VersionConflict,
 )
-from weft_operator.kubernetes.resources import Resource
+
+SELECTOR = f"{MANAGED_BY}={MANAGER}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object, as the API's paths name it. `group` is empty for the core API."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """The path of a list (of one namespace or of all) or of an object."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root, *(("namespaces", namespace) if namespace else ()), self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+ADAPTERS = Resource("serving.weft.dev", "v1alpha1", "loraadapters", "LoRAAdapter")
+POOLS = Resource("serving.weft.dev", "v1alpha1", "servingpools", "ServingPool")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
+NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+SERVICES = Resource("", "v1", "services", "Service")
+ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+PODS = Resource("", "v1", "pods", "Pod")
+EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+
+OWN = (ADAPTERS, POOLS)
+CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, BUDGETS, ACCOUNTS, NETWORK_POLICIES)
+BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*OWN, *CHILDREN, PODS)}
+
+
+def key_of(obj: Object) -> ObjectKey:
+    """The key of an object as the API server gives it."""
+    metadata = obj["metadata"]
+    return ObjectKey(obj["kind"], metadata["namespace"], metadata["name"])
+
+
+def version_of(obj: Object) -> int | None:
+    """The resourceVersion as the number that it is (API servers compare them so since 1.35); None: not a number."""
+    text: Any = obj["metadata"].get("resourceVersion")
+    return int(text) if isinstance(text, str) and text.isdecimal() else None
+
 
 READ_S = 30.0
 CHUNK = 500
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-CONNECTIONS = 32
-
-
-class NoCluster(CannotStart):
-    """There is neither a service account nor a usable kubeconfig."""
-
-
-async def load_configuration(kubeconfig: str | None) -> Configuration:
-    """The credentials of this process. Raises NoCluster."""
-    configuration = Configuration()
-    configuration.connection_pool_maxsize = CONNECTIONS
-    try:
-        if kubeconfig is None:
-            kube_config.load_incluster_config(client_configuration=configuration)
-        else:
-            await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-    except (kube_config.ConfigException, OSError) as error:
-        where = "not in a pod with a service account" if kubeconfig is None else kubeconfig
-        raise NoCluster(f"no credentials for an API server ({where}: {error}): give --kubeconfig FILE") from error
-    return configuration
 
 
 @dataclass(frozen=True, slots=True)

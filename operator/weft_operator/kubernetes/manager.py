@@ -1,7 +1,7 @@
 """One replica of the operator: what every replica does, and what only the leader does.
 
 Every replica watches and judges admission, so any of them may be asked. One holds the Lease: it
-alone plans, writes, and tells the scheduler, under its term. A replica leads at most once in its life; when it is not
+alone plans, writes, and updates the scheduler, under its term. A replica leads at most once in its life; when it is not
 sure any more that it leads, or a watch has ended, the process ends and is started anew.
 """
 
@@ -9,30 +9,34 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any
 
+from weft.leadership.election import Election, new_identity
+from weft.leadership.errors import LeadershipLost
+from weft.leadership.lease import LeaseTimings
+from weft.leadership.lease_api import LeaseApi, load_configuration
 from weft.process import CannotStart
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls, load_tls
+from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller.loop import Controller
+from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref, parse
-from weft_operator.core.state import DesiredState
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import AdapterReport, DesiredState, Policy, PoolReport
+from weft_operator.errors import KubernetesError, ObjectNotFound
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
+from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import Api, load_configuration
-from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost, ObjectNotFound
-from weft_operator.kubernetes.event_mapping import OWN_KINDS
-from weft_operator.kubernetes.leader import Leader
-from weft_operator.kubernetes.leader_election import Election, new_identity
-from weft_operator.kubernetes.lease import LeaseTimings
-from weft_operator.kubernetes.metrics import Metrics
-from weft_operator.kubernetes.probes import OperatorProbes
-from weft_operator.kubernetes.resources import ADAPTERS, BY_KIND, OWN, key_of
+from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, OWN, Api, key_of
+from weft_operator.kubernetes.crd_check import check_crds
+from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
+from weft_operator.kubernetes.observability import Metrics, OperatorProbes
 from weft_operator.kubernetes.resync import Resync, watch_scopes
-from weft_operator.kubernetes.runner_defaults_file import read_runner_defaults
-from weft_operator.kubernetes.settings import Settings
+from weft_operator.kubernetes.settings import Settings, read_runner_defaults
 from weft_operator.kubernetes.watch import Watches, silence_kopf_logs
 
 log = logging.getLogger(__name__)
@@ -72,7 +76,7 @@ class Manager:
         self._metrics, self._cache, self._desired = (
             Metrics(),
             ObjectCache(),
-            DesiredState(frozenset(settings.namespaces)),
+            DesiredState(Policy(pool_namespaces=frozenset(settings.namespaces))),
         )
         self._cache.listen(self._judge_by)
         for kind in BY_KIND:
@@ -88,7 +92,8 @@ class Manager:
             on_done=self._metrics.audits.inc,
         )
         terms, identity = LeaseTimings(settings.lease_seconds), new_identity()
-        self._election = Election(api, settings.namespace, settings.lease, identity=identity, terms=terms)
+        self._lease = LeaseApi(api.configuration, settings.namespace, settings.lease)
+        self._election = Election(self._lease, identity=identity, terms=terms)
         self._metrics.leader.set_function(lambda: float(self._election.leading))
         defaults = read_runner_defaults(settings.runner_defaults)
         self._leader = Leader(
@@ -113,6 +118,7 @@ class Manager:
                 await self._serve_on(serving)
         finally:
             await _cancelled([*serving, leading, stopping])
+            await self._lease.aclose()
             self._probes.close()
         if isinstance(failed, CannotStart):
             raise failed
@@ -136,6 +142,7 @@ class Manager:
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
             tasks.create_task(watches.run_owned(self._settings.namespaces), name="watch children")
             tasks.create_task(self._resync.run(), name="resync")
+            tasks.create_task(check_crds(self._api, self._metrics.missing_fields), name="check CRDs")
 
     async def _until_known(self) -> None:
         """Wait for our resources to exist, then take in everything there is."""
@@ -173,14 +180,14 @@ class Manager:
             self._desired.add(parse(obj))
 
     async def _serve_on(self, serving: list[asyncio.Task[None]]) -> None:
-        """Endpoints need a moment to leave this replica out; whoever asks meanwhile is answered."""
+        """Serve admission while this replica is removed from the Service's endpoints."""
         self._waits_for = "it is stopping"
         await asyncio.wait(serving, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def _unready(self) -> str | None:
-        """Why nobody should ask this replica yet; None: it knows the cluster, and its webhook listens.
+        """Why this replica is not ready; None: it knows the cluster, and its webhook listens.
 
-        A webhook that refuses connections would refuse what people apply. Nobody waits for this to lead.
+        A webhook that refuses connections would refuse what people apply. A ready replica need not lead.
         """
         if (waits_for := self._waits_for) is not None:
             return waits_for
@@ -235,3 +242,81 @@ def _innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+class Leader:
+    """The leader's half of a replica. `run()` waits for its turn first."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        defaults: RunnerDefaults,
+        api: Api,
+        tls: Tls | None,
+        cache: ObjectCache,
+        election: Election,
+        terms: LeaseTimings,
+        identity: str,
+        metrics: Metrics,
+        resync: Resync,
+    ) -> None:
+        self._settings, self._tls, self._cache, self._election = settings, tls, cache, election
+        self._metrics, self._resync = metrics, resync
+        self._policy = Policy(defaults=defaults, pool_namespaces=frozenset(settings.namespaces))
+        self._backend = KubernetesBackend(
+            api, cache, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
+        )
+
+    async def run(self) -> None:
+        """Wait for the Lease, then lead until cancelled. Raises LeadershipLost."""
+        term = await self._election.acquire()
+        self._metrics.term.set(term)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._election.hold(), name="lease")
+            tasks.create_task(self._control(term), name="control")
+
+    async def _control(self, term: int) -> None:
+        """The planner, from all that is known now: at least all that leaders before have written."""
+        await self._until_current()
+        depot = DepotClient(self._settings.depot, self._tls)
+        reports = _Reports()
+        registry = RegistryClient(
+            self._settings.scheduler, on_pool=reports.pool, on_adapter=reports.adapter, term=term, tls=self._tls
+        )
+        controller = Controller(self._backend, depot, registry, policy=self._policy, metrics=self._metrics)
+        reports.controller = controller
+        controller.load(self._objects(), nothing_runs=False)
+        EventMapper(controller).connect(self._cache)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(controller.run(), name="controller")
+                tasks.create_task(registry.run(), name="registry")
+        finally:
+            await depot.aclose()
+
+    async def _until_current(self) -> None:
+        """A replica that waited knows what its watches have reported, and they may be late.
+
+        Whoever led before writes no more, so lists that are asked for now have everything it wrote.
+        """
+        while True:
+            try:
+                return await self._resync.catch_up()
+            except KubernetesError as error:
+                log.warning("leading, and waiting for lists", extra=kv(error=str(error)))
+            await asyncio.sleep(RETRY_S)
+
+    def _objects(self) -> Iterator[Object]:
+        return (obj for resource in OWN for obj in self._cache.of_kind(resource.kind))
+
+
+class _Reports:
+    """The scheduler's reports, for a controller that is made after the stream."""
+
+    controller: Any = None
+
+    def pool(self, pool: str, report: PoolReport) -> None:
+        self.controller.on_pool_report(pool, report)
+
+    def adapter(self, uid: str, report: AdapterReport) -> None:
+        self.controller.on_adapter_report(uid, report)

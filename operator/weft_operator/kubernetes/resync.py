@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from weft.telemetry.logs import kv
 from weft_operator.core.resources import Object
+from weft_operator.errors import KubernetesError
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.errors import KubernetesError
-from weft_operator.kubernetes.resources import (
+from weft_operator.kubernetes.client import (
     BY_KIND,
     CHILDREN,
     OWN,
     PODS,
     SELECTOR,
+    Api,
     ObjectKey,
     Resource,
     key_of,

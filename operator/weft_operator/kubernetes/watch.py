@@ -17,8 +17,8 @@ from kubernetes.aio.client import Configuration
 
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
-from weft_operator.kubernetes.errors import KubernetesError
-from weft_operator.kubernetes.resources import CHILDREN, PODS, SELECTOR, Resource, version_of
+from weft_operator.errors import KubernetesError
+from weft_operator.kubernetes.client import CHILDREN, PODS, SELECTOR, Resource, version_of
 
 CHUNK = 500
 STOP_S = 3.0
@@ -132,7 +132,7 @@ def watch_only_settings(selected: Collection[Resource]) -> kopf.OperatorSettings
 
 
 def silence_kopf_logs() -> None:
-    """kopf tells of every handled event at INFO."""
+    """kopf logs every handled event at INFO."""
     for name in ("kopf", "kopf.objects", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -1,4 +1,4 @@
-"""What may be stored: the same refusals, with the same words, as the API server and its schema give.
+"""What may be stored: the same refusals, with the same messages, as the API server and its schema give.
 
 `admit` judges one object by its fields (the types of `weft.api`, from which the CRDs are made too) and, where it exists
 already, by what must not change. `Admission` asks the rules between objects (`weft_operator.core.validation`) too, as

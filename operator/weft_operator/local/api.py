@@ -33,8 +33,8 @@ from weft.domain.text import quoted
 from weft.wire.quiet_server import QuietServer
 from weft_operator.core.resources import Kind, Object, Ref
 from weft_operator.errors import ApiError, BadRequest, Expired, NotFound
-from weft_operator.local import socket_file
-from weft_operator.local.logfile import LogFile
+from weft_operator.local import sockets
+from weft_operator.local.logs import LogFile
 from weft_operator.local.objects import ObjectStore, Result
 from weft_operator.local.persistence import Durable
 
@@ -138,7 +138,7 @@ class Api:
 
 async def serve(api: Api, path: Path) -> None:
     """The local API on its unix socket, until cancelled."""
-    sock = socket_file.listen(path)
+    sock = sockets.listen(path)
     config = uvicorn.Config(
         api.app(),
         log_config=None,

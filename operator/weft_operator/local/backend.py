@@ -27,10 +27,10 @@ from weft_operator.core.pod_template import launch_flags
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import RunnerConfig, RunnerProcess
 from weft_operator.local.components import RUNNER
-from weft_operator.local.logfile import LogFile
+from weft_operator.local.logs import LogFile
 from weft_operator.local.objects import ObjectStore
-from weft_operator.local.ports import LOOPBACK
 from weft_operator.local.processes import Process, ProcessState, Program
+from weft_operator.local.sockets import LOOPBACK
 
 log = logging.getLogger(__name__)
 

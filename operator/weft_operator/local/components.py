@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_operator.local.ports import LOOPBACK
 from weft_operator.local.processes import Program
+from weft_operator.local.sockets import LOOPBACK
 
 Ports = Callable[[int], list[int]]
 RUNNER = ("weft_runner",)

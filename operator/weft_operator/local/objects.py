@@ -108,7 +108,7 @@ class ObjectStore:
         return self._put("DELETED" if gone else "MODIFIED", {**before, "metadata": metadata})
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Hear of every change, in the turn in which it is made. Must not raise."""
+        """Call the listener for every change, in the turn in which it is made. It must not raise."""
         self._listeners.append(listener)
 
     async def watch(self, since: int) -> AsyncIterator[Event]:

@@ -9,6 +9,7 @@ those in memory, so after a crash no version is given out twice although the las
 import asyncio
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from pathlib import Path
 from weft.files import write_atomically
 from weft.telemetry.logs import kv
 from weft_operator.core.resources import Object, Ref
-from weft_operator.errors import StoreDamaged
+from weft_operator.errors import FileRootGone, StoreDamaged
 from weft_operator.local.objects import Event, ObjectStore, ref_of
 
 log = logging.getLogger(__name__)
@@ -133,3 +134,24 @@ def whole(lines: list[bytes], version: int) -> bytes:
     """The whole file, an object a line."""
     head = json.dumps({"format": FORMAT, "version": version + AHEAD})[:-1].encode()
     return b"".join((head, b', "objects": [\n', b",\n".join(lines), b"\n]}\n"))
+
+
+FILE = "file-root"
+
+
+def settle_file_root(data_dir: Path, given: Path | None) -> Path | None:
+    """The folder that was named now, kept for the next start; else the one that was kept. Raises FileRootGone."""
+    kept = data_dir / FILE
+    if given is not None:
+        write_atomically(kept, os.fsencode(given.absolute()))
+        return given
+    try:
+        root = Path(os.fsdecode(kept.read_bytes()))
+    except FileNotFoundError:
+        return None
+    if not root.is_dir():
+        raise FileRootGone(
+            f"{root}, below which `file:` URIs were ({kept} says so), is not a folder any more: "
+            "name where it is now with --file-root"
+        )
+    return root

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weft.telemetry.logs import kv
-from weft_operator.local.logfile import CHUNK_BYTES, LogFile
+from weft_operator.local.logs import CHUNK_BYTES, LogFile
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class Process:
 
 
 def described(process: Process) -> dict[str, Any]:
-    """A process as `stack.json` and `weft status` tell of it."""
+    """A process as `stack.json` and `weft status` show it."""
     state, program = process.state, process.program
     flags = dict(zip(program.argv, program.argv[1:], strict=False))
     return {

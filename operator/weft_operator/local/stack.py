@@ -5,29 +5,35 @@ controller (a lock), and whatever it started ends with it, also after `kill -9`.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from random import SystemRandom
 from typing import Any
 
+from weft.api.conversion import with_defaults
 from weft.files import write_atomically
-from weft.process import EXIT_CANNOT_START
+from weft.process import EXIT_CANNOT_START, DataDirUnusable, lock_data_dir
 from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
-from weft_operator.core.reconcile import Policy
-from weft_operator.core.resources import Ref
-from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.core.resources import Object, Ref
+from weft_operator.core.state import AdapterReport, Policy, PoolReport, RunnerProcess
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve
 from weft_operator.local.backend import LocalBackend, Machine
-from weft_operator.local.components import Addresses, Options, Ports, component_programs
-from weft_operator.local.logfile import LogFile
+from weft_operator.local.components import Addresses, Options, Ports, choose_addresses, component_programs
+from weft_operator.local.logs import CONTROLLER, LogFile, logging_to
 from weft_operator.local.objects import ObjectStore
-from weft_operator.local.persistence import Durable
+from weft_operator.local.persistence import Durable, open_store, settle_file_root
 from weft_operator.local.processes import Process, ProcessState, Program, described
+from weft_operator.local.sockets import PortSource, require_free
 
 # After a Ctrl-C a program is killed that has not ended in this time. What is durable is so before it is acknowledged.
 INTERRUPTED_STOP_S = 2.0
@@ -76,7 +82,7 @@ class Stack:
     # ------------------------------------------------------------------------------------------- its life
 
     def listen(self, progress: Progress) -> None:
-        """Hear of every change of every component."""
+        """Call the listener for every change of every component."""
         self._listeners.append(progress)
 
     async def run(self) -> None:
@@ -221,3 +227,62 @@ class Stack:
         if description != self._written:
             self._written = description
             write_atomically(path, json.dumps(description, indent=1).encode() + b"\n")
+
+
+@asynccontextmanager
+async def running(
+    options: Options, objects: Iterable[Object], progress: Progress, *, keep: bool = True
+) -> AsyncGenerator[Stack]:
+    """A stack with every component ready; stopped again, whatever happens, on the way out.
+
+    `objects` are applied, and on disk, before anything starts; beside those of earlier runs (`keep`), or instead.
+    Raises Invalid, DataDirInUse, DataDirUnusable, FileRootGone, PortInUse, StoreDamaged, ComponentFailed: then nothing
+    is left running.
+    """
+    async with AsyncExitStack() as exits:
+        exits.enter_context(lock_data_dir(options.data_dir, "`weft up`"))
+        require_free(options.host, options.port, "--port")
+        path = options.data_dir / "objects.json"
+        if not keep:
+            path.unlink(missing_ok=True)
+        store = open_store(path, time.time, with_defaults)
+        durable = Durable(store, path)
+        admit = Admission(store)
+        for obj in objects:
+            store.apply(admit(obj, store.find))
+        options = replace(options, file_root=settle_file_root(options.data_dir, options.file_root))
+        try:
+            durable.flush()
+        except OSError as error:
+            raise DataDirUnusable(f"{path} cannot be written: {error.strerror}") from error
+        ports = PortSource(SystemRandom())
+        stack = Stack(options, choose_addresses(options, ports), store, durable, ports)
+        stack.listen(progress)
+        exits.enter_context(logging_to(stack.open_log(CONTROLLER), options.log_level))
+        work = stack.work = asyncio.create_task(stack.run(), name="stack")
+        try:
+            await _first(work, stack.until_ready())
+            yield stack
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                stack.kill()
+            raise
+        finally:
+            await stack.close()
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+
+async def _first(work: asyncio.Task[None], ready: Coroutine[Any, Any, None]) -> None:
+    """Wait for `ready`, unless the work ends before (which it only does by failing)."""
+    waiting = asyncio.create_task(ready)
+    try:
+        await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        await waiting
+    except TimeoutError as error:
+        raise ComponentFailed(f"not every component was ready within {START_S:.0f} s") from error
+    finally:
+        waiting.cancel()

@@ -1,6 +1,7 @@
 """The process: `weft_predictor [flags]` serves, `weft_predictor train DATA` fits and measures."""
 
 import asyncio
+import contextlib
 import logging
 import sys
 from functools import partial
@@ -8,6 +9,7 @@ from functools import partial
 import grpc.aio
 import uvloop
 
+from weft.leadership.standby import turn_of
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
@@ -31,7 +33,10 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM. 0 after a drain, 2 for wrong settings, an address or a data directory in use."""
+    """Run until SIGTERM. 0 after a drain, 1 where another predictor acts, 2 where it cannot start.
+
+    The latter: wrong settings, an address or a data directory in use, no API server for its Lease.
+    """
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["train"]:
         return _train(argv[1:])
@@ -43,11 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure("predictor", level=settings.log_level, fmt=settings.log_format)
     try:
         with lock_data_dir(settings.data_dir, "predictor"):
-            uvloop.run(_run(settings))
+            return uvloop.run(_run(settings))
     except (CannotStart, OSError, PredictorError) as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
-    return 0
 
 
 def _train(argv: list[str]) -> int:
@@ -74,8 +78,27 @@ async def _watch(settings: PredictorSettings, server: PredictorServer, model: Pr
     ).run()
 
 
-async def _run(settings: PredictorSettings) -> None:
-    stop, tls = stop_on_signals(), load_tls(settings.tls_dir, "predictor")
+async def _run(settings: PredictorSettings) -> int:
+    """Stand by where there is a Lease, then serve until a signal or until the Lease is lost."""
+    stop, serving = stop_on_signals(), asyncio.Event()
+
+    def not_ready() -> str | None:
+        if stop.is_set():
+            return "draining"
+        return None if settings.lease or serving.is_set() else "the model is being read"
+
+    probes = Probes(settings.probes, not_ready)
+    with contextlib.closing(probes):
+        probes.start()
+        async with turn_of(settings, settings.data_dir, stop, probes) as turn:
+            if turn is None:
+                return 0
+            await _act(settings, stop, probes, serving)
+            return 0 if turn.lost is None else 1
+
+
+async def _act(settings: PredictorSettings, stop: asyncio.Event, probes: Probes, serving: asyncio.Event) -> None:
+    tls = load_tls(settings.tls_dir, "predictor")
     served, candidate = first_models(settings.data_dir, settings.model)
     served.scale = settings.scale
     model = PromotedModel(served, report)
@@ -87,8 +110,7 @@ async def _run(settings: PredictorSettings) -> None:
     path = settings.data_dir / SAVED
     checkpointer = Checkpointer(server, path, outcomes=settings.save_outcomes, seconds=settings.save_seconds)
     log.info("model ready", extra=kv(version=model.version))
-    probes = Probes(settings.probes, lambda: "draining" if stop.is_set() else None)
-    probes.start()
+    serving.set()
     saving = asyncio.create_task(checkpointer.run())
     beside = [asyncio.create_task(_watch(settings, server, model))]
     if retraining:
@@ -111,6 +133,5 @@ async def _run(settings: PredictorSettings) -> None:
         checkpointer.close()
         await saving
         server.close()
-        probes.close()
         if spans:
             spans.close()

@@ -5,10 +5,10 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import PREDICTOR, PREDICTOR_PROBES, Address, ProcessSettings, data_dir_field
+from weft.settings import PREDICTOR, PREDICTOR_PROBES, Address, StandbySettings, data_dir_field
 
 
-class PredictorSettings(ProcessSettings):
+class PredictorSettings(StandbySettings):
     """How long will an answer be: serves calibrated length predictions and learns from outcomes.
 
     Loads DATA_DIR/model.npz at the start and saves it there while it learns. Offline: `weft_predictor train --help`.

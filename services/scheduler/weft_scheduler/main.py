@@ -1,11 +1,13 @@
 """`python -m weft_scheduler`: settings, logs, probes, serve until SIGTERM."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
 
 import uvloop
 
+from weft.leadership.standby import Turn, turn_of
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
@@ -22,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after SIGTERM, 1 where no term is durable, 2 for wrong flags, an address or a data directory in use."""
+    """0 after SIGTERM, 1 where no term is durable or another scheduler acts, 2 where it cannot start.
+
+    The latter: wrong flags, an address or a data directory in use, no API server for its Lease.
+    """
     settings = SchedulerSettings.parse(argv)
     logs.configure("scheduler", level=settings.log_level, fmt=settings.log_format)
     try:
@@ -34,16 +39,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def run(settings: SchedulerSettings) -> int:
-    """Serve until a signal. Raises CannotStart."""
-    stop, tls, spans = stop_on_signals(), load_tls(settings.tls_dir, "scheduler"), tracer("scheduler")
+    """Stand by where there is a Lease, then serve until a signal or until the Lease is lost. Raises CannotStart."""
+    stop, servers = stop_on_signals(), list[Server]()
+
+    def not_ready() -> str | None:
+        if settings.lease:
+            return None  # who stands by is ready to; and while pods are replaced, peers may be at another one
+        return servers[0].not_ready() if servers else "starting"
+
+    probes = Probes(settings.probes, not_ready)
+    with contextlib.closing(probes):
+        probes.start()
+        async with turn_of(settings, settings.data_dir, stop, probes) as turn:
+            if turn is None:
+                return 0
+            return await _act(settings, stop, probes, turn, servers)
+
+
+async def _act(
+    settings: SchedulerSettings, stop: asyncio.Event, probes: Probes, turn: Turn, servers: list[Server]
+) -> int:
+    tls, spans = load_tls(settings.tls_dir, "scheduler"), tracer("scheduler")
     try:
-        server = Server(settings.config(), TermFile(settings.data_dir), stop, tracer=spans)
+        server = Server(settings.config(), TermFile(settings.data_dir), stop, turn=turn, tracer=spans)
     except TermNotDurable as error:
         log.error("term not durable: no order may be given", extra=kv(reason=error))
         return 1
-    probes = Probes(settings.probes, server.not_ready)
-    with contextlib.closing(server), contextlib.closing(probes):
-        probes.start()
+    servers.append(server)
+    with contextlib.closing(server):
         await serve(
             server.register,
             listen=settings.listen,
@@ -55,4 +78,4 @@ async def run(settings: SchedulerSettings) -> int:
         )
     if spans:
         spans.close()
-    return 0 if server.failure is None else 1
+    return 0 if server.failure is None and turn.lost is None else 1

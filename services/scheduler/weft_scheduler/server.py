@@ -16,6 +16,8 @@ import grpc.aio
 
 from weft.domain.machine import TICK, Close, Kind, PersistTerm, Received, Send
 from weft.domain.request import Reject, Submit
+from weft.leadership.errors import LeadershipLost
+from weft.leadership.standby import Turn
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
 from weft.telemetry.logs import kv
 from weft.telemetry.tracing import Tracer
@@ -63,21 +65,27 @@ class Server(rpc.SchedulerServicer):
         terms: TermFile,
         stop: asyncio.Event,
         *,
+        turn: Turn | None = None,
         metrics: SchedulerMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
     ) -> None:
-        """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on."""
+        """Takes the next term. Raises TermNotDurable. `stop` is set when the process must not go on.
+
+        Once `turn` is lost it decides nothing more.
+        """
+        self._turn = turn or Turn()
         self._terms, self._stop, self._clock = terms, stop, clock
         self._metrics = metrics or SchedulerMetrics()
-        term = terms.next()
+        term = terms.next(self._turn.term)
         self.core = Scheduler(config, term)
         self._spans = QueueSpans(tracer, clock) if tracer else None
         self.failure: Exception | None = None
         self._sessions = Sessions()
         self._registries = 0
         self._idle = IdleCheck()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0  # uvloop's handle of what is due at once does not say when
         self._gauges: asyncio.TimerHandle | None = None
         log.info("term taken", extra=kv(term=term))
 
@@ -132,6 +140,11 @@ class Server(rpc.SchedulerServicer):
         """One event through the machine. What the machine or an effect raises is fatal: the process ends with it."""
         if self.failure is not None:
             raise self.failure
+        try:
+            self._turn.require()
+        except LeadershipLost as error:
+            self._fail(error)
+            raise
         self._idle.active()
         if self._spans is not None and isinstance(event, Received):
             self._spans.received(event.message)
@@ -159,10 +172,10 @@ class Server(rpc.SchedulerServicer):
             return
         loop = asyncio.get_running_loop()
         when = loop.time() + max(0.0, deadline - self._clock())
-        if self._timer is None or self._timer.when() > when:
+        if self._timer is None or self._timer_at > when:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(when, self._tick)
+            self._timer, self._timer_at = loop.call_at(when, self._tick), when
 
     def _observe(self) -> None:
         self._metrics.observe(self.core.state)

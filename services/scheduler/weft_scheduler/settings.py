@@ -5,11 +5,11 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from weft.settings import SCHEDULER, SCHEDULER_PROBES, Address, ProcessSettings, data_dir_field
+from weft.settings import SCHEDULER, SCHEDULER_PROBES, Address, StandbySettings, data_dir_field
 from weft_scheduler.core.config import SchedulerConfig
 
 
-class SchedulerSettings(ProcessSettings):
+class SchedulerSettings(StandbySettings):
     """Decides which runner serves which request. Gateways, supervisors and the operator connect to it.
 
     Each flag can also be set as WEFT_SCHEDULER__NAME in the environment; a flag wins.

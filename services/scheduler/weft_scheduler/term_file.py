@@ -24,10 +24,14 @@ class TermFile:
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = directory / "term", clock
 
-    def next(self) -> int:
-        """A term above all that were used, durable when it returns. Raises TermNotDurable."""
+    def next(self, at_least: int = 0) -> int:
+        """A term above all that were used here, durable when it returns. Raises TermNotDurable.
+
+        `at_least` is the term of a Lease, above those of the processes that acted before this one.
+        """
         used = self.read()
-        term = used + 1 if used is not None else max(1, int(self._clock()) - TERM_EPOCH_S)
+        alone = 0 if at_least else max(1, int(self._clock()) - TERM_EPOCH_S)
+        term = max(at_least, alone if used is None else used + 1)
         self.write(term)
         return term
 

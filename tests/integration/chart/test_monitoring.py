@@ -24,7 +24,7 @@ from harness.chart import CHART, QUICK, Json, objects, one, render
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.shell.metrics import GatewayMetrics
-from weft_operator.kubernetes.metrics import Metrics as OperatorMetrics
+from weft_operator.kubernetes.observability import Metrics as OperatorMetrics
 from weft_runner.shell.metrics import RunnerMetrics
 from weft_scheduler.metrics import SchedulerMetrics
 

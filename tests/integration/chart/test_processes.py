@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from harness import chart
-from harness.chart import COMPONENTS, VALUE_SETS, Json, arguments_of, one, pod_templates
+from harness.chart import COMPONENTS, OPEN_SETS, PLAIN_SETS, VALUE_SETS, Json, arguments_of, one, pod_templates
 from weft.settings import ProcessSettings
 from weft.wire.roles import CALLERS, DEPOT_CALLERS, ROLES, Role, dns_name, pool_namespaces_of
 from weft.wire.tls import FILES, Tls
@@ -22,8 +22,8 @@ from weft_gateway.settings import GatewaySettings
 from weft_operator.core.pod_template import GRPC_PORT, KV_PORT, PROBES_PORT
 from weft_operator.core.runner_defaults import CONTAINER_SECURITY, POD_SECURITY
 from weft_operator.kubernetes.admission import PATHS
-from weft_operator.kubernetes.runner_defaults_file import parse_runner_defaults
 from weft_operator.kubernetes.settings import Settings as OperatorSettings
+from weft_operator.kubernetes.settings import parse_runner_defaults
 from weft_predictor.settings import PredictorSettings
 from weft_scheduler.settings import SchedulerSettings
 from weft_supervisor.settings import SupervisorSettings
@@ -56,7 +56,7 @@ def settings_of(found: list[Json], component: str, root: Path) -> ProcessSetting
 def test_every_process_takes_its_arguments(rendered: Rendered, name: str, component: str, tmp_path: Path) -> None:
     settings = settings_of(rendered[name], component, tmp_path)
     assert settings.log_format == "json"
-    assert (settings.tls_dir is None) == (name in ("dev", "minimal"))
+    assert (settings.tls_dir is None) == (name in PLAIN_SETS)
 
 
 def test_settings_become_flags(rendered: Rendered, tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_the_site_is_one_that_the_operator_reads(rendered: Rendered, name: str) 
     content = one(rendered[name], "ConfigMap", "weft-runner-defaults")["data"]["runner-defaults.yaml"]
     defaults = parse_runner_defaults(yaml.safe_load(content), name)
     assert defaults.supervisor == "weft-supervisor.weft-system.svc:7400"
-    assert defaults.depot.startswith("http://" if name in ("dev", "minimal") else "https://")
-    assert defaults.tls_secret == ("" if name in ("dev", "minimal") else "weft-runner-tls")
+    assert defaults.depot.startswith("http://" if name in PLAIN_SETS else "https://")
+    assert defaults.tls_secret == ("" if name in PLAIN_SETS else "weft-runner-tls")
     pod = {field: value for field, value in defaults.security_contexts.pod.items() if field != "fsGroupChangePolicy"}
     assert (pod, defaults.security_contexts.container) == (POD_SECURITY, CONTAINER_SECURITY)
 
@@ -215,7 +215,7 @@ def allowed(policies: list[Json], direction: str, port: int) -> set[tuple[str, s
     return pairs
 
 
-@pytest.mark.parametrize("name", [name for name in VALUE_SETS if name != "minimal"])
+@pytest.mark.parametrize("name", [name for name in VALUE_SETS if name not in OPEN_SETS])
 def test_policies_let_through_exactly_the_connections_that_processes_make(rendered: Rendered, name: str) -> None:
     policies = [obj for obj in rendered[name] if obj["kind"] == "NetworkPolicy"]
     assert all(set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"} for policy in policies)
@@ -229,7 +229,7 @@ def test_every_pod_of_the_installation_is_under_one_policy(rendered: Rendered, n
     for pod, template in pod_templates(rendered[name]):
         labels = template["metadata"]["labels"]
         matching = [policy for policy in policies if policy.items() <= labels.items()]
-        assert len(matching) == (0 if name == "minimal" or pod == "weft-test" else 1), pod
+        assert len(matching) == (0 if name in OPEN_SETS or pod == "weft-test" else 1), pod
 
 
 def test_only_the_depot_gets_out_and_runners_reach_three_peers_and_each_other(rendered: Rendered) -> None:
@@ -256,14 +256,20 @@ def test_addresses_lead_to_services_whose_pods_listen_there(rendered: Rendered, 
     templates = dict(pod_templates(found))
     arguments = " ".join(argument for component in COMPONENTS for argument in arguments_of(found, component))
     addresses = set(re.findall(r"([a-z-]+)\.weft-system\.svc:(\d+)", arguments))
-    assert {name for name, _ in addresses} == {"weft-scheduler", "weft-predictor", "weft-depot", "weft-batch"}
+    asked = {name for name, _ in addresses}
+    assert {name.removesuffix("-pods") for name in asked} == {
+        "weft-scheduler",
+        "weft-predictor",
+        "weft-depot",
+        "weft-batch",
+    }
     assert {port for _, port in addresses} == {str(GRPC_PORT)}
-    for target in ("weft-scheduler", "weft-predictor", "weft-depot", "weft-supervisor", "weft-batch"):
-        (port,) = services[target]["ports"]
+    for service in {*asked, "weft-supervisor"}:
+        (port,), target = services[service]["ports"], service.removesuffix("-pods")
         container = templates[target]["spec"]["containers"][0]
         listening = {item["name"]: item["containerPort"] for item in container["ports"]}
         assert (port["port"], listening[port["targetPort"]]) == (GRPC_PORT, GRPC_PORT), target
-        assert services[target]["selector"].items() <= templates[target]["metadata"]["labels"].items()
+        assert services[service]["selector"].items() <= templates[target]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("component", COMPONENTS)

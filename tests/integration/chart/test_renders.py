@@ -1,4 +1,4 @@
-"""What Helm makes of the chart, for six sets of values."""
+"""What Helm makes of the chart, for each of its sets of values."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from harness import chart
 from harness.chart import (
     CHART,
     COMPONENTS,
-    GOLDEN_SETS,
     HTTP_ROUTE,
     QUICK,
     VALUE_SETS,
@@ -34,15 +33,16 @@ def test_the_chart_lints_strictly(name: str) -> None:
     assert "0 chart(s) failed" in chart.lint(name, *made_alike)
 
 
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_a_render_equals_the_golden_one(texts: dict[str, str], name: str) -> None:
-    golden = chart.GOLDEN / f"{name}.yaml"
-    assert chart.golden(texts[name]) == golden.read_text(), "what changed is right? then: make golden"
+def test_renders_equal_the_golden_ones() -> None:
+    made = dict(chart.goldens())
+    assert set(made) == set(chart.GOLDEN.iterdir())
+    for path, text in made.items():
+        assert text == path.read_text(), f"what changed in {path.name} is right? then: make golden"
 
 
 def test_every_value_set_of_the_chart_is_rendered() -> None:
-    assert {path.name for path in (CHART / "ci").glob("*.yaml")} == {f"{name}-values.yaml" for name in VALUE_SETS}
-    assert {path.stem for path in chart.GOLDEN.glob("*.yaml")} == set(GOLDEN_SETS)
+    files = {*(CHART / "ci").glob("*.yaml"), *(CHART / "profiles").glob("*.yaml")}
+    assert files == {chart.values_of(name) for name in VALUE_SETS}
 
 
 def test_the_charts_crds_are_copies_of_ours() -> None:
@@ -93,7 +93,9 @@ def test_only_those_who_ask_the_api_server_have_a_token(rendered: Rendered, name
         pod for pod, template in pod_templates(rendered[name]) if template["spec"]["automountServiceAccountToken"]
     }
     secrets = "--secrets=kubernetes" in chart.arguments_of(rendered[name], "depot")
-    assert with_token == ({"weft-operator", "weft-depot"} if secrets else {"weft-operator"})
+    elects = name == "profile-production"
+    ask = {"weft-operator": True, "weft-depot": secrets, "weft-scheduler": elects, "weft-predictor": elects}
+    assert with_token == {pod for pod, asks in ask.items() if asks}
     accounts = [obj for obj in rendered[name] if obj["kind"] == "ServiceAccount"]
     assert {obj["metadata"]["name"] for obj in accounts} == {f"weft-{component}" for component in COMPONENTS}
     assert not any(obj["automountServiceAccountToken"] for obj in accounts)
@@ -258,6 +260,40 @@ def test_the_batch_service_on_postgresql_and_s3_keeps_nothing_of_its_own(rendere
     default = one(rendered["default"], "StatefulSet", "weft-batch")["spec"]
     assert default["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "50Gi"
     assert one(rendered["default"], "NetworkPolicy", "weft-batch")["spec"]["egress"] == []
+
+
+ASK = {"scheduler": ("gateway", "supervisor", "operator"), "predictor": ("gateway", "supervisor")}
+
+
+@pytest.mark.parametrize("component", ASK)
+def test_of_two_pods_one_acts_by_a_lease_and_peers_know_both_addresses(rendered: Rendered, component: str) -> None:
+    found, name = rendered["profile-production"], f"weft-{component}"
+    pods = one(found, "Service", f"{name}-pods")["spec"]
+    assert (pods["clusterIP"], pods["publishNotReadyAddresses"]) == ("None", True)
+    assert pods["selector"] == one(found, "StatefulSet", name)["spec"]["selector"]["matchLabels"]
+    (port,) = pods["ports"]
+    assert port["port"] == 7400, "behind such a Service it is the pod's own"
+    assert f"--lease=weft-system/{name}" in chart.arguments_of(found, component)
+    for peer in ASK[component]:
+        assert f"--{component}={name}-pods.weft-system.svc:7400" in chart.arguments_of(found, peer), peer
+    rules = one(found, "Role", name)["rules"]
+    assert [(rule["resources"], rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
+        (["leases"], None, ["create"]),
+        (["leases"], [name], ["get", "update"]),
+    ]
+    egress = one(found, "NetworkPolicy", name)["spec"]["egress"]
+    assert [[port["port"] for port in rule["ports"]] for rule in egress] == [[443, 6443]]
+
+
+@pytest.mark.parametrize("component", ASK)
+def test_one_pod_asks_no_api_server(rendered: Rendered, component: str) -> None:
+    found, name = rendered["default"], f"weft-{component}"
+    assert not any(argument.startswith("--lease") for argument in chart.arguments_of(found, component))
+    kinds = {obj["kind"] for obj in found if obj["metadata"]["name"] == name}
+    assert kinds == {"NetworkPolicy", "Service", "ServiceAccount", "StatefulSet"}
+    one(found, "Service", f"{name}-pods")  # who asked there before `replicas` went back to 1 finds it
+    assert one(found, "NetworkPolicy", name)["spec"]["egress"] == []
+    assert f"--{component}={name}.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
 
 
 def test_gateways_are_scaled_by_their_autoscaler_alone(rendered: Rendered) -> None:

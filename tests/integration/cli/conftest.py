@@ -21,7 +21,7 @@ from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to
 from weft_operator.core.resources import Ref
 from weft_operator.local.admission import admit
 from weft_operator.local.api import Api, serve
-from weft_operator.local.logfile import LogFile
+from weft_operator.local.logs import LogFile
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.persistence import Durable, open_store
 

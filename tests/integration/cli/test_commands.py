@@ -174,8 +174,8 @@ def test_a_new_source_that_is_refused_shows_beside_the_content_that_is_served(
 
 def test_wide_adds_tier_rank_and_digest(applied: Any, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in run(capfd, "get", "loraadapter", "-n", "acme", "-o", "wide")[1].splitlines()]
-    assert lines[0][-6:] == ["TIER", "PINNED", "RANK", "DIGEST", "SOURCE", "AGE"]
-    assert lines[1][-6:-1] == ["Remote", "false", "8", DIGEST, "<none>"]
+    assert lines[0][-7:] == ["TIER", "PINNED", "RANK", "DIGEST", "CANARY", "SOURCE", "AGE"]
+    assert lines[1][-7:-1] == ["Remote", "false", "8", DIGEST, "<none>", "<none>"]
 
 
 @pytest.mark.parametrize(("kind", "plural"), [("LoRAAdapter", "loraadapters"), ("ServingPool", "servingpools")])

@@ -16,7 +16,7 @@ from harness.ports import free_port
 from harness.processes import started
 from harness.waiting import PATIENCE_S, soon
 from weft_operator.local import processes
-from weft_operator.local.logfile import LogFile
+from weft_operator.local.logs import LogFile
 from weft_operator.local.processes import CHILD, CRASH_LOOP, STABLE_S, Process, ProcessState, Program, not_ready
 
 READY = """
@@ -39,7 +39,7 @@ while True: signal.pause()
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from weft_operator.local.logfile import LogFile
+from weft_operator.local.logs import LogFile
 from weft_operator.local.processes import Process, Program
 
 async def main():

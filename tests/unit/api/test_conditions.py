@@ -22,7 +22,7 @@ def test_times_are_in_utc_on_the_wire() -> None:
 
 def test_every_reason_that_conditions_have_is_listed() -> None:
     """A condition's reason is written where its facts are judged: as a name there, or from those lists."""
-    written = (Path(__file__).parents[3] / "operator" / "weft_operator" / "core" / "conditions.py").read_text()
+    written = (Path(__file__).parents[3] / "operator" / "weft_operator" / "core" / "status.py").read_text()
     named = set(re.findall(r'Condition\(\s*"?\w*"?,\s*[^,]+,\s*"(\w+)"', written))
     assert {"Publishing", "Converging", "ScaledToZero", "Accepted"} <= named
     assert named <= set(ADVICE)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness.costs import lines_of
 from weft.domain.adapter import AdapterVersion
 from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, Route, Routes, RoutesGap
-from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion
+from weft_gateway.core.routes import ANY_NAMESPACE, Principal, RouteIndex, UnknownVersion, route_of_draw
 from weft_gateway.errors import PermissionDenied, ServiceUnavailable, Unauthorized
 from weft_gateway.shell.auth import Action, authenticate, check_scope
 
@@ -129,6 +129,23 @@ def test_a_pin_is_a_version_by_name_or_digest(pin: str, digest: str, rank: int) 
 def test_a_pin_of_no_version_or_of_several_is_refused_with_those_that_are_served(pin: str) -> None:
     with pytest.raises(UnknownVersion, match=f"Served: step-2 \\({DIGESTS[0]}\\), step-1"):
         versioned().find(f"a/x@{pin}", ANY_NAMESPACE)
+
+
+@given(st.integers(1, 99), st.integers(0, 50))
+def test_a_canary_has_its_share_and_a_larger_weight_takes_nobody_from_it(weight: int, more: int) -> None:
+    """Of 5,000 keys; the tolerance is five standard deviations of a binomial count."""
+
+    def share(weight: int) -> set[int]:
+        canary = AdapterVersion(DIGESTS[1], 16, name="next", weight=weight)
+        route = Route("a/x", "a", "z/p", DIGESTS[0], 8, uid="u", versions=(canary, AdapterVersion(DIGESTS[2], 4)))
+        drawn = {key: route_of_draw(route, f"request-{key}") for key in range(5_000)}
+        assert {(one.adapter, one.rank) for one in drawn.values()} <= {(DIGESTS[0], 8), (DIGESTS[1], 16)}
+        return {key for key, one in drawn.items() if one.adapter == DIGESTS[1]}
+
+    found = share(weight)
+    p = weight / 100
+    assert abs(len(found) - 5_000 * p) <= 5 * (5_000 * p * (1 - p)) ** 0.5
+    assert found <= share(min(100, weight + more))
 
 
 def test_a_base_is_pinned_by_its_digest() -> None:

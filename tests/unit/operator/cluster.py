@@ -16,10 +16,9 @@ from weft_operator.core.actions import Action, AddFinalizer, ApplyChild, DeleteC
 from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
 from weft_operator.core.drift import QUANTITIES
 from weft_operator.core.expectations import apply_failed
-from weft_operator.core.reconcile import Policy
 from weft_operator.core.resources import Ref
 from weft_operator.core.runner_defaults import RunnerDefaults
-from weft_operator.core.state import Child, ObjectKey, ObservedState, Pod
+from weft_operator.core.state import Child, DesiredState, ObjectKey, ObservedState, Pod, Policy, State
 from weft_operator.errors import ChildRefused
 from weft_operator.local.objects import ObjectStore
 
@@ -236,8 +235,8 @@ class ClusterWorld(World):
             case ApplyChild(child=child):
                 if why := self.cluster.refuses.get(child.kind):
                     self.cluster.requests += 1
-                    apply_failed(action, "ChildRefused", why, self.observed, self.now)
-                    raise ChildRefused("ChildRefused", why)
+                    apply_failed(action, why, self.state, self.now)
+                    raise ChildRefused(why)
                 self.cluster.apply(child)
             case ScaleChild(key=key, uid=uid, replicas=replicas):
                 self.cluster.scale(key, uid, replicas)
@@ -284,4 +283,4 @@ class ClusterWorld(World):
 
 
 def cluster_world(store: ObjectStore, contents: Any, now: float) -> ClusterWorld:
-    return connected(ClusterWorld(store, contents, now, policy=Policy(defaults=SITE)))
+    return connected(ClusterWorld(store, contents, now, State(DesiredState(Policy(defaults=SITE)))))

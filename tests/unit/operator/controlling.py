@@ -28,9 +28,8 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import OperationStatus, Request
-from weft_operator.core.reconcile import Policy
 from weft_operator.core.resources import Kind, Object, Ref
-from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.core.state import AdapterReport, Policy, PoolReport, RunnerProcess
 from weft_operator.errors import DepotUnavailable, StaleWrite
 from weft_operator.local.objects import ObjectStore
 
@@ -94,7 +93,7 @@ class FakeRegistry:
     def start(self) -> None:
         self.started = True
 
-    def tell(self, action: PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter) -> None:
+    def update(self, action: PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter) -> None:
         self.told.append(action)
         if isinstance(action, PublishAdapter):
             self.names[action.ref] = action.entry.model_name

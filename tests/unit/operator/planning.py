@@ -7,11 +7,11 @@ backend starts what it was ordered to. Every step is explicit, so a test may sto
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from weft.domain.routes import PoolSpec
-from weft_operator.core.acceptance import resolution_from_status
+from weft.domain.routes import CanaryCounts, PoolSpec
 from weft_operator.core.actions import (
     Action,
     EnsureRunner,
+    ForgetSource,
     PublishAdapter,
     PublishPool,
     RecordEvent,
@@ -24,16 +24,20 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import OperationStatus, Request, updated
-from weft_operator.core.expectations import expect, forget
-from weft_operator.core.reconcile import Policy, reconcile_all
+from weft_operator.core.canary import owner_uid
+from weft_operator.core.expectations import expect, forget, restore_resolutions
+from weft_operator.core.reconcile import reconcile_all
 from weft_operator.core.resources import Ref, parse
 from weft_operator.core.state import (
     AdapterRegistration,
     AdapterReport,
     DesiredState,
+    Expectations,
     ObservedState,
+    Policy,
     PoolReport,
     RunnerProcess,
+    State,
     check_indexes,
 )
 from weft_operator.local.objects import Event, ObjectStore
@@ -55,7 +59,6 @@ def pool_object(name: str = "base", namespace: str = "default", **spec: Any) -> 
         "parallelism": {"tensor": 1, "pipeline": 1, "podsPerRunner": 1},
         "phases": {"mode": "Unified", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False},
         "scheduler": {
-            "placement": "punica",
             "queue": "fcfs",
             "agingSeconds": 600,
             "reservation": "calibrated",
@@ -127,9 +130,7 @@ class World:
     store: ObjectStore
     contents: dict[str, OperationStatus] = field(default_factory=dict)  # what the depot finds at a URI
     now: float = 1_000_000.0
-    policy: Policy = field(default_factory=Policy)
-    desired: DesiredState = field(default_factory=DesiredState)
-    observed: ObservedState = field(default_factory=ObservedState)
+    state: State = field(default_factory=State)
     routed_pools: dict[Ref, PoolSpec] = field(default_factory=dict)
     routed: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid
     unserved: dict[str, AdapterRegistration] = field(default_factory=dict)  # by uid: declared without a digest
@@ -141,12 +142,32 @@ class World:
     scheduler_speaks: bool = True
     kv_pages: int = 0  # of runners, as the scheduler says
     demand: dict[Ref, int] = field(default_factory=dict)  # runners that the scheduler could use; else the least
+    canaries: dict[str, CanaryCounts] = field(default_factory=dict)  # by digest, how their requests end
     unloading: set[str] = field(default_factory=set)  # uids that the scheduler was told to let go of
+
+    @property
+    def desired(self) -> DesiredState:
+        return self.state.desired
+
+    @property
+    def observed(self) -> ObservedState:
+        return self.state.observed
+
+    @property
+    def expectations(self) -> Expectations:
+        return self.state.expectations
+
+    @property
+    def policy(self) -> Policy:
+        return self.desired.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.desired.policy = policy
 
     def serve_only(self, *namespaces: str) -> None:
         """Pools are served in these namespaces. Before anything is applied."""
         self.policy = replace(self.policy, pool_namespaces=frozenset(namespaces))
-        self.desired = DesiredState(self.policy.pool_namespaces)
 
     def apply(self, obj: dict[str, Any]) -> None:
         self.now += 0.001
@@ -156,7 +177,7 @@ class World:
         resource = parse(event.object)
         ref, known = resource.meta.ref, self.desired.get(resource.meta.ref)
         if known is not None and (event.type == "DELETED" or known.meta.uid != resource.meta.uid):
-            forget(known.meta.uid, ref, self.observed)
+            forget(known.meta.uid, ref, self.state)
         if event.type == "DELETED":
             self.desired.drop(ref)
         else:
@@ -164,7 +185,7 @@ class World:
 
     def plan(self) -> list[Action]:
         check_indexes(self.desired)
-        return reconcile_all(self.desired, self.observed, self.now, self.policy)
+        return reconcile_all(self.state, self.now)
 
     def step(self) -> list[Action]:
         """Plan, carry everything out, let everybody answer. Returns what was ordered."""
@@ -183,6 +204,7 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
+        self.answers()
         self.settle()
 
     def do(self, action: Action) -> None:
@@ -207,7 +229,7 @@ class World:
             case UnpublishPool(ref=ref):
                 del self.routed_pools[ref]
             case PublishAdapter(ref=ref, entry=entry):
-                before = self.observed.adapters.get(ref)
+                before = self.expectations.adapters.get(ref)
                 for uid in (before.uid if before else "", entry.uid):
                     self.routed.pop(uid, None)
                     self.unserved.pop(uid, None)
@@ -218,11 +240,13 @@ class World:
                 self.unloading |= {uid} if unload else set()
             case RetainBlobs(digests=digests):
                 self.kept = digests
+            case ForgetSource():
+                pass
             case Resolve(request=request):
                 self.asked.append(request)
             case _:
                 self.do_in_cluster(action)
-        expect(action, self.observed, self.now)
+        expect(action, self.state, self.now)
 
     def do_in_cluster(self, action: Action) -> None:
         raise AssertionError(f"there is no cluster here: {action}")
@@ -231,7 +255,7 @@ class World:
         """Depot and scheduler say what is true for them."""
         for uid, resolution in list(self.observed.resolutions.items()):
             if resolution.running:
-                ref = self.desired.by_uid[uid]
+                ref = self.desired.by_uid[owner_uid(uid)]
                 resource = self.desired.get(ref)
                 answer = self.contents.get(resolution.request.uri, failed("SourceNotFound", "nothing there"))
                 pool = getattr(resource, "pool", None)
@@ -250,9 +274,9 @@ class World:
             )
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
-                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True)
-        for uid in self.unloading & self.observed.unloads.keys():
-            self.observed.unloads[uid] = True
+                canary = next((self.canaries.get(v.digest) for v in entry.versions if v.weight), None)
+                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, canary=canary)
+        self.observed.unloaded |= self.unloading & self.expectations.unloading
 
     def ready_names(self, ref: Ref) -> list[str]:
         """The runners that take requests, by name."""
@@ -266,10 +290,8 @@ class World:
         after.demand, after.scheduler_speaks = dict(self.demand), self.scheduler_speaks
         if not nothing_runs:
             after.observed.runners = {ref: dict(runners) for ref, runners in self.observed.runners.items()}
-        for resource in (*after.desired.pools.values(), *after.desired.adapters.values()):
-            if known := resolution_from_status(resource, after.desired, after.observed, after.now):
-                after.observed.resolutions[resource.meta.uid] = known
-        after.observed.retention.started_at = after.now
+        restore_resolutions(after.state, after.now)
+        after.expectations.retention.started_at = after.now
         return after
 
     def another(self, store: ObjectStore) -> "World":

@@ -54,20 +54,12 @@ def test_a_wrong_field_is_named(wish: dict[str, Any], field: str) -> None:
     assert caught.value.body()["code"] == 422
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "field"),
-    [
-        (pool(), pool(model={"uri": "file:other"}), "spec.model.uri"),
-        (adapter(baseModel="a"), adapter(baseModel="b"), "spec.baseModel"),
-        (adapter(), adapter(baseModel="b"), "spec.baseModel"),
-    ],
-)
-def test_what_is_set_once_cannot_change(before: dict[str, Any], after: dict[str, Any], field: str) -> None:
-    stored = with_server_fields(admit(before, lambda _: None))
-    assert admit(before, lambda _: stored)["spec"] == stored["spec"]
+def test_what_is_set_once_cannot_change() -> None:
+    stored = with_server_fields(admit(pool(), lambda _: None))
+    assert admit(pool(), lambda _: stored)["spec"] == stored["spec"]
     with pytest.raises(Invalid) as caught:
-        admit(after, lambda _: stored)
-    assert [cause.field for cause in caught.value.causes] == [field]
+        admit(pool(model={"uri": "file:other"}), lambda _: stored)
+    assert [cause.field for cause in caught.value.causes] == ["spec.model.uri"]
     assert "cannot change" in caught.value.message
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from harness.waiting import PATIENCE_S
-from weft_operator.local import socket_file
+from weft_operator.local import sockets
 from weft_operator.local.admission import admit
 from weft_operator.local.api import Api, serve
-from weft_operator.local.logfile import LogFile
+from weft_operator.local.logs import LogFile
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.persistence import Durable, open_store
 
@@ -34,7 +34,7 @@ class Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket_file.connect(self._path, PATIENCE_S)
+        self.sock = sockets.connect(self._path, PATIENCE_S)
 
 
 class Served:

@@ -10,7 +10,7 @@ from weft_operator.core import acceptance
 from weft_operator.core.acceptance import pool_view, reject_adapter
 from weft_operator.core.resources import Adapter, parse_adapter, parse_pool
 from weft_operator.core.scaling import Bounds
-from weft_operator.core.state import DesiredState, ObservedState, check_indexes
+from weft_operator.core.state import DesiredState, State, check_indexes
 from weft_operator.core.validation import validate
 
 MANY = 400
@@ -82,7 +82,7 @@ def test_a_pool_counts_its_crowd_without_looking_at_it(monkeypatch: pytest.Monke
         desired.add(ready(adapter) if number % 4 else adapter)
     check_indexes(desired)
     monkeypatch.setattr(desired, "adapters_of", None)
-    view = pool_view(pool, desired, ObservedState(), Bounds(1, 1), 1, 0.0)
+    view = pool_view(pool, State(desired), Bounds(1, 1), 1, 0.0)
     assert (view.adapters_total, view.adapters_ready) == (MANY, MANY * 3 // 4)
 
 

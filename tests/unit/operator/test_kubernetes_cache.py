@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.resources import ADAPTERS, PODS
+from weft_operator.kubernetes.client import ADAPTERS, PODS
 from weft_operator.kubernetes.resync import Difference, Identity, WatchHealth, WatchScope, compare
 
 KEY = ObjectKey("LoRAAdapter", "default", "a")

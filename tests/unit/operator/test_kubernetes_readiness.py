@@ -23,8 +23,7 @@ from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
 from weft_operator.kubernetes import manager
 from weft_operator.kubernetes.client import Api, Page
-from weft_operator.kubernetes.metrics import Metrics
-from weft_operator.kubernetes.resources import Resource
+from weft_operator.kubernetes.observability import Metrics
 from weft_operator.kubernetes.settings import Settings
 
 HOST = "127.0.0.1"
@@ -38,20 +37,32 @@ class Cluster:
     configuration = None
 
     def __init__(self, holder: str = "") -> None:
-        self._holder = holder
+        self.holder = holder
         self.elected, self.scanned = asyncio.Event(), asyncio.Event()
 
-    async def request(self, method: str, path: str, *, body: Any = None, **how: Any) -> Any:
-        if method == "PUT":
-            self.elected.set()
+    async def request(self, method: str, path: str, **how: Any) -> Any:
         return {"metadata": {"uid": "u", "resourceVersion": "2"}}
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Any:
-        spec = {"holderIdentity": self._holder, "leaseDurationSeconds": 3600, "leaseTransitions": 1}
-        return {"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": spec}
 
     async def pages(self, *what: Any, **how: Any) -> AsyncIterator[Page]:
         yield Page((), 1)
+
+
+class PlayedLease:
+    """The Lease of the cluster."""
+
+    def __init__(self, cluster: Cluster, configuration: None, namespace: str, name: str) -> None:
+        self._cluster = cluster
+
+    async def read(self) -> Any:
+        spec = {"holderIdentity": self._cluster.holder, "leaseDurationSeconds": 3600, "leaseTransitions": 1}
+        return {"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": spec}
+
+    async def replace(self, spec: Any, **how: Any) -> Any:
+        self._cluster.elected.set()
+        return {"metadata": {"uid": "u", "resourceVersion": "2"}, "spec": spec}
+
+    async def aclose(self) -> None:
+        pass
 
 
 class PlayedWatches:
@@ -123,6 +134,7 @@ async def running(
 ) -> AsyncGenerator[Asked]:
     """A replica that ends as it should."""
     monkeypatch.setattr(manager, "Watches", partial(PlayedWatches, cluster))
+    monkeypatch.setattr(manager, "LeaseApi", partial(PlayedLease, cluster))
     defaults, stop = folder / "runner-defaults.yaml", asyncio.Event()
     defaults.write_text(json.dumps({"image": "i", "supervisor": f"{HOST}:1", "depot": "d"}))
     away = [f"--scheduler={HOST}:1", f"--depot=http://{HOST}:1"]

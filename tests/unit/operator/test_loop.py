@@ -12,8 +12,7 @@ from tests.unit.operator.planning import adapter_object, adapter_ref, digest, fa
 from weft_operator.controller import loop, resolver
 from weft_operator.controller.resolver import Resolver
 from weft_operator.core.artifacts import Request, Resolution
-from weft_operator.core.reconcile import Policy
-from weft_operator.core.state import DesiredState, ObservedState
+from weft_operator.core.state import DesiredState, Policy, State
 from weft_operator.local.objects import ObjectStore
 
 
@@ -106,16 +105,17 @@ async def test_the_depot_is_told_what_to_keep_when_something_has_drained(monkeyp
 
 async def test_what_drains_one_after_the_other_is_dropped_with_a_few_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "PAUSE_S", 0.2)
-    depot, observed, now = FakeDepot(), ObservedState(), time.time()
-    observed.retention.last_sent = frozenset()
+    depot, now = FakeDepot(), time.time()
+    state = State(DesiredState(Policy(longest_drain_s=0.0)))
+    retention = state.expectations.retention
+    retention.last_sent = frozenset()
     for number in range(200):
-        observed.retention.left(digest("a") + str(number), now, number / 1000)
-    policy = Policy(longest_drain_s=0.0)
-    work = Resolver(depot, DesiredState(), observed, policy=policy, clock=time.time, mark=lambda _: None)
-    keeping, lists = asyncio.create_task(work.keep()), 0
+        retention.left(digest("a") + str(number), now, number / 1000)
+    work = Resolver(depot, state, clock=time.time, mark=lambda _: None)
+    keeping, lists = asyncio.create_task(work.run_gc()), 0
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while observed.retention.until:
+            while retention.until:
                 await depot.kept.get()
                 lists += 1
     finally:
@@ -152,13 +152,11 @@ async def test_watched_sources_are_asked_about_together_and_planned_when_they_ch
 
 async def test_an_object_that_leaves_while_its_source_is_asked_about_does_not_end_the_questions() -> None:
     """Its resolution stays until its deletion has been planned."""
-    depot, observed = FakeDepot(), ObservedState()
+    depot, state = FakeDepot(), State(DesiredState(Policy(resolve_period_s=0.01)))
     request = Request("adapter", "file:a", revision=None, digest=None, namespace="acme")
-    observed.resolutions["uid"] = Resolution(request, replace(verified("a"), watch="a"))
+    state.observed.resolutions["uid"] = Resolution(request, replace(verified("a"), watch="a"))
     depot.edited = {"a"}
-    work = Resolver(
-        depot, DesiredState(), observed, policy=Policy(resolve_period_s=0.01), clock=time.time, mark=lambda _: None
-    )
+    work = Resolver(depot, state, clock=time.time, mark=lambda _: None)
     watching = asyncio.create_task(work.watch())
     try:
         async with asyncio.timeout(PATIENCE_S):

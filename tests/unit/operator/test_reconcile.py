@@ -20,10 +20,10 @@ from tests.unit.operator.planning import (
 )
 from weft_operator.core.actions import Action, EnsureRunner, RemoveRunner, Resolve
 from weft_operator.core.artifacts import OperationStatus, source_changed
-from weft_operator.core.reconcile import PROGRESS_S, Policy, requeue_at, resolve_period_s
+from weft_operator.core.reconcile import PROGRESS_S, requeue_at, resolve_period_s
 from weft_operator.core.resources import FINALIZER
 from weft_operator.core.scaling import ANSWER_S
-from weft_operator.core.state import AdapterReport, PoolReport, RunnerProcess
+from weft_operator.core.state import AdapterReport, Policy, PoolReport, RunnerProcess
 
 
 def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:
@@ -306,7 +306,7 @@ def many(world: World, count: int) -> World:
 
 @pytest.mark.parametrize(("count", "period_s"), [(1, 2.0), (100, 2.0), (101, 2.02), (1_000, 20.0)])
 def test_the_more_objects_the_less_often_each_source_is_asked_for(world: World, count: int, period_s: float) -> None:
-    assert resolve_period_s(many(world, count).desired, world.policy) == pytest.approx(period_s)
+    assert resolve_period_s(many(world, count).desired) == pytest.approx(period_s)
 
 
 def test_a_failing_source_is_never_asked_for_more_often_than_a_good_one(world: World) -> None:
@@ -423,7 +423,7 @@ def test_a_scheduler_that_is_away_delays_fewer_replicas_by_a_few_seconds(world: 
     world.apply(pool_object(replicas=1, model=pinned))
     world.settle()
     assert len(world.observed.runners[pool_ref()]) == 3
-    when = requeue_at(pool_ref(), world.desired, world.observed, world.now, world.policy)
+    when = requeue_at(pool_ref(), world.state, world.now)
     assert when is not None
     assert when <= world.now + ANSWER_S
     world.now = when
@@ -571,7 +571,7 @@ def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None
     assert "conditions" not in (world.store.get(adapter_ref("slow")).get("status") or {})
     assert world.condition(adapter_ref("quick"), "Ready") == ("True", "Published")
     assert world.status_writes == writes + 3, "the adapter's, and its pool's counts"
-    when = requeue_at(adapter_ref("slow"), world.desired, world.observed, world.now, world.policy)
+    when = requeue_at(adapter_ref("slow"), world.state, world.now)
     assert when is not None
     world.wait(when - world.now)
     assert world.condition(adapter_ref("slow"), "Ready") == ("False", "Resolving")
@@ -825,3 +825,28 @@ def test_an_adapter_that_moves_away_from_a_deleted_pool_waits_for_the_new_one(wo
     world.store.delete(pool_ref())
     world.settle()
     assert not world.routed or pool_of_route(world) == "default/other"
+
+
+@pytest.mark.parametrize(
+    ("edit", "condition", "reason"),
+    [
+        ({"pool": "default/nowhere"}, "Accepted", "PoolNotFound"),
+        ({"pool": "default/other", "baseModel": "wrong"}, "Fetched", "BaseMismatch"),
+    ],
+)
+def test_an_adapter_that_moves_to_a_pool_that_does_not_take_it_stays_where_it_serves(
+    world: World, edit: dict[str, str], condition: str, reason: str
+) -> None:
+    moving(world)
+    world.apply(adapter_object("upper", **edit))
+    for current in (world, world.restarted()):
+        current.settle()
+        assert pool_of_route(current) == "default/base"
+        assert current.condition(adapter_ref("upper"), condition) == ("False", reason)
+        assert current.condition(adapter_ref("upper"), "Ready") == ("True", "UpdateFailed")
+    world.apply(adapter_object("zz-thief", modelName="acme/upper"))
+    world.settle()
+    assert world.condition(adapter_ref("zz-thief"), "Accepted") == ("False", "NameConflict")
+    world.store.delete(pool_ref())
+    world.settle()
+    assert world.condition(adapter_ref("upper"), "Ready")[0] == "False"

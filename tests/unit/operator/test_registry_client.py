@@ -22,7 +22,7 @@ from weft_operator.core.actions import PublishAdapter, PublishPool, UnpublishAda
 from weft_operator.core.state import AdapterRegistration, AdapterReport, PoolReport
 
 POOL = PoolSpec(
-    "default/base", digest("b"), "base", True, ("default",), 10, 8, "punica", "fcfs", "calibrated", 5, 1, drain_s=60.0
+    "default/base", digest("b"), "base", True, ("default",), 10, 8, "fcfs", "calibrated", 5, 1, drain_s=60.0
 )
 
 
@@ -82,9 +82,9 @@ async def connected(*, start: bool = True, term: int = 0) -> AsyncIterator[tuple
 
 async def test_nothing_is_told_before_the_table_is_complete() -> None:
     async with connected(start=False) as (client, scheduler, _):
-        client.tell(PublishPool(pool_ref(), POOL))
+        client.update(PublishPool(pool_ref(), POOL))
         await asyncio.sleep(0)
-        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        client.update(PublishAdapter(adapter_ref("upper"), entry("u1")))
         assert scheduler.heard.empty()
         client.start()
         snapshot = await scheduler.next()
@@ -102,16 +102,16 @@ async def test_an_empty_table_is_a_complete_snapshot_too() -> None:
 async def test_changes_of_one_turn_are_one_message_and_versions_grow() -> None:
     async with connected() as (client, scheduler, _):
         first = await scheduler.next()
-        client.tell(PublishPool(pool_ref(), POOL))
-        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        client.update(PublishPool(pool_ref(), POOL))
+        client.update(PublishAdapter(adapter_ref("upper"), entry("u1")))
         second = await scheduler.next()
         assert not second.snapshot
         assert second.version > first.version
         assert second.pools[0].shared_all
         assert second.pools[0].drain_s == 60
         assert (second.adapters[0].digest, second.adapters[0].bytes) == (digest("a"), 100)
-        client.tell(UnpublishAdapter(adapter_ref("upper"), "u1"))
-        client.tell(UnpublishPool(pool_ref()))
+        client.update(UnpublishAdapter(adapter_ref("upper"), "u1"))
+        client.update(UnpublishPool(pool_ref()))
         third = await scheduler.next()
         assert (list(third.removed_pools), list(third.removed_adapter_uids)) == (["default/base"], ["u1"])
 
@@ -122,11 +122,11 @@ async def test_the_first_change_leaves_at_once_and_a_crowd_behind_it_is_one_mess
     monkeypatch.setattr(registry_client, "GATHER_S", 3600.0)
     async with connected() as (client, scheduler, _):
         await scheduler.next()
-        client.tell(PublishPool(pool_ref(), POOL))
+        client.update(PublishPool(pool_ref(), POOL))
         assert (await scheduler.next()).pools
         monkeypatch.setattr(registry_client, "GATHER_S", 0.5)
         for number in range(100):
-            client.tell(PublishAdapter(adapter_ref(f"a{number}"), entry(f"u{number}")))
+            client.update(PublishAdapter(adapter_ref(f"a{number}"), entry(f"u{number}")))
             await asyncio.sleep(0)
         told = messages = 0
         while told < 100:
@@ -138,9 +138,9 @@ async def test_of_one_adapter_only_the_last_word_of_a_turn_is_told() -> None:
     async with connected() as (client, scheduler, _):
         await scheduler.next()
         for letter in "acd":
-            client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", letter)))
-        client.tell(UnpublishAdapter(adapter_ref("upper"), "u1"))
-        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1", "e")))
+            client.update(PublishAdapter(adapter_ref("upper"), entry("u1", letter)))
+        client.update(UnpublishAdapter(adapter_ref("upper"), "u1"))
+        client.update(PublishAdapter(adapter_ref("upper"), entry("u1", "e")))
         change = await scheduler.next()
         assert [adapter.digest for adapter in change.adapters] == [digest("e")]
         assert list(change.removed_adapter_uids) == []
@@ -149,9 +149,9 @@ async def test_of_one_adapter_only_the_last_word_of_a_turn_is_told() -> None:
 async def test_an_object_made_again_replaces_the_one_before() -> None:
     async with connected() as (client, scheduler, _):
         await scheduler.next()
-        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        client.update(PublishAdapter(adapter_ref("upper"), entry("u1")))
         await scheduler.next()
-        client.tell(PublishAdapter(adapter_ref("upper"), entry("u2")))
+        client.update(PublishAdapter(adapter_ref("upper"), entry("u2")))
         change = await scheduler.next()
         assert [adapter.uid for adapter in change.adapters] == ["u2"]
         assert list(change.removed_adapter_uids) == ["u1"]
@@ -160,7 +160,7 @@ async def test_an_object_made_again_replaces_the_one_before() -> None:
 async def test_a_broken_stream_begins_again_with_everything() -> None:
     async with connected() as (client, scheduler, _):
         await scheduler.next()
-        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        client.update(PublishAdapter(adapter_ref("upper"), entry("u1")))
         await scheduler.next()
         scheduler.outbox.close()
         snapshot = await scheduler.next()
@@ -182,8 +182,8 @@ async def test_the_schedulers_word_comes_back() -> None:
 async def test_bounds_tiers_and_the_term_are_told() -> None:
     async with connected(term=7) as (client, scheduler, _):
         first = await scheduler.next()
-        client.tell(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0, hold_s=300)))
-        client.tell(PublishAdapter(adapter_ref("upper"), replace(entry("u1"), tier="Host")))
+        client.update(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0, hold_s=300)))
+        client.update(PublishAdapter(adapter_ref("upper"), replace(entry("u1"), tier="Host")))
         change = await scheduler.next()
         assert (first.term, change.term) == (7, 7)
         (pool,), (adapter,) = change.pools, change.adapters
@@ -211,10 +211,10 @@ async def test_what_a_pool_could_use_comes_back_with_its_load() -> None:
 async def test_whether_an_adapter_is_gone_is_asked_on_every_connection_until_it_is_answered() -> None:
     async with connected() as (client, scheduler, reports):
         await scheduler.next()
-        client.tell(PublishAdapter(adapter_ref("upper"), entry("u1")))
+        client.update(PublishAdapter(adapter_ref("upper"), entry("u1")))
         await scheduler.next()
-        client.tell(UnpublishAdapter(adapter_ref("upper"), "u1", unload=True))
-        client.tell(UnpublishAdapter(adapter_ref("older"), "u0", unload=True))  # of a life before this one
+        client.update(UnpublishAdapter(adapter_ref("upper"), "u1", unload=True))
+        client.update(UnpublishAdapter(adapter_ref("older"), "u0", unload=True))  # of a life before this one
         assert sorted((await scheduler.next()).removed_adapter_uids) == ["u0", "u1"]
         scheduler.outbox.close()
         again = await scheduler.next()

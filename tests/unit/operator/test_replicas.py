@@ -20,7 +20,7 @@ from weft_operator.core.children import child_name
 from weft_operator.core.reconcile import UNLOAD_GRACE_S, requeue_at
 from weft_operator.core.resources import FINALIZER
 from weft_operator.core.scaling import ANSWER_S
-from weft_operator.core.state import APPLY_RETRY_S, ObjectKey, Pod, PoolReport
+from weft_operator.core.state import APPLY_RETRY_S, ForeignObject, ObjectKey, Pod, PoolReport
 from weft_operator.errors import NotFound
 
 PHASES = ("Prompt", "Token")
@@ -150,12 +150,12 @@ def test_a_mark_that_nobody_tells_of_is_ordered_once_and_waited_for_a_few_second
     cluster.apply(pool_object(replicas=1, model=pinned))
     cluster.settle()
     assert cluster.sizes(pool_ref()) == {"runners": 2}
-    when = requeue_at(pool_ref(), cluster.desired, cluster.observed, cluster.now, cluster.policy)
+    when = requeue_at(pool_ref(), cluster.state, cluster.now)
     assert when is not None
     assert when <= cluster.now + ANSWER_S
     cluster.now = when
     cluster.settle()
-    when = requeue_at(pool_ref(), cluster.desired, cluster.observed, cluster.now, cluster.policy) or cluster.now
+    when = requeue_at(pool_ref(), cluster.state, cluster.now) or cluster.now
     cluster.now = when
     cluster.settle()
     assert cluster.sizes(pool_ref()) == {"runners": 1}
@@ -253,7 +253,7 @@ def test_groups_for_a_phase_are_as_large_as_the_scheduler_wants_and_give_before_
     ]
     cluster.scheduler_speaks = False
     started(cluster, scaled(2, 4, runnerGroups=kinds, phases={**UNIFIED, "mode": "Split"}))
-    assert cluster.observed.pools[ref].groups == (PhaseGroups(GroupPhase.PROMPT), PhaseGroups(GroupPhase.TOKEN))
+    assert cluster.expectations.pools[ref].groups == (PhaseGroups(GroupPhase.PROMPT), PhaseGroups(GroupPhase.TOKEN))
     assert cluster.sizes(ref) == {"p": 1, "t": 1}, "before the scheduler has answered each has one"
 
     def wanted(prompt: int, token: int, *victims: str) -> dict[str, int]:
@@ -360,8 +360,12 @@ def test_a_pool_that_was_changed_while_no_operator_looked_is_served_without_a_br
     assert isinstance(after, ClusterWorld)
     first = after.plan()
     assert not [action for action in first if isinstance(action, DeleteChild)]
-    told = {action.entry.name: action.entry.digest for action in first if isinstance(action, PublishAdapter)}
-    assert told == {"upper": digest("a"), "lower": ""}, (
+    published = {
+        action.entry.name: (action.entry.digest, action.entry.pool)
+        for action in first
+        if isinstance(action, PublishAdapter)
+    }
+    assert published == {"upper": (digest("a"), "default/base"), "lower": (digest("c"), "default/base")}, (
         "what served goes on; never in a pool that it was not checked for"
     )
     assert pool_ref() in {action.ref for action in first if isinstance(action, PublishPool)}
@@ -417,7 +421,7 @@ def test_what_the_api_server_refuses_is_told_and_tried_again_now_and_then(cluste
     requests, writes = cluster.cluster.requests, cluster.status_writes
     cluster.wait(APPLY_RETRY_S - 1)
     assert cluster.cluster.requests == requests
-    assert requeue_at(pool_ref(), cluster.desired, cluster.observed, cluster.now, cluster.policy) is not None
+    assert requeue_at(pool_ref(), cluster.state, cluster.now) is not None
     cluster.wait(1.1)
     assert (cluster.cluster.requests, cluster.status_writes) == (requests + 1, writes)
     del cluster.cluster.refuses["Deployment"]
@@ -530,7 +534,7 @@ def test_a_deletion_is_bounded_in_time_and_says_so(cluster: ClusterWorld) -> Non
     cluster.store.delete(adapter_ref("upper"))
     cluster.wait(60 + UNLOAD_GRACE_S - 1)
     assert cluster.store.find(adapter_ref("upper")) is not None
-    when = requeue_at(adapter_ref("upper"), cluster.desired, cluster.observed, cluster.now, cluster.policy)
+    when = requeue_at(adapter_ref("upper"), cluster.state, cluster.now)
     assert when is not None
     cluster.now = when
     cluster.settle()
@@ -541,3 +545,55 @@ def test_a_deletion_is_bounded_in_time_and_says_so(cluster: ClusterWorld) -> Non
 def test_the_groups_of_two_pools_never_share_a_name() -> None:
     assert child_name("a-b", "c") != child_name("a", "b-c")
     assert child_name("base", "runners") == "base-runners"
+
+
+# ------------------------------------------------------------------------------------------------------- adoption
+
+
+def child_of(cluster: ClusterWorld, **metadata: Any) -> tuple[ObjectKey, dict[str, Any]]:
+    """The pool's disruption budget, as somebody else may have left it: with this in its metadata."""
+    (budget,) = (a.child for a in cluster.plan() if isinstance(a, ApplyChild) and a.child.kind == "PodDisruptionBudget")
+    kept = {name: budget.manifest["metadata"][name] for name in ("name", "namespace", "labels")}
+    return budget.key, {**budget.manifest, "metadata": {**kept, "uid": "u", "resourceVersion": "7", **metadata}}
+
+
+def versions_of(cluster: ClusterWorld, key: ObjectKey) -> list[str | None]:
+    """Of what is applied under that name: the version that is known of what is there."""
+    return [a.resource_version for a in cluster.plan() if isinstance(a, ApplyChild) and a.child.key == key]
+
+
+@pytest.fixture
+def bare(cluster: ClusterWorld) -> ClusterWorld:
+    """A pool whose base is there and that owns nothing yet."""
+    cluster.apply(pool_object(replicas=1))
+    cluster.step()
+    return cluster
+
+
+def test_an_object_that_nobody_controls_and_whose_labels_name_the_pool_is_adopted_as_it_was_read(bare: Any) -> None:
+    key, there = child_of(bare)
+    bare.observed.foreign[pool_ref()] = {key: ForeignObject(there, bare.now)}
+    assert versions_of(bare, key) == ["7"]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"labels": {}},
+        {"labels": {"app.kubernetes.io/managed-by": "weft-operator", "serving.weft.dev/pool": "another"}},
+        {"ownerReferences": [{"controller": True, "kind": "ServingPool", "name": "base", "uid": "an older one"}]},
+    ],
+)
+def test_an_object_of_somebody_else_is_left_alone_named_in_a_condition_and_read_again(
+    bare: Any, metadata: dict[str, Any]
+) -> None:
+    key, there = child_of(bare, **metadata)
+    bare.observed.foreign[pool_ref()] = {key: ForeignObject(there, bare.now)}
+    assert versions_of(bare, key) == []
+    bare.settle()
+    assert bare.condition(pool_ref(), "Progressing") == ("False", "ChildConflict")
+    assert requeue_at(pool_ref(), bare.state, bare.now) is not None
+    bare.now += APPLY_RETRY_S
+    assert versions_of(bare, key) == [None], "whether it is still there, the API server says"
+    bare.settle()
+    assert bare.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.core.retention import Retention
+from weft_operator.core.artifacts import Retention
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100), st.floats(1, 50)), max_size=20), st.floats(0, 200))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
-from weft_operator.core.reconcile import Policy, requeue_at
+from weft_operator.core.reconcile import requeue_at
 from weft_operator.core.resources import parse_pool
 from weft_operator.core.rollout import RETRY_S
 from weft_operator.core.scaling import rollout_limits, to_start
-from weft_operator.core.state import RunnerProcess
+from weft_operator.core.state import Policy, RunnerProcess
 from weft_operator.local.objects import ObjectStore
 
 OLD, NEW = {"pageTokens": 16, "pages": 1024}, {"pageTokens": 16, "pages": 2048}
@@ -160,7 +160,7 @@ def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_up_stops_it
     assert [ready(world, name) for name in names] == [1, 2, 2]
     words = message(world, pool_ref("two"), "Progressing")
     assert words.endswith("waits for ServingPool default/one, whose runners have to be ready first"), words
-    assert requeue_at(pool_ref("two"), world.desired, world.observed, world.now, world.policy) == world.now + RETRY_S
+    assert requeue_at(pool_ref("two"), world.state, world.now) == world.now + RETRY_S
     world.apply(pool_object("three", replicas=2, kvCache=NEW))  # its own change waits for nobody
     world.step()
     world.step()

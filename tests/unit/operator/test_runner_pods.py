@@ -11,8 +11,7 @@ from tests.unit.operator.planning import pool_object, pool_ref
 from weft.domain.routes import PhaseCounts
 from weft_operator.core.actions import DeleteChild
 from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_LABEL
-from weft_operator.core.reconcile import Policy
-from weft_operator.core.state import ObjectKey, Pod, PoolReport, runner_pods
+from weft_operator.core.state import ObjectKey, Pod, Policy, PoolReport, runner_pods
 from weft_runner.settings import parse_settings
 
 GRID = {"tensor": 2, "pipeline": 2, "podsPerRunner": 4}

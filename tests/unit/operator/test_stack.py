@@ -7,8 +7,8 @@ from random import Random
 from harness.waiting import soon
 from weft_operator.local.components import Options, choose_addresses
 from weft_operator.local.persistence import Durable, open_store
-from weft_operator.local.ports import PortSource
 from weft_operator.local.processes import ProcessState
+from weft_operator.local.sockets import PortSource
 from weft_operator.local.stack import Stack
 
 

@@ -11,7 +11,7 @@ from harness.bad_manifests import Manifest
 from harness.conflicting_manifests import PASSING, REFUSED, Wish, base, lora, slots
 from weft_operator.core.acceptance import reject_adapter, reject_pool
 from weft_operator.core.resources import Object, parse
-from weft_operator.core.state import DesiredState
+from weft_operator.core.state import DesiredState, Policy
 from weft_operator.core.validation import Review, pinned_max, validate
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import Admission, admit
@@ -122,7 +122,7 @@ def test_who_edits_labels_is_not_warned_again() -> None:
 
 def test_a_pool_of_a_namespace_that_is_not_served_is_told_and_takes_no_name() -> None:
     store = world(base())
-    desired = DesiredState(frozenset({"elsewhere"}))
+    desired = DesiredState(Policy(pool_namespaces=frozenset({"elsewhere"})))
     for obj in store.objects():
         desired.put(parse(obj))
     wish = admit(base() | {"metadata": {"name": "second", "namespace": "tenant"}}, store.find)

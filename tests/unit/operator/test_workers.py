@@ -14,15 +14,14 @@ from tests.unit.operator.planning import adapter_object, adapter_ref, pool_objec
 from weft.domain.routes import PoolSpec
 from weft_operator.controller import loop
 from weft_operator.controller.loop import Controller
-from weft_operator.core.reconcile import Policy
 from weft_operator.core.resources import FINALIZER
-from weft_operator.core.state import AdapterReport, ObjectKey, Pod, PoolReport
+from weft_operator.core.state import AdapterReport, ObjectKey, Pod, Policy, PoolReport
 from weft_operator.local.objects import ObjectStore
 
 KEY = ObjectKey("Deployment", "default", "base-runners")
 
 
-TOLD = PoolSpec("default/base", "d", "base", True, (), 9, 8, "punica", "fcfs", "calibrated", 0, 1, drain_s=60.0)
+TOLD = PoolSpec("default/base", "d", "base", True, (), 9, 8, "fcfs", "calibrated", 0, 1, drain_s=60.0)
 
 
 def with_version(obj: Any, version: object) -> Any:
@@ -107,7 +106,7 @@ def test_an_event_that_is_older_than_what_is_known_changes_nothing(versions: lis
     controller = idle_controller()
     for version in versions:
         controller.on_object(stored(adapter_object("upper", modelName=f"m{version}"), version=version))
-        adapter = controller.desired.adapters[adapter_ref("upper")]
+        adapter = controller.state.desired.adapters[adapter_ref("upper")]
         newest = max(versions[: versions.index(version) + 1])
         assert int(adapter.meta.resource_version) >= newest
     assert adapter.model_name == f"m{max(versions)}"
@@ -117,7 +116,7 @@ def test_versions_that_are_no_numbers_are_taken_in_the_order_of_events() -> None
     controller = idle_controller()
     for version in ("b", "a"):
         controller.on_object(stored(adapter_object("upper", modelName=version), version=version))
-    assert controller.desired.adapters[adapter_ref("upper")].model_name == "a"
+    assert controller.state.desired.adapters[adapter_ref("upper")].model_name == "a"
 
 
 def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one() -> None:
@@ -126,9 +125,9 @@ def test_the_end_of_an_object_before_this_one_is_no_end_of_this_one() -> None:
     controller.on_object(old)
     controller.on_object(stored(adapter_object("upper"), uid="new", version=7))
     controller.on_object(with_version(old, 6), gone=True)
-    assert controller.desired.adapters[adapter_ref("upper")].meta.uid == "new"
+    assert controller.state.desired.adapters[adapter_ref("upper")].meta.uid == "new"
     controller.on_object(stored(adapter_object("upper"), uid="new", version=8), gone=True)
-    assert controller.desired.refs() == []
+    assert controller.state.desired.refs() == []
 
 
 async def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
@@ -140,7 +139,7 @@ async def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
         op.backend.write = lambda _: gone  # type: ignore[method-assign]
         op.backend.gate.set()
         await ready(op)
-        assert op.controller.desired.refs() == []
+        assert op.controller.state.desired.refs() == []
 
 
 async def test_what_is_done_is_counted() -> None:
@@ -167,36 +166,36 @@ async def test_a_conflict_is_no_failure_and_a_bug_is_one(monkeypatch: pytest.Mon
 def test_children_and_pods_are_told_apart_from_what_is_known() -> None:
     controller = idle_controller()
     pod = Pod("p", "u1", "runners", "Ready", cost=-1)
-    controller.observed.deletion_costs["u1"] = (-1, 0.0)
+    controller.state.expectations.deletion_costs["u1"] = (-1, 0.0)
     controller.on_pod(pool_ref(), "p", pod)
     controller.on_child(pool_ref(), KEY, {"metadata": {"uid": "d"}})
-    controller.observed.applied[KEY] = ("intent", "1")
-    assert controller.observed.pods == {pool_ref(): {"p": pod}}
+    controller.state.expectations.applied[KEY] = ("intent", "1")
+    assert controller.state.observed.pods == {pool_ref(): {"p": pod}}
     controller.on_pod(pool_ref(), "p", replace(pod, uid="u2", cost=None))
-    assert controller.observed.deletion_costs == {}  # of the pod before
+    assert controller.state.expectations.deletion_costs == {}  # of the pod before
     controller.on_pod(pool_ref(), "p", None)
     controller.on_child(pool_ref(), KEY, None)
     controller.on_child(pool_ref(), KEY, None)
-    observed = controller.observed
-    assert (observed.pods, observed.children, observed.applied) == ({}, {}, {})
+    observed = controller.state.observed
+    assert (observed.pods, observed.children, controller.state.expectations.applied) == ({}, {}, {})
 
 
 def test_a_deleted_adapter_is_gone_by_the_schedulers_last_word_and_no_other() -> None:
     controller = idle_controller()
     obj = stored(adapter_object("upper"), finalizers=[FINALIZER], deletionTimestamp="2026-01-02T00:00:00Z")
     controller.on_object(obj)
-    controller.observed.unloads["u1"] = False
+    controller.state.expectations.unloading.add("u1")
     for report in (AdapterReport("d", True), AdapterReport("d", False)):
         controller.on_adapter_report("u1", report)
-        assert controller.observed.unloads == {"u1": False}
+        assert controller.state.observed.unloaded == set()
     controller.on_adapter_report("nobody", AdapterReport("d", False, removed=True))
     controller.on_adapter_report("u1", AdapterReport("d", False, removed=True))
-    assert controller.observed.unloads == {"u1": True}
+    assert controller.state.observed.unloaded == {"u1"}
     controller.on_object(with_version(obj, 9), gone=True)
-    assert controller.observed.unloads == {}
+    assert (controller.state.observed.unloaded, controller.state.expectations.unloading) == (set(), set())
 
 
 def test_a_late_word_on_a_pool_that_was_withdrawn_is_not_about_the_next_of_its_name() -> None:
     controller = idle_controller()
     controller.on_pool_report("default/base", PoolReport(2, 2, (), 2))
-    assert controller.observed.pool_reports == {}
+    assert controller.state.observed.pool_reports == {}

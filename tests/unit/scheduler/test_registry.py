@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from harness import scheduler_driver
 from harness.scheduler_driver import Driver, of, peers
-from weft.domain.adapter import AdapterState, DesiredChange, Tier
+from weft.domain.adapter import AdapterSpec, AdapterState, AdapterVersion, DesiredChange, Tier
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.limits import LimitReport, LimitRule, LimitUse
 from weft.domain.machine import Connected, Kind, Peer
-from weft.domain.request import Assign, Preempt, Reject, RejectReason, Started
+from weft.domain.request import Assign, OutcomeReport, Preempt, Reject, RejectReason, Started
 from weft.domain.routes import (
     AdapterStatus,
+    CanaryCounts,
     KeyRoute,
     Keys,
     PoolStatus,
@@ -570,7 +571,7 @@ def test_a_removed_pool_ends_its_requests_and_is_forgotten_with_its_last_runner(
     assert not driver.state.pools
 
 
-@pytest.mark.parametrize("field", ["placement", "queue", "reservation"])
+@pytest.mark.parametrize("field", ["queue", "reservation"])
 def test_a_policy_nobody_has_is_served_by_the_default_and_said(driver: Any, picked: Picked, field: str) -> None:
     effects = driver.registry(**{field: "magic"})
     assert [e.event for e in picked(effects, Stale)] == ["registry"]
@@ -587,3 +588,59 @@ def test_two_adapters_with_one_content_are_one_on_the_runners(driver: Any, picke
     (order,) = picked(driver.change(RegistryChange(False, adapters=twins)), OrderedRunner)
     assert [(a.digest, a.pinned) for a in desired_of(order).adapters] == [("sha256:1", True)]
     assert not picked(driver.change(RegistryChange(False, removed_adapters=("y",))), OrderedRunner)
+
+
+# ------------------------------------------------------------ canaries
+
+
+def with_canary(of: AdapterSpec, digest: str, weight: int) -> RegistryChange:
+    return RegistryChange(False, adapters=(replace(of, versions=(AdapterVersion(digest, 4, weight=weight),)),))
+
+
+def test_the_ends_of_requests_are_counted_for_a_canary_and_the_content_beside_it(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start("sha256:1")
+    [uid] = driver.pool().adapters.by_digest["sha256:1"]
+    spec = adapter_of("sha256:1", uid=uid)
+    driver.change(with_canary(spec, "sha256:2", 10))
+    assert [a.digest for a in driver.pool().adapters.held.values()] == []
+
+    def ends(name: str, digest: str, *, failed: bool = False) -> list[Any]:
+        report = OutcomeReport(name, POOL, digest, 1, False, b"r", model_name=spec.model_name, failed=failed)
+        return driver.gateway_sends(report)
+
+    driver.wait(1.0)
+    effects = [e for i in range(100) for e in ends(f"s{i}", "sha256:1", failed=i < 2)]
+    effects += [e for i in range(10) for e in ends(f"c{i}", "sha256:2", failed=i < 3)]
+    effects += ends("c0", "sha256:2", failed=True)  # sent again: it is counted once
+    effects += ends("old", "sha256:0")
+    assert not picked(effects, AdapterStatus), "no status for each request"
+    [status] = picked(driver.wait(10.0), AdapterStatus)
+    assert status.canary == CanaryCounts("sha256:2", 10, 3, 100, 2)
+    driver.change(with_canary(spec, "sha256:2", 50))
+    driver.connect_registry()
+    assert driver.state.canaries[uid][1].requests == 10, "another weight is the same canary"
+    driver.change(with_canary(spec, "sha256:3", 50))
+    assert driver.state.canaries[uid][1] == CanaryCounts("sha256:3")
+    driver.change(RegistryChange(False, adapters=(spec,)))
+    assert not driver.state.canaries
+    ends("late", "sha256:3")
+    assert [s.canary for s in picked(driver.wait(10.0), AdapterStatus)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("pinned", "tier", "held"),
+    [(True, Tier.UNSPECIFIED, Tier.HOST), (False, Tier.DISK, Tier.DISK), (False, Tier.REMOTE, None)],
+)
+def test_a_canary_is_held_as_its_adapter_is_and_takes_no_slot(
+    driver: Any, adapter_of: Any, pinned: bool, tier: Tier, held: Tier | None
+) -> None:
+    driver.start("sha256:1")
+    [uid] = driver.pool().adapters.by_digest["sha256:1"]
+    spec = replace(adapter_of("sha256:1", uid=uid), pinned=pinned, tier=tier)
+    driver.change(with_canary(spec, "sha256:2", 10))
+    adapters = driver.pool().adapters
+    found = adapters.held.get("sha256:2")
+    assert (found.tier if found else None) == held
+    assert "sha256:2" not in adapters.pinned

@@ -23,6 +23,10 @@ def test_each_start_is_one_above_what_was_written(tmp_path: Path) -> None:
     assert at(9, tmp_path).read() == 8
 
 
+def test_a_leases_term_is_taken_unless_more_was_used_here(tmp_path: Path) -> None:
+    assert [at(1, tmp_path).next(at_least=term) for term in (5, 8, 3)] == [5, 8, 9]
+
+
 def test_a_torn_write_leaves_the_old_term(tmp_path: Path) -> None:
     terms = at(1, tmp_path)
     terms.write(7)

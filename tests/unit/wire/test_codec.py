@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.adapter import Tier
+from weft.domain.adapter import AdapterVersion, Tier
 from weft.domain.batch import BatchJob, LineResult, NewBatch, NewFile, Page, RunLine, StoredFile
 from weft.domain.ids import MAX_TERM, NEVER, Epoch, RunnerId
 from weft.domain.kv_transfer import KvComplete
@@ -88,6 +88,8 @@ def _allowed(value: Any) -> Any:
         return dataclasses.replace(value, status=100 + value.status % 500)
     if isinstance(value, PoolSpec):
         return dataclasses.replace(value, tenant_weights=tuple(sorted(dict(value.tenant_weights).items())))
+    if isinstance(value, AdapterVersion):
+        return value._replace(weight=value.weight % 101)
     if isinstance(value, SloAttainment):
         return SloAttainment(*[min(100, share) for share in value])
     if isinstance(value, SequenceTokens):

@@ -6,6 +6,7 @@ from typing import Any
 from weft.domain.adapter import AdapterSpec, AdapterVersion, Tier
 from weft.domain.routes import (
     AdapterStatus,
+    CanaryCounts,
     GroupPhase,
     PhaseCounts,
     PhaseGroups,
@@ -37,7 +38,7 @@ from weft.wire.v1 import scheduler_pb2 as pb
 MAX_RUNNERS = 1 << 20
 MAX_SECONDS = 1 << 31
 MAX_TENANTS, MAX_WEIGHT = 256, 1000  # as the schema's
-MAX_VERSIONS = 100  # of an adapter, as the schema's
+MAX_VERSIONS = 101  # of an adapter, as the schema's, and a canary
 PHASE = {
     GroupPhase.ANY: pb.PhaseGroups.ANY,
     GroupPhase.PROMPT: pb.PhaseGroups.PROMPT,
@@ -100,7 +101,6 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         shared_namespaces=texts(m.shared_namespaces, f"pool {name}: a namespace"),
         max_queue=m.max_queue or 1000,
         max_migrations=m.max_migrations or 8,
-        placement=text(m.placement, f"pool {name}: placement") or "punica",
         queue=text(m.queue, f"pool {name}: queue") or "fcfs",
         reservation=text(m.reservation, f"pool {name}: reservation") or "calibrated",
         created_unix_s=m.created_unix_s,
@@ -184,6 +184,7 @@ def _versions(versions: Sequence[pb.AdapterVersion], uid: str) -> tuple[AdapterV
             number(v.rank, f"adapter {uid}: the rank of a version", MAX_RANK),
             v.bytes,
             text(v.name, f"adapter {uid}: the name of a version"),
+            number(v.weight, f"adapter {uid}: the weight of a version", 100),
         )
         for v in versions
     )
@@ -200,7 +201,9 @@ def _fill_pool_status(status: PoolStatus, m: Any) -> None:
 
 
 def _fill_adapter_status(status: AdapterStatus, m: Any) -> None:
-    m.MergeFrom(type(m)(**same_named(status)))
+    m.MergeFrom(type(m)(**same_named(status, "canary")))
+    if status.canary is not None:
+        m.canary.CopyFrom(pb.CanaryCounts(**status.canary._asdict()))
 
 
 def _pool_status(m: pb.PoolStatus) -> PoolStatus:
@@ -239,7 +242,13 @@ def _adapter_status(m: pb.AdapterStatus) -> AdapterStatus:
         load_failed=m.load_failed,
         removed=m.removed,
         load_errors=tuple([error[: 2 * MAX_DETAIL] for error in m.load_errors]),
+        canary=_canary(m.canary) if m.HasField("canary") else None,
     )
+
+
+def _canary(m: pb.CanaryCounts) -> CanaryCounts:
+    digest = named(m.digest, "a canary's digest")
+    return CanaryCounts(digest, m.requests, m.failed, m.stable_requests, m.stable_failed)
 
 
 class RegistryDirection:

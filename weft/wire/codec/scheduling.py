@@ -187,6 +187,7 @@ def fill_outcome_report(report: OutcomeReport, m: pb.OutcomeReport) -> None:
     m.request_id, m.pool, m.adapter_digest = report.request_id, report.pool, report.adapter
     m.completion_tokens, m.censored, m.record = report.completion_tokens, report.censored, report.record
     m.ttft_ms, m.total_ms = report.ttft_ms, report.total_ms
+    m.model_name, m.failed = report.model_name, report.failed
 
 
 def outcome_report(m: pb.OutcomeReport) -> OutcomeReport:
@@ -201,6 +202,8 @@ def outcome_report(m: pb.OutcomeReport) -> OutcomeReport:
         m.record,
         number(m.ttft_ms, "ttft_ms", MAX_WAITED_MS),
         number(m.total_ms, "total_ms", MAX_WAITED_MS),
+        text(m.model_name, "a model's name", MAX_MODEL),
+        m.failed,
     )
 
 
@@ -391,7 +394,7 @@ def _routes(m: pb.Routes) -> Routes:
                     r.uid,
                     r.created_unix_s,
                     r.version,
-                    tuple([AdapterVersion(v.digest, v.rank, v.bytes, v.name) for v in r.versions]),
+                    tuple([AdapterVersion(v.digest, v.rank, v.bytes, v.name, v.weight) for v in r.versions]),
                 )
                 for r in m.routes
             ]

@@ -52,7 +52,7 @@ class FleetQuery(_message.Message):
     def __init__(self) -> None: ...
 
 class OutcomeReport(_message.Message):
-    __slots__ = ("request_id", "pool", "adapter_digest", "completion_tokens", "censored", "record", "ttft_ms", "total_ms")
+    __slots__ = ("request_id", "pool", "adapter_digest", "completion_tokens", "censored", "record", "ttft_ms", "total_ms", "model_name", "failed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,8 @@ class OutcomeReport(_message.Message):
     RECORD_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     pool: str
     adapter_digest: str
@@ -69,7 +71,9 @@ class OutcomeReport(_message.Message):
     record: bytes
     ttft_ms: int
     total_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ...) -> None: ...
+    model_name: str
+    failed: bool
+    def __init__(self, request_id: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., censored: _Optional[bool] = ..., record: _Optional[bytes] = ..., ttft_ms: _Optional[int] = ..., total_ms: _Optional[int] = ..., model_name: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "pool", "namespace", "model_name", "adapter_digest", "prompt_tokens", "emitted_tokens", "max_tokens", "p50_tokens", "p90_tokens", "waited_ms", "epoch", "runner", "migrations", "reservation_tokens", "start_emitted_tokens", "numerics_class", "p10_tokens", "p99_tokens", "bucket_tokens", "preemptions", "token_runner", "priority", "traceparent")
@@ -426,16 +430,18 @@ class Route(_message.Message):
     def __init__(self, model_name: _Optional[str] = ..., namespace: _Optional[str] = ..., pool: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., rank: _Optional[int] = ..., uid: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ...) -> None: ...
 
 class AdapterVersion(_message.Message):
-    __slots__ = ("digest", "rank", "bytes", "name")
+    __slots__ = ("digest", "rank", "bytes", "name", "weight")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     digest: str
     rank: int
     bytes: int
     name: str
-    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    weight: int
+    def __init__(self, digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., name: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class Unserved(_message.Message):
     __slots__ = ("uid", "namespace", "model_name", "pool", "reason", "message")
@@ -590,7 +596,7 @@ class RegistryToScheduler(_message.Message):
     def __init__(self, version: _Optional[int] = ..., snapshot: _Optional[bool] = ..., pools: _Optional[_Iterable[_Union[PoolDesired, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDesired, _Mapping]]] = ..., removed_pools: _Optional[_Iterable[str]] = ..., removed_adapter_uids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class PoolDesired(_message.Message):
-    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "placement", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "starvation_bound", "aging_ms", "consolidation", "consolidation_ms", "fair", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "prefetch", "phases", "min_prompt", "min_token", "kv_across_classes", "groups", "tool_call_parser", "embeds_only")
+    __slots__ = ("pool", "base_digest", "base_model_name", "shared_all", "shared_namespaces", "max_queue", "max_migrations", "queue", "reservation", "created_unix_s", "min_runners", "drain_s", "max_runners", "idle_s", "hold_s", "max_context_tokens", "starvation_bound", "aging_ms", "consolidation", "consolidation_ms", "fair", "tenant_weights", "slo_ttft_ms", "slo_token_time_ms", "slo_reject", "prefetch", "phases", "min_prompt", "min_token", "kv_across_classes", "groups", "tool_call_parser", "embeds_only")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -605,7 +611,6 @@ class PoolDesired(_message.Message):
     SHARED_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
     MAX_MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
-    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -639,7 +644,6 @@ class PoolDesired(_message.Message):
     shared_namespaces: _containers.RepeatedScalarFieldContainer[str]
     max_queue: int
     max_migrations: int
-    placement: str
     queue: str
     reservation: str
     created_unix_s: int
@@ -666,7 +670,7 @@ class PoolDesired(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[PhaseGroups]
     tool_call_parser: str
     embeds_only: bool
-    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., placement: _Optional[str] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., starvation_bound: _Optional[int] = ..., aging_ms: _Optional[int] = ..., consolidation: _Optional[str] = ..., consolidation_ms: _Optional[int] = ..., fair: _Optional[bool] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., prefetch: _Optional[str] = ..., phases: _Optional[str] = ..., min_prompt: _Optional[int] = ..., min_token: _Optional[int] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., base_digest: _Optional[str] = ..., base_model_name: _Optional[str] = ..., shared_all: _Optional[bool] = ..., shared_namespaces: _Optional[_Iterable[str]] = ..., max_queue: _Optional[int] = ..., max_migrations: _Optional[int] = ..., queue: _Optional[str] = ..., reservation: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., min_runners: _Optional[int] = ..., drain_s: _Optional[int] = ..., max_runners: _Optional[int] = ..., idle_s: _Optional[int] = ..., hold_s: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., starvation_bound: _Optional[int] = ..., aging_ms: _Optional[int] = ..., consolidation: _Optional[str] = ..., consolidation_ms: _Optional[int] = ..., fair: _Optional[bool] = ..., tenant_weights: _Optional[_Mapping[str, int]] = ..., slo_ttft_ms: _Optional[int] = ..., slo_token_time_ms: _Optional[int] = ..., slo_reject: _Optional[bool] = ..., prefetch: _Optional[str] = ..., phases: _Optional[str] = ..., min_prompt: _Optional[int] = ..., min_token: _Optional[int] = ..., kv_across_classes: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[PhaseGroups, _Mapping]]] = ..., tool_call_parser: _Optional[str] = ..., embeds_only: _Optional[bool] = ...) -> None: ...
 
 class PhaseGroups(_message.Message):
     __slots__ = ("phase", "min_runners", "max_runners")
@@ -783,7 +787,7 @@ class SloAttainment(_message.Message):
     def __init__(self, attained: _Optional[int] = ..., ttft: _Optional[int] = ..., token_time: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
-    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed")
+    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed", "canary")
     UID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
@@ -791,6 +795,7 @@ class AdapterStatus(_message.Message):
     LOAD_ERRORS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FAILED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
     uid: str
     digest: str
     routed: bool
@@ -798,4 +803,19 @@ class AdapterStatus(_message.Message):
     load_errors: _containers.RepeatedScalarFieldContainer[str]
     load_failed: bool
     removed: bool
-    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...
+    canary: CanaryCounts
+    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ..., canary: _Optional[_Union[CanaryCounts, _Mapping]] = ...) -> None: ...
+
+class CanaryCounts(_message.Message):
+    __slots__ = ("digest", "requests", "failed", "stable_requests", "stable_failed")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    STABLE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    STABLE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    requests: int
+    failed: int
+    stable_requests: int
+    stable_failed: int
+    def __init__(self, digest: _Optional[str] = ..., requests: _Optional[int] = ..., failed: _Optional[int] = ..., stable_requests: _Optional[int] = ..., stable_failed: _Optional[int] = ...) -> None: ...

@@ -383,6 +383,8 @@ class Gateway:
                 record,
                 0 if ttft_s is None else max(1, outcome.ttft_ms),
                 outcome.total_ms,
+                outcome.model_name,
+                outcome.finish is FinishReason.FAILED,
             )
             self.outcomes[request_id] = report
             effects.append(Send(SCHEDULER, report))

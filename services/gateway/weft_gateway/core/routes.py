@@ -4,6 +4,7 @@ A change costs what it carries. Adapters are indexed by namespace: what one tena
 models of others.
 """
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -192,7 +193,23 @@ def _pinned(route: Route, pool: PoolRoute, pin: str) -> Route:
         raise UnknownVersion(route.model_name, pin, versions)
     if route.adapter in (BASE, found[0].digest):
         return route
-    return replace(route, adapter=found[0].digest, rank=found[0].rank, version=found[0].name, versions=())
+    return _to_version(route, found[0])
+
+
+def route_of_draw(route: Route, key: str) -> Route:
+    """The content of an adapter with a canary that answers a request without a pin.
+
+    The key (the request's user, or its id) decides: equal keys have the same content while the weight stays, and a
+    larger weight takes nobody from the canary.
+    """
+    canary = next((version for version in route.versions if version.weight), None)
+    if canary is None or zlib.crc32(f"{route.uid} {key}".encode()) % 100 >= canary.weight:
+        return route
+    return _to_version(route, canary)
+
+
+def _to_version(route: Route, version: AdapterVersion) -> Route:
+    return replace(route, adapter=version.digest, rank=version.rank, version=version.name, versions=())
 
 
 def _may_use_base(pool: PoolRoute, namespace: str) -> bool:

@@ -15,7 +15,7 @@ import orjson
 from weft.domain.request import Priority, Sampling
 from weft.domain.routes import PoolRoute, Route
 from weft_gateway.core.events import ModelResolved, PreparedRequest
-from weft_gateway.core.routes import Principal
+from weft_gateway.core.routes import Principal, route_of_draw
 from weft_gateway.errors import (
     ApiError,
     BadRequest,
@@ -146,6 +146,8 @@ async def _parse(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         raise TooLarge(f"The body is larger than {state.settings.max_body_bytes} bytes.")
     params = await asyncio.to_thread(endpoint.parse, body) if len(body) > THREAD_BYTES else endpoint.parse(body)
     route, pool = state.model(params.model, call.principal)
+    if "@" not in params.model:
+        route = route_of_draw(route, params.safety_identifier or params.user or call.ids.request_id)
     call.model = route.model_name
     if endpoint.completed:
         params = await endpoint.completed(state, call, params)

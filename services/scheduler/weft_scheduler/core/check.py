@@ -295,13 +295,16 @@ def check_adapters(state: State) -> None:
     """Once the registry is known: what requests use is known, and what has to be held is published as held."""
     by_uid = {uid: pool.name for pool in state.pools.values() for uid in pool.adapters.by_uid}
     assert state.adapter_pool == by_uid, (state.adapter_pool, by_uid)
+    specs = (spec for pool in state.pools.values() for spec in pool.adapters.by_uid.values())
+    canaries = {spec.uid: (spec.digest, spec.canary.digest) for spec in specs if spec.canary}
+    assert canaries == {uid: (stable, counts.digest) for uid, (stable, counts) in state.canaries.items()}, "canaries"
     if not state.registry_known:
         return
     for pool in state.pools.values():
         adapters = pool.adapters
         for digest in pool.requests:
             assert adapters.knows(digest), (pool.name, digest)
-        held = {spec.digest for spec in adapters.by_uid.values() if spec.held and spec.digest}
+        held = {one.digest for spec in adapters.by_uid.values() for one in spec.contents if one.held}
         assert adapters.held.keys() == held == adapters.held_since.keys(), pool.name
         since = [*adapters.held_since.values()]
         assert since == sorted(since), (pool.name, since)

@@ -16,6 +16,7 @@ class SchedulerConfig:
     first_routes_s: float = 2.0  # the first route table waits this long for the API keys
     status_s: float = 0.2  # statuses to the registry are gathered this long
     slo_status_s: float = 60.0  # a pool's status has its attainment anew at most this often
+    canary_status_s: float = 5.0  # how a canary's requests ended is published at most this often
     status_batch: int = 2_000  # adapter statuses of one publication: a stream's queue holds ten times as many messages
     give_back_s: float = 60.0  # runners that are needed no more are wanted this long all the same
     work_s: float = 30.0  # queued work should be done by then: about as long as a new runner takes to come

@@ -11,6 +11,7 @@ from weft.domain.ids import BASE
 from weft.domain.machine import Close, Peer
 from weft.domain.request import RejectReason
 from weft.domain.routes import PoolSpec, RegistryChange, Route, Unserved
+from weft_scheduler.core import canaries
 from weft_scheduler.core.effects import Stale
 from weft_scheduler.core.model.pool import DEFAULTS, POLICIES, Pool
 from weft_scheduler.core.published_state import PendingDeletion, Registry
@@ -145,7 +146,11 @@ def _put_adapter(state: State, adapter: AdapterSpec, touched: dict[str, None]) -
     touched[adapter.pool] = None
     if pool.adapters.by_uid.get(adapter.uid) == adapter:
         return
+    counted = state.canaries.get(adapter.uid)
     _drop_adapters(state, (adapter.uid,), touched)
+    if counted is not None:
+        state.canaries[adapter.uid] = counted
+    canaries.declare(state, adapter)
     pool.adapters.put(adapter)
     state.adapter_pool[adapter.uid] = adapter.pool
     _route(state, pool, adapter)
@@ -160,6 +165,7 @@ def _drop_adapters(state: State, uids: Iterable[str], touched: dict[str, None]) 
             pool = state.pool(name)
             state.routes.withdraw(pool.adapters.by_uid[uid].model_name, uid)
             pool.adapters.drop(uid)
+            canaries.forget(state, uid)
             state.published.adapters.pop(uid, None)
             touched[name] = None
 

@@ -17,7 +17,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import ResyncRoutes
-from weft_scheduler.core import prefetch
+from weft_scheduler.core import canaries, prefetch
 from weft_scheduler.core.effects import Judged, Queued, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
 from weft_scheduler.core.model.pool import Pool
@@ -142,6 +142,7 @@ def on_outcome(state: State, gateway: GatewayStream, report: OutcomeReport) -> N
             state.emit(Judged(pool.name, *met))
         drop(state, request, report.completion_tokens)
     if state.outcomes.add(report, gateway.id):
+        canaries.count(state, report)
         forward_outcome(state, report)
 
 

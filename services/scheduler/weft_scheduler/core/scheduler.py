@@ -151,6 +151,9 @@ class Scheduler:
                 publish_routes(state, without_keys=True)
             case TimerKind.STATUS:
                 publish(state)
+            case TimerKind.CANARY_STATUS:
+                state.published.mark_adapters((timer.name,))
+                state.schedule_publish()
             case _:
                 state.mark_dirty(timer.name)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.lru import LruDict
 from weft.domain.machine import Kind, Peer, PersistTerm, Send
+from weft.domain.routes import CanaryCounts
 from weft.domain.runner import SchedulerHello
 from weft.domain.timers import TimerQueue
 from weft_scheduler.core.config import SchedulerConfig
@@ -36,6 +37,7 @@ class State:
         self.runners: dict[str, RunnerAccount] = {}
         self.pools: dict[str, Pool] = {}
         self.adapter_pool: dict[str, str] = {}  # adapter uid -> pool
+        self.canaries: dict[str, tuple[str, CanaryCounts]] = {}  # adapter uid -> the digest beside its canary, counts
         self.supervisors: dict[str, Peer] = {}  # in order of arrival
         self.registry_known = False
         self.settled = False  # the cluster has had the time to report itself

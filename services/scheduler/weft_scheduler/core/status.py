@@ -109,6 +109,7 @@ def _publish_adapter(state: State, uid: str) -> None:
         unavailable_runners=unavailable,
         load_errors=tuple(errors),
         load_failed=bool(errors) and unavailable == pool.ready_runners,
+        canary=state.canaries[uid][1] if uid in state.canaries else None,
     )
     if state.published.adapters.get(uid) != status:
         state.published.adapters[uid] = status

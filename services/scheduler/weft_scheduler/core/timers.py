@@ -11,6 +11,7 @@ class TimerKind(StrEnum):
     ASSIGN_TIMEOUT = "assign_timeout"  # request: not started, or stopping while its gateway is silent
     AVOIDANCE = "avoidance"  # request: a runner that it avoids may be used again
     BATCH_HEADROOM = "batch_headroom"  # pool: interactive arrivals may need less of the room that batch requests leave
+    CANARY_STATUS = "canary_status"  # adapter uid: how its canary's requests ended may be published again
     CLASS_WAIT = "class_wait"  # request: it need not wait for its numerics class any longer
     CONSOLIDATION = "consolidation"  # pool: a lightly loaded runner may be emptied
     FIRST_ROUTES = "first_routes"  # the route table is published without the keys

@@ -15,13 +15,14 @@ from weft_scheduler.core.model.adapters import PoolAdapters
 from weft_scheduler.core.model.batch_requests import BatchRequests
 from weft_scheduler.core.model.request import Request
 from weft_scheduler.core.model.runner import PROMPT_QUEUE_S, RunnerAccount
-from weft_scheduler.core.policy import placement, queue, reservation
+from weft_scheduler.core.policy import queue, reservation
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, Contribution, PhaseBounds
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad
 from weft_scheduler.core.policy.autoscaling.throughput import DecayedRate, ReusedShare, bounded_retry_ms, retry_after_ms
 from weft_scheduler.core.policy.consolidation.consolidation import MODES
 from weft_scheduler.core.policy.phases.roles import RolePlan
 from weft_scheduler.core.policy.placement.policy import PlacementPolicy, RunnerLoad
+from weft_scheduler.core.policy.placement.punica import Punica
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.placement.splitwise import Splitwise, can_split
 from weft_scheduler.core.policy.prefetch.prefetch import MODES as PREFETCH_MODES
@@ -38,7 +39,6 @@ HEADROOM = 8  # one of so many places is left for tenants that run less than the
 BEYOND_SHARE_S = 10.0  # prompts of tenants within their share that arrive so much later are computed before
 DEFAULTS = PoolSpec("")
 POLICIES = {
-    "placement": placement.POLICIES,
     "queue": queue.POLICIES,
     "reservation": reservation.POLICIES,
     "consolidation": MODES,
@@ -561,11 +561,11 @@ class Pool:
 
 def _phases(spec: PoolSpec) -> tuple[object, ...]:
     """What placement and roles are made of."""
-    return spec.placement, spec.split, spec.kv_across_classes, spec.min_prompt, spec.min_token
+    return spec.split, spec.kv_across_classes, spec.min_prompt, spec.min_token
 
 
 def new_placement(spec: PoolSpec) -> PlacementPolicy:
-    return Splitwise(spec.kv_across_classes) if spec.split else placement.POLICIES[spec.placement]()
+    return Splitwise(spec.kv_across_classes) if spec.split else Punica()
 
 
 def _order(spec: PoolSpec) -> tuple[object, ...]:

@@ -1,12 +1,19 @@
-"""Ports for the components, chosen so that nobody else takes them while a component is down.
+"""Addresses of a stack: ports for the components, and a unix socket in a folder of any depth.
 
-They lie below the range from which the kernel picks ports for outgoing connections. A port from that range could be
-taken, between two lives of a component, by any connection of this machine, even by the component's own clients.
+Ports are chosen so that nobody else takes them while a component is down. They lie below the range from which the
+kernel picks ports for outgoing connections: a port from that range could be taken, between two lives of a component,
+by any connection of this machine, even by the component's own clients.
+
+The kernel allows about 107 characters for the path of a unix socket. Where /proc is there, its folder is reached
+through an open descriptor, so only the file's name counts.
 """
 
+import os
 import socket
 import sys
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -82,3 +89,46 @@ def _ephemeral_from() -> int:
         return int(RANGE_FILE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return EPHEMERAL_DEFAULT
+
+
+SHORT_ENOUGH = 100
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket there, readable by its owner alone; what was left there is replaced."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        with _reachable(path) as name:
+            sock.bind(name)
+    finally:
+        os.umask(before)
+    sock.listen(128)
+    sock.setblocking(False)
+    return sock
+
+
+def connect(path: Path, timeout_s: float | None) -> socket.socket:
+    """A connected socket. Raises OSError when nobody listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout_s)
+    try:
+        with _reachable(path) as name:
+            sock.connect(name)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+@contextmanager
+def _reachable(path: Path) -> Generator[str]:
+    if len(os.fsencode(path)) <= SHORT_ENOUGH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -1,15 +1,18 @@
-"""A component's log file: bounded in size, read by tail, followed without polling.
+"""Log files of the components and of the controller: bounded in size, read by tail, followed without polling.
 
 At `limit_bytes` the file becomes NAME.log.1 (one old one is kept) and a new one begins, so a component takes at most
 twice the limit.
 """
 
 import asyncio
+import logging
 import os
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from weft.telemetry.logs import TextFormatter
 
 LIMIT_BYTES = 8 << 20
 CHUNK_BYTES = 64 << 10
@@ -101,3 +104,34 @@ class Follower:
         data = self._pending.popleft()
         self._bytes -= len(data or b"")
         return data
+
+
+CONTROLLER = "controller"
+QUIET = ("httpx2", "httpcore2", "uvicorn.error")  # a line for each request, or each start
+
+
+@contextmanager
+def logging_to(logfile: LogFile, level: str) -> Generator[None]:
+    """Send this process's log to a file for as long as the context lasts."""
+    handler = _LogFileHandler(logfile)
+    handler.setFormatter(TextFormatter(CONTROLLER))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+
+
+class _LogFileHandler(logging.Handler):
+    def __init__(self, logfile: LogFile) -> None:
+        super().__init__()
+        self._logfile = logfile
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._logfile.write(self.format(record).encode() + b"\n")

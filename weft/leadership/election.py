@@ -10,17 +10,13 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from weft.telemetry.logs import kv
-from weft_operator.controller.clock import Clock, since_boot
-from weft_operator.core.resources import Object
-from weft_operator.errors import StaleWrite
-from weft_operator.kubernetes.backend import micro_time
-from weft_operator.kubernetes.client import Api
-from weft_operator.kubernetes.errors import KubernetesError, LeadershipLost
-from weft_operator.kubernetes.lease import (
+from weft.clocks import Clock, micro_time, since_boot
+from weft.leadership.errors import LeadershipLost, LeaseChanged, LeaseUnavailable
+from weft.leadership.lease import (
     Acquire,
     Candidate,
     CreateLease,
@@ -30,8 +26,9 @@ from weft_operator.kubernetes.lease import (
     Wait,
     decide,
 )
-from weft_operator.kubernetes.resources import LEASES
+from weft.telemetry.logs import kv
 
+Json = dict[str, Any]
 log = logging.getLogger(__name__)
 
 
@@ -40,21 +37,34 @@ def new_identity() -> str:
     return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
+class Lease(Protocol):
+    """Where the Lease is kept (`weft.leadership.lease_api`). Its string names it."""
+
+    def read(self) -> Awaitable[Json | None]: ...
+
+    def create(self, spec: Json, *, timeout_s: float) -> Awaitable[Json]: ...
+
+    def replace(self, spec: Json, *, uid: str, version: str, timeout_s: float) -> Awaitable[Json]: ...
+
+
 class Election:
-    """One candidate for one Lease."""
+    """One candidate for one Lease.
+
+    With `outlast`, a leader that gets no answer from the API server goes on until one tells that somebody else leads:
+    for a process whose peers refuse lower terms, and whose work must not depend on that server.
+    """
 
     def __init__(
         self,
-        api: Api,
-        namespace: str,
-        name: str,
+        lease: Lease,
         *,
         identity: str,
         terms: LeaseTimings,
+        outlast: bool = False,
         clock: Clock = since_boot,
         wall: Clock = time.time,
     ) -> None:
-        self._api, self._namespace, self._name = api, namespace, name
+        self._lease, self._outlast = lease, outlast
         self._terms, self._clock, self._wall = terms, clock, wall
         self._candidate = Candidate(identity)
         self._leading: Leadership | None = None
@@ -68,14 +78,14 @@ class Election:
     def require(self) -> None:
         """Raises LeadershipLost unless this process leads for certain."""
         if not self.leading:
-            raise LeadershipLost(f"Lease {self._namespace}/{self._name} was not renewed in time")
+            raise LeadershipLost(f"{self._lease} was not renewed in time")
 
     async def acquire(self) -> int:
         """Wait until this process leads; the term of its leadership."""
         while True:
             try:
                 pause_s = await self._try()
-            except KubernetesError as error:
+            except LeaseUnavailable as error:
                 log.warning("the Lease cannot be read or written", extra=kv(error=str(error)))
                 pause_s = self._terms.renew_s
             if self._leading is not None:
@@ -88,12 +98,15 @@ class Election:
         while True:
             await asyncio.sleep(self._terms.renew_s)
             self.require()
+            assert self._leading is not None
             try:
                 await self._renew()
-            except StaleWrite:
+            except LeaseChanged:
                 await self._look_again()
-            except KubernetesError as error:
-                log.warning("the Lease cannot be renewed", extra=kv(error=str(error)))
+            except LeaseUnavailable as error:
+                log.warning("the Lease cannot be renewed", extra=kv(error=str(error), goes_on=self._outlast))
+                if self._outlast:
+                    self._leading = replace(self._leading, renewed_at=self._clock())
 
     async def release(self) -> None:
         """Give the Lease back, so that nobody has to wait for it to run out."""
@@ -103,12 +116,12 @@ class Election:
         assert leading is not None
         try:
             await self._put(holder="", term=leading.term, version=leading.version)
-        except (KubernetesError, StaleWrite) as error:
+        except (LeaseUnavailable, LeaseChanged) as error:
             log.warning("the Lease cannot be given back", extra=kv(error=str(error)))
 
     async def _try(self) -> float:
         """One look, one attempt; how long to wait until the next."""
-        lease = await self._api.get(LEASES, self._namespace, self._name)
+        lease = await self._lease.read()
         now = self._clock()
         self._uid = "" if lease is None else lease["metadata"]["uid"]
         self._candidate = self._candidate.look(None if lease is None else lease_record(lease), now)
@@ -120,7 +133,7 @@ class Election:
                     written = await self._create(term)
                 case Acquire(version, term):
                     written = await self._put(holder=self._candidate.identity, term=term, version=version)
-        except StaleWrite:
+        except LeaseChanged:
             return self._terms.renew_s / 10  # somebody else was faster
         self._uid = written["metadata"]["uid"]
         self._leading = Leadership(term, written["metadata"]["resourceVersion"], now)
@@ -136,8 +149,8 @@ class Election:
         """The Lease is another one than was written last: by a renewal of our own whose answer was lost, or not."""
         assert self._leading is not None
         try:
-            lease = await self._api.get(LEASES, self._namespace, self._name)
-        except KubernetesError as error:
+            lease = await self._lease.read()
+        except LeaseUnavailable as error:
             log.warning("the Lease cannot be read", extra=kv(error=str(error)))
             return
         found = None if lease is None else lease_record(lease)
@@ -145,36 +158,26 @@ class Election:
         if found is None or not ours or found.transitions != self._leading.term:
             holder = "nobody" if found is None else found.holder or "nobody"
             self._leading = None
-            raise LeadershipLost(f"Lease {self._namespace}/{self._name} is held by {holder}")
+            raise LeadershipLost(f"{self._lease} is held by {holder}")
         self._leading = replace(self._leading, version=found.version)
 
-    async def _create(self, term: int) -> Object:
-        body = self._body(self._candidate.identity, term)
-        return await self._api.request("POST", LEASES.path(self._namespace), body=body, timeout_s=self._terms.write_s)
+    async def _create(self, term: int) -> Json:
+        return await self._lease.create(self._spec(self._candidate.identity, term), timeout_s=self._terms.write_s)
 
-    async def _put(self, *, holder: str, term: int, version: str) -> Object:
-        body = self._body(holder, term, version)
-        path = LEASES.path(self._namespace, self._name)
-        return await self._api.request("PUT", path, body=body, timeout_s=self._terms.write_s)
+    async def _put(self, *, holder: str, term: int, version: str) -> Json:
+        spec = self._spec(holder, term)
+        return await self._lease.replace(spec, uid=self._uid, version=version, timeout_s=self._terms.write_s)
 
-    def _body(self, holder: str, term: int, version: str = "") -> dict[str, Any]:
-        now = micro_time(self._wall())
-        metadata = {"namespace": self._namespace, "name": self._name}
-        fence = {"uid": self._uid, "resourceVersion": version} if version else {}
+    def _spec(self, holder: str, term: int) -> Json:
         return {
-            "apiVersion": LEASES.api_version,
-            "kind": LEASES.kind,
-            "metadata": {**metadata, **fence},
-            "spec": {
-                "holderIdentity": holder,
-                "leaseDurationSeconds": max(1, round(self._terms.duration_s)),
-                "leaseTransitions": term,
-                "renewTime": now,
-            },
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(1, round(self._terms.duration_s)),
+            "leaseTransitions": term,
+            "renewTime": micro_time(self._wall()),
         }
 
 
-def lease_record(lease: Object) -> LeaseRecord:
+def lease_record(lease: Json) -> LeaseRecord:
     """A Lease as the decisions need it. Fields that somebody removed count as nothing."""
     spec: Any = lease.get("spec") or {}
     return LeaseRecord(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.kubernetes.lease import (
+from weft.leadership.lease import (
     TERM_EPOCH_S,
     Acquire,
     Candidate,

@@ -6,8 +6,7 @@ import pytest
 
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import ObjectKey, Pod
-from weft_operator.kubernetes.event_mapping import EventMapper, owner_of
-from weft_operator.kubernetes.pods import observed_pod, pool_of
+from weft_operator.kubernetes.event_mapping import EventMapper, observed_pod, owner_of, pool_of
 
 POOL = Ref("ServingPool", "ml", "base")
 LABELS = {"serving.weft.dev/pool": "base", "serving.weft.dev/group": "runners"}

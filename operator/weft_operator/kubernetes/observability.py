@@ -1,9 +1,10 @@
-"""What the operator counts, for `/metrics`."""
+"""What a running operator shows at its probes' address: metrics, liveness, readiness."""
 
 from collections.abc import Callable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from weft.telemetry.probes import Probes, Ready
 from weft_operator.core.resources import Kind
 
 DURATIONS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -19,8 +20,13 @@ class Metrics:
         self.audits = Counter("weft_operator_audits", "audits of the watches that were made", registry=registry)
         self.late = Counter(
             "weft_operator_watch_late_objects",
-            "objects that a watch did not tell of, by resource",
+            "objects that a watch did not report, by resource",
             ["resource"],
+            registry=registry,
+        )
+        self.missing_fields = Gauge(
+            "weft_operator_crd_missing_fields",
+            "fields of this version that the cluster's CustomResourceDefinitions lack",
             registry=registry,
         )
         self.writes = Counter(
@@ -47,5 +53,23 @@ class Metrics:
         self.writes.labels(action).inc()
 
     def count_objects(self, kind: str, count: Callable[[], int]) -> None:
-        """How many objects of a kind are known is asked when somebody looks."""
+        """How many objects of a kind are known is computed at each scrape."""
         self.objects.labels(kind).set_function(count)
+
+
+Trouble = Callable[[], str | None]
+
+
+class OperatorProbes(Probes):
+    """`trouble` says why the process should be started anew; None: it should not."""
+
+    def __init__(self, listen: str, ready: Ready, trouble: Trouble) -> None:
+        super().__init__(listen, ready)
+        self._trouble = trouble
+
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        """As `Probes` answers; liveness also asks for trouble."""
+        trouble = self._trouble() if path == "/healthz" else None
+        if trouble is not None:
+            return 503, "text/plain; charset=utf-8", trouble.encode() + b"\n"
+        return super().answer(path)

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from weft_operator.errors import PortInUse
-from weft_operator.local.ports import EPHEMERAL_DEFAULT, RANGE_FILE, PortSource, require_free
+from weft_operator.local.sockets import EPHEMERAL_DEFAULT, RANGE_FILE, PortSource, require_free
 
 
 def test_ports_lie_below_those_of_outgoing_connections() -> None:
@@ -24,7 +24,7 @@ def test_no_port_is_given_out_twice() -> None:
 
 
 def test_only_the_latest_reservations_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft_operator.local.ports.RESERVED", 2)
+    monkeypatch.setattr("weft_operator.local.sockets.RESERVED", 2)
     first = PortSource(Random(1))
     given = first(3)
     assert set(PortSource(Random(1))(1)) & set(given) == {given[0]}

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.local.logfile import FOLLOW_BYTES_MAX, Follower, LogFile
+from weft_operator.local.logs import FOLLOW_BYTES_MAX, Follower, LogFile
 
 
 def test_a_log_takes_at_most_twice_its_limit(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""What becomes of an adapter's canary: from its source, from how requests end, and from what was decided before.
+
+A canary is resolved as if its source were the adapter's own, under a uid beside the adapter's. Its status keeps what
+was decided of a content, so that a restart decides nothing anew: another content of its source begins again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from weft.domain.routes import CanaryCounts
+from weft_operator.core.artifacts import OperationStatus, Request, Resolution, VerifiedArtifact, from_status
+from weft_operator.core.resources import Adapter, Canary, Ref
+
+Phase = Literal["Pending", "Failed", "Progressing", "Promoted", "RolledBack"]
+SUFFIX = "/canary"
+COUNTS_S = 30.0  # between two writes of nothing but counts
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryView:
+    """`content`: the canary's, once it has been fetched. Times are the clock of `now`."""
+
+    canary: Canary
+    request: Request
+    resolution: Resolution | None
+    content: VerifiedArtifact | None
+    phase: Phase
+    started_at: float
+    updated_at: float  # of the counts
+    counts: CanaryCounts
+    reason: str
+    message: str
+
+    @property
+    def name(self) -> str:
+        return (self.content.version or "") if self.content else ""
+
+    @property
+    def due_at(self) -> float | None:
+        """When it may be promoted though nothing happens."""
+        after_s = self.canary.promote_after_s
+        return self.started_at + after_s if self.phase == "Progressing" and after_s is not None else None
+
+
+def canary_uid(uid: str) -> str:
+    """Under which its source is resolved."""
+    return uid + SUFFIX
+
+
+def owner_uid(uid: str) -> str:
+    """Of the object whose source, or canary's source, is resolved under this uid."""
+    return uid.removesuffix(SUFFIX)
+
+
+def as_adapter(adapter: Adapter, canary: Canary) -> Adapter:
+    """The adapter as it would be with the canary's source."""
+    return replace(
+        adapter,
+        meta=replace(adapter.meta, uid=canary_uid(adapter.meta.uid)),
+        uri=canary.uri,
+        revision=canary.revision,
+        digest=canary.digest,
+        credentials=canary.credentials,
+        endpoint=canary.endpoint,
+        poll_s=canary.poll_s,
+        version=canary.version,
+        canary=None,
+    )
+
+
+def canary_view(
+    adapter: Adapter, canary: Canary, request: Request, resolution: Resolution | None,
+    stable: VerifiedArtifact | None, counts: CanaryCounts | None, now: float,
+) -> CanaryView:  # fmt: skip
+    """Everything about one canary. `stable`: what serves beside it; `counts`: as the scheduler reports them."""
+    stored: Mapping[str, Any] = adapter.status.get("canary") or {}
+    content = resolution.verified if resolution else None
+    if content and (content.pool, content.base_digest) != (adapter.pool, request.base_digest):
+        content = None
+    known = content is not None and _key(stored) == (content.digest, content.base_digest)
+    before: Phase = stored["phase"] if known and stored.get("phase") in get_args(Phase) else "Pending"
+    started_at = _time(stored.get("startTime"), now) if known else now
+    found = counts if content and counts and counts.digest == content.digest else _stored_counts(stored, known=known)
+    phase, reason, message = _phase(canary, request, resolution, content, stable, before, found, started_at, now)
+    updated_at = _time(stored.get("updateTime"), now) if known else now
+    if phase == before and now < updated_at + COUNTS_S:
+        found = _stored_counts(stored, known=known)
+    elif found != _stored_counts(stored, known=known):
+        updated_at = now
+    return CanaryView(
+        canary, request, resolution, content, phase, started_at, updated_at, found, reason, message
+    )  # fmt: skip
+
+
+def _phase(
+    canary: Canary, request: Request, resolution: Resolution | None, content: VerifiedArtifact | None,
+    stable: VerifiedArtifact | None, before: Phase, counts: CanaryCounts, started_at: float, now: float,
+) -> tuple[Phase, str, str]:  # fmt: skip
+    """The phase, and a condition's reason and message."""
+    if content is None:
+        answer = resolution.answer if resolution and resolution.request == request else OperationStatus()
+        if answer.state == "Failed":
+            return "Failed", answer.reason, answer.message
+        return "Pending", "Resolving", f"reading {request.uri}"
+    if before == "Promoted":
+        return "Promoted", "Promoted", "it answers every request without a pin"
+    if stable is None or (stable.pool, stable.base_digest) != (content.pool, content.base_digest):
+        return "Pending", "Resolving", "waiting until the adapter is served by its pool"
+    failures = (
+        f"{counts.failed} of {counts.requests} requests failed, "
+        f"{counts.stable_failed} of {counts.stable_requests} of those beside it"
+    )
+    if before == "RolledBack":
+        return "RolledBack", "RolledBack", failures
+    if content.digest == stable.digest:
+        return "Progressing", "SameContent", "spec.source has the same content"
+    if counts.requests >= canary.min_requests:
+        excess = _percent(counts.failed, counts.requests) - _percent(counts.stable_failed, counts.stable_requests)
+        if canary.max_error_percent < 100 and excess > canary.max_error_percent:
+            return "RolledBack", "RolledBack", failures
+        if canary.promote_after_s is not None and now >= started_at + canary.promote_after_s:
+            return "Promoted", "Promoted", "it answers every request without a pin"
+    return "Progressing", "Progressing", f"it answers {canary.weight} % of the requests without a pin"
+
+
+def promoted_content(adapter: Adapter) -> str | None:
+    """The digest of the canary that was promoted and serves, by the stored status."""
+    stored: Mapping[str, Any] = adapter.status.get("canary") or {}
+    digest = stored.get("digest")
+    return digest if stored.get("phase") == "Promoted" and digest == adapter.status.get("digest") else None
+
+
+def resolution_of_canary(adapter: Adapter, request: Request, now: float) -> Resolution | None:
+    """What the stored status tells of the canary's source, for a controller that starts."""
+    stored: Mapping[str, Any] = adapter.status.get("canary") or {}
+    pool = adapter.status.get("pool")
+    if not stored.get("digest") or not pool:
+        return None
+    status = {
+        **stored,
+        "pool": pool,
+        "observedGeneration": adapter.status.get("observedGeneration"),
+        "versions": [{"digest": stored["digest"], "name": stored.get("name")}],
+        "conditions": [{"type": "Fetched", "status": "True"}],
+    }
+    namespace, _, name = str(pool).partition("/")
+    return from_status(request, status, adapter.meta.generation, Ref("ServingPool", namespace, name), now)
+
+
+def _stored_counts(stored: Mapping[str, Any], *, known: bool) -> CanaryCounts:
+    names = ("requests", "failedRequests", "stableRequests", "stableFailedRequests")
+    return CanaryCounts(str(stored.get("digest") or ""), *(int(stored.get(n) or 0) if known else 0 for n in names))
+
+
+def _key(stored: Mapping[str, Any]) -> tuple[Any, Any]:
+    return stored.get("digest"), stored.get("baseDigest")
+
+
+def _percent(failed: int, of: int) -> float:
+    return 100 * failed / of if of else 0.0
+
+
+def _time(text: str | None, otherwise: float) -> float:
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp() if text else otherwise

@@ -1,0 +1,89 @@
+"""What is published of an object to the scheduler. Pure."""
+
+from weft.domain.adapter import AdapterVersion
+from weft.domain.model.config import is_bare
+from weft.domain.routes import PoolSpec
+from weft_operator.core.acceptance import AdapterView, PoolView
+from weft_operator.core.scaling import phase_groups
+from weft_operator.core.state import AdapterRegistration
+from weft_operator.core.status import adapter_conditions, canary_version, earlier_versions, model_context_tokens
+
+
+def pool_entry(view: PoolView) -> PoolSpec | None:
+    """What the scheduler should know of this pool; None: nothing."""
+    if view.serving is None:
+        return None
+    pool = view.pool
+    own, scaling = pool.meta.ref.namespace, pool.autoscaling
+    return PoolSpec(
+        name=str(pool.meta.ref),
+        base_digest=view.serving.digest,
+        base_model_name=pool.model_name,
+        shared_all=pool.allowed == "All",
+        shared_namespaces=tuple(sorted({own, *(pool.allowed_names if pool.allowed == "List" else ())})),
+        max_queue=pool.max_queue,
+        max_migrations=pool.max_moves,
+        queue=pool.queue,
+        aging_s=pool.aging_s,
+        starvation_bound=pool.starvation_bound,
+        fair=pool.fair,
+        tenant_weights=pool.tenant_weights,
+        slo_ttft_s=pool.slo.ttft_ms / 1000 if pool.slo else 0.0,
+        slo_token_time_s=pool.slo.token_time_ms / 1000 if pool.slo else 0.0,
+        slo_reject=pool.slo is not None and pool.slo.reject,
+        reservation=pool.reservation,
+        consolidation=pool.consolidation,
+        consolidation_s=pool.consolidation_s,
+        prefetch=pool.prefetch,
+        phases=pool.phases,
+        min_prompt=pool.min_prompt,
+        min_token=pool.min_token,
+        kv_across_classes=pool.kv_across_classes,
+        groups=phase_groups(pool),
+        created_unix_s=int(pool.meta.created),
+        min_runners=view.bounds.min,
+        max_runners=view.bounds.max,
+        idle_s=scaling.idle_s if scaling else 0.0,
+        hold_s=round(scaling.wake_s) if scaling else 0,
+        drain_s=pool.drain_s,
+        max_context_tokens=max_context_tokens(view),
+        tool_call_parser=pool.tool_call_parser,
+        embeds_only=is_bare(view.serving.verdict.get("architecture") or ""),
+    )
+
+
+def max_context_tokens(view: PoolView) -> int:
+    """Prompt and answer together: the model's positions, or what one runner's pages hold; 0: not known.
+
+    Published before any runner reports it, so that a request for a pool at zero gets an answer of the right length.
+    """
+    pages, model = view.pool.kv_pages, model_context_tokens(view)
+    return min(model, pages * view.pool.page_tokens) if pages else model
+
+
+def adapter_entry(view: AdapterView) -> AdapterRegistration:
+    """What the scheduler should know of this adapter: the content that serves, or why none does."""
+    adapter, verdict = view.adapter, view.serving.verdict if view.serving else {}
+    why = None if view.serving else next(c for c in adapter_conditions(view) if c.type == "Ready")
+    return AdapterRegistration(
+        uid=adapter.meta.uid,
+        namespace=adapter.meta.ref.namespace,
+        name=adapter.meta.ref.name,
+        model_name=adapter.model_name,
+        pool=str(view.serving.pool if view.serving else adapter.pool),
+        digest=view.serving.digest if view.serving else "",
+        rank=int(verdict.get("rank") or 0),
+        size_bytes=int(verdict.get("sizeBytes") or 0),
+        pinned=adapter.pinned,
+        created_unix_s=int(adapter.meta.created),
+        drain_s=view.drain_s,
+        tier=adapter.tier,
+        reason=why.reason if why else "",
+        message=why.message if why else "",
+        version=(view.serving.version or "") if view.serving else "",
+        versions=canary_version(view)
+        + tuple(
+            AdapterVersion(v["digest"], int(v.get("rank") or 0), int(v.get("sizeBytes") or 0), v.get("name") or "")
+            for v in (earlier_versions(view, view.serving) if view.serving else ())
+        ),
+    )

@@ -1,0 +1,79 @@
+"""Do the cluster's CustomResourceDefinitions have every field that this version reads and writes?
+
+The API server drops a field that a definition lacks, silently. Definitions may be older than the operator: with
+`crds.install: false` they are applied by hand. They are read as the group's OpenAPI document, which every authenticated
+user may read: no rights on CustomResourceDefinitions are needed. A difference is logged and stops nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import Gauge
+
+from weft.api.crd import crds
+from weft.api.meta import GROUP, VERSION
+from weft.telemetry.logs import kv
+from weft_operator.errors import KubernetesError, ObjectNotFound
+from weft_operator.kubernetes.client import Api
+
+log = logging.getLogger(__name__)
+
+PATH = f"/openapi/v3/apis/{GROUP}/{VERSION}"
+NAMED_MAX = 20  # fields in the log line
+PERIOD_S = 300.0  # between two checks, while fields are missing
+
+Schema = Mapping[str, Any]
+
+
+async def check_crds(api: Api, missing: Gauge) -> None:
+    """Compare, log and count the fields that the cluster lacks; again each PERIOD_S until it lacks none."""
+    before: list[str] | None = None
+    while True:
+        try:
+            found = missing_fields(await api.request("GET", PATH))
+        except (KubernetesError, ObjectNotFound) as error:
+            log.warning("the CustomResourceDefinitions cannot be checked", extra=kv(error=str(error)))
+            return
+        missing.set(len(found))
+        if found and found != before:
+            named = ", ".join([*found[:NAMED_MAX], *(["..."] if len(found) > NAMED_MAX else [])])
+            what = "the cluster's CustomResourceDefinitions lack fields, which are dropped: apply those of this version"
+            log.warning(what, extra=kv(count=len(found), fields=named))
+        if not found:
+            return
+        before = found
+        await asyncio.sleep(PERIOD_S)
+
+
+def missing_fields(document: Mapping[str, Any]) -> list[str]:
+    """Fields of this version, as `KIND.spec.lora.maxRank`, that a group's OpenAPI document lacks."""
+    there = {_kind(schema): schema for schema in (document.get("components") or {}).get("schemas", {}).values()}
+    found = list[str]()
+    for crd in crds().values():
+        kind, (version,) = crd["spec"]["names"]["kind"], crd["spec"]["versions"]
+        wanted = version["schema"]["openAPIV3Schema"]
+        found += _lacking(kind, wanted, there.get(kind, {}))
+    return found
+
+
+def _kind(schema: Schema) -> str | None:
+    named = schema.get("x-kubernetes-group-version-kind") or ()
+    return next((str(of["kind"]) for of in named if (of["group"], of["version"]) == (GROUP, VERSION)), None)
+
+
+def _lacking(path: str, wanted: Schema, there: Schema) -> Iterator[str]:
+    """The outermost fields that are wanted and not there."""
+    if there.get("x-kubernetes-preserve-unknown-fields"):
+        return
+    fields: Schema = there.get("properties") or {}
+    for name, schema in (wanted.get("properties") or {}).items():
+        if name in fields:
+            yield from _lacking(f"{path}.{name}", schema, fields[name])
+        else:
+            yield f"{path}.{name}"
+    for within in ("items", "additionalProperties"):
+        if isinstance(wanted.get(within), Mapping):
+            inner: Any = there.get(within)
+            yield from _lacking(f"{path}[]", wanted[within], inner if isinstance(inner, Mapping) else {})

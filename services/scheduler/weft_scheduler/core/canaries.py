@@ -1,0 +1,45 @@
+"""How requests end at a canary and at the content beside it, for the registry that promotes it or rolls it back.
+
+An adapter's counts begin anew with another pair of contents. They are published a bounded number of times, however many
+requests end.
+"""
+
+from weft.domain.adapter import AdapterSpec
+from weft.domain.request import OutcomeReport
+from weft.domain.routes import CanaryCounts
+from weft_scheduler.core.state import State
+from weft_scheduler.core.timers import Timer, TimerKind
+
+
+def declare(state: State, adapter: AdapterSpec) -> None:
+    """Count the requests of an adapter that has a canary; forget those of one that has none."""
+    canary, known = adapter.canary, state.canaries.get(adapter.uid)
+    if canary is None:
+        forget(state, adapter.uid)
+    elif known is None or (known[0], known[1].digest) != (adapter.digest, canary.digest):
+        state.canaries[adapter.uid] = adapter.digest, CanaryCounts(canary.digest)
+
+
+def forget(state: State, uid: str) -> None:
+    state.canaries.pop(uid, None)
+    state.timers.clear(Timer(TimerKind.CANARY_STATUS, uid))
+
+
+def count(state: State, report: OutcomeReport) -> None:
+    """A request of an adapter has ended."""
+    route = state.routes.book.routes.get(report.model_name)
+    if route is None or (known := state.canaries.get(route.uid)) is None:
+        return
+    stable, counts = known
+    if report.adapter == counts.digest:
+        counts = counts._replace(requests=counts.requests + 1, failed=counts.failed + report.failed)
+    elif report.adapter == stable:
+        counts = counts._replace(
+            stable_requests=counts.stable_requests + 1, stable_failed=counts.stable_failed + report.failed
+        )
+    else:
+        return  # an earlier content
+    state.canaries[route.uid] = stable, counts
+    timer = Timer(TimerKind.CANARY_STATUS, route.uid)
+    if timer not in state.timers:
+        state.timers.set(timer, state.now + state.config.canary_status_s)

@@ -1,0 +1,100 @@
+"""A scheduler with a standby: whatever happens to the one that acts, streams go on and requests are served again soon.
+
+The times are printed: from the blow to the first token of a request that was asked after it.
+"""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from harness.crowd import Crowd, assert_undisturbed, load, longest_pause
+from harness.installation import NAMESPACE, Installation
+from harness.quickstart import Case, sure_cases
+from harness.waiting import eventually
+
+MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
+WIDTH = 8
+FAIL_OVER_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return sure_cases(MODELS, 32, seed=43)
+
+
+@pytest.fixture(scope="module")  # not under load: the gateway is replaced, too
+def two(installation: Installation) -> Iterator[Installation]:
+    installation.upgrade(scheduler={"replicas": 2})
+    yield installation
+    installation.upgrade()
+
+
+def holder(installation: Installation) -> str:
+    """The pod of the scheduler that acts."""
+    identity = installation.plane.get("lease", "weft-scheduler", NAMESPACE)["spec"]["holderIdentity"]
+    return identity.rpartition("_")[0]
+
+
+async def until_both_are_ready(installation: Installation) -> None:
+    async def there() -> bool:
+        return len(await asyncio.to_thread(installation.ready, "scheduler")) == 2
+
+    await eventually(there)
+
+
+async def served_again(made: Crowd) -> float:
+    """Seconds from now until a request that is asked from now on has its first token."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await made.until(lambda: any(one.asked_at > began and one.text for one in made.streams))
+    return loop.time() - began
+
+
+@pytest.mark.parametrize("blow", ["kill -9", "stand still", "lose the pod", "delete"])
+async def test_streams_go_on_and_requests_are_served_again(two: Installation, cases: list[Case], blow: str) -> None:
+    await until_both_are_ready(two)
+    pod = await asyncio.to_thread(holder, two)
+    async with load(two.url, cases, blow.replace(" ", ""), width=WIDTH) as made:
+        await made.until(lambda: len(made.streams) > 3 * WIDTH)
+        await asyncio.to_thread(strike, two, pod, blow)
+        seconds = await served_again(made)
+        now = await asyncio.to_thread(holder, two)
+        if blow == "stand still":
+            two.node.kill(NAMESPACE, pod, signal.SIGCONT)
+        after = len(made.streams)
+        await made.until(lambda: len(made.streams) > after + 3 * WIDTH)
+    print(f"{blow}: {pod} acted, then {now}; served again after {seconds:.1f} s; {longest_pause(made.streams)}")
+    assert seconds < FAIL_OVER_S
+    again = ("kill -9", "lose the pod")  # in its data directory, which is a volume of this node
+    assert blow in again or now != pod
+    assert_undisturbed(made.streams)
+    await until_both_are_ready(two)
+
+
+def strike(installation: Installation, pod: str, blow: str) -> None:
+    """`stand still`: nothing comes from it any more, and nobody is told, as where its node is lost."""
+    gone = ("delete", "pod", pod, "-n", NAMESPACE, "--wait=false")
+    if blow == "delete":
+        installation.plane.kubectl(*gone)
+    elif blow == "lose the pod":
+        installation.node.kill(NAMESPACE, pod)
+        installation.plane.kubectl(*gone, "--force", "--grace-period=0")
+    else:
+        installation.node.kill(NAMESPACE, pod, signal.SIGSTOP if blow == "stand still" else signal.SIGKILL)
+
+
+async def test_the_scheduler_that_acts_goes_on_while_the_api_server_is_away(
+    two: Installation, cases: list[Case]
+) -> None:
+    await until_both_are_ready(two)
+    pod = await asyncio.to_thread(holder, two)
+    async with load(two.url, cases, "api-server", width=WIDTH) as made:
+        await made.until(lambda: len(made.streams) > 3 * WIDTH)
+        await asyncio.to_thread(two.plane.restart_api_server)
+        after = len(made.streams)
+        await made.until(lambda: len(made.streams) > after + 3 * WIDTH)
+    print(f"api-server: {longest_pause(made.streams)}")
+    assert await asyncio.to_thread(holder, two) == pod
+    assert_undisturbed(made.streams)

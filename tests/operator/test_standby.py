@@ -1,0 +1,154 @@
+"""Two processes of which one acts, by a Lease of a real API server, with the rights that the chart gives them.
+
+A client knows both addresses, as it does by the chart's Service without an address of its own.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from harness import chart
+from harness.cluster.control_plane import ControlPlane
+from harness.operator.stage import Replica
+from harness.ports import free_addresses
+from harness.waiting import wait_until
+from weft.wire.channels import options_to
+
+FAIL_OVER_S = 15.0  # the chart's promise
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Pair:
+    """Two processes of a component, and whoever asks them."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, folder: Path, component: str) -> None:
+        self._plane, self._namespace, self._folder, self._component = plane, namespace, folder, component
+        only = ("--set", f"{component}.replicas=2", "--show-only", "templates/rbac.yaml")
+        found = chart.objects(chart.render("default", *chart.QUICK, *only, namespace=namespace))
+        role = chart.one(found, "Role", f"weft-{component}")
+        self.access = plane.service_account(namespace, component, role["rules"])
+        self._addresses = free_addresses(2)
+        self.processes = [self.start(0), self.start(1)]
+
+    def start(self, number: int) -> Replica:
+        (probes,) = free_addresses(1)
+        flags = {
+            "listen": self._addresses[number],
+            "probes": probes,
+            "data-dir": self._folder / str(number),
+            "lease": f"{self._namespace}/weft-{self._component}",
+            "kubeconfig": self.access.kubeconfig,
+        }
+        made = Replica(f"{self._component}-{number}", f"weft_{self._component}", flags, self._folder)
+        made.probes = probes
+        wait_until(lambda: "standing by" in made.said() and made.get("/healthz")[0] == 200, "it stands by")
+        return made
+
+    def serves(self) -> bool:
+        """Does one of the two answer whoever tries both addresses?"""
+        with grpc.insecure_channel(f"ipv4:{','.join(self._addresses)}", options=options_to("scheduler")) as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            except grpc.RpcError:
+                return False
+            return answer.status == SERVING
+
+    def until_served(self) -> float:
+        """Seconds until then."""
+        began = time.monotonic()
+        wait_until(self.serves, "one of them serves")
+        return time.monotonic() - began
+
+    def acting(self) -> tuple[Replica, Replica]:
+        """The one that acts, and the other."""
+        first, second = self.processes
+        self.until_served()
+        return (first, second) if "leading" in first.said() else (second, first)
+
+    @property
+    def term(self) -> int:
+        return self._plane.get("lease", f"weft-{self._component}", self._namespace)["spec"]["leaseTransitions"]
+
+
+@pytest.fixture
+def pair(control_plane: ControlPlane, namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(control_plane, namespace, tmp_path, getattr(request, "param", "scheduler"))
+    yield made
+    for process in made.processes:
+        process.signal(signal.SIGCONT)
+        process.stop()
+        print(f"----- {process.name}\n{process.said()}")
+
+
+@pytest.mark.parametrize("pair", ["scheduler", "predictor"], indirect=True)
+def test_after_kill_9_the_standby_acts_under_a_higher_term(pair: Pair) -> None:
+    active, standby = pair.acting()
+    for process in (active, standby):
+        assert process.get("/readyz") == (200, "ok\n"), "replacing one must not wait for peers that the other has"
+    assert f"term={pair.term}" in active.said()
+    first = pair.term
+    active.signal(signal.SIGKILL)
+    active.ended()
+    seconds = pair.until_served()
+    print(f"fail-over after kill -9: {seconds:.1f} s")
+    assert seconds < FAIL_OVER_S
+    assert pair.term == first + 1
+    assert f"term={pair.term}" in standby.said()
+
+
+def test_one_that_stood_still_meanwhile_ends_when_it_wakes_and_the_standby_acts_on(pair: Pair) -> None:
+    active, standby = pair.acting()
+    active.pause()
+    seconds = pair.until_served()
+    print(f"fail-over after a pause: {seconds:.1f} s")
+    assert seconds < FAIL_OVER_S
+    term = pair.term
+    active.signal(signal.SIGCONT)
+    assert active.ended() == 1
+    assert "the turn is over" in active.said()
+    assert standby.running
+    assert pair.serves()
+    assert pair.term == term
+
+
+def test_sigterm_hands_over_at_once_and_one_that_starts_again_in_its_place_stands_by(pair: Pair) -> None:
+    active, standby = pair.acting()
+    active.signal(signal.SIGTERM)
+    assert active.ended() == 0
+    seconds = pair.until_served()
+    print(f"fail-over after SIGTERM: {seconds:.1f} s")
+    assert seconds < FAIL_OVER_S / 2, "it was given back"
+    number = pair.processes.index(active)
+    pair.processes[number] = again = pair.start(number)
+    again.signal(signal.SIGTERM)
+    assert again.ended() == 0, "who stands by ends at once"
+    assert standby.running
+
+
+def test_one_that_is_killed_and_starts_again_in_its_data_directory_acts_at_once(pair: Pair) -> None:
+    active, standby = pair.acting()
+    first = pair.term
+    active.signal(signal.SIGKILL)
+    active.ended()
+    number = pair.processes.index(active)
+    pair.processes[number] = pair.start(number)
+    seconds = pair.until_served()
+    print(f"started again in its place: {seconds:.1f} s")
+    assert pair.term == first + 1
+    assert "leading" not in standby.said()
+
+
+def test_a_lease_that_somebody_deletes_is_made_anew_under_a_higher_term(
+    pair: Pair, control_plane: ControlPlane, namespace: str
+) -> None:
+    active, _ = pair.acting()
+    first = pair.term
+    control_plane.kubectl("delete", "lease", "weft-scheduler", "-n", namespace)
+    assert active.ended() == 1
+    pair.until_served()
+    assert pair.term > first

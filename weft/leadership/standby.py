@@ -1,0 +1,111 @@
+"""A service of which one process acts and others stand by (ADR 0024).
+
+A standby waits for the Lease before it serves, and is Ready meanwhile: it stands by as it should. It does not listen,
+so a client that tries every address of the service finds the one that acts. What acts goes on while the API server is
+away; it ends once another process holds the Lease, or once it may have been stopped for too long to know. Who it may
+still reach then refuses it by its term.
+
+A process is known by its data directory, which one process owns: one that is killed and started again there acts at
+once, because the process that held the Lease under that name is gone.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from weft.files import write_atomically
+from weft.leadership.election import Election
+from weft.leadership.errors import LeadershipLost
+from weft.leadership.lease import LeaseTimings
+from weft.process import CannotStart
+from weft.settings import StandbySettings
+from weft.telemetry.logs import kv
+from weft.telemetry.probes import Probes
+from weft.wire.serving import heartbeat
+
+log = logging.getLogger(__name__)
+NAME_FILE = "holder"
+
+
+class Turn:
+    """The time for which this process acts. Without a Lease its term is 0 and it never ends."""
+
+    def __init__(self, term: int = 0, election: Election | None = None) -> None:
+        self.term, self._election = term, election
+        self.lost: LeadershipLost | None = None
+
+    def require(self) -> None:
+        """Raises LeadershipLost when another process may act."""
+        if self._election is not None:
+            self._election.require()
+
+
+@contextlib.asynccontextmanager
+async def turn_of(
+    settings: StandbySettings, data_dir: Path, stop: asyncio.Event, probes: Probes
+) -> AsyncGenerator[Turn | None]:
+    """Wait until this process acts; None when `stop` came first. `stop` is set when the turn is lost.
+
+    The process owns `data_dir`. Raises CannotStart.
+    """
+    if settings.lease is None:
+        yield Turn()
+        return
+    try:
+        from weft.leadership.lease_api import LeaseApi, load_configuration
+    except ImportError as error:
+        raise CannotStart(f"--lease: {error}: pip install 'weft[kubernetes]'") from error
+    namespace, _, name = settings.lease.partition("/")
+    kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
+    api = LeaseApi(await load_configuration(kubeconfig), namespace, name)
+    async with contextlib.aclosing(api):
+        timings = LeaseTimings(settings.lease_seconds)
+        election = Election(api, identity=holder_name(data_dir), terms=timings, outlast=True)
+        try:
+            term = await _acquired(election, stop, probes)
+            if term is None:
+                yield None
+                return
+            turn = Turn(term, election)
+            holding = asyncio.create_task(_hold(election, turn, stop))
+            try:
+                yield turn
+            finally:
+                holding.cancel()
+        finally:
+            await election.release()
+
+
+def holder_name(data_dir: Path) -> str:
+    """The name of whoever owns this data directory: made once, kept there."""
+    path = data_dir / NAME_FILE
+    if not path.exists():
+        write_atomically(path, f"{socket.gethostname()}_{secrets.token_hex(4)}".encode())
+    return path.read_text()
+
+
+async def _acquired(election: Election, stop: asyncio.Event, probes: Probes) -> int | None:
+    """The term, once it is this process's turn; None when `stop` came first."""
+    log.info("standing by")
+    asking, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(stop.wait())
+    beat = asyncio.create_task(heartbeat(probes))
+    try:
+        await asyncio.wait((asking, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else await asking
+    finally:
+        for task in (asking, stopped, beat):
+            task.cancel()
+        await asyncio.gather(asking, stopped, beat, return_exceptions=True)
+
+
+async def _hold(election: Election, turn: Turn, stop: asyncio.Event) -> None:
+    try:
+        await election.hold()
+    except LeadershipLost as error:
+        log.error("the turn is over: the process ends", extra=kv(reason=error))
+        turn.lost = error
+        stop.set()
