@@ -18,6 +18,7 @@ from weft_operator.core.children import (
 )
 from weft_operator.core.resources import Object, Pool, Ref
 from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.scaling import rollout_limits
 from weft_operator.core.state import Child, DesiredState, ObjectKey, ObservedState, Pod
 
 OUTSIDE, REPLACING = "what the installation gives runners has changed", "runners are being replaced"
@@ -44,10 +45,11 @@ class _Part:
     current: int  # pods of the template that the object has
     ready: int  # of all its pods
     current_ready: int
+    outdated: int
 
     @property
     def in_order(self) -> bool:
-        return self.current_ready >= self.replicas
+        return self.current_ready >= self.replicas and not self.outdated
 
 
 def hold(
@@ -62,9 +64,12 @@ def hold(
     pending = [part for part in parts if part.pending and part.replicas]
     unsettled = next((part for part in parts if not part.pending and not part.in_order), None)
     first = min(pending, key=lambda part: part.in_order, default=None)
-    held = {part.key: f"group {part.name} waits" for part in pending if part.ready and part is not first}
+    surges = rollout_limits(pool, sum(part.replicas for part in parts))[1] > 0
+    counting = [part for part in pending if part.ready or surges]  # the others serve nobody, and take no room more
+    held = {part.key: f"group {part.name} waits" for part in counting if part is not first}
     why = _progress(parts)
-    if first is not None and first.ready and unsettled is not None:
+    if first in counting and unsettled is not None:
+        assert first is not None
         held[first.key] = f"group {first.name} waits"
     if held:
         before = unsettled or first
@@ -143,8 +148,9 @@ def _part_of(key: ObjectKey, live: Object, pods: Iterable[Pod], *, pending: bool
         [pod for pod in staying if pod.template == made],
         [pod for pod in staying if pod.state == "Ready"],
     )
-    both = sum(pod.state == "Ready" for pod in current)
-    return _Part(key, name, pending, outside, int(live["spec"].get("replicas", 1)), len(current), len(ready), both)
+    both, outdated = sum(pod.state == "Ready" for pod in current), len(staying) - len(current)
+    replicas = int(live["spec"].get("replicas", 1))
+    return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated)
 
 
 def _progress(parts: Sequence[_Part]) -> str:
