@@ -121,7 +121,7 @@ def flags_of(pod: Object) -> Mapping[str, str]:
 def spec_of(pod: Object, address: str) -> RunnerSpec:
     """The specification of the runner in this pod, from its flags."""
     flags = flags_of(pod)
-    pages, page_tokens, pool = int(flags["kv-pages"]), int(flags["page-tokens"]), flags["pool"]
+    pages, page_tokens, pool = int(flags["kv-pages"]) or KV_PAGES, int(flags["page-tokens"]), flags["pool"]
     return RunnerSpec(
         runner=RunnerId(f"{pool.partition('/')[0]}.{pod['metadata']['uid']}", uuid.uuid4().hex),
         name=pod["metadata"]["name"],
