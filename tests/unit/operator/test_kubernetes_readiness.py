@@ -24,7 +24,6 @@ from harness.waiting import PATIENCE_S, eventually, soon
 from weft_operator.kubernetes import manager
 from weft_operator.kubernetes.client import Api, Page
 from weft_operator.kubernetes.metrics import Metrics
-from weft_operator.kubernetes.resources import Resource
 from weft_operator.kubernetes.settings import Settings
 
 HOST = "127.0.0.1"
@@ -33,7 +32,7 @@ AUTHORITY = Authority()
 
 
 class Cluster:
-    """An API server without objects. `holder` leads, if anybody does. What kopf asks may take."""
+    """An API server without objects, and its Lease. `holder` leads, if anybody does. What kopf asks may take."""
 
     configuration = None
 
@@ -41,14 +40,19 @@ class Cluster:
         self._holder = holder
         self.elected, self.scanned = asyncio.Event(), asyncio.Event()
 
-    async def request(self, method: str, path: str, *, body: Any = None, **how: Any) -> Any:
-        if method == "PUT":
-            self.elected.set()
-        return {"metadata": {"uid": "u", "resourceVersion": "2"}}
+    async def request(self, method: str, path: str, **how: Any) -> Any:
+        return {}
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Any:
+    async def read(self) -> Any:
         spec = {"holderIdentity": self._holder, "leaseDurationSeconds": 3600, "leaseTransitions": 1}
         return {"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": spec}
+
+    async def replace(self, spec: Any, **how: Any) -> Any:
+        self.elected.set()
+        return {"metadata": {"uid": "u", "resourceVersion": "2"}}
+
+    async def aclose(self) -> None:
+        pass
 
     async def pages(self, *what: Any, **how: Any) -> AsyncIterator[Page]:
         yield Page((), 1)
@@ -123,6 +127,7 @@ async def running(
 ) -> AsyncGenerator[Asked]:
     """A replica that ends as it should."""
     monkeypatch.setattr(manager, "Watches", partial(PlayedWatches, cluster))
+    monkeypatch.setattr(manager, "LeaseApi", lambda *_: cluster)
     defaults, stop = folder / "runner-defaults.yaml", asyncio.Event()
     defaults.write_text(json.dumps({"image": "i", "supervisor": f"{HOST}:1", "depot": "d"}))
     away = [f"--scheduler={HOST}:1", f"--depot=http://{HOST}:1"]
