@@ -21,8 +21,9 @@ from prometheus_client import CollectorRegistry
 from harness.certificates import Authority, mount
 from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
+from weft_operator.core.resources import Object
 from weft_operator.kubernetes import manager
-from weft_operator.kubernetes.client import Api, Page, Resource
+from weft_operator.kubernetes.client import Api, Resource
 from weft_operator.kubernetes.observability import Metrics
 from weft_operator.kubernetes.settings import Settings
 
@@ -49,8 +50,8 @@ class Cluster:
         spec = {"holderIdentity": self._holder, "leaseDurationSeconds": 3600, "leaseTransitions": 1}
         return {"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": spec}
 
-    async def pages(self, *what: Any, **how: Any) -> AsyncIterator[Page]:
-        yield Page((), 1)
+    async def pages(self, *what: Any, **how: Any) -> AsyncIterator[tuple[Object, ...]]:
+        yield ()
 
 
 class PlayedWatches:
