@@ -275,6 +275,18 @@ BAD: tuple[Bad, ...] = (
         "required",
         pool(modelCache={"persistentVolumeClaim": {}}),
     ),
+    Bad(
+        "a rollout that replaces nobody",
+        "spec.rollout.maxUnavailable",
+        "both 0",
+        pool(rollout={"maxUnavailable": "0%", "maxSurge": 0}),
+    ),
+    Bad(
+        "a surge of runners of several pods",
+        "spec.rollout.maxUnavailable",
+        "replaced in place",
+        pool(rollout={"maxUnavailable": 0, "maxSurge": 1}, parallelism={"pipeline": 2, "podsPerRunner": 2}),
+    ),
     Bad("no share of memory", "spec.kvCache.memoryFraction", "too small", pool(kvCache={"memoryFraction": 0})),
     Bad("more than all memory", "spec.kvCache.memoryFraction", "too large", pool(kvCache={"memoryFraction": 1.5})),
     Bad(

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from weft.api.fields import (
     LABEL_PATTERN,
@@ -307,6 +307,56 @@ class SchedulingSpec(ApiModel):
     preemptions do not count."""
 
 
+def _bound(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RUNNERS:
+        return value
+    if isinstance(value, str) and re.fullmatch(r"(100|[1-9]?[0-9])%", value):
+        return value
+    raise ValueError(f"no number of runners; write 0 to {MAX_RUNNERS}, or 0% to 100%")
+
+
+Bound = Annotated[
+    int | str,
+    PlainValidator(_bound),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "minimum": 0,
+            "maximum": MAX_RUNNERS,
+            "maxLength": 4,
+            "pattern": r"^(100|[1-9]?[0-9])%$",
+        }
+    ),
+]
+
+
+NONE = "(self.{0} == 0 || self.{0} == '0%')"
+
+
+class Rollout(ApiModel):
+    """How runners are replaced by ones of another template."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "maxUnavailable",
+            "maxUnavailable and maxSurge are both 0: no runner could be replaced",
+            f"!({NONE.format('maxUnavailable')} && {NONE.format('maxSurge')})",
+            lambda rollout: (
+                {rollout.max_unavailable, rollout.max_surge} & {0, "0%"} != {rollout.max_unavailable, rollout.max_surge}
+            ),
+        ),
+    )
+
+    max_unavailable: Bound = 1
+    """The most runners of the pool that are missing while runners are replaced, a number or a percentage of the wanted
+    ones, rounded down. One is replaced where it and maxSurge come to 0. Of several groups one is replaced at a time; a
+    group waits until all runners of the one before it are ready, and Progressing says so."""
+    max_surge: Bound = 0
+    """The most runners beyond the wanted ones while runners are replaced, a number or a percentage of the wanted ones,
+    rounded up. They need accelerators of their own. Runners of several pods (podsPerRunner) and the processes of weft
+    up are replaced without any."""
+
+
 class Phases(ApiModel):
     """Whether prompts and the tokens after them are computed by runners of their own (Splitwise)."""
 
@@ -418,6 +468,12 @@ class ServingPoolSpec(ApiModel):
             lambda spec: not _offloads(spec) or spec.parallelism.tensor == 1,
         ),
         Rule(
+            "rollout.maxUnavailable",
+            "runners of several pods are replaced in place: maxUnavailable has to be above 0",
+            f"self.parallelism.podsPerRunner == 1 || !{NONE.format('rollout.maxUnavailable')}",
+            lambda spec: spec.parallelism.pods_per_runner == 1 or spec.rollout.max_unavailable not in (0, "0%"),
+        ),
+        Rule(
             "kvCache.memoryFraction",
             "memoryFraction is for pools that do not offload: deviceBytes is the memory of one that does",
             "!has(self.kvCache.memoryFraction) || !has(self.offload) || self.offload.mode == 'Off'",
@@ -478,6 +534,10 @@ class ServingPoolSpec(ApiModel):
     slo: ServiceLevelObjectives | None = None
     """The times within which requests should be answered. status.slo has the share that met them. Without it no
     attainment is measured."""
+    rollout: Rollout = Rollout()
+    """How runners are replaced when the pool changes. When what the installation gives all runners changes (a new
+    version), pools are replaced one after the other, those in order first, unless the platform allows more at a
+    time."""
     paused: Annotated[bool, Field(strict=True)] = False
     """Whether runners stay as they are: none is started, replaced, scaled or stopped while it is true, whatever else
     the spec says. What runs goes on serving, also adapters that are added. Progressing is Unknown with reason

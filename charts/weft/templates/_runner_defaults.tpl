@@ -15,6 +15,7 @@
   "securityContexts" (dict "pod" $runner.podSecurityContext "container" $runner.securityContext)
   "podLabels" (mergeOverwrite (dict) $common.podLabels $runner.podLabels)
   "podAnnotations" (mergeOverwrite (dict) $common.podAnnotations $runner.podAnnotations)
+  "poolsAtATime" $runner.poolsAtATime
   "logLevel" .Values.logLevel
   "logFormat" "json" -}}
 {{- range .Values.imagePullSecrets -}}

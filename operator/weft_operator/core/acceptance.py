@@ -66,6 +66,7 @@ class PoolView:
     wanted: int
     adapters_total: int
     adapters_ready: int
+    rollout: str = ""  # what the replacement of runners waits for
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,10 @@ class DeleteChild:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChild:
-    """That Deployment, of exactly this version and of a group that its pool no longer names, has so many replicas."""
+    """That Deployment, of exactly this version, has so many replicas; nothing else of it changes.
+
+    Its group is one that the pool no longer names, or one whose turn to get another template has not come.
+    """
 
     pool: Ref
     key: ObjectKey

@@ -8,13 +8,14 @@ All carry the pool as their owner: with it they go.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft_operator.core.drift import with_spec_hash
-from weft_operator.core.pod_template import pod_template
+from weft_operator.core.pod_template import TEMPLATE_HASH, pod_template
 from weft_operator.core.resources import API_VERSION, Group, Meta, Object, Pool, Ref
 from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.scaling import rollout_limits
 from weft_operator.core.state import Child, RunnerConfig
 
 Json = dict[str, Any]
@@ -27,16 +28,52 @@ RUNNER_KINDS = ("StatefulSet", "NetworkPolicy")  # what a runner of several pods
 COMPONENT_LABEL, COMPONENT = "app.kubernetes.io/component", "runner"
 NAME_MAX = 52  # a pod's name adds a hash and a random part to it, and is its host name: 63 at most
 SHARED, RANKS = "runners", "ranks"
+SHAPE_HASH, DEFAULTS_HASH = (
+    "serving.weft.dev/shape",
+    "serving.weft.dev/defaults",
+)  # what of a runner's object comes whence
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """What a pool's runners are made from, by hashes: its own part, and what the installation gives all runners."""
+
+    shape: str
+    defaults: str
+    pools_at_a_time: int
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {SHAPE_HASH: self.shape, DEFAULTS_HASH: self.defaults}
+
+
+def revision_of(pool: Pool, launch: RunnerConfig, defaults: RunnerDefaults) -> Revision:
+    return Revision(_hash((pool.shape, launch.base_digest)), defaults_hash(defaults), defaults.pools_at_a_time)
+
+
+def defaults_hash(defaults: RunnerDefaults) -> str:
+    """Of what the installation gives all runners."""
+    return _hash(replace(defaults, pools_at_a_time=0))
+
+
+def _hash(part: object) -> str:
+    return hashlib.sha256(repr(part).encode()).hexdigest()[:16]
+
+
+def template_hash(obj: Object) -> str:
+    """Of the pods that an object makes, or of a pod; empty: an older operator made it."""
+    of = (obj.get("spec") or {}).get("template", obj)
+    return str((of["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, ""))
 
 
 def children(pool: Pool, launch: RunnerConfig, defaults: RunnerDefaults, sizes: Mapping[str, int]) -> list[Child]:
     """Everything that the pool owns. `sizes`: runners of each group, by its name."""
-    meta = pool.meta
+    meta, limits = pool.meta, rollout_limits(pool, sum(sizes.values()))
     shared = child_name(meta.ref.name, SHARED)
     if pool.pods_per_runner > 1:
         own = [_child(meta, "v1", "Service", child_name(meta.ref.name, RANKS), {}, {"spec": _ranks_service(meta.ref)})]
     else:
-        own = [_deployment(pool, group, launch, defaults, sizes[group.name]) for group in pool.groups]
+        own = [_deployment(pool, group, launch, defaults, sizes[group.name], limits) for group in pool.groups]
     return [
         _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
         _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(meta.ref)}),
@@ -67,7 +104,8 @@ def runner_children(
         "selector": {"matchLabels": selecting},
         "template": template,
     }
-    children = [_child(meta, "apps/v1", "StatefulSet", name, own, {"spec": spec})]
+    notes = revision_of(pool, launch, defaults).annotations
+    children = [_child(meta, "apps/v1", "StatefulSet", name, own, {"spec": spec}, notes)]
     if defaults.network_policies:  # without others it would cut the pods off
         policy = {"spec": _ranks_policy(selecting)}
         children.append(_child(meta, "networking.k8s.io/v1", "NetworkPolicy", name, own, policy))
@@ -112,21 +150,24 @@ def group_labels(pool: Ref, group: str) -> dict[str, str]:
     return {**_labels(pool), GROUP_LABEL: group}
 
 
-def _deployment(pool: Pool, group: Group, launch: RunnerConfig, defaults: RunnerDefaults, size: int) -> Child:
+def _deployment(
+    pool: Pool, group: Group, launch: RunnerConfig, defaults: RunnerDefaults, size: int, limits: tuple[int, int]
+) -> Child:
+    """`limits`: maxUnavailable and maxSurge. Accelerators are scarce, so that by default one goes before one comes."""
     meta, labels = pool.meta, group_labels(pool.meta.ref, group.name)
     account = child_name(meta.ref.name, SHARED)
     spec = {
         "replicas": size,
         "selector": {"matchLabels": {**_selecting(meta.ref), GROUP_LABEL: group.name}},
-        # Accelerators are scarce: no runner fits beyond those wanted, so one is deleted before one is created.
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": limits[1], "maxUnavailable": limits[0]}},
         "revisionHistoryLimit": 2,
         "template": pod_template(
             group, replace(launch, phase=group.phase), defaults, labels=labels, account=account, drain_s=pool.drain_s
         ),
     }
     own = {GROUP_LABEL: group.name}
-    return _child(meta, "apps/v1", "Deployment", child_name(meta.ref.name, group.name), own, {"spec": spec})
+    name, notes = child_name(meta.ref.name, group.name), revision_of(pool, launch, defaults).annotations
+    return _child(meta, "apps/v1", "Deployment", name, own, {"spec": spec}, notes)
 
 
 def _ranks_service(pool: Ref) -> Json:
@@ -154,7 +195,10 @@ def _budget(pool: Ref) -> Json:
     }
 
 
-def _child(meta: Meta, api_version: str, kind: str, name: str, labels: Mapping[str, str], rest: Json) -> Child:
+def _child(
+    meta: Meta, api_version: str, kind: str, name: str, labels: Mapping[str, str], rest: Json,
+    annotations: Mapping[str, str] | None = None,
+) -> Child:  # fmt: skip
     owner = {
         "apiVersion": API_VERSION,
         "kind": "ServingPool",
@@ -167,6 +211,7 @@ def _child(meta: Meta, api_version: str, kind: str, name: str, labels: Mapping[s
         "namespace": meta.ref.namespace,
         "labels": {**_labels(meta.ref), **labels},
         "ownerReferences": [owner],
+        **({"annotations": dict(annotations)} if annotations else {}),
     }
     manifest = with_spec_hash({"apiVersion": api_version, "kind": kind, "metadata": metadata, **rest})
     return Child(kind, meta.ref.namespace, name, manifest)

@@ -3,6 +3,8 @@
 Nothing in it depends on adapters: a new adapter is sent to runners, it never restarts one.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
@@ -19,6 +21,7 @@ RANKS_PORT = 7470
 PORTS = {"grpc": GRPC_PORT, "probes": PROBES_PORT, "kv": KV_PORT}
 DATA, CACHE, TLS = "/var/lib/weft", "/var/cache/weft", "/etc/weft/tls"
 SHM_SIZE = "1Gi"
+TEMPLATE_HASH = "serving.weft.dev/template"  # a pod's annotation: what it was made from
 STORAGE = "ephemeral-storage"
 TOP_SHARE = "0.1"  # of the keys, with sparseAttention TopK (FlexGen, section 5)
 LOGS_BYTES = 1 << 30  # of ephemeral-storage beside what volumes may hold: logs, temporary files
@@ -48,7 +51,9 @@ def pod_template(
     args = arguments(launch, defaults, leader, ranks_per_pod)
     volumes = _volumes(defaults, volumes)
     container = _container(template, args, defaults, volumes, mounts, ranks=bool(leader))
-    return {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, volumes, labels)}}
+    made = {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, volumes, labels)}}
+    digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+    return {**made, "metadata": {**made["metadata"], "annotations": {**metadata["annotations"], TEMPLATE_HASH: digest}}}
 
 
 def _launch_volumes(launch: RunnerConfig, ranks_per_pod: int) -> tuple[list[Json], list[Json]]:

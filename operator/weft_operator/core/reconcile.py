@@ -9,6 +9,7 @@ what the backend does, then the status, then Events.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf
 
 from weft.domain.routes import PoolSpec
@@ -40,6 +41,7 @@ from weft_operator.core.replicas import (
     present_runners,
 )
 from weft_operator.core.resources import FINALIZER, Adapter, Malformed, Object, Pool, Ref, holds
+from weft_operator.core.rollout import RETRY_S, is_behind
 from weft_operator.core.state import AdapterRegistration, DesiredState, State
 from weft_operator.core.status import STEPS, adapter_status, events_for, malformed_status, pool_status
 
@@ -118,7 +120,9 @@ def requeue_at(ref: Ref, state: State, now: float) -> float | None:
     resource = state.desired.get(ref)
     if resource is None:
         return None
-    times = deadlines(ref, state) if isinstance(resource, Pool) else []
+    times, defaults = deadlines(ref, state) if isinstance(resource, Pool) else [], state.desired.policy.defaults
+    if isinstance(resource, Pool) and defaults is not None and is_behind(resource, state.observed, defaults):
+        times.append(now + RETRY_S)
     if resource.meta.deleting:
         times.append(_unload_deadline(resource, state.desired))
     elif (resolution := state.observed.resolutions.get(resource.meta.uid)) and not resolution.running:
@@ -157,10 +161,12 @@ def _plan_pool(pool: Pool, state: State, now: float) -> list[Action]:
     wanted = scaling.target(bounds, state.observed.pool_reports.get(str(ref)), present_runners(pool, state))
     view = pool_view(pool, state, bounds, wanted, now)
     entry = pool_entry(view)
+    runners, why = ([], "") if pool.paused else _runners(view, entry, state, now)
+    view = replace(view, rollout=why)
     return [
         *_resolve(pool, view.request, view.resolution, now, state.desired),
         *_publish_pool(ref, entry, state),
-        *([] if pool.paused else _runners(view, entry, state, now)),
+        *runners,
         *_set_status(pool, pool_status(view, now, pods=state.desired.policy.defaults is not None)),
     ]
 
@@ -172,17 +178,17 @@ def _publish_pool(ref: Ref, entry: PoolSpec | None, state: State) -> list[Action
     return [PublishPool(ref, entry)] if entry else [UnpublishPool(ref)]
 
 
-def _runners(view: PoolView, entry: PoolSpec | None, state: State, now: float) -> list[Action]:
-    """Runners follow the base's digest; a pool that is refused or has no base keeps none.
+def _runners(view: PoolView, entry: PoolSpec | None, state: State, now: float) -> tuple[list[Action], str]:
+    """Runners follow the base's digest; a pool that is refused or has no base keeps none. And what they wait for.
 
     While it is not known yet what the base is, those that are there stay: this process may have just started.
     """
     pool, ref = view.pool, view.pool.meta.ref
     if view.serving is None:
-        return plan_teardown(ref, state) if _is_decided(view) else []
+        return (plan_teardown(ref, state) if _is_decided(view) else []), ""
     digest, waited = view.serving.digest, entry == state.expectations.pools.get(ref) and grace_elapsed(ref, state, now)
     if state.desired.policy.defaults is None:
-        return plan_processes(pool, digest, view.wanted, view.bounds, state, waited=waited)
+        return plan_processes(pool, digest, view.wanted, view.bounds, state, waited=waited), ""
     return plan_children(
         pool, digest, view.wanted, view.bounds, state, state.desired.policy.defaults, now, waited=waited
     )

@@ -20,9 +20,18 @@ from weft_operator.core.actions import (
     ScaleChild,
     SetPodDeletionCost,
 )
-from weft_operator.core.children import GROUP_LABEL, INDEX_LABEL, RUNNER_KINDS, children, is_adoptable, runner_children
+from weft_operator.core.children import (
+    GROUP_LABEL,
+    INDEX_LABEL,
+    RUNNER_KINDS,
+    children,
+    is_adoptable,
+    revision_of,
+    runner_children,
+)
 from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
+from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
 from weft_operator.core.state import (
@@ -53,7 +62,7 @@ def present_runners(pool: Pool, state: State) -> int:
 
 
 def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: State, *, waited: bool) -> list[Action]:
-    """Runners as processes."""
+    """Runners as processes: when they are replaced one goes before one comes, whatever maxSurge says."""
     ref, present = pool.meta.ref, state.observed.runners.get(pool.meta.ref, {})
     kept, report = scaling.not_terminating(present), state.observed.pool_reports.get(str(ref))
     groups, lacking = {index: scaling.group_of(index, pool.groups) for index in kept}, list[Group]()
@@ -77,7 +86,8 @@ def plan_processes(pool: Pool, digest: str, wanted: int, bounds: Bounds, state: 
         group = groups.get(index) or next(coming, None) or scaling.group_of(index, pool.groups)
         return scaling.runner_config(pool, digest, group)
 
-    return [EnsureRunner(ref, index, launch(index)) for index in scaling.to_start(launch, wanted, present)]
+    most = max(1, scaling.rollout_limits(pool, wanted)[0])
+    return [EnsureRunner(ref, index, launch(index)) for index in scaling.to_start(launch, wanted, present, most)]
 
 
 def _groups_of_processes(pool: Pool, kept: Mapping[int, RunnerProcess]) -> dict[int, Group]:
@@ -96,15 +106,25 @@ def plan_children(
     now: float,
     *,
     waited: bool,
-) -> list[Action]:
-    """Runners as pods: deletion costs of the victims, then every child that is not as it should be."""
+) -> tuple[list[Action], str]:
+    """Runners as pods: deletion costs of the victims, then every child that is not as it should be.
+
+    And what the replacement of runners waits for.
+    """
     ref, live = pool.meta.ref, state.observed.children.get(pool.meta.ref, {})
     own = {key: obj for key, obj in live.items() if _is_owned(obj, pool.meta.uid)}
     present, report = _live_sizes(live), state.observed.pool_reports.get(str(ref))
     sizes = scaling.sizes(pool, wanted, report, bounds, present)
     launch, orders, kept = scaling.runner_config(pool, digest), list[Action](), set[ObjectKey]()
+    revision = revision_of(pool, launch, defaults)
     if pool.pods_per_runner > 1:
-        sets, kept = _plan_sets(pool, launch, sizes, bounds, state, defaults, own, waited=waited)
+        outside = any(from_outside(obj, revision) for key, obj in own.items() if key.kind == "StatefulSet")
+        why = await_turn(pool, state.desired, state.observed, revision) if outside else ""
+        replacing = 0 if why else scaling.rollout_limits(pool, wanted)[0]
+        sets, kept, behind = _plan_sets(
+            pool, launch, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
+        )
+        held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
         intended = children(pool, launch, defaults, sizes) + sets
     else:
         for group, size in sizes.items():
@@ -114,6 +134,12 @@ def plan_children(
         if scaling.counts_apart(pool):
             sizes = scaling.one_for_one(sizes, present, wanted)
         intended = children(pool, launch, defaults, sizes)
+        held = hold(pool, intended, own, state.desired, state.observed, revision)
+        orders += [
+            ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
+            for key in sorted(held.children)
+            if (size := sizes[_group(own[key])]) != _replicas(own[key])
+        ]
     free = [child for child in intended if child.key in own or child.key not in live]
     failures, foreign = state.expectations.apply_failures.get(ref, {}), state.observed.foreign.get(ref, {})
     adopted = {key: found.obj for key, found in foreign.items() if is_adoptable(found.obj, pool.meta)}
@@ -121,7 +147,7 @@ def plan_children(
     orders += [
         ApplyChild(ref, child, resource_version(live.get(child.key) or adopted.get(child.key)))
         for child in free
-        if child.key not in taken
+        if child.key not in taken | held.children
         and not _is_refused(child, failures.get(child.key), now)
         and _differs(child, live.get(child.key), state)
     ]
@@ -132,9 +158,8 @@ def plan_children(
         if size < _replicas(own[key])
     ]
     # Children of an earlier pool of the same name are deleted; ours are applied once they are gone.
-    return orders + _deletions(
-        ref, live, keep={child.key for child in intended if child.key in own} | kept | sizes_left.keys()
-    )
+    keep = {child.key for child in intended if child.key in own} | kept | sizes_left.keys()
+    return orders + _deletions(ref, live, keep=keep), held.why
 
 
 def plan_teardown(ref: Ref, state: State) -> list[Action]:
@@ -200,12 +225,14 @@ def _shrink(
 
 def _plan_sets(
     pool: Pool, launch: RunnerConfig, sizes: Mapping[str, int], bounds: Bounds, state: State,
-    defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool,
-) -> tuple[list[Child], set[ObjectKey]]:  # fmt: skip
-    """Runners of several pods: what those that should be there own, and what is kept as it is. Anything else goes.
+    defaults: RunnerDefaults, own: Mapping[ObjectKey, Object], *, waited: bool, replacing: int,
+) -> tuple[list[Child], set[ObjectKey], bool]:  # fmt: skip
+    """Runners of several pods: what those that should be there own, what is kept as it is, and whether some of that is
+    of another launch. Anything else goes.
 
-    A runner whose launch is another one goes as a whole, one at a time; then another one comes. Runners of groups that
-    the pool no longer names go one for each that is ready in a group that it names.
+    A runner whose launch is another one goes as a whole, as long as no more than `replacing` of the pool are not ready;
+    then another one comes. Runners of groups that the pool no longer names go one for each that is ready in a group
+    that it names.
     """
     sets = {key: obj for key, obj in own.items() if key.kind == "StatefulSet"}
     report = state.observed.pool_reports.get(str(pool.meta.ref))
@@ -214,7 +241,9 @@ def _plan_sets(
     ready = {key.name: _group(obj) for key, obj in sorted(sets.items()) if states.get(key.name) == "Ready"}
     retired = [name for name, group in ready.items() if group not in sizes]
     room = max(0, sum(sizes.values()) - 1 - (len(ready) - len(retired)))
-    kept, intended = _of_runners(retired[:room], own), list[Child]()
+    kept, intended, behind = _of_runners(retired[:room], own), list[Child](), False
+    named = Counter(ready[name] for name in ready)
+    lacking = {group: max(0, size - named[group]) for group, size in sizes.items()}
     coming, left = list[tuple[Group, int]](), sum(sizes.values())
     for group in pool.groups:
         live = {_index(obj): obj for obj in sets.values() if _group(obj) == group.name}
@@ -222,26 +251,29 @@ def _plan_sets(
         present = {index: _as_process(obj, parts[index][0], launch, states) for index, obj in live.items()}
         together = scaling.counted_together(pool, group.name)
         others = {pod.name for pod in pods if pod.group in together and pod.state == "Ready"}
+        elsewhere = sum(count for name, count in lacking.items() if name != group.name)
         gone, new = _changes(
-            present, launch, sizes[group.name], report, bounds, others, waited=waited, apart=scaling.counts_apart(pool)
-        )
+            present, launch, sizes[group.name], report, bounds, others, waited=waited, apart=scaling.counts_apart(pool),
+            replacing=replacing - elsewhere,
+        )  # fmt: skip
+        lacking[group.name] += sum(present[index].state == "Ready" for index in gone)
         staying = sorted(scaling.not_terminating(present).keys() - gone)
         coming, left = coming + [(group, index) for index in new], left - len(staying)
         for index in staying:
             if present[index].launch == launch:
                 intended += parts[index]
             else:
-                kept |= _of_runners([live[index]["metadata"]["name"]], own)
+                kept, behind = kept | _of_runners([live[index]["metadata"]["name"]], own), True
     if scaling.counts_apart(pool):
         coming = coming[: max(0, left)]  # one for one
     intended += [part for group, index in coming for part in runner_children(pool, group, launch, defaults, index)]
     # While pods end, they reach each other.
-    return intended, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}
+    return intended, kept | {key for key in own if key.kind == "NetworkPolicy" and key.name in states}, behind
 
 
 def _changes(
     present: Mapping[int, RunnerProcess], launch: RunnerConfig, size: int, report: PoolReport | None, bounds: Bounds,
-    others: set[str], *, waited: bool, apart: bool,
+    others: set[str], *, waited: bool, apart: bool, replacing: int,
 ) -> tuple[set[int], list[int]]:  # fmt: skip
     """Of a group's runners of several pods: which go now, and which come. `others`: of groups counted together."""
     names = {runner.name: index for index, runner in scaling.not_terminating(present).items()}
@@ -250,7 +282,7 @@ def _changes(
     going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
     if going is None or going:
         return {names[runner.name] for runner in going or ()}, []
-    started = scaling.to_start(lambda _: launch, size, present)
+    started = scaling.to_start(lambda _: launch, size, present, replacing)
     return {index for index in started if index in present}, [index for index in started if index not in present]
 
 

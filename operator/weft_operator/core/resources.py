@@ -4,6 +4,8 @@ Admission (the API server's schema, or `local.admission`) has already refused ba
 parsing here is reading. Times are unix seconds, pools are named by `Ref`, whose text is "namespace/name".
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,9 +20,11 @@ from weft.api.template import amount
 Kind = Literal["ServingPool", "LoRAAdapter"]
 Tier = Literal["Remote", "Disk", "Host"]
 Object = Mapping[str, Any]
+Bound = int | str  # a number, or a percentage as text
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what reading a spec of another version may raise
 API_VERSION = "serving.weft.dev/v1alpha1"
+NOT_OF_RUNNERS = ("replicas", "autoscaling", "paused", "rollout", "allowedNamespaces")  # of a pool's spec
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
 
@@ -195,6 +199,9 @@ class Pool:
     min_token: int
     kv_across_classes: bool
     paused: bool
+    max_unavailable: Bound
+    max_surge: Bound
+    shape: str  # a hash of what of the spec its runners are made from
     drain_s: float
     allowed: Literal["Same", "All", "List"]
     allowed_names: tuple[str, ...]
@@ -285,7 +292,7 @@ def parse_pool(obj: Object) -> Pool:
     meta, spec = parse_meta(obj), obj["spec"]
     slo, fairness = _slo(spec.get("slo")), spec["scheduler"]["fairness"]
     model, lora, cache, scheduler = spec["model"], spec["lora"], spec["kvCache"], spec["scheduler"]
-    offload = _offload(spec.get("offload") or {})
+    offload, rollout = _offload(spec.get("offload") or {}), spec.get("rollout") or {}
     parallelism, allowed, phases = spec["parallelism"], spec["allowedNamespaces"], spec["phases"]
     return Pool(
         meta=meta,
@@ -332,6 +339,9 @@ def parse_pool(obj: Object) -> Pool:
         min_token=phases["minToken"],
         kv_across_classes=phases["kvAcrossClasses"],
         paused=bool(spec.get("paused")),
+        max_unavailable=rollout.get("maxUnavailable", 1),
+        max_surge=rollout.get("maxSurge", 0),
+        shape=_shape(spec),
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],
         allowed_names=tuple(allowed.get("names") or ()),
@@ -342,6 +352,11 @@ def parse_pool(obj: Object) -> Pool:
 def resource_version(obj: Object | None) -> str | None:
     """The version of an object as the API server gave it; None: there is no object."""
     return obj["metadata"].get("resourceVersion") if obj else None
+
+
+def _shape(spec: Object) -> str:
+    made = {name: value for name, value in spec.items() if name not in NOT_OF_RUNNERS}
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _model_cache(cache: Object) -> ModelCache:

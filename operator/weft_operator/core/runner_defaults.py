@@ -52,6 +52,7 @@ class RunnerDefaults:
     pod_labels: Mapping[str, str] = field(default_factory=dict[str, str])
     pod_annotations: Mapping[str, str] = field(default_factory=dict[str, str])
     network_policies: bool = False  # pods may connect only where a policy lets them
+    pools_at_a_time: int = 1  # whose runners are replaced where any of this changes; 0: all
     executor: str = ""  # "": the runner's own choice
     log_level: str = "INFO"
     log_format: str = "json"

@@ -13,9 +13,10 @@ the number of each phase, also within a fixed number, and names victims among th
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from weft.domain.routes import GroupPhase, PhaseGroups
-from weft_operator.core.resources import Group, Pool
+from weft_operator.core.resources import Bound, Group, Pool
 from weft_operator.core.state import PoolReport, RunnerConfig, RunnerProcess
 
 RUNNERS_MAX = 1024
@@ -215,25 +216,44 @@ def runner_config(pool: Pool, base_digest: str, group: Group | None = None) -> R
     )
 
 
+def rollout_limits(pool: Pool, wanted: int) -> tuple[int, int]:
+    """maxUnavailable and maxSurge of a pool of so many runners; one runner goes where both would be 0."""
+    unavailable, surge = _floor(pool.max_unavailable, wanted), _ceil(pool.max_surge, wanted)
+    return (unavailable, surge) if unavailable + surge else (1, 0)
+
+
+def _floor(bound: Bound, wanted: int) -> int:
+    return bound if isinstance(bound, int) else int(bound.rstrip("%")) * wanted // 100
+
+
+def _ceil(bound: Bound, wanted: int) -> int:
+    return bound if isinstance(bound, int) else ceil(int(bound.rstrip("%")) * wanted / 100)
+
+
 def not_terminating(runners: Mapping[int, RunnerProcess]) -> dict[int, RunnerProcess]:
     """Processes that were not asked to go, by index."""
     return {index: runner for index, runner in sorted(runners.items()) if runner.state != "Leaving"}
 
 
-def to_start(wanted: Callable[[int], RunnerConfig], count: int, present: Mapping[int, RunnerProcess]) -> list[int]:
+def to_start(
+    wanted: Callable[[int], RunnerConfig], count: int, present: Mapping[int, RunnerProcess], unavailable: int = 1
+) -> list[int]:
     """Indexes of processes to start, or to start anew with another launch.
 
-    Missing runners start all at once, at the lowest free indexes. Outdated ones are replaced one at a time, each when
-    every other runner that is wanted is ready, so that a change of a pool never takes all of its runners away; a runner
-    that cannot start anyway is replaced at once.
+    Missing runners start all at once, at the lowest free indexes. Outdated ones are replaced when every runner that is
+    wanted is there, as many as leave no more than `unavailable` runners that are not ready, so that a change of a pool
+    never takes all of its runners away; a runner that cannot start anyway is replaced at once.
     """
     kept = not_terminating(present)
     free = (index for index in range(RUNNERS_MAX) if index not in present)
     missing = [next(free) for _ in range(count - len(kept))]
     outdated = [index for index, runner in kept.items() if runner.launch != wanted(index)]
     broken = [index for index in outdated if kept[index].state == "CrashLoop"]
-    ready = not missing and all(runner.state == "Ready" for i, runner in kept.items() if i not in outdated[:1])
-    return missing + (broken or (outdated[:1] if ready else []))
+    if missing or broken:
+        return missing + broken
+    unready = {index for index, runner in kept.items() if runner.state != "Ready"}
+    going = next((n for n in range(len(outdated), 0, -1) if len(unready.union(outdated[:n])) <= unavailable), 0)
+    return outdated[:going]
 
 
 def deletion_costs(going: Iterable[Runner]) -> dict[str, int]:

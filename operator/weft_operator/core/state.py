@@ -79,6 +79,7 @@ class Pod:
     message: str = ""  # why it does not run, for people
     cost: int | None = None
     runner: str = ""
+    template: str = ""  # a hash of what it was made from
 
 
 def runner_pods(pods: Iterable[Pod]) -> list[Pod]:

@@ -182,6 +182,8 @@ def _progressing(view: PoolView, fetched: Condition) -> Condition:
         return Condition("Progressing", "Unknown", "Paused", "spec.paused is true: runners stay as they are")
     if trouble := _trouble(view):
         return Condition("Progressing", "False", trouble.reason, trouble.message)
+    if view.rollout:
+        return Condition("Progressing", "True", "Converging", view.rollout)
     if ready_runners(view) == view.wanted == len(view.runners):
         return Condition("Progressing", "False", "RunnersReady", "every wanted runner is ready")
     return Condition("Progressing", "True", "Converging", f"bringing the pool to {view.wanted} runners")
@@ -189,7 +191,8 @@ def _progressing(view: PoolView, fetched: Condition) -> Condition:
 
 def _pool_ready(view: PoolView, available: Condition, progressing: Condition) -> Condition:
     """True once nothing is left to do, as kstatus and `kubectl wait` read it."""
-    if view.serving is not None and ready_runners(view) == view.wanted == len(view.runners):
+    settled = ready_runners(view) == view.wanted == len(view.runners) and not view.rollout
+    if view.serving is not None and settled:
         if view.wanted == 0:
             return Condition("Ready", "True", available.reason, available.message)
         return Condition("Ready", "True", "RunnersReady", "every wanted runner is ready")

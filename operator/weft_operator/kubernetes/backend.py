@@ -128,7 +128,7 @@ class KubernetesBackend:
             await self._look(action.key)  # its watch may be late; it is not deleted twice
 
     async def scale_child(self, action: ScaleChild) -> None:
-        """Fewer replicas of a Deployment that the pool no longer names: nothing of it is applied."""
+        """Other replicas of a Deployment that is otherwise left as it is."""
         await self._check(action.pool)
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
         body = {"metadata": fence, "spec": {"replicas": action.replicas}}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from weft.domain.text import sanitize
-from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
+from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import ObjectKey, Pod, RunnerState
 from weft_operator.kubernetes.cache import ObjectCache
@@ -108,6 +108,7 @@ def observed_pod(obj: Object) -> Pod:
         group=(metadata.get("labels") or {}).get(GROUP_LABEL, ""),
         runner=(metadata.get("labels") or {}).get(RUNNER_LABEL, ""),
         state=state,
+        template=template_hash(obj),
         message=message,
         cost=_cost((metadata.get("annotations") or {}).get(DELETION_COST)),
     )

@@ -13,7 +13,7 @@ from typing import Any
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
 from weft_operator.core.actions import Action, AddFinalizer, ApplyChild, DeleteChild, ScaleChild, SetPodDeletionCost
-from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL
+from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
 from weft_operator.core.drift import QUANTITIES
 from weft_operator.core.expectations import apply_failed
 from weft_operator.core.resources import Ref
@@ -121,13 +121,19 @@ class ModelCluster:
     def _follow_deployment(self, key: ObjectKey, obj: Json) -> None:
         mine = [pod for pod in self.pods.values() if pod.deployment == key]
         template, replicas = obj["spec"]["template"], obj["spec"]["replicas"]
+        bounds, outdated = obj["spec"]["strategy"]["rollingUpdate"], [pod for pod in mine if pod.template != template]
         by_rank = sorted(mine, key=lambda pod: (pod.ready, pod.cost or 0, pod.name))
-        for pod in by_rank[: max(0, len(mine) - replicas)]:
+        for pod in by_rank[: max(0, len(mine) - replicas - (bounds["maxSurge"] if outdated else 0))]:
             del self.pods[pod.name]
-        outdated = [pod for pod in mine if pod.template != template and pod.name in self.pods]
-        if outdated and all(pod.ready for pod in mine):  # maxSurge 0, maxUnavailable 1
-            del self.pods[outdated[0].name]
-        for _ in range(replicas - sum(pod.deployment == key for pod in self.pods.values())):
+        outdated = [pod for pod in outdated if pod.name in self.pods]
+        present = [pod for pod in mine if pod.name in self.pods]
+        for pod in sorted(outdated, key=lambda pod: pod.ready):  # those that serve nobody first
+            if not pod.ready or sum(one.ready for one in present) > replicas - bounds["maxUnavailable"]:
+                del self.pods[pod.name]
+                present.remove(pod)
+        most = replicas + (bounds["maxSurge"] if any(pod in outdated for pod in present) else 0)
+        current = sum(pod.template == template for pod in present)
+        for _ in range(min(replicas - current, most - len(present))):
             name = f"{key.name}-{self.unique('')}"
             labels = obj["metadata"]["labels"]
             pool = Ref("ServingPool", key.namespace, labels[POOL_LABEL])
@@ -153,7 +159,7 @@ class ModelCluster:
         for pod in self.pods.values():
             state = "Ready" if pod.ready else "Starting"
             observed.pods.setdefault(pod.pool, {})[pod.name] = Pod(
-                pod.name, pod.uid, pod.group, state, cost=pod.cost,
+                pod.name, pod.uid, pod.group, state, cost=pod.cost, template=template_hash(pod.template),
                 runner=pod.template["metadata"]["labels"].get(RUNNER_LABEL, ""),
             )  # fmt: skip
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.operator.cluster import SITE, served
 from tests.unit.operator.planning import BASE, pool_object
 from weft_operator.core import scaling
-from weft_operator.core.children import children
-from weft_operator.core.drift import INTENT, matches, spec_hash, with_spec_hash
+from weft_operator.core.children import children, template_hash
+from weft_operator.core.drift import matches, spec_hash, with_spec_hash
+from weft_operator.core.pod_template import TEMPLATE_HASH
 from weft_operator.core.resources import parse_pool
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import Child
@@ -107,7 +108,8 @@ def test_a_field_that_the_wish_no_longer_names_is_found_by_the_intent() -> None:
     before, after = deployment({"nodeSelector": {"gpu": "yes"}}), deployment()
     live = served(before)
     assert not matches(live, after)
-    live["metadata"]["annotations"][INTENT] = spec_hash(after)
+    live["metadata"]["annotations"] = dict(after["metadata"]["annotations"])
+    live["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH] = template_hash(after)
     assert matches(live, after)  # nothing else tells
 
 

@@ -1,0 +1,165 @@
+"""When runners are replaced by ones of another template: how many at a time, of which group, of which pool. Pure.
+
+A pool's bounds are `spec.rollout`. Of its groups one is replaced at a time, so that the bounds hold for the pool. A
+change that comes from what the installation gives all runners (a new image, a new operator) is made pool by pool: those
+in order first, and none while one that has it is not in order. A change of the pool's own waits for no other pool.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft_operator.core.children import (
+    DEFAULTS_HASH,
+    GROUP_LABEL,
+    SHAPE_HASH,
+    Revision,
+    defaults_hash,
+    template_hash,
+)
+from weft_operator.core.resources import Object, Pool, Ref
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.scaling import rollout_limits
+from weft_operator.core.state import Child, DesiredState, ObjectKey, ObservedState, Pod
+
+OUTSIDE, REPLACING = "what the installation gives runners has changed", "runners are being replaced"
+RETRY_S = 2.0  # before a pool looks again whether another one is in order
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is not replaced yet, and why; a pool may also be replacing runners, which `why` says."""
+
+    children: frozenset[ObjectKey] = frozenset()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The runners of one live object (a group's Deployment, or a runner's StatefulSet) and what becomes of them."""
+
+    key: ObjectKey
+    name: str
+    pending: bool  # it has another template than it should have
+    from_outside: bool  # which is not the pool's own change
+    replicas: int
+    current: int  # pods of the template that the object has
+    ready: int  # of all its pods
+    current_ready: int
+    outdated: int
+
+    @property
+    def in_order(self) -> bool:
+        return self.current_ready >= self.replicas and not self.outdated
+
+
+def hold(
+    pool: Pool, intended: Sequence[Child], own: Mapping[ObjectKey, Object], desired: DesiredState,
+    observed: ObservedState, revision: Revision,
+) -> Held:  # fmt: skip
+    """Which Deployments keep their template for now."""
+    pods, wishes = observed.pods.get(pool.meta.ref, {}).values(), {child.key: child.manifest for child in intended}
+    parts = [
+        _part(key, own[key], wishes[key], pods, revision) for key in wishes if key in own and key.kind == "Deployment"
+    ]
+    pending = [part for part in parts if part.pending and part.replicas]
+    unsettled = next((part for part in parts if not part.pending and not part.in_order), None)
+    first = min(pending, key=lambda part: part.in_order, default=None)
+    surges = rollout_limits(pool, sum(part.replicas for part in parts))[1] > 0
+    counting = [part for part in pending if part.ready or surges]  # the others serve nobody, and take no room more
+    held = {part.key: f"group {part.name} waits" for part in counting if part is not first}
+    why = _progress(parts)
+    if first in counting and unsettled is not None:
+        assert first is not None
+        held[first.key] = f"group {first.name} waits"
+    if held:
+        before = unsettled or first
+        assert before is not None
+        why = f"{held[min(held)]} for group {before.name}, with {before.ready} of {before.replicas} runners ready"
+    if first is not None and first.from_outside and (other := await_turn(pool, desired, observed, revision)):
+        outside = {part.key for part in pending if part.from_outside}
+        return Held(frozenset(held.keys() | outside), f"{OUTSIDE}: {other}")
+    return Held(frozenset(held), why)
+
+
+def await_turn(pool: Pool, desired: DesiredState, observed: ObservedState, revision: Revision) -> str:
+    """Why a pool with a change from outside waits; empty: it is its turn."""
+    ref, most = pool.meta.ref, revision.pools_at_a_time
+    if not most:
+        return ""
+    waiting, changing = list[tuple[bool, Ref]](), list[Ref]()
+    for other in desired.pools.values():
+        if other.paused or other.meta.deleting:
+            continue
+        parts = _live_parts(other.meta.ref, observed, revision)
+        begun = any(not part.pending and not part.in_order for part in parts)
+        if other.pods_per_runner > 1:  # one of them is gone, and its next one is to come
+            begun = begun or len(parts) < int(other.status.get("desiredReplicas", 0))
+        if begun and other.meta.ref == ref:
+            return ""
+        if begun:
+            changing.append(other.meta.ref)
+        elif other.meta.ref == ref or any(part.pending and part.replicas for part in parts):
+            waiting.append((not all(part.in_order for part in parts), other.meta.ref))
+    free = max(0, most - len(changing))
+    if any(ref == one for _, one in sorted(waiting)[:free]):
+        return ""
+    before = min(changing) if changing else sorted(waiting)[0][1]
+    return f"waits for ServingPool {before}, whose runners have to be ready first"
+
+
+def is_behind(pool: Pool, observed: ObservedState, defaults: RunnerDefaults) -> bool:
+    """Whether runners of it have not got what the installation gives all runners now."""
+    given, live = defaults_hash(defaults), observed.children.get(pool.meta.ref, {})
+    return not pool.paused and any(_annotation(obj, DEFAULTS_HASH) != given for obj in _runner_objects(live).values())
+
+
+def from_outside(live: Object, revision: Revision) -> bool:
+    """Whether the pool's own part of a runner's object is as it should be: then all that differs is from elsewhere.
+
+    An older operator did not note that part.
+    """
+    return _annotation(live, SHAPE_HASH) in ("", revision.shape)
+
+
+def _live_parts(pool: Ref, observed: ObservedState, revision: Revision) -> list[_Part]:
+    """By what is noted at the live objects: nothing of the pool is rendered."""
+    pods, parts = observed.pods.get(pool, {}).values(), list[_Part]()
+    for key, live in _runner_objects(observed.children.get(pool, {})).items():
+        parts.append(_part_of(key, live, pods, pending=_annotation(live, DEFAULTS_HASH) != revision.defaults))
+    return parts
+
+
+def _runner_objects(live: Mapping[ObjectKey, Object]) -> dict[ObjectKey, Object]:
+    staying = {key: obj for key, obj in live.items() if obj["metadata"].get("deletionTimestamp") is None}
+    return {key: obj for key, obj in staying.items() if key.kind in ("Deployment", "StatefulSet")}
+
+
+def _part(key: ObjectKey, live: Object, wish: Object, pods: Iterable[Pod], revision: Revision) -> _Part:
+    pending = template_hash(live) != template_hash(wish)
+    return _part_of(key, live, pods, pending=pending, outside=pending and from_outside(live, revision))
+
+
+def _part_of(key: ObjectKey, live: Object, pods: Iterable[Pod], *, pending: bool, outside: bool = False) -> _Part:
+    of_set = key.kind != "Deployment"
+    name = str((live["metadata"].get("labels") or {}).get(GROUP_LABEL, ""))
+    mine = [pod for pod in pods if (pod.runner == key.name if of_set else pod.group == name)]
+    staying, made = [pod for pod in mine if pod.state != "Leaving"], template_hash(live)
+    current, ready = (
+        [pod for pod in staying if pod.template == made],
+        [pod for pod in staying if pod.state == "Ready"],
+    )
+    both, outdated = sum(pod.state == "Ready" for pod in current), len(staying) - len(current)
+    replicas = int(live["spec"].get("replicas", 1))
+    return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated)
+
+
+def _progress(parts: Sequence[_Part]) -> str:
+    behind = [part for part in parts if part.current < part.replicas and part.ready]
+    if not behind:
+        return ""
+    current, replicas = sum(part.current for part in parts), sum(part.replicas for part in parts)
+    return f"{REPLACING}: {current} of {replicas} are of the new template"
+
+
+def _annotation(obj: Object, name: str) -> str:
+    return str((obj["metadata"].get("annotations") or {}).get(name, ""))

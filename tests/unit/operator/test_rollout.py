@@ -1,0 +1,223 @@
+"""How runners are replaced: within a pool's bounds, one group at a time, and pool by pool where a version comes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
+from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
+from weft_operator.core.reconcile import requeue_at
+from weft_operator.core.resources import parse_pool
+from weft_operator.core.rollout import RETRY_S
+from weft_operator.core.scaling import rollout_limits, to_start
+from weft_operator.core.state import Policy, RunnerProcess
+from weft_operator.local.objects import ObjectStore
+
+OLD, NEW = {"pageTokens": 16, "pages": 1024}, {"pageTokens": 16, "pages": 2048}
+NEXT = replace(SITE, image="registry.example/weft-runner:2")
+
+
+def new_world() -> ClusterWorld:
+    return cluster_world(ObjectStore(lambda: 0.0), {}, 1_000_000.0)
+
+
+def started(world: ClusterWorld, *names: str, **spec: Any) -> None:
+    for name in names:
+        world.contents[f"file:{name}"] = fetched_base()
+        world.apply(pool_object(name, **spec))
+    world.at_rest()
+
+
+def ready(world: ClusterWorld, name: str = "base") -> int:
+    return sum(pod.ready for pod in world.cluster.pods.values() if pod.pool == pool_ref(name))
+
+
+def message(world: ClusterWorld, ref: Any, kind: str) -> str:
+    return next(c["message"] for c in world.status(ref)["conditions"] if c["type"] == kind)
+
+
+def images(world: ClusterWorld, name: str) -> set[str]:
+    pods = [pod for pod in world.cluster.pods.values() if pod.pool == pool_ref(name)]
+    return {pod.template["spec"]["containers"][0]["image"] for pod in pods}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "wanted", "limits"),
+    [
+        ({}, 10, (1, 0)),
+        ({"maxUnavailable": "25%", "maxSurge": "25%"}, 10, (2, 3)),
+        ({"maxUnavailable": "5%", "maxSurge": 0}, 10, (1, 0)),
+        ({"maxUnavailable": 0, "maxSurge": "1%"}, 10, (0, 1)),
+        ({"maxUnavailable": "100%", "maxSurge": 0}, 3, (3, 0)),
+    ],
+)
+def test_bounds_are_numbers_or_shares_of_the_wanted_runners(rollout: Any, wanted: int, limits: tuple[int, int]) -> None:
+    obj = pool_object(rollout=rollout)
+    obj["metadata"] |= {
+        "uid": "u", "generation": 1, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"
+    }  # fmt: skip
+    assert rollout_limits(parse_pool(obj), wanted) == limits
+
+
+STATES = st.lists(st.sampled_from(["Ready", "Ready", "Ready", "Starting", "CrashLoop"]), max_size=8)
+
+
+@given(states=STATES, outdated=st.sets(st.integers(0, 7)), unavailable=st.integers(1, 4))
+def test_processes_are_replaced_within_the_bound(states: list[Any], outdated: set[int], unavailable: int) -> None:
+    launches: dict[int, Any] = {index: "old" if index in outdated else "new" for index in range(len(states))}
+    present = {i: RunnerProcess(launches[i], state, name=str(i)) for i, state in enumerate(states)}
+    started = to_start(lambda _: "new", len(states), present, unavailable)  # type: ignore[arg-type, return-value]
+    missing = sum(state != "Ready" for state in states)
+    taken = sum(states[index] == "Ready" for index in started)
+    assert all(launches[index] == "old" for index in started)
+    assert taken == 0 or missing + taken <= unavailable
+    behind = [index for index in launches if launches[index] == "old"]
+    assert started or not behind or missing > 0, "somebody goes as long as all are ready"
+
+
+GROUPS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3, unique=True)
+
+
+@given(
+    groups=GROUPS, size=st.integers(1, 3), unavailable=st.integers(0, 3), surge=st.integers(0, 2),
+    missing=st.integers(0, 2), steps=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30),
+    outside=st.booleans(),
+)  # fmt: skip
+def test_no_more_runners_are_missing_than_were_and_the_bound_allows(
+    groups: list[str], size: int, unavailable: int, surge: int, missing: int, steps: list[tuple[bool, bool]],
+    outside: bool,
+) -> None:  # fmt: skip
+    wanted, bounds = size * len(groups), {"maxUnavailable": unavailable, "maxSurge": surge}
+    spec = {"replicas": wanted, "runnerGroups": [{"name": name, "minRunners": size} for name in groups]}
+    world = new_world()
+    started(world, "base", rollout=bounds, kvCache=OLD, **spec)
+    for name in sorted(world.cluster.pods)[:missing]:
+        world.cluster.pods[name] = replace(world.cluster.pods[name], ready=False)
+    world.cluster.pods_become_ready = False
+    world.answers()
+    before = wanted - ready(world)
+    most, edits = (unavailable if unavailable + surge else 1), 0
+    if outside:
+        world.policy = Policy(defaults=NEXT)
+    else:
+        world.apply(pool_object(rollout=bounds, kvCache=NEW, **spec))
+    for become_ready, edited in steps:
+        world.cluster.pods_become_ready = become_ready
+        if edited and not outside:  # while it goes on
+            edits += 1
+            world.apply(pool_object(rollout=bounds, kvCache={**NEW, "pages": 2048 + edits}, **spec))
+        world.step()
+        assert wanted - ready(world) <= before + most
+        assert len(world.cluster.pods) <= wanted + surge
+    world.cluster.pods_become_ready = True
+    world.now += 60
+    world.at_rest()
+    assert ready(world) == wanted
+    templates = {str(pod.template["spec"]["containers"][0]) for pod in world.cluster.pods.values()}
+    assert len(templates) == 1
+    assert ("weft-runner:2" in templates.pop()) == outside
+    assert world.condition(pool_ref(), "Ready") == ("True", "RunnersReady")
+
+
+def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so() -> None:
+    world = new_world()
+    groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
+    started(world, "base", replicas=4, runnerGroups=groups, kvCache=OLD)
+    world.cluster.pods_become_ready = False
+    world.apply(pool_object(replicas=4, runnerGroups=groups, kvCache=NEW))
+    world.settle()
+    assert ready(world) == 3
+    words = message(world, pool_ref(), "Progressing")
+    assert words == "group b waits for group a, with 1 of 2 runners ready"
+    assert world.condition(pool_ref(), "Ready") == ("False", "Converging")
+    world.apply(pool_object(replicas=4, runnerGroups=groups, kvCache=OLD))  # back: the first group is not stuck
+    world.cluster.pods_become_ready = True
+    world.at_rest()
+    assert ready(world) == 4
+
+
+def test_a_group_that_waits_is_scaled_all_the_same() -> None:
+    world = new_world()
+    groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
+    started(world, "base", replicas=4, runnerGroups=groups, kvCache=OLD)
+    world.cluster.pods_become_ready = False
+    world.apply(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], kvCache=NEW))
+    world.settle()
+    assert world.sizes(pool_ref()) == {"a": 2, "b": 4}
+
+
+def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_up_stops_it() -> None:
+    world = new_world()
+    started(world, "one", "two", "three", replicas=2)
+    world.policy = Policy(defaults=NEXT)
+    world.cluster.pods_become_ready = False
+    for _ in range(5):
+        world.step()
+    names = ("one", "two", "three")
+    assert [ready(world, name) for name in names] == [1, 2, 2]
+    words = message(world, pool_ref("two"), "Progressing")
+    assert words.endswith("waits for ServingPool default/one, whose runners have to be ready first"), words
+    assert requeue_at(pool_ref("two"), world.state, world.now) == world.now + RETRY_S
+    world.apply(pool_object("three", replicas=2, kvCache=NEW))  # its own change waits for nobody
+    world.step()
+    world.step()
+    assert [ready(world, name) for name in names] == [1, 2, 1]
+    world.cluster.pods_become_ready = True
+    for _ in range(40):
+        world.step()
+        assert sum(ready(world, name) < 2 for name in names) <= 2
+    assert [images(world, name) for name in names] == [{NEXT.image}] * 3
+    world.at_rest()
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 0])
+def test_no_more_pools_are_replaced_at_a_time_than_the_platform_allows(at_a_time: int) -> None:
+    world = new_world()
+    names = ("a", "b", "c", "d")
+    started(world, *names, replicas=2)
+    world.policy = Policy(defaults=replace(NEXT, pools_at_a_time=at_a_time))
+    most = 0
+    for _ in range(60):
+        world.step()
+        most = max(most, sum(ready(world, name) < 2 for name in names))
+    assert most == (at_a_time or 4)
+    assert [images(world, name) for name in names] == [{NEXT.image}] * 4
+
+
+def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version() -> None:
+    world = new_world()
+    started(world, "broken", "good", "paused", replicas=2)
+    world.apply(pool_object("paused", replicas=2, paused=True))
+    broken = {name for name, pod in world.cluster.pods.items() if pod.pool == pool_ref("broken")}
+    world.cluster.pods_become_ready = False
+    for name in broken:
+        world.cluster.pods[name] = replace(world.cluster.pods[name], ready=False)
+    world.answers()
+    world.policy = Policy(defaults=NEXT)
+    for _ in range(20):
+        for name, pod in world.cluster.pods.items():
+            world.cluster.pods[name] = replace(pod, ready=pod.pool != pool_ref("broken"))
+        world.step()
+    assert images(world, "good") == {NEXT.image}
+    assert images(world, "paused") == {SITE.image}
+
+
+def test_runners_of_several_pods_wait_for_the_turn_of_their_pool_too() -> None:
+    world = new_world()
+    grid = {"tensor": 2, "pipeline": 1, "podsPerRunner": 2}
+    started(world, "one", "two", replicas=2, parallelism=grid)
+    world.policy = Policy(defaults=NEXT)
+    world.cluster.pods_become_ready = False
+    for _ in range(6):
+        world.step()
+    assert [ready(world, name) for name in ("one", "two")] == [2, 4]
+    assert "ServingPool default/one" in message(world, pool_ref("two"), "Progressing")
+    world.cluster.pods_become_ready = True
+    for _ in range(40):
+        world.step()
+        assert min(ready(world, "one"), ready(world, "two")) >= 2
+        assert ready(world, "one") + ready(world, "two") >= 6
+    assert [images(world, name) for name in ("one", "two")] == [{NEXT.image}] * 2
