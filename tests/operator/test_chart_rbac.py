@@ -174,7 +174,7 @@ def applies(kind: str) -> Use:
         pool = owner_of(live)
         assert pool is not None
         while True:
-            world.cache.put(live)
+            world.cache.read(child.key, live)
             try:
                 return await world.backend.apply_child(ApplyChild(pool, child, live["metadata"]["resourceVersion"]))
             except StaleWrite:  # its controller has told its status meanwhile

@@ -108,7 +108,7 @@ class Webhook:
             self._seen[resource.meta.ref] = (resource.meta.uid, resource.meta.resource_version)
             self._changed.notify_all()
 
-    def _drop(self, key: ObjectKey, _uid: str, _version: int | None) -> None:
+    def _drop(self, key: ObjectKey, _uid: str) -> None:
         ref = Ref(cast("Any", key.kind), key.namespace, key.name)
         self._desired.drop(ref)
         with self._changed:

@@ -13,10 +13,14 @@ from weft.domain.model.errors import ArtifactError, Reason, Refused
 
 
 class Unavailable(ArtifactError):
-    """The other side does not answer now; trying again later may help."""
+    """The other side does not answer now; trying again later may help.
 
-    def __init__(self, message: str, reason: Reason = Reason.SOURCE_UNREACHABLE) -> None:
+    `retry_after_s`: how long it asks to wait; 0: it does not say.
+    """
+
+    def __init__(self, message: str, reason: Reason = Reason.SOURCE_UNREACHABLE, *, retry_after_s: int = 0) -> None:
         super().__init__(reason, message)
+        self.retry_after_s = retry_after_s
 
 
 class DepotFull(Unavailable):

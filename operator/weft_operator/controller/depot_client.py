@@ -11,6 +11,7 @@ from weft_operator.core.artifacts import OperationStatus, Request, State
 from weft_operator.errors import DepotFailed, DepotUnavailable
 
 WAIT_S = 10.0  # one long poll; an operation itself may take as long as it takes
+MAX_WAIT_S = 3600.0  # that a server may ask for
 FIRST_WAIT_S = 1.0  # a request that is answered within this, as one about an unchanged source, is the only one
 TIMEOUT_S = 30.0
 AGAIN_LATER = (401, 403, 404, 429, 503)
@@ -107,4 +108,9 @@ def parse_answer(body: dict[str, Any]) -> OperationStatus:
         reason=body.get("reason") or ("ResolveFailed" if state == "Failed" else ""),
         message=body.get("message") or "",
         watch=body.get("watch"),
+        retry_after_s=_seconds(body.get("retryAfterSeconds")),
     )
+
+
+def _seconds(value: object) -> float:
+    return min(float(value), MAX_WAIT_S) if isinstance(value, int) and value > 0 else 0.0

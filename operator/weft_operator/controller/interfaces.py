@@ -20,7 +20,7 @@ from weft_operator.core.actions import (
     UnpublishPool,
 )
 from weft_operator.core.artifacts import OperationStatus, Request
-from weft_operator.core.resources import Kind, Object
+from weft_operator.core.resources import Kind
 
 RegistryUpdate = PublishPool | UnpublishPool | PublishAdapter | UnpublishAdapter
 ClusterAction = (
@@ -44,11 +44,9 @@ class Backend(Protocol):
     events (`on_*`), before it returns or later.
     """
 
-    async def set_status(self, action: SetStatus) -> Object:
-        """Write a status; the object as it is then."""
-        ...
+    async def set_status(self, action: SetStatus) -> None: ...
 
-    async def add_finalizer(self, action: AddFinalizer) -> Object: ...
+    async def add_finalizer(self, action: AddFinalizer) -> None: ...
 
     async def remove_finalizer(self, action: RemoveFinalizer) -> None: ...
 

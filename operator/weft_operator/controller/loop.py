@@ -132,11 +132,11 @@ class Controller:
     # ------------------------------------------------------------------------------------------- events
 
     def on_object(self, obj: Object, *, gone: bool = False) -> None:
-        """An object is new, changed, or gone. What is older than what is known changes nothing."""
+        """An object is new, changed, or gone. The caller keeps the order of its versions."""
         resource = parse(obj)
         ref = resource.meta.ref
         known = self.state.desired.meta(ref)
-        if known is not None and _is_stale(resource.meta, known, gone):
+        if known is not None and _is_known(resource.meta, known, gone):
             return
         if known is not None and (gone or known.uid != resource.meta.uid):
             self._forget(known.uid, ref)
@@ -280,9 +280,9 @@ class Controller:
         backend = self._backend
         match action:
             case SetStatus():
-                self._written(await backend.set_status(action))
+                await backend.set_status(action)
             case AddFinalizer():
-                self._written(await backend.add_finalizer(action))
+                await backend.add_finalizer(action)
             case RemoveFinalizer():
                 await backend.remove_finalizer(action)
             case RecordEvent():
@@ -312,13 +312,6 @@ class Controller:
             apply_failed(action, error.message, self.state, self._clock())
             raise
 
-    def _written(self, obj: Object) -> None:
-        """The answer to a write; the object may be gone by now."""
-        resource = parse(obj)
-        known = self.state.desired.meta(resource.meta.ref)
-        if known is not None and known.uid == resource.meta.uid:
-            self.on_object(obj)
-
     def _forget(self, uid: str, ref: Ref) -> None:
         self._depot.forget(uid)
         self._budget.forget(ref)
@@ -331,12 +324,11 @@ class Controller:
             self._queue.add(known_refs(self.state))
 
 
-def _is_stale(said: Meta, known: Meta, gone: bool) -> bool:
-    """Whether an event tells of what is over. Versions of one API server are numbers and grow (Kubernetes 1.35)."""
-    if said.uid != known.uid:
+def _is_known(meta: Meta, known: Meta, gone: bool) -> bool:
+    """Whether an event is no news: the end of an earlier object of that name, or the version that is known."""
+    if meta.uid != known.uid:
         return gone
-    one, other = said.resource_version, known.resource_version
-    return not gone and one.isdecimal() and other.isdecimal() and int(one) <= int(other)
+    return not gone and meta.resource_version == known.resource_version
 
 
 def _put(table: dict[Ref, dict[K, V]], pool: Ref, key: K, value: V | None) -> bool:

@@ -90,6 +90,7 @@ class OperationStatus:
     reason: str = ""
     message: str = ""
     watch: str | None = None  # while the depot knows it as unchanged, so is this answer
+    retry_after_s: float = 0.0  # how long the source's server asks to wait
 
     @property
     def finished(self) -> bool:
@@ -134,7 +135,8 @@ class Resolution:
             return self.finished_at + (max(period_s, WATCHED_S) if self.answer.watch else period_s)
         if self.request.remote:
             pause_s = min(period_s * 2 ** min(self.failures - 1, 10), REMOTE_PAUSE_MAX_S)
-            return self.finished_at + self.request.jittered(max(pause_s, period_s))
+            least_s = max(pause_s, period_s, self.answer.retry_after_s / (1 - JITTER))
+            return self.finished_at + self.request.jittered(least_s)
         most_s = UNREACHABLE_PAUSE_MAX_S if self.answer.reason == "SourceUnreachable" else FAILURE_PAUSE_MAX_S
         pause_s = min(period_s * 2 ** min(self.failures - 1, 10), most_s)
         return self.finished_at + max(pause_s, period_s)  # never more often than a source in order

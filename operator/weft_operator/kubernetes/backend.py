@@ -30,8 +30,9 @@ from weft_operator.core.resources import API_VERSION, Object, Ref, resource_vers
 from weft_operator.core.state import ObjectKey
 from weft_operator.errors import AlreadyExists, ApiFailed, ChildExists, ChildRefused, KubernetesError, StaleWrite
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, EVENTS, MERGE_PATCH, PODS, Api, version_of
+from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, EVENTS, MERGE_PATCH, PODS, Api
 from weft_operator.kubernetes.event_mapping import DELETION_COST, owner_of
+from weft_operator.kubernetes.resync import read_again
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ Clock = Callable[[], float]
 
 
 class KubernetesBackend:
-    """Owns no state but the cache's: the answer of a write goes there, before its watch event comes.
+    """Owns no state but the cache's: the answer to a write goes there, before its watch event comes.
 
     `lead()` raises LeadershipLost; it is asked right before each write. `write_s` bounds how long one is under way.
     """
@@ -58,7 +59,7 @@ class KubernetesBackend:
         self._instance, self._clock = instance, clock
         self._series: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was recorded
 
-    async def set_status(self, action: SetStatus) -> Object:
+    async def set_status(self, action: SetStatus) -> None:
         """Replace the whole status of exactly that version."""
         resource = BY_KIND[action.ref.kind]
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
@@ -69,17 +70,17 @@ class KubernetesBackend:
             "status": action.status,
         }
         path = resource.path(action.ref.namespace, action.ref.name, "status")
-        return await self._fenced(_key(action.ref), "PUT", path, body)
+        await self._fenced(_key(action.ref), action.resource_version, "PUT", path, body)
 
-    async def add_finalizer(self, action: AddFinalizer) -> Object:
+    async def add_finalizer(self, action: AddFinalizer) -> None:
         finalizers = self._finalizers(action)
-        return await self._patch_finalizers(action, [*finalizers, action.finalizer])
+        await self._patch_finalizers(action, [*finalizers, action.finalizer])
 
     async def remove_finalizer(self, action: RemoveFinalizer) -> None:
         finalizers = [name for name in self._finalizers(action) if name != action.finalizer]
         obj = await self._patch_finalizers(action, finalizers)
         if obj["metadata"].get("deletionTimestamp") and not obj["metadata"].get("finalizers"):
-            self._cache.drop(_key(action.ref), action.uid)
+            self._cache.read(_key(action.ref), None)
 
     async def apply_child(self, action: ApplyChild) -> None:
         """Server-side apply of the whole intent. Fields that the intent no longer names go away.
@@ -101,7 +102,8 @@ class KubernetesBackend:
         body = {**child.manifest, "metadata": {**child.manifest["metadata"], **fence}}
         query = {"fieldManager": MANAGER, "force": "true"}
         try:
-            await self._fenced(child.key, "PATCH", path, body, content_type=APPLY_PATCH, query=query)
+            version = action.resource_version
+            await self._fenced(child.key, version, "PATCH", path, body, content_type=APPLY_PATCH, query=query)
         except ApiFailed as error:
             if error.status not in REFUSALS:
                 raise
@@ -132,7 +134,8 @@ class KubernetesBackend:
         body = {"metadata": fence, "spec": {"replicas": action.replicas}}
         path = BY_KIND[action.key.kind].path(action.key.namespace, action.key.name)
         query = {"fieldManager": MANAGER}
-        await self._fenced(action.key, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
+        version = action.resource_version
+        await self._fenced(action.key, version, "PATCH", path, body, content_type=MERGE_PATCH, query=query)
 
     async def set_pod_deletion_cost(self, action: SetPodDeletionCost) -> None:
         """The cost by which a ReplicaSet chooses whom to stop first."""
@@ -140,7 +143,8 @@ class KubernetesBackend:
         metadata = {"uid": action.uid, "annotations": {DELETION_COST: str(action.cost)}}
         path = PODS.path(action.namespace, action.name)
         key = ObjectKey(PODS.kind, action.namespace, action.name)
-        await self._fenced(key, "PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
+        known, body = resource_version(self._cache.find(key)), {"metadata": metadata}
+        self._cache.wrote(await self._write(key, "PATCH", path, body, content_type=MERGE_PATCH), known, fenced=False)
 
     async def record_event(self, action: RecordEvent) -> None:
         """An Event; an equal one is counted on the first. A failure is logged, not repeated."""
@@ -180,7 +184,8 @@ class KubernetesBackend:
         fence = {"uid": action.uid, "resourceVersion": action.resource_version}
         body = {"metadata": {**fence, "finalizers": finalizers}}
         path = BY_KIND[action.ref.kind].path(action.ref.namespace, action.ref.name)
-        return await self._fenced(_key(action.ref), "PATCH", path, body, content_type=MERGE_PATCH)
+        version = action.resource_version
+        return await self._fenced(_key(action.ref), version, "PATCH", path, body, content_type=MERGE_PATCH)
 
     async def _check(self, pool: Ref) -> None:
         """What was planned for a pool was planned from it as it is. Raises StaleWrite."""
@@ -190,13 +195,13 @@ class KubernetesBackend:
             found, planned = resource_version(there), resource_version(known)
             raise StaleWrite(f"{pool.kind} {pool} is at version {found}, not at {planned}")
 
-    async def _fenced(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
-        """A write that met another version is followed by a look at it: its watch may be late."""
-        try:
-            return await self._write(method, path, body, **how)
-        except StaleWrite:
-            await self._look(key)
-            raise
+    async def _fenced(
+        self, key: ObjectKey, version: str | None, method: str, path: str, body: Mapping[str, Any], **how: Any
+    ) -> Object:
+        """A write on exactly that version of an object (None: there is none). The object as it is then."""
+        obj = await self._write(key, method, path, body, **how)
+        self._cache.wrote(obj, version)
+        return obj
 
     async def _unseen(self, action: ApplyChild) -> Object | None:
         """What is there though the plan does not see it: watches see only what carries our label, or are late.
@@ -205,24 +210,21 @@ class KubernetesBackend:
         """
         child = action.child
         there = await self._api.get(BY_KIND[child.kind], child.namespace, child.name)
-        if there is not None and owner_of(there) == action.pool and self._cache.put(there):
+        if there is not None and owner_of(there) == action.pool and self._cache.read(child.key, there):
             raise StaleWrite(f"{child.kind} {child.namespace}/{child.name} is there, and no watch has reported it")
         return there
 
     async def _look(self, key: ObjectKey) -> Object | None:
         """Read an object again, and take in what was read."""
-        known = self._cache.find(key)
-        there = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
-        if there is not None:
-            self._cache.put(there)
-        elif known is not None:
-            self._cache.drop(key, known["metadata"]["uid"], version_of(known))
-        return there
+        return (await read_again(self._api, self._cache, key))[0]
 
-    async def _write(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
-        """A write whose answer is the object as it is then."""
-        obj: Object = await self._send(method, path, body, **how)
-        self._cache.put(obj)
+    async def _write(self, key: ObjectKey, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Object:
+        """A write; the object as it is then. After one that met another version it is read: a watch may be late."""
+        try:
+            obj: Object = await self._send(method, path, body, **how)
+        except StaleWrite:
+            await self._look(key)
+            raise
         return obj
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Any:

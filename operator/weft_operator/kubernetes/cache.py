@@ -1,28 +1,40 @@
-"""The objects of the cluster as this process knows them, from watches, lists and the answers to its own writes.
+"""The objects of the cluster as this process knows them: from watches, and from answers to its own reads and writes.
 
-All three may come in any order. Of two versions of one object the newer one counts, and what is gone does not come back
-by a late event of how it was. Listeners are called once for each change. Plain memory, one owner, one event loop.
+resourceVersions are opaque: two are equal or not, and no order is read from them. As in every informer, a watch tells
+the changes of one object in their order, and the last one counts. An answer runs ahead of the watch:
+
+- The answer to a write that was fenced by the known version is the next version, unless a watch was faster. It is
+  expected at the watch. An event that is no such answer is newer than all of them, for each fence held.
+- A read skips what lies between. What the watch reports then, other than the version that was read, may be older or
+  newer: it is a doubt, and is settled by another read.
+
+What a read found gone is gone for good, for uids do not come back; what a watch reports as gone may only be out of
+sight (a label was taken off). Listeners are called once for each change. Plain memory, one owner, one event loop.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from weft_operator.core.resources import Object
+from weft_operator.core.resources import Object, resource_version
 from weft_operator.core.state import ObjectKey
-from weft_operator.kubernetes.client import key_of, version_of
+from weft_operator.kubernetes.client import key_of
 
 GONE_REMEMBERED = 4096
+EXPECTED_MAX = 16  # versions of one object; of those before nothing is known any more, as after a read
 
 Listener = Callable[[Object, bool], None]  # the object, and whether it is gone
 
 
 class ObjectCache:
-    """By kind, namespace and name."""
+    """By kind, namespace and name. `on_doubt` is called with what has to be read: the answer goes to `read`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_doubt: Callable[[ObjectKey], None] = lambda _: None) -> None:
+        self.on_doubt = on_doubt
         self._objects: dict[str, dict[ObjectKey, Object]] = {}
-        self._gone: OrderedDict[str, int] = OrderedDict()  # uid -> the version at which it went
+        self._expected: dict[str, dict[str, bool]] = {}  # uid -> answers that no watch has reported; was it a read?
+        self._doubted: dict[ObjectKey, tuple[str, str | None]] = {}  # uid and version that a watch reported last
+        self._gone: OrderedDict[str, None] = OrderedDict()  # uids
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
@@ -38,42 +50,125 @@ class ObjectCache:
     def of_kind(self, kind: str) -> Iterator[Object]:
         yield from list(self._objects.get(kind, {}).values())
 
+    # ------------------------------------------------------------------------------------------------- from a watch
+
     def put(self, obj: Object) -> bool:
-        """Take in an object as it is, or was. False: that was known, or is older than what is known."""
-        key, uid = key_of(obj), str(obj["metadata"]["uid"])
+        """A watch reports an object. False: that is known, or is a doubt."""
+        key, uid, version = key_of(obj), _uid(obj), resource_version(obj)
         known = self.find(key)
-        if self._was_before(uid, obj) or (known is not None and not _newer(obj, known)):
+        if uid in self._gone:
             return False
-        if known is not None and known["metadata"]["uid"] != uid:
-            self.drop(key, str(known["metadata"]["uid"]))
+        if known is not None and _uid(known) != uid:
+            if _uid(known) in self._expected:  # by an answer: this may be the one before it
+                return self._doubt(key, uid, version)
+            self._forget(key, known)
+        elif known is not None:
+            if self._is_expected(uid, version) or resource_version(known) == version:
+                return False
+            if any(self._expected.get(uid, {}).values()):
+                return self._doubt(key, uid, version)
+        self._expected.pop(uid, None)
+        self._store(key, obj)
+        return True
+
+    def drop(self, key: ObjectKey, uid: str) -> bool:
+        """A watch reports that the object of that uid is gone, or out of sight. False: that is known, or is a doubt."""
+        known = self.find(key)
+        if known is None or _uid(known) != uid:
+            return False
+        if any(self._expected.get(uid, {}).values()):
+            return self._doubt(key, uid, None)
+        self._remove(key, known)
+        return True
+
+    # ----------------------------------------------------------------------------------------------- from an answer
+
+    def wrote(self, obj: Object, fence: str | None, *, fenced: bool = True) -> bool:
+        """The answer to a write on the known version `fence` (None: on nothing). False: a watch was faster.
+
+        `fenced`: the API server has compared that version.
+        """
+        key, uid, version = key_of(obj), _uid(obj), resource_version(obj)
+        known = self.find(key)
+        if uid in self._gone or resource_version(known) != fence or version == fence:
+            return False
+        if known is not None and _uid(known) != uid:
+            self._forget(key, known)
+        self._expect(uid, version, read=fence is None or not fenced)
+        self._store(key, obj)
+        return True
+
+    def read(self, key: ObjectKey, obj: Object | None, *, in_sight: bool = True) -> bool:
+        """The answer to a read during which nothing was reported of that object. False: that is known.
+
+        `in_sight`: a watch reports it.
+        """
+        known, doubted = self.find(key), self._doubted.pop(key, None)
+        if obj is not None and not in_sight:
+            if known is not None:
+                self._remove(key, known)
+            return known is not None
+        if known is not None and (obj is None or _uid(known) != _uid(obj)):
+            self._forget(key, known)
+        if obj is None:
+            return known is not None
+        uid, version = _uid(obj), resource_version(obj)
+        caught_up = doubted == (uid, version)
+        if caught_up:
+            self._expected.pop(uid, None)
+        if known is not None and _uid(known) == uid and resource_version(known) == version:
+            return False
+        if not caught_up:
+            self._expect(uid, version, read=True)
+        self._store(key, obj)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------- shared
+
+    def _expect(self, uid: str, version: str | None, *, read: bool) -> None:
+        expected = self._expected.setdefault(uid, {})
+        expected[version or ""] = read
+        if len(expected) > EXPECTED_MAX:
+            del expected[next(iter(expected))]
+            expected[next(iter(expected))] = True
+
+    def _is_expected(self, uid: str, version: str | None) -> bool:
+        """Whether a watch reports one of our answers; those before it are not expected any more."""
+        expected = self._expected.get(uid, {})
+        if version not in expected:
+            return False
+        for before in list(expected):
+            del expected[before]
+            if before == version:
+                break
+        if not expected:
+            del self._expected[uid]
+        return True
+
+    def _doubt(self, key: ObjectKey, uid: str, version: str | None) -> bool:
+        self._doubted[key] = (uid, version)
+        self.on_doubt(key)
+        return False
+
+    def _store(self, key: ObjectKey, obj: Object) -> None:
         stored = strip_unused(obj)
         self._objects.setdefault(key.kind, {})[key] = stored
-        self._tell(stored, gone=False)
-        return True
+        self._call_listeners(stored, gone=False)
 
-    def drop(self, key: ObjectKey, uid: str, version: int | None = None) -> bool:
-        """The object of that uid is gone, as of that version (None: of the one known). False: that was known.
-
-        Gone means out of sight: with its label back it returns, under a higher version.
-        """
-        known = self.find(key)
-        known = known if known is not None and known["metadata"]["uid"] == uid else None
-        if known is not None and version is not None and version < (version_of(known) or 0):
-            return False  # an old word: it was seen again since
-        self._gone[uid] = max(version or 0, (version_of(known) or 0) if known else 0, self._gone.get(uid, 0))
+    def _forget(self, key: ObjectKey, known: Object) -> None:
+        """It is gone for good."""
+        self._gone[_uid(known)] = None
         if len(self._gone) > GONE_REMEMBERED:
             self._gone.popitem(last=False)
-        if known is None:
-            return False
+        self._remove(key, known)
+
+    def _remove(self, key: ObjectKey, known: Object) -> None:
+        self._expected.pop(_uid(known), None)
+        self._doubted.pop(key, None)
         del self._objects[key.kind][key]
-        self._tell(known, gone=True)
-        return True
+        self._call_listeners(known, gone=True)
 
-    def _was_before(self, uid: str, obj: Object) -> bool:
-        """A late word of something that went since."""
-        return uid in self._gone and (version_of(obj) or 0) <= self._gone[uid]
-
-    def _tell(self, obj: Object, *, gone: bool) -> None:
+    def _call_listeners(self, obj: Object, *, gone: bool) -> None:
         for listener in self._listeners:
             listener(obj, gone)
 
@@ -87,9 +182,5 @@ def strip_unused(obj: Object) -> Object:
     return slimmed
 
 
-def _newer(obj: Object, known: Object) -> bool:
-    """Of one uid the higher version; of two uids too, for a later object of that name is created later."""
-    version, known_version = version_of(obj), version_of(known)
-    if version is None or known_version is None:  # an API server whose versions are no numbers: what comes last counts
-        return obj["metadata"].get("resourceVersion") != known["metadata"].get("resourceVersion")
-    return version > known_version
+def _uid(obj: Object) -> str:
+    return str(obj["metadata"]["uid"])

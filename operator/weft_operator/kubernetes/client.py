@@ -72,25 +72,11 @@ def key_of(obj: Object) -> ObjectKey:
     return ObjectKey(obj["kind"], metadata["namespace"], metadata["name"])
 
 
-def version_of(obj: Object) -> int | None:
-    """The resourceVersion as the number that it is (API servers compare them so since 1.35); None: not a number."""
-    text: Any = obj["metadata"].get("resourceVersion")
-    return int(text) if isinstance(text, str) and text.isdecimal() else None
-
-
 READ_S = 30.0
 CHUNK = 500
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A part of a list, and the version of the whole of it."""
-
-    items: tuple[Object, ...]
-    version: int
 
 
 class Api:
@@ -113,7 +99,7 @@ class Api:
 
     async def pages(
         self, resource: Resource, namespace: str | None, *, selector: str = "", metadata_only: bool = False
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[tuple[Object, ...]]:
         """A list in chunks, all of one consistent version. At least one page, also of nothing.
 
         Raises ApiFailed with status 410 when the list takes so long that the server forgets its version.
@@ -123,8 +109,7 @@ class Api:
         while True:
             said = await self.request("GET", resource.path(namespace), query=query, accept=accept)
             whole = {"apiVersion": resource.api_version, "kind": resource.kind}  # items do not say it themselves
-            items = tuple({**item, **whole} for item in said["items"] or ())
-            yield Page(items, int(said["metadata"]["resourceVersion"]))
+            yield tuple({**item, **whole} for item in said["items"] or ())
             token = said["metadata"].get("continue")
             if not token:
                 return

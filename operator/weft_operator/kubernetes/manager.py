@@ -142,6 +142,7 @@ class Manager:
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
             tasks.create_task(watches.run_owned(self._settings.namespaces), name="watch children")
             tasks.create_task(self._resync.run(), name="resync")
+            tasks.create_task(self._resync.settle_doubts(), name="doubts")
             tasks.create_task(check_crds(self._api, self._metrics.missing_fields), name="check CRDs")
 
     async def _until_known(self) -> None:

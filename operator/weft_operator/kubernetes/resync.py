@@ -1,7 +1,7 @@
 """Proof that the watches are alive: a slow, cheap list of everything, compared with what the watches have reported.
 
-An object that a watch did not tell of within a grace is fed in here and counted. Once is an accident (kopf does not
-tell of objects that went away while a watch was interrupted for long); again and again is a dead watch, and then
+An object that a watch did not report within a grace is read here, taken in and counted. Once is an accident (kopf does
+not report objects that went away while a watch was interrupted for long); again and again is a dead watch, and then
 liveness fails: a process without events should be started anew. A list carries metadata only.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.telemetry.logs import kv
-from weft_operator.core.resources import Object
+from weft_operator.core.children import MANAGED_BY, MANAGER
+from weft_operator.core.resources import Object, resource_version
 from weft_operator.errors import KubernetesError
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import (
@@ -25,13 +26,13 @@ from weft_operator.kubernetes.client import (
     ObjectKey,
     Resource,
     key_of,
-    version_of,
 )
 
 log = logging.getLogger(__name__)
 
 LATE_IN_A_ROW = 3
 PERIODS_WITHOUT_LIST = 5
+READS_MAX = 3  # of one object whose watch goes on meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +53,30 @@ def watch_scopes(pool_namespaces: Iterable[str]) -> list[WatchScope]:
     return [*(WatchScope(resource) for resource in reversed(OWN)), *owned]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which object, and which state of it. No version: an API server whose versions are no numbers."""
-
-    uid: str
-    version: int | None
+Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of each object
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a list knows better than the cache."""
-
-    late: tuple[ObjectKey, ...]  # there, and unknown or known as it was
-    gone: tuple[tuple[ObjectKey, str], ...]  # known, and not there (key and uid)
-
-    def __bool__(self) -> bool:
-        return bool(self.late or self.gone)
+def missed(listed: Identities, before: Identities, now: Identities) -> list[ObjectKey]:
+    """What differs between a list and what was known before it, and of which no watch has reported anything since."""
+    differing = [key for key in (*before, *(listed.keys() - before.keys())) if listed.get(key) != before.get(key)]
+    return [key for key in differing if now.get(key) == before.get(key)]
 
 
-def compare(listed: Mapping[ObjectKey, Identity], known: Mapping[ObjectKey, Identity], list_version: int) -> Difference:
-    """A list of one version against what is known now, which may be newer than the list."""
-    late = tuple(key for key, there in listed.items() if _older(known.get(key), there))
-    gone = tuple(
-        (key, mine.uid)
-        for key, mine in known.items()
-        if key not in listed and mine.version is not None and mine.version <= list_version
-    )
-    return Difference(late, gone)
+async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Object | None, bool]:
+    """Read an object, and take it in unless a watch goes on meanwhile. The object, and whether it was news."""
+    for _ in range(READS_MAX):
+        before = cache.find(key)
+        there = await api.get(BY_KIND[key.kind], key.namespace, key.name)
+        if cache.find(key) is not before:
+            continue
+        return there, cache.read(key, there, in_sight=there is None or is_in_sight(there))
+    return there, False  # pyright: ignore[reportPossiblyUnboundVariable] (READS_MAX is above 0)
 
 
-def _older(mine: Identity | None, there: Identity) -> bool:
-    if mine is None:
-        return True
-    if mine.version is None or there.version is None:
-        return mine.uid != there.uid
-    return mine.version < there.version
+def is_in_sight(obj: Object) -> bool:
+    """Whether a watch reports such an object."""
+    own = any(obj["kind"] == resource.kind for resource in OWN)
+    return own or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
 
 
 @dataclass(slots=True)
@@ -132,12 +121,14 @@ class Resync:
         self._period_s, self._grace_s, self._clock = period_s, grace_s, clock
         self._on_late, self._on_done = on_late, on_done
         self.watch_health = WatchHealth(period_s, clock())
+        self._doubts, self._doubtful = asyncio.Queue[ObjectKey](), set[ObjectKey]()
+        cache.on_doubt = self._doubt
 
     async def load(self) -> None:
         """The first, whole list: afterwards the cache is complete. Raises KubernetesError."""
         for scope in self._scopes:
             async for page in self._api.pages(scope.resource, scope.namespace, selector=scope.selector):
-                for obj in page.items:
+                for obj in page:
                     self._cache.put(obj)
         self.watch_health.succeeded_at = self._clock()
 
@@ -147,8 +138,7 @@ class Resync:
         Afterwards the cache has every write that was carried out before this was called.
         """
         for scope in self._scopes:
-            listed, version = await self._listed(scope)
-            await self._take_in(compare(listed, self._known(scope), version))
+            await self._missed(scope, grace_s=0.0)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -166,39 +156,42 @@ class Resync:
         except KubernetesError as error:
             log.warning("resync failed", extra=kv(error=str(error)))
 
+    async def settle_doubts(self) -> None:
+        """Read what the cache is in doubt about. Until cancelled."""
+        while True:
+            key = await self._doubts.get()
+            self._doubtful.discard(key)
+            try:
+                await read_again(self._api, self._cache, key)
+            except KubernetesError as error:  # the next list finds it
+                log.warning("an object cannot be read", extra=kv(kind=key.kind, name=key.name, error=str(error)))
+
+    def _doubt(self, key: ObjectKey) -> None:
+        if key not in self._doubtful:
+            self._doubtful.add(key)
+            self._doubts.put_nowait(key)
+
     async def _resync(self, scope: WatchScope) -> None:
-        listed, version = await self._listed(scope)
-        if compare(listed, self._known(scope), version):
-            await asyncio.sleep(self._grace_s)  # it may just be on its way
-        difference = compare(listed, self._known(scope), version)
-        missed = await self._take_in(difference)
+        missed = await self._missed(scope, self._grace_s)
         self.watch_health.found(scope, missed)
         if missed:
             self._on_late(scope.resource.plural, missed)
             log.warning("a watch was late", extra=kv(resource=scope.resource.plural, objects=missed))
 
-    async def _take_in(self, difference: Difference) -> int:
-        """How much of it was news."""
-        news = sum([await self._feed(key) for key in difference.late])
-        return news + sum(self._cache.drop(key, uid) for key, uid in difference.gone)
-
-    async def _listed(self, scope: WatchScope) -> tuple[dict[ObjectKey, Identity], int]:
-        listed: dict[ObjectKey, Identity] = {}
-        version = 0
+    async def _missed(self, scope: WatchScope, grace_s: float) -> int:
+        """How many objects a watch has missed. They are read, and taken in."""
+        before, listed = self._known(scope), dict[ObjectKey, tuple[str, str | None]]()
         async for page in self._api.pages(scope.resource, scope.namespace, selector=scope.selector, metadata_only=True):
-            version = page.version
-            listed |= {key_of(obj): _identity(obj) for obj in page.items}
-        return listed, version
+            listed |= {key_of(obj): _identity(obj) for obj in page}
+        if missed(listed, before, self._known(scope)):
+            await asyncio.sleep(grace_s)  # it may just be on its way
+        keys = missed(listed, before, self._known(scope))
+        return sum([(await read_again(self._api, self._cache, key))[1] for key in keys])
 
-    def _known(self, scope: WatchScope) -> dict[ObjectKey, Identity]:
+    def _known(self, scope: WatchScope) -> Identities:
         objects = self._cache.of_kind(scope.resource.kind)
         return {key_of(obj): _identity(obj) for obj in objects if scope.covers(obj)}
 
-    async def _feed(self, key: ObjectKey) -> bool:
-        """Was it news? An object that went away since the list was made is not: the next list tells."""
-        obj = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
-        return obj is not None and self._cache.put(obj)
 
-
-def _identity(obj: Object) -> Identity:
-    return Identity(str(obj["metadata"]["uid"]), version_of(obj))
+def _identity(obj: Object) -> tuple[str, str | None]:
+    return str(obj["metadata"]["uid"]), resource_version(obj)

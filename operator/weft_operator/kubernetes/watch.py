@@ -18,13 +18,13 @@ from kubernetes.aio.client import Configuration
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
 from weft_operator.errors import KubernetesError
-from weft_operator.kubernetes.client import CHILDREN, PODS, SELECTOR, Resource, version_of
+from weft_operator.kubernetes.client import CHILDREN, PODS, SELECTOR, Resource
 
 CHUNK = 500
 STOP_S = 3.0
 
 OnEvent = Callable[[Object], Any]
-OnGone = Callable[[ObjectKey, str, int | None], Any]
+OnGone = Callable[[ObjectKey, str], Any]
 
 
 class WatchEnded(KubernetesError):
@@ -32,7 +32,7 @@ class WatchEnded(KubernetesError):
 
 
 class Watches:
-    """`on_object` is called with what is there, `on_gone` with what is gone (key, uid, version), on the event loop.
+    """`on_object` is called with what is there, `on_gone` with what is gone (key, uid), on the event loop.
 
     `on_start` is called when kopf has started: it has taken the process's signals for itself.
     """
@@ -90,7 +90,7 @@ class Watches:
             if event["type"] == "DELETED":
                 metadata = obj["metadata"]
                 key = ObjectKey(resource.kind, metadata["namespace"], metadata["name"])
-                self._on_gone(key, metadata["uid"], version_of(obj))
+                self._on_gone(key, metadata["uid"])
             else:
                 self._on_object(obj)
 

@@ -24,7 +24,7 @@ from weft_operator.core.actions import (
     SetStatus,
 )
 from weft_operator.core.pod_template import launch_flags
-from weft_operator.core.resources import Object, Ref
+from weft_operator.core.resources import Ref
 from weft_operator.core.state import RunnerConfig, RunnerProcess
 from weft_operator.local.components import RUNNER
 from weft_operator.local.logs import LogFile
@@ -85,8 +85,8 @@ class LocalBackend:
         """Every runner's process, by component name."""
         return {runner.process.program.name: runner.process for runner in self._runners.values()}
 
-    async def set_status(self, action: SetStatus) -> Object:
-        return self._store.set_status(action.ref, action.uid, action.resource_version, action.status)
+    async def set_status(self, action: SetStatus) -> None:
+        self._store.set_status(action.ref, action.uid, action.resource_version, action.status)
 
     async def remove_finalizer(self, action: RemoveFinalizer) -> None:
         self._store.remove_finalizer(action.ref, action.uid, action.resource_version, action.finalizer)
@@ -97,7 +97,7 @@ class LocalBackend:
         fields = kv(object=str(action.ref), reason=action.reason, message=action.message)
         log.log(level, "announced", extra=fields)
 
-    async def add_finalizer(self, action: AddFinalizer) -> Object:
+    async def add_finalizer(self, action: AddFinalizer) -> None:
         raise AssertionError(f"objects here have no finalizer of ours: {action}")
 
     async def apply_child(self, action: ApplyChild) -> None:

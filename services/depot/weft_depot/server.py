@@ -208,6 +208,7 @@ def _to_json(operation: Operation) -> dict[str, Any]:
     """The operation as the API shows it: fields that are not there yet are left out."""
     fields = {"id": operation.id, "state": operation.state, "verdict": operation.verdict, "digest": operation.digest}
     fields |= {"watch": operation.watch, "reason": operation.reason, "message": operation.message}
+    fields |= {"retryAfterSeconds": operation.retry_after_s or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -13,6 +13,7 @@ damaged: its watches have changed and its artifact is no longer whole, so the op
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, Manifest
-from weft.artifacts.errors import ArtifactError, Damaged, UnknownDigest
+from weft.artifacts.errors import ArtifactError, Damaged, Unavailable, UnknownDigest
 from weft.domain.lru import LruDict
 from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
@@ -46,6 +47,7 @@ MAX_RESULTS = 20_000  # of requests, the latest: a result is logged at INFO wher
 VERIFIED_S = 60.0  # a report about a blob that was verified within that time is ignored
 REFETCH_S = 120.0  # the answer for a blob that was removed as damaged: 503 within that time, then 404
 MAX_SUSPECTS = 64  # blobs that wait to be verified; further reports wait with the download that makes them
+MAX_WAIT_S = 3600  # that a server may ask for
 LIMITS = ConcurrencyLimits(total=16, per_host=8, per_owner=4)
 
 
@@ -93,6 +95,7 @@ class Depot:
         self._verifying = asyncio.Lock()
         self._verified: LruDict[str, float] = LruDict(10_000)
         self._removed: LruDict[str, float] = LruDict(10_000)
+        self._asked_to_wait: LruDict[QueueKey, float] = LruDict(10_000)  # by a 429, until when
         self._stopping = stopping or threading.Event()
 
     def submit(self, request: ResolveRequest) -> Operation | None:
@@ -270,16 +273,19 @@ class Depot:
         self._changes[operation.id] = asyncio.Event()
 
     def _finished(
-        self, operation_id: str, request: ResolveRequest, found: Resolved, reason: str, message: str
-    ) -> Operation:
+        self, operation_id: str, request: ResolveRequest, found: Resolved, reason: str, message: str,
+        key: QueueKey, wait_s: int,
+    ) -> Operation:  # fmt: skip
         """INFO for a result that is new: the operator resolves every source all the time."""
         result = (found.digest, reason)
         level = logging.DEBUG if self._results.get(request.key) == result else logging.INFO
         self._results[request.key] = result
         fields = kv(operation=operation_id, uri=request.uri, digest=found.digest, reason=reason)
         log.log(level, "resolved", extra=fields)
+        if wait_s and self._asked_to_wait.get(key, 0.0) <= self._now():  # else by that time, not by an answer
+            self._asked_to_wait[key] = self._now() + wait_s
         if reason:
-            return self.operations.failed(operation_id, reason, message, self._now())
+            return self.operations.failed(operation_id, reason, message, self._now(), wait_s)
         return self.operations.fetched(operation_id, found.digest, self._now(), found.watch)
 
     # ---- in a thread of the pool; every result goes back to the loop
@@ -290,7 +296,7 @@ class Depot:
                 loop.call_soon_threadsafe(callback, *arguments)
 
         if isinstance(job, _Resolve):
-            self._resolve(job, lambda change: post(self._changed, change))
+            self._resolve(key, job, lambda change: post(self._changed, change))
         else:
             try:
                 changed = self._resolver.watches.changed(job.watches)
@@ -300,26 +306,37 @@ class Depot:
             post(self._checked, key.host, changed)
         post(self._ended, key)
 
-    def _resolve(self, job: _Resolve, publish: Callable[[Callable[[], Operation]], None]) -> None:
+    def _resolve(self, key: QueueKey, job: _Resolve, publish: Callable[[Callable[[], Operation]], None]) -> None:
         started, (operation_id, request, lease, progress) = time.monotonic(), job
+        wait_s = 0
 
         def validated(verdict: Verdict) -> None:
             publish(lambda: self.operations.validated(operation_id, verdict, self._now()))
 
         reason, message, found = "", "", Resolved(Digest(""))
         try:
+            self._check_asked_to_wait(key)
             found = self._resolver.resolve(request, lease, validated, self._check_cancelled, progress)
         except Stopping:
             return
         except ArtifactError as error:
             reason, message = str(error.reason), error.message
+            wait_s = min(error.retry_after_s, MAX_WAIT_S) if isinstance(error, Unavailable) else 0
         except Exception as error:
             log.exception("resolve failed by a bug", extra=kv(operation=operation_id, uri=request.uri))
             reason = "SourceUnreachable"
             message = sanitize(f"the depot could not finish: {type(error).__name__}: {error}")
         metrics.RESOLVES.labels(request.kind, reason).inc()
         metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
-        publish(lambda: self._finished(operation_id, request, found, reason, message))
+        publish(lambda: self._finished(operation_id, request, found, reason, message, key, wait_s))
+
+    def _check_asked_to_wait(self, key: QueueKey) -> None:
+        """A server that has answered a namespace 429 gets no request of that namespace until its time is over."""
+        left_s = self._asked_to_wait.get(key, 0.0) - self._now()
+        if left_s > 0:
+            seconds = math.ceil(left_s)
+            text = f"{key.host} has asked to wait, for another {seconds} s; it is asked again later"
+            raise Unavailable(text, retry_after_s=seconds)
 
     def _check_cancelled(self) -> None:
         if self._stopping.is_set():

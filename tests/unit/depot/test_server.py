@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.fake_hub import FakeHub
 from harness.waiting import PATIENCE_S, soon
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
+from tests.unit.depot.reading import quick_policy
 from weft.artifacts.digest import digest_of
 from weft.telemetry.invariants import VIOLATIONS
 from weft_depot import metrics, service
@@ -21,6 +23,8 @@ from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
+from weft_depot.sources.hf import HfSource
+from weft_depot.sources.hub import Hub
 
 ADAPTER = {"kind": "adapter", "uri": "file:adapters/upper", "namespace": "default"}
 MODEL = {"kind": "model", "uri": "file:models/tiny", "namespace": "default"}
@@ -103,6 +107,28 @@ async def test_a_resolved_source_is_asked_for_by_its_watch(served: Served) -> No
     assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other"]}
     (served.bench.root / "adapters" / "upper" / "adapter_config.json").touch()
     assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other", found["watch"]]}
+
+
+async def test_a_server_that_asks_to_wait_gets_no_request_of_that_namespace_meanwhile(served: Served) -> None:
+    with FakeHub() as hub:
+        hub.repo("org/lora", {"adapter_config.json": b"{}"})
+        hub.fault("/api/models", times=1, status=429, headers={"Retry-After": "30"})
+        policy = quick_policy()
+        served.bench.resolver.sources["hf"] = HfSource(Hub(hub.url, policy), policy)  # type: ignore[index]
+        body = {"kind": "adapter", "uri": "hf:org/lora", "namespace": "acme", "base": await served.base()}
+        found = await served.resolve(body)
+        assert (found["state"], found["reason"], found["retryAfterSeconds"]) == ("Failed", "SourceUnreachable", 30)
+        asked, served.now = len(hub.seen), 12.5
+        for uri in ("hf:org/lora", "hf:org/other"):
+            found = await served.resolve({**body, "uri": uri})
+            assert (found["reason"], found["retryAfterSeconds"]) == ("SourceUnreachable", 18)
+            assert "asked to wait, for another 18 s" in found["message"]
+        assert len(hub.seen) == asked
+        assert "retryAfterSeconds" not in await served.resolve({**body, "namespace": "globex"})
+        assert len(hub.seen) > asked, "another namespace may have another token"
+        asked, served.now = len(hub.seen), 30.0
+        assert "retryAfterSeconds" not in await served.resolve(body)
+        assert len(hub.seen) > asked
 
 
 async def test_a_host_that_hangs_counts_as_unchanged_and_is_checked_once(

@@ -1,5 +1,6 @@
 """One source over time: questions, answers, what stays good."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,6 +79,13 @@ def test_the_pause_is_bounded_and_success_resets_it(history: list[str]) -> None:
         assert 2.0 <= pause_s <= FAILURE_PAUSE_MAX_S
         if what == "good":
             assert pause_s == 2.0
+
+
+@pytest.mark.parametrize("uri", [f"hf:org/{name}" for name in "abcdefgh"])
+def test_a_server_that_asks_to_wait_is_not_asked_earlier(uri: str) -> None:
+    request = replace(ONE, uri=uri)
+    answer = replace(failed("SourceUnreachable"), retry_after_s=900.0)
+    assert updated(started(None, request, 0.0), answer, 10.0).due_at(2.0) >= 910.0
 
 
 def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:

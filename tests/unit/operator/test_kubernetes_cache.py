@@ -1,68 +1,172 @@
-"""What this process knows of the cluster, whoever tells it and in whatever order."""
+"""What this process knows of the cluster, from watches and from answers that run ahead of them."""
 
+from random import Random
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.core.resources import Object
+from weft_operator.core.resources import Object, resource_version
 from weft_operator.core.state import ObjectKey
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import ADAPTERS, PODS
-from weft_operator.kubernetes.resync import Difference, Identity, WatchHealth, WatchScope, compare
+from weft_operator.kubernetes.resync import WatchHealth, WatchScope, missed
 
 KEY = ObjectKey("LoRAAdapter", "default", "a")
 
 
-def thing(version: int, uid: str = "u1", kind: str = "LoRAAdapter", **rest: Any) -> dict[str, Any]:
-    metadata = {"namespace": "default", "name": "a", "uid": uid, "resourceVersion": str(version), "managedFields": [{}]}
+def thing(version: str, uid: str = "u1", kind: str = "LoRAAdapter", **rest: Any) -> dict[str, Any]:
+    metadata = {"namespace": "default", "name": "a", "uid": uid, "resourceVersion": version, "managedFields": [{}]}
     return {"kind": kind, "metadata": metadata, **rest}
 
 
-def heard(cache: ObjectCache) -> list[tuple[str, bool]]:
-    told: list[tuple[str, bool]] = []
-    cache.listen(lambda obj, gone: told.append((obj["metadata"]["resourceVersion"], gone)))
-    return told
+def versions_of(cache: ObjectCache) -> list[tuple[str, bool]]:
+    """What a listener gets from now on."""
+    found: list[tuple[str, bool]] = []
+    cache.listen(lambda obj, gone: found.append((obj["metadata"]["resourceVersion"], gone)))
+    return found
 
 
-def test_each_version_is_told_once_and_an_older_one_never() -> None:
+def doubts_of(cache: ObjectCache) -> list[ObjectKey]:
+    doubts: list[ObjectKey] = []
+    cache.on_doubt = doubts.append
+    return doubts
+
+
+def version(cache: ObjectCache) -> str | None:
+    return resource_version(cache.find(KEY))
+
+
+def test_the_last_event_of_a_watch_wins_and_one_version_is_one_change() -> None:
     cache = ObjectCache()
-    told = heard(cache)
-    assert [cache.put(thing(version)) for version in (5, 5, 4, 7)] == [True, False, False, True]
-    assert told == [("5", False), ("7", False)]
+    found = versions_of(cache)
+    assert [cache.put(thing(v)) for v in ("5", "5", "x", "4")] == [True, False, True, True]
+    assert found == [("5", False), ("x", False), ("4", False)]
 
 
-def test_what_is_gone_does_not_come_back_by_a_late_word_of_it() -> None:
+def test_the_event_of_an_own_write_is_known_and_what_follows_it_is_news() -> None:
     cache = ObjectCache()
-    cache.put(thing(5))
-    assert cache.drop(KEY, "u1", 8)
-    assert not cache.put(thing(7))
-    assert not cache.drop(KEY, "u1", 8)
+    cache.put(thing("a"))
+    assert cache.wrote(thing("b"), "a")
+    assert cache.wrote(thing("c"), "b")
+    found, doubts = versions_of(cache), doubts_of(cache)
+    assert [cache.put(thing(v)) for v in ("b", "c", "d")] == [False, False, True]
+    assert (found, doubts) == ([("d", False)], [])
+
+
+def test_what_a_watch_reports_beside_own_writes_is_newer_for_each_of_them_was_fenced() -> None:
+    """A list after an interruption has no event for each version."""
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    cache.wrote(thing("b"), "a")
+    assert cache.put(thing("z"))
+    assert version(cache) == "z"
+
+
+def test_the_answer_to_a_write_does_not_undo_what_a_watch_has_reported_since() -> None:
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    cache.put(thing("b"))  # the write itself
+    cache.put(thing("c"))  # another one's
+    assert not cache.wrote(thing("b"), "a")
+    assert version(cache) == "c"
+
+
+def test_the_answer_to_a_write_does_not_bring_back_what_is_gone() -> None:
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    assert cache.drop(KEY, "u1")
+    assert not cache.wrote(thing("b"), "a")
     assert cache.find(KEY) is None
 
 
-def test_what_was_only_out_of_sight_comes_back_under_a_higher_version() -> None:
-    """A watch by label tells of an object whose label was taken off as if it were deleted."""
+def test_between_a_read_and_its_event_what_a_watch_reports_is_a_doubt() -> None:
     cache = ObjectCache()
-    cache.put(thing(5))
-    cache.drop(KEY, "u1", 8)
-    assert cache.put(thing(9))
-    assert not cache.drop(KEY, "u1", 8), "an old word: it was seen again since"
+    cache.put(thing("a"))
+    assert cache.read(KEY, thing("d"))
+    doubts = doubts_of(cache)
+    assert [cache.put(thing(v)) for v in ("b", "c", "d", "e")] == [False, False, False, True]
+    assert doubts == [KEY, KEY]
+    assert version(cache) == "e"
 
 
-def test_a_new_object_of_the_same_name_is_told_after_the_end_of_the_old_one() -> None:
+def test_a_doubt_ends_when_a_read_finds_what_the_watch_reports() -> None:
     cache = ObjectCache()
-    told = heard(cache)
-    cache.put(thing(5, "u1"))
-    cache.put(thing(9, "u2"))
-    assert told == [("5", False), ("5", True), ("9", False)]
+    cache.read(KEY, thing("d"))
+    assert not cache.put(thing("f"))
+    assert cache.read(KEY, thing("f"))
+    assert [cache.put(thing(v)) for v in ("g", "h")] == [True, True]
+
+
+def test_a_write_that_no_version_fenced_is_as_good_as_a_read() -> None:
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    cache.wrote(thing("c"), "a", fenced=False)
+    doubts = doubts_of(cache)
+    assert not cache.put(thing("b"))
+    assert (doubts, version(cache)) == ([KEY], "c")
+
+
+def test_what_a_read_found_gone_does_not_come_back_by_a_late_event() -> None:
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    assert cache.read(KEY, None)
+    assert not cache.put(thing("b"))
+    assert not cache.drop(KEY, "u1")
+    assert cache.find(KEY) is None
+
+
+def test_what_was_only_out_of_sight_comes_back() -> None:
+    """A watch by label reports an object whose label was taken off as if it were deleted."""
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    cache.drop(KEY, "u1")
+    assert cache.put(thing("b"))
+
+
+def test_the_end_of_an_object_that_was_read_meanwhile_is_a_doubt() -> None:
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    cache.read(KEY, thing("c"))  # its label is back
+    doubts = doubts_of(cache)
+    assert not cache.drop(KEY, "u1")
+    assert (doubts, version(cache)) == ([KEY], "c")
+
+
+def test_what_a_read_finds_out_of_sight_is_no_doubt_any_more() -> None:
+    cache = ObjectCache()
+    cache.put(thing("a"))
+    cache.read(KEY, thing("b"))
+    doubts = doubts_of(cache)
+    assert not cache.drop(KEY, "u1")
+    assert cache.read(KEY, thing("c"), in_sight=False)
+    assert (doubts, cache.find(KEY)) == ([KEY], None)
+    assert not cache.read(KEY, thing("c"), in_sight=False), "nor does it enter"
+    assert cache.put(thing("d"))
+
+
+def test_a_new_object_of_the_same_name_is_reported_after_the_end_of_the_old_one() -> None:
+    cache = ObjectCache()
+    found = versions_of(cache)
+    cache.put(thing("5", "u1"))
+    cache.put(thing("9", "u2"))
+    assert found == [("5", False), ("5", True), ("9", False)]
     assert not cache.drop(KEY, "u1"), "the end of the old one is no end of the new one"
     assert cache.count("LoRAAdapter") == 1
 
 
+def test_late_events_of_an_object_before_the_one_that_was_read_change_nothing() -> None:
+    cache = ObjectCache()
+    cache.put(thing("a", "u1"))
+    cache.read(KEY, thing("x", "u2"))
+    assert not cache.put(thing("b", "u1"))
+    assert not cache.drop(KEY, "u1")
+    assert version(cache) == "x"
+
+
 def test_managed_fields_and_a_pods_spec_are_not_kept() -> None:
     cache = ObjectCache()
-    cache.put(thing(1, kind="Pod", spec={"containers": []}, status={"phase": "Running"}))
+    cache.put(thing("1", kind="Pod", spec={"containers": []}, status={"phase": "Running"}))
     kept = cache.find(ObjectKey("Pod", "default", "a"))
     assert kept is not None
     assert "spec" not in kept
@@ -70,31 +174,81 @@ def test_managed_fields_and_a_pods_spec_are_not_kept() -> None:
     assert kept["status"] == {"phase": "Running"}
 
 
-@given(st.permutations(range(1, 8)), st.integers(1, 8))
-def test_the_end_is_the_same_in_whatever_order_it_is_told(versions: list[int], last: int) -> None:
-    """Watches, lists and answers to writes overtake one another; each may also come twice."""
-    cache = ObjectCache()
-    for version in [*versions, *versions]:
-        if version < last:
-            cache.put(thing(version))
-        elif version == last:
-            cache.drop(KEY, "u1", version)
-    known = cache.find(KEY)
-    assert known is None if last < 8 else known is not None and known["metadata"]["resourceVersion"] == "7"
+STEPS = st.lists(st.sampled_from(["edit", "write", "read", "mark", "event", "doubt", "remake"]), max_size=40)
 
 
-def identities(**versions: int) -> dict[ObjectKey, Identity]:
-    return {ObjectKey("Pod", "default", name): Identity(f"uid-{name}", version) for name, version in versions.items()}
+@given(STEPS, st.randoms(use_true_random=False))
+def test_nothing_goes_back_behind_an_answer_and_the_end_is_the_truth_however_far_the_watch_is_behind(
+    steps: list[str], random: Random
+) -> None:
+    """Versions have no order that could be read from them; a watch reports all of them, in order, some time later."""
+    cache, doubts = ObjectCache(), list[ObjectKey]()
+    cache.on_doubt = doubts.append
+    names = random.sample(range(10**6), 10**2)
+    events: list[Object | tuple[str, str]] = []
+    there = thing(str(names.pop()), "u0")
+    cache.put(there)
+    order, answered = {resource_version(there): 0}, 0  # of the versions; the newest that an answer has brought
+
+    def change(uid: str) -> Object:
+        nonlocal there
+        there = thing(str(names.pop()), uid)
+        order[resource_version(there)] = len(order)
+        events.append(there)
+        return there
+
+    def deliver() -> None:
+        event = events.pop(0)
+        if isinstance(event, tuple):
+            cache.drop(KEY, event[1])
+        else:
+            cache.put(event)
+
+    for step in steps:
+        uid = there["metadata"]["uid"]
+        known = cache.find(KEY)
+        match step:
+            case "edit":
+                change(uid)
+            case "write" if known is not None and resource_version(known) == resource_version(there):
+                cache.wrote(change(uid), resource_version(known))  # else the fence does not hold
+            case "mark" if known is not None and known["metadata"]["uid"] == uid:
+                cache.wrote(change(uid), resource_version(known), fenced=False)
+            case "read":
+                cache.read(KEY, there)
+            case "event" if events:
+                deliver()
+            case "doubt" if doubts:
+                cache.read(doubts.pop(), there)
+            case "remake":
+                events.append(("gone", uid))
+                change(f"u{len(names)}")
+            case _:
+                pass
+        at = -1 if (known := cache.find(KEY)) is None else order[resource_version(known)]
+        answered = max(answered, at) if step in ("write", "mark", "read", "doubt") else answered
+        assert at == -1 or at >= answered
+    while events or doubts:
+        if events:
+            deliver()
+        if doubts:
+            cache.read(doubts.pop(), there)
+    assert version(cache) == resource_version(there)
 
 
-def test_an_audit_finds_what_is_new_what_has_changed_and_what_is_gone() -> None:
-    found = compare(identities(a=5, b=6, c=7), identities(a=5, b=4, d=3), 7)
-    assert found.late == (ObjectKey("Pod", "default", "b"), ObjectKey("Pod", "default", "c"))
-    assert found.gone == ((ObjectKey("Pod", "default", "d"), "uid-d"),)
+def identities(**versions: str) -> dict[ObjectKey, tuple[str, str | None]]:
+    return {ObjectKey("Pod", "default", name): (f"uid-{name}", version) for name, version in versions.items()}
 
 
-def test_what_was_made_after_the_list_is_not_gone_and_what_is_newer_is_not_late() -> None:
-    assert compare(identities(a=5), identities(a=9, new=8), 7) == Difference((), ())
+def test_a_list_finds_what_is_new_what_has_changed_and_what_is_gone() -> None:
+    before = identities(a="5", b="4", d="3")
+    found = missed(identities(a="5", b="6", c="7"), before, before)
+    assert sorted(key.name for key in found) == ["b", "c", "d"]
+
+
+def test_what_a_watch_has_reported_since_the_list_is_not_missed() -> None:
+    before, listed = identities(a="5", gone="1", late="1"), identities(a="6", new="8", late="2")
+    assert [key.name for key in missed(listed, before, identities(a="7", new="8", late="1"))] == ["late"]
 
 
 def test_a_watch_that_is_late_three_times_in_a_row_is_dead() -> None:
@@ -113,7 +267,7 @@ def test_an_api_server_that_cannot_be_listed_for_long_is_trouble() -> None:
     assert "could not be listed" in (watch_health.trouble(1301.0) or "")
 
 
-def test_a_listener_sees_the_mirror_as_it_is_after_the_change() -> None:
+def test_a_listener_sees_the_cache_as_it_is_after_the_change() -> None:
     cache = ObjectCache()
     seen: list[Object | None] = []
 
@@ -121,6 +275,6 @@ def test_a_listener_sees_the_mirror_as_it_is_after_the_change() -> None:
         seen.append(cache.find(KEY))
 
     cache.listen(look)
-    cache.put(thing(5))
+    cache.put(thing("5"))
     cache.drop(KEY, "u1")
     assert [found is None for found in seen] == [False, True]

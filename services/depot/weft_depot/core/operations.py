@@ -25,6 +25,7 @@ class Operation:
     watch: str | None = None  # by which its source's state may be asked for
     reason: str | None = None
     message: str | None = None
+    retry_after_s: int = 0  # of a Failed one: how long the source's server asks to wait
 
     @property
     def finished(self) -> bool:
@@ -65,8 +66,9 @@ class Operations:
     def fetched(self, operation_id: str, digest: str, now: float, watch: str | None = None) -> Operation:
         return self._change(operation_id, "Fetched", now, digest=digest, watch=watch)
 
-    def failed(self, operation_id: str, reason: str, message: str, now: float) -> Operation:
-        return self._change(operation_id, "Failed", now, reason=reason, message=message)
+    def failed(self, operation_id: str, reason: str, message: str, now: float, retry_after_s: int = 0) -> Operation:
+        fields = {"reason": reason, "message": message, "retry_after_s": retry_after_s}
+        return self._change(operation_id, "Failed", now, **fields)
 
     def forget(self, now: float) -> list[str]:
         """Drop finished operations that are too old or too many; returns their ids."""

@@ -13,7 +13,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx2
 
-from weft.artifacts.errors import ArtifactError, Reason, Refused
+from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.text import quoted
 from weft_depot.sources.addresses import check_address, is_inside
 from weft_depot.sources.ranged import trimmed
@@ -127,6 +127,12 @@ def retry_after(response: httpx2.Response) -> int | None:
     """Seconds that the server asks to wait."""
     after = response.headers.get("retry-after", "")
     return int(after) if after.isascii() and after.isdigit() and len(after) < 7 else None
+
+
+def too_many(about: str, seconds: int | None) -> Unavailable:
+    """The error of an answer 429."""
+    wait = f", for another {seconds} s" if seconds else ""
+    return Unavailable(f"{about}: too many requests{wait}; it is asked again later", retry_after_s=seconds or 0)
 
 
 def _first_byte(response: httpx2.Response, size_bytes: int) -> int:

@@ -21,7 +21,7 @@ from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.artifact_layout import MAX_TEXT_BYTES, MAX_WEIGHT_FILES, MODEL_INDEX, NAMED_FILES
 from weft_depot.sources import FileFilter, Location, relative_parts
-from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after, size_of
+from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after, size_of, too_many
 from weft_depot.sources.ranged import open_ranged
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
@@ -169,8 +169,7 @@ def _meaning(response: httpx2.Response) -> ArtifactError | TransientError:
     if status in (404, 410):
         return _Absent(url)
     if status == 429:
-        wait = f", for another {seconds} s" if (seconds := retry_after(response)) else ""
-        return Unavailable(f"{url}: too many requests{wait}; the server is asked again later")
+        return too_many(url, retry_after(response))
     if status == 416 or status not in AGAIN:
         return Refused(
             Reason.SOURCE_FORBIDDEN if status in (401, 403) else Reason.SOURCE_NOT_FOUND, f"{url} answered {status}"

@@ -15,10 +15,10 @@ import httpx2
 from huggingface_hub import hf_hub_url
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
-from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
+from weft.artifacts.errors import ArtifactError, Reason, Refused
 from weft.domain.strict_json import JsonError, parse_object
 from weft_depot.sources.addresses import split_url
-from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after
+from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after, too_many
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
 MAX_LISTING_BYTES = 32 << 20
@@ -82,7 +82,8 @@ def _meaning(response: httpx2.Response, repo: Repo, about: str) -> ArtifactError
     """The error that a hub's answer stands for: Refused, Unavailable (429), TransientError."""
     status, code = response.status_code, response.headers.get("x-error-code", "")
     if status == 429:
-        return Unavailable(f"{about}: too many requests{_wait_of(response)}; it is asked again later")
+        limit = parse_ratelimit_headers(response.headers)
+        return too_many(f"{about}", retry_after(response) or (limit.reset_in_seconds if limit else 0))
     if status in AGAIN:
         return TransientError(f"status {status}")
     if code == "GatedRepo":
@@ -101,9 +102,3 @@ def _token(repo: Repo) -> str:
     if repo.token:
         return "give the Secret of credentialsRef a token that may read it"
     return "name a Secret with a token in credentialsRef"
-
-
-def _wait_of(response: httpx2.Response) -> str:
-    limit = parse_ratelimit_headers(response.headers)
-    seconds = retry_after(response) or (limit and limit.reset_in_seconds)
-    return f", for another {seconds} s" if seconds else ""

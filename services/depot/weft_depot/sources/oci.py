@@ -24,7 +24,7 @@ from weft.domain.strict_json import JsonError, parse_object
 from weft.domain.text import quoted
 from weft_depot.credentials import Secret
 from weft_depot.sources import FileFilter, Location
-from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after
+from weft_depot.sources.http import AGAIN, Origin, SourceHttp, byte_range, range_of, retry_after, too_many
 from weft_depot.sources.ranged import open_ranged
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
 
@@ -210,8 +210,7 @@ class Repository:
         if status == 401:
             return _Unauthorized(response.headers.get("www-authenticate", "")[:4096])
         if status == 429:
-            wait = f", for another {seconds} s" if (seconds := retry_after(response)) else ""
-            return Unavailable(f"{about}: too many requests{wait}; the registry is asked again later")
+            return too_many(about, retry_after(response))
         if status in AGAIN:
             return TransientError(f"status {status}")
         if status == 403:
