@@ -21,6 +21,7 @@ from weft.wire.streams import ClientStream, channel
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub
 from weft_bench.following import Object
+from weft_runner.settings import KV_PAGES
 
 RunnerLink = ClientStream[pb.RunnerToSupervisor, pb.SupervisorToRunner]
 HEARTBEATS_A_LEASE = 4
