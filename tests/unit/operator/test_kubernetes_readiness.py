@@ -22,7 +22,7 @@ from harness.certificates import Authority, mount
 from harness.ports import free_ports
 from harness.waiting import PATIENCE_S, eventually, soon
 from weft_operator.kubernetes import manager
-from weft_operator.kubernetes.client import Api, Page
+from weft_operator.kubernetes.client import Api
 from weft_operator.kubernetes.observability import Metrics
 from weft_operator.kubernetes.settings import Settings
 
@@ -43,8 +43,8 @@ class Cluster:
     async def request(self, method: str, path: str, **how: Any) -> Any:
         return {"metadata": {"uid": "u", "resourceVersion": "2"}}
 
-    async def pages(self, *what: Any, **how: Any) -> AsyncIterator[Page]:
-        yield Page((), 1)
+    async def pages(self, *what: Any, **how: Any) -> AsyncIterator[tuple[Any, ...]]:
+        yield ()
 
 
 class PlayedLease:
