@@ -84,7 +84,7 @@ def test_weft_prints_the_table_of_kubectl(
     digest = "sha256:" + "0" * 64
     ready = [{**CONDITION, "type": one, "reason": "Published"} for one in ("Accepted", "Fetched", "Validated", "Ready")]
     set_status(control_plane, namespace, "loraadapter", "upper", digest=digest, rank=8, modelName="upper",
-               unavailableRunners=0, conditions=ready)  # fmt: skip
+               unavailableRunners=0, canary={"phase": "Progressing"}, conditions=ready)  # fmt: skip
     available = [{**CONDITION, "type": "Available", "reason": "RunnersReady"}]
     slo = {"attainedPercent": 98, "ttftPercent": 99, "tokenTimePercent": 99}
     set_status(control_plane, namespace, "servingpool", "base", slo=slo, baseDigest=digest, desiredReplicas=3,
