@@ -21,6 +21,7 @@ from weft.wire.streams import ClientStream, channel
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import SupervisorStub
 from weft_bench.following import Object
+from weft_runner.settings import KV_PAGES
 
 RunnerLink = ClientStream[pb.RunnerToSupervisor, pb.SupervisorToRunner]
 HEARTBEATS_A_LEASE = 4
@@ -121,7 +122,7 @@ def flags_of(pod: Object) -> Mapping[str, str]:
 def spec_of(pod: Object, address: str) -> RunnerSpec:
     """The specification of the runner in this pod, from its flags."""
     flags = flags_of(pod)
-    pages, page_tokens, pool = int(flags["kv-pages"]), int(flags["page-tokens"]), flags["pool"]
+    pages, page_tokens, pool = int(flags["kv-pages"]) or KV_PAGES, int(flags["page-tokens"]), flags["pool"]
     return RunnerSpec(
         runner=RunnerId(f"{pool.partition('/')[0]}.{pod['metadata']['uid']}", uuid.uuid4().hex),
         name=pod["metadata"]["name"],

@@ -272,7 +272,7 @@ BAD: tuple[Bad, ...] = (
     Bad(
         "a cache of a claim without a name",
         "spec.modelCache.persistentVolumeClaim.claimName",
-        "required",
+        "missing",
         pool(modelCache={"persistentVolumeClaim": {}}),
     ),
     Bad(
@@ -287,7 +287,7 @@ BAD: tuple[Bad, ...] = (
         "replaced in place",
         pool(rollout={"maxUnavailable": 0, "maxSurge": 1}, parallelism={"pipeline": 2, "podsPerRunner": 2}),
     ),
-    Bad("no share of memory", "spec.kvCache.memoryFraction", "too small", pool(kvCache={"memoryFraction": 0})),
+    Bad("no share of memory", "spec.kvCache.memoryFraction", "at least 0.01", pool(kvCache={"memoryFraction": 0})),
     Bad("more than all memory", "spec.kvCache.memoryFraction", "too large", pool(kvCache={"memoryFraction": 1.5})),
     Bad(
         "a share of memory beside a budget",

@@ -63,13 +63,22 @@ class LoRASettings(ApiModel):
 class KVCache(ApiModel):
     """Key-value memory of one runner: pages x pageTokens tokens."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(  # no minimum: an API server compares a whole number with its whole part
+            "memoryFraction",
+            "memoryFraction has to be at least 0.01",
+            "!has(self.memoryFraction) || self.memoryFraction >= 0.01",
+            lambda cache: cache.memory_fraction is None or cache.memory_fraction >= 0.01,
+        ),
+    )
+
     page_tokens: Annotated[int, Field(strict=True, ge=1, le=256)] = 16
     """The number of tokens in a page."""
     pages: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = None
     """The number of pages of one runner. A number is taken as it is, whatever memoryFraction says, and bounds the
     context where it holds less than the model's. By default memoryFraction decides; for a pool that offloads, the
     policy of its runners. status.kvCache has the number that the runners found."""
-    memory_fraction: Annotated[float, Field(strict=True, ge=0.01, le=1)] | None = None
+    memory_fraction: Annotated[float, Field(strict=True, le=1)] | None = None
     """How much of all the memory of its GPU, or of its container, a runner may take for weights, adapters, steps and
     pages together, as vLLM's gpu_memory_utilization: the pages are what the others leave of it. It defaults to 0.9.
     Without a GPU there are no more pages than maxSequences sequences of the model's context take, or 1024; a
