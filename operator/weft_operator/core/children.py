@@ -57,7 +57,7 @@ def defaults_hash(defaults: RunnerDefaults) -> str:
 
 
 def _hash(part: object) -> str:
-    return hashlib.sha256(repr(part).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(part).encode()).hexdigest()
 
 
 def template_hash(obj: Object) -> str:

@@ -52,7 +52,7 @@ def pod_template(
     volumes = _volumes(defaults, volumes)
     container = _container(template, args, defaults, volumes, mounts, ranks=bool(leader))
     made = {"metadata": _given(metadata), "spec": {**shared, **_pod(template, container, defaults, volumes, labels)}}
-    digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
     return {**made, "metadata": {**made["metadata"], "annotations": {**metadata["annotations"], TEMPLATE_HASH: digest}}}
 
 

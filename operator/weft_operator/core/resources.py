@@ -356,7 +356,7 @@ def resource_version(obj: Object | None) -> str | None:
 
 def _shape(spec: Object) -> str:
     made = {name: value for name, value in spec.items() if name not in NOT_OF_RUNNERS}
-    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
 
 def _model_cache(cache: Object) -> ModelCache:
