@@ -126,7 +126,7 @@ def _timeless(value: Any) -> Any:
     if isinstance(value, list):
         return [_timeless(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(value, dict):
-        return "a hash" if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}|[0-9a-f]{16}", value) else value
+        return "a hash" if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else value
     kept: dict[str, Any] = value
     return {
         name: _timeless(item)
