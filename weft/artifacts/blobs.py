@@ -162,10 +162,10 @@ class BlobStore:
 
     def lease(self) -> "Lease":
         """What is named in the lease stays until it closes, whatever `retain` keeps."""
-        return Lease(self._leased, self._lock, self._tell)
+        return Lease(self._leased, self._lock, self._declare_needs)
 
-    def _tell(self) -> None:
-        """The processes that share the folder what this one needs. The lock is held."""
+    def _declare_needs(self) -> None:
+        """Write down what this process needs, for those that share the folder. The lock is held."""
         if self._sharing:
             self._sharing.needs(Needs(self._leased.keys(), self._retained))
 
@@ -204,7 +204,7 @@ class BlobStore:
         wanted = {hex_of(digest) for digest in digests}
         with self._lock:
             self._retained = wanted
-            self._tell()
+            self._declare_needs()
             with self._removing() as (others, _):
                 keep = self._files_of(wanted | others.artifacts) | set(self._leased) | others.blobs
                 gone = [path for path in self._blobs.iterdir() if path.name not in keep]

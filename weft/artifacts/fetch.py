@@ -148,7 +148,7 @@ class _Download:
         def wait() -> None:
             nonlocal had, idle_s
             self._check_stopping()
-            have = part.stat().st_size if part.exists() else 0
+            have = _size(part)
             idle_s = 0.0 if have != had else idle_s + self.limits.pause_s
             if idle_s >= self.limits.stalled_s:
                 held = f"another process has held it for {self.limits.stalled_s:g} s without a byte more"
@@ -295,3 +295,11 @@ def _network() -> Generator[None]:
         yield
     except (OSError, http.client.HTTPException) as error:
         raise _Broken(f"{type(error).__name__}: {error}") from error
+
+
+def _size(part: Path) -> int:
+    """Bytes; 0 where there is none, also where it was renamed a moment ago."""
+    try:
+        return part.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -18,9 +18,9 @@ from weft.clocks import Clock, micro_time, since_boot
 from weft.leadership.errors import LeadershipLost, LeaseChanged, LeaseUnavailable
 from weft.leadership.lease import (
     Acquire,
-    Candidate,
     CreateLease,
     Leadership,
+    LeaseCandidate,
     LeaseRecord,
     LeaseTimings,
     Wait,
@@ -37,7 +37,7 @@ def new_identity() -> str:
     return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
-class Lease(Protocol):
+class LeaseStore(Protocol):
     """Where the Lease is kept (`weft.leadership.lease_api`). Its string names it."""
 
     def read(self) -> Awaitable[Json | None]: ...
@@ -56,7 +56,7 @@ class Election:
 
     def __init__(
         self,
-        lease: Lease,
+        lease: LeaseStore,
         *,
         identity: str,
         terms: LeaseTimings,
@@ -66,7 +66,7 @@ class Election:
     ) -> None:
         self._lease, self._outlast = lease, outlast
         self._terms, self._clock, self._wall = terms, clock, wall
-        self._candidate = Candidate(identity)
+        self._candidate = LeaseCandidate(identity)
         self._leading: Leadership | None = None
         self._uid = ""  # of the Lease that was seen last: without it a PUT would make a deleted one anew
 
@@ -102,7 +102,7 @@ class Election:
             try:
                 await self._renew()
             except LeaseChanged:
-                await self._look_again()
+                await self._read_again()
             except LeaseUnavailable as error:
                 log.warning("the Lease cannot be renewed", extra=kv(error=str(error), goes_on=self._outlast))
                 if self._outlast:
@@ -124,7 +124,7 @@ class Election:
         lease = await self._lease.read()
         now = self._clock()
         self._uid = "" if lease is None else lease["metadata"]["uid"]
-        self._candidate = self._candidate.look(None if lease is None else lease_record(lease), now)
+        self._candidate = self._candidate.observe(None if lease is None else lease_record(lease), now)
         try:
             match decide(self._candidate, self._terms, now, self._wall()):
                 case Wait(seconds):
@@ -145,7 +145,7 @@ class Election:
         written = await self._put(holder=self._candidate.identity, term=term, version=self._leading.version)
         self._leading = Leadership(term, written["metadata"]["resourceVersion"], sent_at)
 
-    async def _look_again(self) -> None:
+    async def _read_again(self) -> None:
         """The Lease is another one than was written last: by a renewal of our own whose answer was lost, or not."""
         assert self._leading is not None
         try:

@@ -47,14 +47,14 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LeaseCandidate:
     """One process's view. `since` is its own clock when it first saw the Lease as it is."""
 
     identity: str
     seen: LeaseRecord | None = None
     since: float = 0.0
 
-    def look(self, seen: LeaseRecord | None, now: float) -> "Candidate":
+    def observe(self, seen: LeaseRecord | None, now: float) -> "LeaseCandidate":
         """Take in what was read. An unchanged Lease keeps its age."""
         if self.seen is not None and seen is not None and seen.version == self.seen.version:
             return self
@@ -83,7 +83,7 @@ class Wait:
     seconds: float
 
 
-def decide(candidate: Candidate, terms: LeaseTimings, now: float, unix_s: float) -> CreateLease | Acquire | Wait:
+def decide(candidate: LeaseCandidate, terms: LeaseTimings, now: float, unix_s: float) -> CreateLease | Acquire | Wait:
     """What a candidate that does not lead does next. `unix_s` is the wall clock, for the term of a new Lease."""
     seen = candidate.seen
     if seen is None:

@@ -92,5 +92,5 @@ class LeaseApi:
             raise LeaseUnavailable(f"{self}: {method}: {error!r}") from error
         if 200 <= answer.status < 300:
             return json.loads(content)
-        said = sanitize(f"{self}: {method}: {answer.status} {content[:500].decode(errors='replace')}")
-        raise LeaseChanged(said) if answer.status in (404, 409) else LeaseUnavailable(said, answer.status)
+        answered = sanitize(f"{self}: {method}: {answer.status} {content[:500].decode(errors='replace')}")
+        raise LeaseChanged(answered) if answer.status in (404, 409) else LeaseUnavailable(answered, answer.status)

@@ -57,9 +57,11 @@ def hold(
     observed: ObservedState, revision: Revision,
 ) -> Held:  # fmt: skip
     """Which Deployments keep their template for now."""
-    pods, wishes = observed.pods.get(pool.meta.ref, {}).values(), {child.key: child.manifest for child in intended}
+    pods, manifests = observed.pods.get(pool.meta.ref, {}).values(), {child.key: child.manifest for child in intended}
     parts = [
-        _part(key, own[key], wishes[key], pods, revision) for key in wishes if key in own and key.kind == "Deployment"
+        _part(key, own[key], manifests[key], pods, revision)
+        for key in manifests
+        if key in own and key.kind == "Deployment"
     ]
     pending = [part for part in parts if part.pending and part.replicas]
     unsettled = next((part for part in parts if not part.pending and not part.in_order), None)
@@ -134,8 +136,8 @@ def _runner_objects(live: Mapping[ObjectKey, Object]) -> dict[ObjectKey, Object]
     return {key: obj for key, obj in staying.items() if key.kind in ("Deployment", "StatefulSet")}
 
 
-def _part(key: ObjectKey, live: Object, wish: Object, pods: Iterable[Pod], revision: Revision) -> _Part:
-    pending = template_hash(live) != template_hash(wish)
+def _part(key: ObjectKey, live: Object, intended: Object, pods: Iterable[Pod], revision: Revision) -> _Part:
+    pending = template_hash(live) != template_hash(intended)
     return _part_of(key, live, pods, pending=pending, outside=pending and from_outside(live, revision))
 
 

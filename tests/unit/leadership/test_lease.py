@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from weft.leadership.lease import (
     TERM_EPOCH_S,
     Acquire,
-    Candidate,
     CreateLease,
     Leadership,
+    LeaseCandidate,
     LeaseRecord,
     LeaseTimings,
     Wait,
@@ -24,32 +24,36 @@ NOW_S = TERM_EPOCH_S + 1000
 
 
 def test_without_a_lease_one_is_made_whose_term_is_above_all_that_were_deleted() -> None:
-    assert decide(Candidate("me"), TERMS, 0.0, NOW_S) == CreateLease(1000)
+    assert decide(LeaseCandidate("me"), TERMS, 0.0, NOW_S) == CreateLease(1000)
 
 
 def test_a_lease_that_changes_is_left_alone() -> None:
-    candidate = Candidate("me").look(HELD, 0.0)
+    candidate = LeaseCandidate("me").observe(HELD, 0.0)
     assert isinstance(decide(candidate, TERMS, 14.9, NOW_S), Wait)
-    renewed = candidate.look(LeaseRecord("other", 4, 15.0, "101"), 14.9)
+    renewed = candidate.observe(LeaseRecord("other", 4, 15.0, "101"), 14.9)
     assert isinstance(decide(renewed, TERMS, 29.8, NOW_S), Wait)
 
 
 def test_a_lease_that_has_not_changed_for_its_own_duration_is_taken_with_the_next_term() -> None:
-    candidate = Candidate("me").look(HELD, 0.0).look(HELD, 10.0)
+    candidate = LeaseCandidate("me").observe(HELD, 0.0).observe(HELD, 10.0)
     assert decide(candidate, TERMS, 15.0, NOW_S) == Acquire("100", 5)
 
 
 def test_a_longer_duration_in_the_lease_than_ones_own_is_respected() -> None:
-    candidate = Candidate("me").look(LeaseRecord("other", 4, 60.0, "100"), 0.0)
+    candidate = LeaseCandidate("me").observe(LeaseRecord("other", 4, 60.0, "100"), 0.0)
     assert isinstance(decide(candidate, TERMS, 59.0, NOW_S), Wait)
 
 
 def test_a_lease_that_was_given_back_is_taken_at_once() -> None:
-    assert decide(Candidate("me").look(LeaseRecord("", 4, 15.0, "100"), 0.0), TERMS, 0.0, NOW_S) == Acquire("100", 5)
+    assert decide(LeaseCandidate("me").observe(LeaseRecord("", 4, 15.0, "100"), 0.0), TERMS, 0.0, NOW_S) == Acquire(
+        "100", 5
+    )
 
 
 def test_a_take_over_whose_answer_was_lost_is_done_again_under_a_higher_term() -> None:
-    assert decide(Candidate("me").look(LeaseRecord("me", 5, 15.0, "101"), 0.0), TERMS, 0.1, NOW_S) == Acquire("101", 6)
+    assert decide(LeaseCandidate("me").observe(LeaseRecord("me", 5, 15.0, "101"), 0.0), TERMS, 0.1, NOW_S) == Acquire(
+        "101", 6
+    )
 
 
 def test_a_leader_stops_before_anybody_else_can_begin_and_its_last_write_has_ended_by_then() -> None:
@@ -65,7 +69,7 @@ class Process:
 
     name: str
     offset_s: float
-    candidate: Candidate
+    candidate: LeaseCandidate
     leading: Leadership | None = None
     asleep_until: float = 0.0
     terms_led: list[int] = field(default_factory=list[int])
@@ -92,12 +96,12 @@ def step(process: Process, store: Store, now: float) -> None:
     if process.leading is not None:
         if not process.leading.holds(TERMS, mine):
             process.leading = None  # it ends; here a new one of another name goes on
-            process.candidate = Candidate(f"{process.name}@{now}")
+            process.candidate = LeaseCandidate(f"{process.name}@{now}")
             return
         version = store.write(process.candidate.identity, process.leading.term, process.leading.version)
         process.leading = Leadership(process.leading.term, version, mine) if version else None
         return
-    process.candidate = process.candidate.look(store.seen, mine)
+    process.candidate = process.candidate.observe(store.seen, mine)
     match decide(process.candidate, TERMS, mine, NOW_S):
         case CreateLease(term):
             version = store.write(process.candidate.identity, term, None)
@@ -118,7 +122,7 @@ def test_at_no_time_do_two_lead_whatever_their_clocks_say_and_whoever_is_stopped
     offsets: list[float], pauses: list[tuple[int, float]]
 ) -> None:
     store = Store()
-    processes = [Process(str(i), offset, Candidate(str(i))) for i, offset in enumerate(offsets)]
+    processes = [Process(str(i), offset, LeaseCandidate(str(i))) for i, offset in enumerate(offsets)]
     now, history = 0.0, list(pauses)
     terms: list[int] = []
     for tick in range(400):
@@ -137,7 +141,7 @@ def test_at_no_time_do_two_lead_whatever_their_clocks_say_and_whoever_is_stopped
 
 
 def test_somebody_leads_soon_after_a_leader_has_died() -> None:
-    store, one, two = Store(), Process("1", 0.0, Candidate("1")), Process("2", 7.0, Candidate("2"))
+    store, one, two = Store(), Process("1", 0.0, LeaseCandidate("1")), Process("2", 7.0, LeaseCandidate("2"))
     step(one, store, 0.0)
     assert one.leading is not None
     times = [0.5 * tick for tick in range(100)]
