@@ -68,7 +68,11 @@ class Supervisor(supervisor_pb2_grpc.SupervisorServicer):
                 self.hellos.append(message.hello)
                 self.book = RunnerBook(RUNNER_TO_SUPERVISOR.decode(message))
             case "report":
-                self.states.append(self._applied(RUNNER_TO_SUPERVISOR.decode(message)))
+                report = RUNNER_TO_SUPERVISOR.decode(message)
+                if report.full or self.book.version is not None:
+                    self.states.append(self._applied(report))
+                else:  # made before the stream came up
+                    self.outbox.put(SupervisorToRunner(resync=supervisor_pb2.Resync()))
             case "heartbeat":
                 self.heartbeats += 1
         asyncio.get_running_loop().create_task(self._wake())
