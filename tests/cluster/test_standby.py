@@ -67,14 +67,14 @@ async def test_streams_go_on_and_requests_are_served_again(two: Installation, ca
         await made.until(lambda: len(made.streams) > after + 3 * WIDTH)
     print(f"{blow}: {pod} acted, then {now}; served again after {seconds:.1f} s; {longest_pause(made.streams)}")
     assert seconds < FAIL_OVER_S
-    again = ("kill -9", "lose the pod")  # in its data directory, which is a volume of this node
-    assert blow in again or now != pod
+    if blow == "stand still":  # the others come back in their data directory, and may be there before the standby is
+        assert now != pod
     assert_undisturbed(made.streams)
     await until_both_are_ready(two)
 
 
 def strike(installation: Installation, pod: str, blow: str) -> None:
-    """`stand still`: nothing comes from it any more, and nobody is told, as where its node is lost."""
+    """`stand still`: nothing comes from it any more, and its connections stay, as where its node is lost."""
     gone = ("delete", "pod", pod, "-n", NAMESPACE, "--wait=false")
     if blow == "delete":
         installation.plane.kubectl(*gone)

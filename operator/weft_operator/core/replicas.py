@@ -28,6 +28,7 @@ from weft_operator.core.children import (
     is_adoptable,
     revision_of,
     runner_children,
+    template_hash,
 )
 from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
@@ -289,14 +290,16 @@ def _changes(
 def _as_process(
     live: Object, intended: Child, launch: RunnerConfig, states: Mapping[str, RunnerState]
 ) -> RunnerProcess:
-    """A runner of several pods as one: of another launch if it was made from another intent."""
+    """A runner of several pods as one: of another launch if its pods are of another template, or of another number."""
     name = live["metadata"]["name"]
     state: RunnerState = states.get(name, "Starting")
     if _is_deleting(live):
         state = "Leaving"
     elif state == "Leaving":
         state = "Starting"  # its pods are replaced
-    same = spec_hash(live) == spec_hash(intended.manifest)
+    same = (template_hash(live), live["spec"].get("replicas")) == (
+        template_hash(intended.manifest), intended.manifest["spec"]["replicas"],
+    )  # fmt: skip
     return RunnerProcess(launch if same else replace(launch, base_digest=""), state, name=f"{name}-0")
 
 

@@ -221,3 +221,15 @@ def test_runners_of_several_pods_wait_for_the_turn_of_their_pool_too() -> None:
         assert min(ready(world, "one"), ready(world, "two")) >= 2
         assert ready(world, "one") + ready(world, "two") >= 6
     assert [images(world, name) for name in ("one", "two")] == [{NEXT.image}] * 2
+
+
+def test_runners_of_several_pods_stay_where_a_change_is_not_of_their_pods() -> None:
+    """Of the phases only the scheduler reads; what is noted at the runners' objects follows."""
+    world, spec = new_world(), {"parallelism": {"tensor": 1, "pipeline": 2, "podsPerRunner": 2}, "replicas": 2}
+    started(world, "base", **spec)
+    before = {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()}
+    phases = {"mode": "Split", "minPrompt": 1, "minToken": 1, "kvAcrossClasses": False}
+    world.apply(pool_object(phases=phases, **spec))
+    world.at_rest()
+    assert {key: obj["metadata"]["uid"] for key, obj in world.cluster.objects.items()} == before
+    assert world.plan() == []
