@@ -19,14 +19,16 @@ def with_defaults(obj: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _converted(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the fields of today's versions: a pool's `scheduler.tokenTimeMs` became `slo.tokenTimeMs`.
+    """With the fields of today's versions: a pool's `scheduler.tokenTimeMs` became `slo.tokenTimeMs`, and
+    `scheduler.placement`, which had one value, is gone.
 
-    Older versions wrote its default out. A default that nobody chose is no objective.
+    Older versions wrote defaults out. A default that nobody chose is no objective.
     """
     scheduler = obj["spec"].get("scheduler")
-    if obj["kind"] != "ServingPool" or not isinstance(scheduler, dict) or "tokenTimeMs" not in scheduler:
+    if obj["kind"] != "ServingPool" or not isinstance(scheduler, dict):
         return obj
-    spec = {**obj["spec"], "scheduler": {name: value for name, value in scheduler.items() if name != "tokenTimeMs"}}
-    if scheduler["tokenTimeMs"] != OLDER_TOKEN_TIME_MS:
+    kept = {name: value for name, value in scheduler.items() if name not in ("tokenTimeMs", "placement")}
+    spec = {**obj["spec"], "scheduler": kept}
+    if scheduler.get("tokenTimeMs", OLDER_TOKEN_TIME_MS) != OLDER_TOKEN_TIME_MS:
         spec.setdefault("slo", {"tokenTimeMs": scheduler["tokenTimeMs"]})
     return {**obj, "spec": spec}

@@ -239,17 +239,18 @@ def test_a_file_that_cannot_be_read_stops_the_start_and_stays(tmp_path: Path, co
     assert path.read_bytes() == content
 
 
-async def test_what_an_older_version_wrote_gets_the_defaults_of_fields_that_it_did_not_know(tmp_path: Path) -> None:
+async def test_what_an_older_version_wrote_has_the_fields_of_this_one(tmp_path: Path) -> None:
     path = tmp_path / "objects.json"
     async with kept(path) as (store, keeper):
         pool = pool_object()
         del pool["spec"]["parallelism"], pool["spec"]["scheduler"]["fairness"]
-        _, written = store.apply(pool)
+        older = {**pool, "spec": {**pool["spec"], "scheduler": {**pool["spec"]["scheduler"], "placement": "punica"}}}
+        _, written = store.apply(older)
         await keeper.committed()
     (read,) = open_store(path, clock, with_defaults).objects()
     assert read["metadata"] == written["metadata"]
     assert read["spec"]["parallelism"] == {"tensor": 1, "pipeline": 1, "podsPerRunner": 1}
-    assert read["spec"]["scheduler"] == {**written["spec"]["scheduler"], "fairness": {"mode": "Tenant"}}
+    assert read["spec"]["scheduler"] == {**pool["spec"]["scheduler"], "fairness": {"mode": "Tenant"}}
     assert parse(read)
 
 
