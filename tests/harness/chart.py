@@ -10,9 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from harness.cluster import tools
+from harness.cluster.control_plane import ControlPlane
+from harness.cluster.errors import ToolMissing
 
 Json = dict[str, Any]
 
@@ -100,6 +103,17 @@ def one(found: Sequence[Json], kind: str, name: str, namespace: str | None = Non
         and namespace in (None, obj["metadata"].get("namespace"))
     ]
     return only
+
+
+def create_others(plane: ControlPlane) -> None:
+    """Create the CRDs of cert-manager, the Prometheus operator and the Gateway API. Skips where they cannot be had."""
+    try:
+        files = tools.definitions()
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    for path in files:
+        plane.kubectl("create", "-f", path)
+    plane.wait("--for=condition=Established", "crd", "--all")
 
 
 def pod_templates(found: Sequence[Json]) -> Iterator[tuple[str, Json]]:

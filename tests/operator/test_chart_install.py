@@ -15,9 +15,8 @@ from cryptography import x509
 
 from harness import chart
 from harness.chart import OTHERS_SETS, VALUE_SETS, HelmRefused, Json, helm, values_of
-from harness.cluster import tools
 from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import Refused, ToolMissing
+from harness.cluster.errors import Refused
 from harness.operator.stage import Stage, until
 from harness.waiting import PATIENCE_S
 from weft.wire.tls import FILES, Tls
@@ -98,13 +97,7 @@ def test_pools_and_adapters_outlive_the_release(plane: ControlPlane, release: Re
 @pytest.fixture(scope="module")
 def others(plane: ControlPlane) -> None:
     """The CRDs of cert-manager, the Prometheus operator and the Gateway API."""
-    try:
-        files = tools.definitions()
-    except ToolMissing as error:
-        pytest.skip(str(error))
-    for path in files:
-        plane.kubectl("create", "-f", path)
-    plane.wait("--for=condition=Established", "crd", "--all")
+    chart.create_others(plane)
 
 
 @pytest.mark.parametrize("name", sorted(VALUE_SETS, key=OTHERS_SETS.__contains__))  # those that need no others first

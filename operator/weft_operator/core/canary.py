@@ -14,6 +14,7 @@ from weft_operator.core.artifacts import OperationStatus, Request, Resolution, V
 from weft_operator.core.resources import Adapter, Canary, Ref
 
 Phase = Literal["Pending", "Failed", "Progressing", "Promoted", "RolledBack"]
+DECIDED: tuple[Phase, ...] = ("Promoted", "RolledBack")
 SUFFIX = "/canary"
 COUNTS_S = 30.0  # between two writes of nothing but counts
 
@@ -59,14 +60,9 @@ def as_adapter(adapter: Adapter, canary: Canary) -> Adapter:
     return replace(
         adapter,
         meta=replace(adapter.meta, uid=canary_uid(adapter.meta.uid)),
-        uri=canary.uri,
-        revision=canary.revision,
-        digest=canary.digest,
-        credentials=canary.credentials,
-        endpoint=canary.endpoint,
-        poll_s=canary.poll_s,
         version=canary.version,
         canary=None,
+        **canary.source._asdict(),
     )
 
 
@@ -89,9 +85,7 @@ def canary_view(
         found = _stored_counts(stored, known=known)
     elif found != _stored_counts(stored, known=known):
         updated_at = now
-    return CanaryView(
-        canary, request, resolution, content, phase, started_at, updated_at, found, reason, message
-    )  # fmt: skip
+    return CanaryView(canary, request, resolution, content, phase, started_at, updated_at, found, reason, message)
 
 
 def _phase(
@@ -106,14 +100,14 @@ def _phase(
         return "Pending", "Resolving", f"reading {request.uri}"
     if before == "Promoted":
         return "Promoted", "Promoted", "it answers every request without a pin"
-    if stable is None or (stable.pool, stable.base_digest) != (content.pool, content.base_digest):
-        return "Pending", "Resolving", "waiting until the adapter is served by its pool"
     failures = (
         f"{counts.failed} of {counts.requests} requests failed, "
         f"{counts.stable_failed} of {counts.stable_requests} of those beside it"
     )
     if before == "RolledBack":
         return "RolledBack", "RolledBack", failures
+    if stable is None or (stable.pool, stable.base_digest) != (content.pool, content.base_digest):
+        return "Pending", "Resolving", "waiting until the adapter is served by its pool"
     if content.digest == stable.digest:
         return "Progressing", "SameContent", "spec.source has the same content"
     if counts.requests >= canary.min_requests:

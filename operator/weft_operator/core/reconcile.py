@@ -145,7 +145,7 @@ def _canary_deadlines(adapter: Adapter, state: State, now: float) -> list[float]
     if reported is not None and reported.canary not in (None, canary.counts):
         times.append(canary.updated_at + COUNTS_S)
     if canary.resolution is not None and not canary.resolution.running:
-        uri, poll_s = canary.canary.uri, canary.canary.poll_s
+        uri, poll_s = canary.canary.source.uri, canary.canary.source.poll_s
         times.append(canary.resolution.due_at(resolve_period_s(state.desired, uri), poll_s))
     return times
 

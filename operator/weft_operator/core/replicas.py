@@ -120,7 +120,7 @@ def plan_children(
     revision = revision_of(pool, launch, defaults)
     if pool.pods_per_runner > 1:
         outside = any(from_outside(obj, revision) for key, obj in own.items() if key.kind == "StatefulSet")
-        why = await_turn(pool, state.desired, state.observed, revision) if outside else ""
+        why = await_turn(pool, state, revision) if outside else ""
         replacing = 0 if why else scaling.rollout_limits(pool, wanted)[0]
         sets, kept, behind = _plan_sets(
             pool, launch, sizes, bounds, state, defaults, own, waited=waited, replacing=replacing
@@ -135,7 +135,7 @@ def plan_children(
         if scaling.counts_apart(pool):
             sizes = scaling.one_for_one(sizes, present, wanted)
         intended = children(pool, launch, defaults, sizes)
-        held = hold(pool, intended, own, state.desired, state.observed, revision)
+        held = hold(pool, intended, own, state, revision)
         orders += [
             ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
             for key in sorted(held.children)

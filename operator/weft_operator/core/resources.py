@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from weft.api.conversion import with_defaults
 from weft.api.fields import duration_s
@@ -55,6 +55,17 @@ class Meta:
     deleted: float | None = None  # when its deletion was requested, unix seconds
 
 
+class Source(NamedTuple):
+    """Where files come from: the fields of an adapter, of its canary and of a pool's model."""
+
+    uri: str
+    revision: str | None
+    digest: str | None  # an assertion about the source
+    credentials: str | None  # a Secret of the object's own namespace
+    endpoint: str | None
+    poll_s: float | None  # None: the source is not polled
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A LoRAAdapter. `status` is the stored one, as it was last written."""
@@ -82,12 +93,7 @@ class Adapter:
 class Canary:
     """A second content under an adapter's name. Times in seconds, `promote_after_s` None: by hand."""
 
-    uri: str
-    revision: str | None
-    digest: str | None
-    credentials: str | None
-    endpoint: str | None
-    poll_s: float | None
+    source: Source
     version: str | None
     weight: int  # percent of the requests without a pin
     max_error_percent: int  # beyond the other content's
@@ -251,12 +257,7 @@ def parse_adapter(obj: Object) -> Adapter:
         meta=meta,
         pool=Ref("ServingPool", pool.get("namespace") or meta.ref.namespace, pool["name"]),
         model_name=spec.get("modelName") or str(meta.ref),
-        uri=source["uri"],
-        revision=source.get("revision"),
-        digest=source.get("digest"),
-        credentials=_secret(source),
-        endpoint=source.get("endpoint"),
-        poll_s=_poll_s(source),
+        **_source(source)._asdict(),
         base_model=spec.get("baseModel"),
         max_rank=spec.get("maxRank"),
         pinned=bool(spec.get("pinned")),
@@ -271,14 +272,9 @@ def parse_adapter(obj: Object) -> Adapter:
 def _canary(spec: Object | None) -> Canary | None:
     if spec is None:
         return None
-    source, after = spec["source"], spec.get("promoteAfter")
+    after = spec.get("promoteAfter")
     return Canary(
-        uri=source["uri"],
-        revision=source.get("revision"),
-        digest=source.get("digest"),
-        credentials=_secret(source),
-        endpoint=source.get("endpoint"),
-        poll_s=_poll_s(source),
+        source=_source(spec["source"]),
         version=spec.get("version"),
         weight=spec["weight"],
         max_error_percent=spec["maxErrorPercent"],
@@ -297,12 +293,7 @@ def parse_pool(obj: Object) -> Pool:
     return Pool(
         meta=meta,
         model_name=model.get("name") or meta.ref.name,
-        uri=model["uri"],
-        revision=model.get("revision"),
-        digest=model.get("digest"),
-        credentials=_secret(model),
-        endpoint=model.get("endpoint"),
-        poll_s=_poll_s(model),
+        **_source(model)._asdict(),
         replicas=spec.get("replicas"),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         template=spec.get("template") or {},
@@ -402,14 +393,16 @@ def _unix_s(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def _secret(source: Object) -> str | None:
-    reference = source.get("credentialsRef")
-    return reference["name"] if reference else None
-
-
-def _poll_s(source: Object) -> float | None:
-    interval = source.get("pollInterval")
-    return float(duration_s(interval)) if interval else None
+def _source(source: Object) -> Source:
+    reference, interval = source.get("credentialsRef"), source.get("pollInterval")
+    return Source(
+        uri=source["uri"],
+        revision=source.get("revision"),
+        digest=source.get("digest"),
+        credentials=reference["name"] if reference else None,
+        endpoint=source.get("endpoint"),
+        poll_s=float(duration_s(interval)) if interval else None,
+    )
 
 
 def _autoscaling(spec: Object | None) -> Autoscaling | None:

@@ -19,7 +19,7 @@ from weft_operator.core.children import (
 from weft_operator.core.resources import Object, Pool, Ref
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits
-from weft_operator.core.state import Child, DesiredState, ObjectKey, ObservedState, Pod
+from weft_operator.core.state import Child, ObjectKey, ObservedState, Pod, State
 
 OUTSIDE, REPLACING = "what the installation gives runners has changed", "runners are being replaced"
 RETRY_S = 2.0  # before a pool looks again whether another one is in order
@@ -53,16 +53,13 @@ class _Part:
 
 
 def hold(
-    pool: Pool, intended: Sequence[Child], own: Mapping[ObjectKey, Object], desired: DesiredState,
-    observed: ObservedState, revision: Revision,
+    pool: Pool, intended: Sequence[Child], own: Mapping[ObjectKey, Object], state: State,
+    revision: Revision,
 ) -> Held:  # fmt: skip
     """Which Deployments keep their template for now."""
-    pods, manifests = observed.pods.get(pool.meta.ref, {}).values(), {child.key: child.manifest for child in intended}
-    parts = [
-        _part(key, own[key], manifests[key], pods, revision)
-        for key in manifests
-        if key in own and key.kind == "Deployment"
-    ]
+    pods = state.observed.pods.get(pool.meta.ref, {}).values()
+    deployments = [child for child in intended if child.key in own and child.kind == "Deployment"]
+    parts = [_part(child.key, own[child.key], child.manifest, pods, revision) for child in deployments]
     pending = [part for part in parts if part.pending and part.replicas]
     unsettled = next((part for part in parts if not part.pending and not part.in_order), None)
     first = min(pending, key=lambda part: part.in_order, default=None)
@@ -77,22 +74,22 @@ def hold(
         before = unsettled or first
         assert before is not None
         why = f"{held[min(held)]} for group {before.name}, with {before.ready} of {before.replicas} runners ready"
-    if first is not None and first.from_outside and (other := await_turn(pool, desired, observed, revision)):
+    if first is not None and first.from_outside and (other := await_turn(pool, state, revision)):
         outside = {part.key for part in pending if part.from_outside}
         return Held(frozenset(held.keys() | outside), f"{OUTSIDE}: {other}")
     return Held(frozenset(held), why)
 
 
-def await_turn(pool: Pool, desired: DesiredState, observed: ObservedState, revision: Revision) -> str:
+def await_turn(pool: Pool, state: State, revision: Revision) -> str:
     """Why a pool with a change from outside waits; empty: it is its turn."""
     ref, most = pool.meta.ref, revision.pools_at_a_time
     if not most:
         return ""
     waiting, changing = list[tuple[bool, Ref]](), list[Ref]()
-    for other in desired.pools.values():
+    for other in state.desired.pools.values():
         if other.paused or other.meta.deleting:
             continue
-        parts = _live_parts(other.meta.ref, observed, revision)
+        parts = _live_parts(other.meta.ref, state.observed, revision)
         begun = any(not part.pending and not part.in_order for part in parts)
         if other.pods_per_runner > 1:  # one of them is gone, and its next one is to come
             begun = begun or len(parts) < int(other.status.get("desiredReplicas", 0))

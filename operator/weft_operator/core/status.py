@@ -22,6 +22,7 @@ from weft.domain.adapter import AdapterVersion
 from weft_operator.core.acceptance import AdapterView, PoolView, Rejection, is_ready
 from weft_operator.core.actions import RecordEvent
 from weft_operator.core.artifacts import OperationStatus, Request, Resolution, VerifiedArtifact
+from weft_operator.core.canary import DECIDED
 from weft_operator.core.children import selector
 from weft_operator.core.resources import Adapter, Malformed, Object, Pool
 
@@ -364,9 +365,11 @@ def _versions(view: AdapterView, now: float) -> list[Object] | None:
 
 
 def _canary_status(view: AdapterView) -> dict[str, Any] | None:
-    canary = view.canary
+    canary, stored = view.canary, view.adapter.status.get("canary")
     if canary is None:
-        return view.adapter.status.get("canary") if view.canary_kept else None
+        return stored if view.canary_kept or view.adapter.canary is not None else None
+    if canary.content is None and stored and stored.get("phase") in DECIDED:
+        return stored  # what was decided lasts while the content cannot be looked at
     content, counts = canary.content, canary.counts
     status: dict[str, Any] = {"phase": canary.phase}
     if content is not None:

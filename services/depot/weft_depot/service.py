@@ -95,7 +95,7 @@ class Depot:
         self._verifying = asyncio.Lock()
         self._verified: LruDict[str, float] = LruDict(10_000)
         self._removed: LruDict[str, float] = LruDict(10_000)
-        self._asked_to_wait: LruDict[QueueKey, float] = LruDict(10_000)  # by a 429, until when
+        self._rate_limited: LruDict[QueueKey, float] = LruDict(10_000)  # by a 429, until when
         self._stopping = stopping or threading.Event()
 
     def submit(self, request: ResolveRequest) -> Operation | None:
@@ -282,8 +282,8 @@ class Depot:
         self._results[request.key] = result
         fields = kv(operation=operation_id, uri=request.uri, digest=found.digest, reason=reason)
         log.log(level, "resolved", extra=fields)
-        if wait_s and self._asked_to_wait.get(key, 0.0) <= self._now():  # else by that time, not by an answer
-            self._asked_to_wait[key] = self._now() + wait_s
+        if wait_s and self._rate_limited.get(key, 0.0) <= self._now():  # else by that time, not by an answer
+            self._rate_limited[key] = self._now() + wait_s
         if reason:
             return self.operations.failed(operation_id, reason, message, self._now(), wait_s)
         return self.operations.fetched(operation_id, found.digest, self._now(), found.watch)
@@ -315,7 +315,7 @@ class Depot:
 
         reason, message, found = "", "", Resolved(Digest(""))
         try:
-            self._check_asked_to_wait(key)
+            self._check_rate_limit(key)
             found = self._resolver.resolve(request, lease, validated, self._check_cancelled, progress)
         except Stopping:
             return
@@ -330,9 +330,9 @@ class Depot:
         metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
         publish(lambda: self._finished(operation_id, request, found, reason, message, key, wait_s))
 
-    def _check_asked_to_wait(self, key: QueueKey) -> None:
+    def _check_rate_limit(self, key: QueueKey) -> None:
         """A server that has answered a namespace 429 gets no request of that namespace until its time is over."""
-        left_s = self._asked_to_wait.get(key, 0.0) - self._now()
+        left_s = self._rate_limited.get(key, 0.0) - self._now()
         if left_s > 0:
             seconds = math.ceil(left_s)
             text = f"{key.host} has asked to wait, for another {seconds} s; it is asked again later"

@@ -29,13 +29,7 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def with_others(plane: ControlPlane) -> ControlPlane:
     """With the CRDs of cert-manager, the Prometheus operator and the Gateway API."""
-    try:
-        files = tools.definitions()
-    except ToolMissing as error:
-        pytest.skip(str(error))
-    for path in files:
-        plane.kubectl("create", "-f", path)
-    plane.wait("--for=condition=Established", "crd", "--all")
+    chart.create_others(plane)
     plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": chart.NAMESPACE}})
     return plane
 

@@ -109,7 +109,7 @@ async def test_a_resolved_source_is_asked_for_by_its_watch(served: Served) -> No
     assert (await served.http.post("/v1/changed", json=asked)).json() == {"changed": ["other", found["watch"]]}
 
 
-async def test_a_server_that_asks_to_wait_gets_no_request_of_that_namespace_meanwhile(served: Served) -> None:
+async def test_after_a_429_a_source_gets_no_request_of_that_namespace_until_retry_after(served: Served) -> None:
     with FakeHub() as hub:
         hub.repo("org/lora", {"adapter_config.json": b"{}"})
         hub.fault("/api/models", times=1, status=429, headers={"Retry-After": "30"})

@@ -70,8 +70,8 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def candidate(lease: MemoryLease, time: Time, name: str = "me", *, outlast: bool = False) -> Election:
-    now = lambda: time.now  # noqa: E731
-    return Election(lease, identity=name, terms=TIMINGS, outlast=outlast, clock=now, wall=now)
+    clocks = {"clock": lambda: time.now, "wall": lambda: time.now}
+    return Election(lease, identity=name, terms=TIMINGS, outlast=outlast, **clocks)
 
 
 async def test_a_standby_acts_under_a_higher_term_once_the_holder_renews_no_more(time: Time) -> None:

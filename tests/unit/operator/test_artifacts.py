@@ -82,7 +82,7 @@ def test_the_pause_is_bounded_and_success_resets_it(history: list[str]) -> None:
 
 
 @pytest.mark.parametrize("uri", [f"hf:org/{name}" for name in "abcdefgh"])
-def test_a_server_that_asks_to_wait_is_not_asked_earlier(uri: str) -> None:
+def test_a_source_is_not_resolved_before_retry_after(uri: str) -> None:
     request = replace(ONE, uri=uri)
     answer = replace(failed("SourceUnreachable"), retry_after_s=900.0)
     assert updated(started(None, request, 0.0), answer, 10.0).due_at(2.0) >= 910.0

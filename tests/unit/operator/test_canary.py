@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -115,6 +116,19 @@ def test_failures_roll_a_canary_back_until_it_has_another_content(world: World) 
     assert world.status(REF)["canary"]["requests"] == 0
 
 
+def test_what_was_decided_lasts_while_the_adapter_is_not_accepted(world: World) -> None:
+    edit(world, canary=canary())
+    world.canaries[digest("c")] = BAD
+    world.wait(0.1)
+    edit(world, canary=canary(), baseModel="wrong")
+    assert world.status(REF)["canary"]["phase"] == "RolledBack"
+    edit(world, canary=canary())
+    for current in (world, world.restarted()):
+        current.wait(10)
+        assert shares(current) == {digest("a"): 100}
+        assert current.condition(REF, "CanaryPromoted") == ("False", "RolledBack")
+
+
 def test_failures_of_both_contents_are_not_the_canarys(world: World) -> None:
     edit(world, canary=canary())
     world.canaries[digest("c")] = CanaryCounts(digest("c"), 100, 50, 1000, 490)
@@ -176,11 +190,8 @@ def published(world: World, change: Callable[[], None]) -> set[str]:
         do(action)
         seen.update(one.digest for one in world.routed.values())
 
-    world.do = watched  # type: ignore[method-assign]
-    try:
+    with patch.object(world, "do", watched):
         change()
-    finally:
-        world.do = do  # type: ignore[method-assign]
     return seen
 
 
