@@ -18,10 +18,13 @@ MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Pages for about four of these requests at their full length, and predictions of a tenth."""
+    """Pages for about four of these requests at their full length, and predictions of a tenth.
+
+    The gateway waits for a prediction as long as it may: a request without one reserves all that it may use.
+    """
     manifests = copy_manifests(tmp_path_factory.mktemp("m"), kvCache={"pageTokens": 8, "pages": 160})
-    scale = {"WEFT_PREDICTOR__SCALE": "0.1"}
-    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=scale) as made:
+    short = {"WEFT_PREDICTOR__SCALE": "0.1", "WEFT_GATEWAY__PREDICT_MS": "5000"}
+    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=short) as made:
         made.wait_for_models()
         yield made
 
