@@ -30,6 +30,7 @@ from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import BY_KIND, OWN, PODS, Api, Resource
 from weft_operator.kubernetes.event_mapping import owner_of
+from weft_operator.kubernetes.events import EventRecorder
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"
@@ -56,6 +57,7 @@ class World:
     pools: str
     api: Api
     backend: KubernetesBackend
+    events: EventRecorder
     cache: ObjectCache
 
     @property
@@ -201,18 +203,18 @@ async def marks(world: World) -> None:
 
 
 def announces(times: int) -> Use:
-    """Told once it is created, told again it is patched. The backend logs a refusal: what counts is what is there."""
+    """The first Event is created, an equal one patches it. A refusal is logged: what counts is what is there."""
 
     async def use(world: World) -> None:
         adapter = world.own("LoRAAdapter")
         action = RecordEvent(ref_of(adapter), adapter["metadata"]["uid"], "Normal", "Ready", f"{time.monotonic_ns()}")
         for _ in range(times):
-            await world.backend.record_event(action)
+            await world.events.send(action, time.time())
         events = world.plane.get("events.events.k8s.io", namespace=world.pools)["items"]
-        told = [event for event in events if event.get("note") == action.message]
-        counts = [(event.get("series") or {}).get("count", 1) for event in told]
+        recorded = [event for event in events if event.get("note") == action.message]
+        counts = [(event.get("series") or {}).get("count", 1) for event in recorded]
         if counts != [times]:
-            raise ApiFailed("announce", 403, "Forbidden", f"told {counts}, not [{times}]")
+            raise ApiFailed("announce", 403, "Forbidden", f"recorded {counts}, not [{times}]")
 
     return use
 
@@ -327,9 +329,10 @@ async def acting(plane: ControlPlane, installed: Installed, token: str) -> Async
     configuration.host, configuration.ssl_ca_cert = plane.url, str(plane.ca)
     configuration.api_key = {"BearerToken": f"Bearer {token}"}
     api, cache = Api(configuration), ObjectCache()
-    backend = KubernetesBackend(api, cache, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
+    events = EventRecorder(api, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
+    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=PATIENCE_S)
     try:
-        yield World(plane, installed.release, installed.pools, api, backend, cache)
+        yield World(plane, installed.release, installed.pools, api, backend, events, cache)
     finally:
         await api.aclose()
 

@@ -27,6 +27,7 @@ from weft_operator.errors import StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api
+from weft_operator.kubernetes.events import EventRecorder
 
 RUNNERS = "base-runners"
 POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)
@@ -196,7 +197,8 @@ async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(
     """The watch tells of a Deployment between the plan, which has it made, and the write: it is planned again."""
     stage, cache = history.stage, ObjectCache()
     api = Api(await load_configuration(str(stage.access.kubeconfig)))
-    backend = KubernetesBackend(api, cache, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
+    events = EventRecorder(api, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
+    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=60.0)
     mark, pool, there = stage.control_plane.mark(), stage.get("servingpool", "base"), stage.get("deployment", RUNNERS)
     spec = {**there["spec"], "replicas": 1}
     manifest = {**there, "metadata": {"name": RUNNERS, "namespace": stage.namespace}, "spec": spec}

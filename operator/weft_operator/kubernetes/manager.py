@@ -34,6 +34,7 @@ from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, OWN, Api, key_of
 from weft_operator.kubernetes.crd_check import check_crds
 from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
+from weft_operator.kubernetes.events import EventRecorder
 from weft_operator.kubernetes.observability import Metrics, OperatorProbes
 from weft_operator.kubernetes.resync import Resync, watch_scopes
 from weft_operator.kubernetes.settings import Settings, read_runner_defaults
@@ -264,9 +265,10 @@ class Leader:
         self._settings, self._tls, self._cache, self._election = settings, tls, cache, election
         self._metrics, self._resync = metrics, resync
         self._policy = Policy(defaults=defaults, pool_namespaces=frozenset(settings.namespaces))
-        self._backend = KubernetesBackend(
-            api, cache, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
+        self._events = EventRecorder(
+            api, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
         )
+        self._backend = KubernetesBackend(api, cache, self._events, lead=election.require, write_s=terms.write_s)
 
     async def run(self) -> None:
         """Wait for the Lease, then lead until cancelled. Raises LeadershipLost."""
@@ -292,6 +294,7 @@ class Leader:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(controller.run(), name="controller")
                 tasks.create_task(registry.run(), name="registry")
+                tasks.create_task(self._events.run(), name="events")
         finally:
             await depot.aclose()
 
