@@ -28,7 +28,7 @@ from weft_operator.core.state import Child
 from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import BY_KIND, OWN, PODS, Api, Resource
+from weft_operator.kubernetes.client import BY_KIND, NODES, OWN, PODS, Api, Resource
 from weft_operator.kubernetes.event_mapping import owner_of
 from weft_operator.kubernetes.events import EventRecorder
 
@@ -126,7 +126,7 @@ def reads(resource: Resource, where: str) -> dict[Right, Use]:
             pass
 
     async def gets(world: World) -> None:
-        await world.api.get(resource, world.pools, "nobody")
+        await world.api.get(resource, "" if resource is NODES else world.pools, "nobody")
 
     async def watches(world: World) -> None:
         page = await world.api.request("GET", resource.path(namespace(world)), query={"limit": "1"})
@@ -243,6 +243,7 @@ def uses() -> dict[Right, Use]:
         table |= reads(own, EVERYWHERE)
         table[Right(EVERYWHERE, own.group, own.plural, "patch")] = finalizes(own.kind)
         table[Right(EVERYWHERE, own.group, f"{own.plural}/status", "update")] = tells_status(own.kind)
+    table |= reads(NODES, EVERYWHERE)
     table[Right(EVERYWHERE, "events.k8s.io", "events", "create")] = announces(1)
     table[Right(EVERYWHERE, "events.k8s.io", "events", "patch")] = announces(2)
     for kind in CHILD_KINDS:
@@ -374,7 +375,7 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
                 assert not allowed(right, "default", lease), f"{right} in a namespace of nobody's"
         forbidden = [
             ("", "secrets", "get"), ("", "secrets", "list"), ("", "pods", "create"), ("", "pods", "delete"),
-            ("", "pods/exec", "create"), ("", "nodes", "list"), ("", "namespaces", "list"),
+            ("", "pods/exec", "create"), ("", "nodes", "patch"), ("", "namespaces", "list"),
             ("apps", "deployments", "update"), ("apps", "statefulsets", "update"),
             ("rbac.authorization.k8s.io", "roles", "create"),
             ("serving.weft.dev", "servingpools", "delete"), ("serving.weft.dev", "loraadapters", "create"),

@@ -6,13 +6,14 @@ One operator and one player of pods for all tests: each test begins with nothing
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from harness.cluster.api import is_so
 from harness.cluster.errors import Refused
-from harness.cluster.fake_kubelet import FakeKubelet
+from harness.cluster.fake_kubelet import NODE, FakeKubelet
 from harness.operator.stage import OURS, Stage, until
 
 BASE_NAME = "weft-quickstart"
@@ -92,6 +93,31 @@ def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None
     written = [write for write in stage.writes(mark) if "deployments/ base-old" in write]
     assert written[0] == "patch deployments/ base-old 200", "first fewer"
     assert "delete deployments/ base-old 200" in written
+
+
+def test_the_drain_of_a_node_waits_until_its_only_runner_has_moved(stage: Stage) -> None:
+    with_pool(stage, disruptionBudget={"maxUnavailable": 0})
+    stage.wait_for_value("poddisruptionbudget", "base-runners", "status.currentHealthy", 1)
+    before = stage.names("pod")
+    with stage.kubelet("another-node"), ThreadPoolExecutor() as threads:
+        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
+        drain, fewest = threads.submit(stage.control_plane.kubectl, "drain", NODE, *flags), 1
+        while not drain.done():
+            fewest = min(fewest, len(ready_pods(stage)))
+        stage.control_plane.kubectl("uncordon", NODE)
+        drain.result()
+        assert fewest == 1
+        assert len(ready_pods(stage)) == 1
+        assert not before & ready_pods(stage)
+        stage.kubectl("delete", "servingpool", "base")
+        until(lambda: not stage.names("pod"), "no pod is left")
+
+
+def ready_pods(stage: Stage) -> set[str]:
+    listed = stage.control_plane.get("pods", namespace=stage.namespace)["items"]
+    return {
+        pod["metadata"]["name"] for pod in listed if is_so("Ready")(pod) and "deletionTimestamp" not in pod["metadata"]
+    }
 
 
 GRID = {"tensor": 2, "podsPerRunner": 2}

@@ -31,7 +31,7 @@ from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, OWN, Api, key_of
+from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, NODES, OWN, Api, key_of
 from weft_operator.kubernetes.crd_check import check_crds
 from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
 from weft_operator.kubernetes.events import EventRecorder
@@ -86,7 +86,7 @@ class Manager:
         self._resync = Resync(
             api,
             self._cache,
-            watch_scopes(settings.namespaces),
+            watch_scopes(settings.namespaces, nodes=settings.watch_nodes),
             period_s=period_s,
             grace_s=min(period_s * GRACE_OF_PERIOD, GRACE_MAX_S),
             on_late=lambda resource, count: self._metrics.late.labels(resource).inc(count),
@@ -137,7 +137,7 @@ class Manager:
                 on_gone=self._cache.drop,
                 on_start=lambda: install_signal_handlers(self._stop),
             )
-            registry = watches.registry(OWN)
+            registry = watches.registry((*OWN, NODES) if self._settings.watch_nodes else OWN)
             if self._webhook:
                 admission.register(registry, self._desired)
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")

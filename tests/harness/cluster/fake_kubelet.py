@@ -154,7 +154,8 @@ class FakeKubelet:
             if pod["metadata"].get("deletionTimestamp"):
                 await self._end(pod)
             elif not pod["spec"].get("nodeName"):
-                await self._bind(name)
+                if not (await self._core.read_node(self._node)).spec.unschedulable:
+                    await self._bind(name)
             elif pod["spec"]["nodeName"] == self._node and name not in self.runners and name not in self._starting:
                 self._starting.add(name)
                 await self._start(pod)

@@ -23,7 +23,7 @@ from harness.cluster.access import Access, Rules
 from harness.cluster.api import is_so
 from harness.cluster.certificates import Authority
 from harness.cluster.control_plane import ControlPlane
-from harness.cluster.fake_kubelet import FakeKubelet
+from harness.cluster.fake_kubelet import NODE, FakeKubelet
 from harness.ports import free_addresses
 from harness.quickstart import BASE, QUICKSTART
 from harness.waiting import PATIENCE_S, wait_until
@@ -68,7 +68,7 @@ POOL_RULES: Rules = (
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
 )
-# Everywhere: our own objects, and Events about them.
+# Everywhere: our own objects, and Events about them; nodes.
 CLUSTER_RULES: Rules = (
     {
         "apiGroups": ["serving.weft.dev"],
@@ -81,6 +81,7 @@ CLUSTER_RULES: Rules = (
         "verbs": ["update"],
     },
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
 )
 
 
@@ -207,9 +208,9 @@ class Stage:
         self._processes.append(process)
         return process
 
-    def kubelet(self) -> FakeKubelet:
-        """Enter it: from then on pods run."""
-        return FakeKubelet(self.control_plane.kubeconfig, self.namespace, self.supervisor)
+    def kubelet(self, node: str = NODE) -> FakeKubelet:
+        """Enter it: from then on pods run on that node."""
+        return FakeKubelet(self.control_plane.kubeconfig, self.namespace, self.supervisor, node)
 
     def replica(self, *, wait: bool = True, by: Access | None = None, **flags: object) -> Replica:
         """Start a replica of the operator, with rights of its own if they are given; wait until it is ready."""
