@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 HARNESS := PYTHONPATH=tests $(BIN)/python -m harness
-CLUSTER := $(HARNESS).cluster
+CLUSTER := $(BIN)/python -m weft_devcluster
 SEEDS ?= 500
 FIRST ?= 0
 
@@ -79,7 +79,7 @@ bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API ser
 # pytest, pytest-timeout, pytest-xdist and hypothesis, gpu-bench peft for its last case. Without a GPU both say so (exit code 3).
 # GPU_FLAGS: of gpu-check pytest's options, of gpu-bench cases and options (`--help`).
 GPU_PYTHON ?= python3
-GPU := PYTHONPATH=kernels:services/gpu-runner:bench:tests:. PYTHONUNBUFFERED=1 $(GPU_PYTHON)
+GPU := PYTHONPATH=kernels:services/gpu-runner:bench:devcluster:tests:. PYTHONUNBUFFERED=1 $(GPU_PYTHON)
 
 gpu-check:  ## tests marked `gpu` on this machine's GPU: kernels and the CUDA executor against plain torch
 	@$(GPU) -m harness.gpu_check $(GPU_FLAGS)

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from harness.cluster import tools
 from harness.guard import command_of, descendants, end_descendants, guarded, reap_orphans
 from harness.progress import VARIABLE
+from weft_devcluster import tools
 
 ROOT = Path(__file__).parents[1]
 BOUND_S = 3600  # of a whole run: no working machine comes near it

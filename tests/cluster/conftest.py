@@ -8,12 +8,13 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from harness.cluster.errors import ToolMissing
-from harness.cluster.machine import check_node
-from harness.cluster.node import Node
+from harness.cluster.cluster import Cluster, of
 from harness.cluster.report import report
 from harness.cluster.summary import circumstances
 from harness.installation import Installation
+from weft_devcluster.errors import ToolMissing
+from weft_devcluster.machine import check_node
+from weft_devcluster.node import Node
 
 NODE = pytest.StashKey[Node]()
 
@@ -34,19 +35,26 @@ def node(request: pytest.FixtureRequest, record_testsuite_property: Callable[[st
 
 
 @pytest.fixture(scope="session")
-def installation(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+def plane(node: Node) -> Iterator[Cluster]:
+    """Its API server."""
+    with of(node.control_plane) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def installation(plane: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """The chart and the quickstart, ready, as the README says."""
-    made = Installation(node, tmp_path_factory.mktemp("installation"))
+    made = Installation(plane, node, tmp_path_factory.mktemp("installation"))
     made.install_quickstart()
     return made
 
 
 @pytest.fixture
-def namespace(node: Node) -> Iterator[str]:
+def namespace(plane: Cluster) -> Iterator[str]:
     """A namespace of the test's own."""
-    name = node.control_plane.create_namespace()
+    name = plane.create_namespace()
     yield name
-    node.control_plane.delete_namespace(name)
+    plane.delete_namespace(name)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import tools
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import QUICKSTART
 from harness.waiting import PATIENCE_S
+from weft_devcluster import tools
 
 Weft = Callable[..., str]
 FORWARD = (
@@ -44,7 +44,7 @@ def weft(installation: Installation, run: Callable[..., "subprocess.CompletedPro
     """Runs a command as the cluster's admin; its output."""
 
     def as_admin(*argv: str) -> str:
-        done = run(installation.node.kubeconfig, *argv)
+        done = run(installation.plane.kubeconfig, *argv)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

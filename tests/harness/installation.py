@@ -9,10 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.cluster import tools
-from harness.cluster.api import is_so
-from harness.cluster.node import Node
-from harness.cluster.values import copy_sources, node_values
+from harness.cluster.cluster import Cluster
 from harness.quickstart import QUICKSTART, ROOT
 from harness.waiting import eventually
 from weft.domain.runner import RunnerBook
@@ -21,6 +18,10 @@ from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft_bench.reports import books, listed
 from weft_bench.scrape import scrape, total
+from weft_devcluster import tools
+from weft_devcluster.api import is_so
+from weft_devcluster.node import Node
+from weft_devcluster.values import copy_sources, node_values
 
 NAMESPACE = "weft-system"
 HELM_S = 300
@@ -29,9 +30,8 @@ HELM_S = 300
 class Installation:
     """A release named `weft` in `weft-system`. `sources` is the depot's file root: a copy of the quickstart."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
-        self.node, self.folder = node, folder
-        self.plane = node.control_plane
+    def __init__(self, plane: Cluster, node: Node, folder: Path) -> None:
+        self.plane, self.node, self.folder = plane, node, folder
         self.sources = folder / "sources"
         self.seconds_to_ready = 0.0
         copy_sources(self.sources)
@@ -61,7 +61,7 @@ class Installation:
         self._helm("upgrade", **values)
 
     def helm(self, *arguments: str) -> str:
-        command = [str(tools.path("helm")), f"--kubeconfig={self.node.kubeconfig}", f"--namespace={NAMESPACE}"]
+        command = [str(tools.path("helm")), f"--kubeconfig={self.plane.kubeconfig}", f"--namespace={NAMESPACE}"]
         done = subprocess.run(
             [*command, *arguments],
             capture_output=True,

@@ -15,8 +15,8 @@ from kubernetes.aio.client import Configuration
 from kubernetes.client import AuthorizationV1Api, CoreV1Api, V1SubjectAccessReview
 
 from harness import chart
-from harness.cluster.access import grants
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
+from harness.cluster.rights import grants
 from harness.waiting import PATIENCE_S
 from weft.leadership.election import Election
 from weft.leadership.errors import LeaseUnavailable
@@ -52,7 +52,7 @@ class Right(NamedTuple):
 class World:
     """What a use needs: the operator's client and backend under some rights, and objects made by the admin."""
 
-    plane: ControlPlane
+    plane: Cluster
     release: str
     pools: str
     api: Api
@@ -292,7 +292,7 @@ def split(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def installed(control_plane: ControlPlane) -> Iterator[Installed]:
+def installed(control_plane: Cluster) -> Iterator[Installed]:
     """The chart's RBAC objects, applied."""
     release, pools = control_plane.create_namespace("release"), control_plane.create_namespace("pools")
     flags = ("--set", f"poolNamespaces={{{pools}}},crds.install=false,rbac.aggregateClusterRoles=false")
@@ -324,7 +324,7 @@ def rights(rules: dict[str, list[dict[str, Any]]]) -> set[Right]:
 
 
 @contextlib.asynccontextmanager
-async def acting(plane: ControlPlane, installed: Installed, token: str) -> AsyncGenerator[World]:
+async def acting(plane: Cluster, installed: Installed, token: str) -> AsyncGenerator[World]:
     """A world in which the operator's code runs with the rights of that token."""
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = plane.url, str(plane.ca)
@@ -344,7 +344,7 @@ def test_the_chart_grants_what_the_table_names_and_nothing_else(installed: Insta
 
 
 def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_beside(
-    control_plane: ControlPlane, installed: Installed
+    control_plane: Cluster, installed: Installed
 ) -> None:
     namespaces = {EVERYWHERE: "default", RELEASE: installed.release, POOLS: installed.pools}
     with control_plane.client() as client:
@@ -389,9 +389,7 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
         assert not allowed(Right(RELEASE, "coordination.k8s.io", "leases", "update"), installed.release, "another")
 
 
-async def test_with_all_rights_the_operators_code_does_everything(
-    control_plane: ControlPlane, installed: Installed
-) -> None:
+async def test_with_all_rights_the_operators_code_does_everything(control_plane: Cluster, installed: Installed) -> None:
     by = control_plane.token_of(installed.release, "weft-operator")
     async with acting(control_plane, installed, by.token) as world:
         for use in dict.fromkeys(USES.values()):
@@ -399,7 +397,7 @@ async def test_with_all_rights_the_operators_code_does_everything(
 
 
 @pytest.fixture(scope="module")
-def lesser(control_plane: ControlPlane, installed: Installed) -> dict[Right, str]:
+def lesser(control_plane: Cluster, installed: Installed) -> Iterator[dict[Right, str]]:
     """For each right the token of a ServiceAccount that has all of them but this one."""
     names = {right: f"lesser-{index}" for index, right in enumerate(USES)}
     objects: list[dict[str, Any]] = []
@@ -415,12 +413,13 @@ def lesser(control_plane: ControlPlane, installed: Installed) -> dict[Right, str
             right: core.create_namespaced_service_account_token(name, installed.release, hour)
             for right, name in names.items()
         }
-    return {right: token.status.token for right, token in made.items()}
+    yield {right: token.status.token for right, token in made.items()}
+    control_plane.delete(*objects)
 
 
 @pytest.mark.parametrize("right", USES, ids=str)
 async def test_without_one_right_something_is_refused(
-    control_plane: ControlPlane, installed: Installed, lesser: dict[Right, str], right: Right
+    control_plane: Cluster, installed: Installed, lesser: dict[Right, str], right: Right
 ) -> None:
     async with acting(control_plane, installed, lesser[right]) as world:
         with pytest.raises((ApiFailed, ChildRefused, LeaseUnavailable)) as refused:

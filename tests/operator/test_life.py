@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from harness.cluster.api import is_so
-from harness.cluster.errors import Refused
 from harness.cluster.fake_kubelet import NODE, FakeKubelet
 from harness.operator.stage import OURS, Stage, until
+from weft_devcluster.api import is_so
+from weft_devcluster.errors import Refused
 
 BASE_NAME = "weft-quickstart"
 OBJECTS = (("servingpool", "base"), ("loraadapter", "upper"), ("loraadapter", "nowhere"))

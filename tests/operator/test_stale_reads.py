@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from harness.operator.api_proxy import ApiProxy
 from harness.operator.stage import Replica, Stage, until
 from harness.quickstart import BASE
@@ -71,7 +71,7 @@ def uids(stage: Stage) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def history(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+def history(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     with Stage(control_plane, tmp_path_factory.mktemp("stale")) as stage, stage.kubelet():
         yield lived(stage)
 

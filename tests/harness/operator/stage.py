@@ -18,15 +18,16 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.cluster import processes
-from harness.cluster.access import Access, Rules
-from harness.cluster.api import is_so
-from harness.cluster.certificates import Authority
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from harness.cluster.fake_kubelet import NODE, FakeKubelet
+from harness.cluster.rights import Rules
 from harness.ports import free_addresses
 from harness.quickstart import BASE, QUICKSTART
 from harness.waiting import PATIENCE_S, wait_until
+from weft_devcluster import processes
+from weft_devcluster.access import Access
+from weft_devcluster.api import is_so
+from weft_devcluster.certificates import Authority
 
 T = TypeVar("T")
 SELECTOR = "app.kubernetes.io/managed-by=weft-operator"
@@ -146,7 +147,7 @@ class Replica(Process):
 class Stage:
     """See the module. `namespace`, a new one, is where pools live."""
 
-    def __init__(self, control_plane: ControlPlane, folder: Path) -> None:
+    def __init__(self, control_plane: Cluster, folder: Path) -> None:
         self.control_plane, self.folder = control_plane, folder
         self._exits = contextlib.ExitStack()
         self.replicas: list[Replica] = []
@@ -210,6 +211,7 @@ class Stage:
 
     def kubelet(self, node: str = NODE) -> FakeKubelet:
         """Enter it: from then on pods run on that node."""
+        self.control_plane.require_no_nodes()
         return FakeKubelet(self.control_plane.kubeconfig, self.namespace, self.supervisor, node)
 
     def replica(self, *, wait: bool = True, by: Access | None = None, **flags: object) -> Replica:

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from harness.cluster.image import PAUSE_IMAGE
-from harness.cluster.python_pod import ROOT, python_volumes
+from weft_devcluster.image import PAUSE_IMAGE
+from weft_devcluster.python_pod import ROOT, python_volumes
 
 QUICKSTART = ROOT / "examples" / "quickstart"
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
