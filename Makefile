@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 HARNESS := PYTHONPATH=tests $(BIN)/python -m harness
 CLUSTER := $(BIN)/python -m weft_devcluster
+# A cluster that is given needs nothing built; kubectl and helm are on the PATH then, or built before.
+CLUSTER_OF_TESTS := $(if $(KUBECONFIG),install,cluster-tools)
 SEEDS ?= 500
 FIRST ?= 0
 
@@ -57,10 +59,10 @@ test: kernels  ## all tests; no GPU, no network beyond package installation
 test-long: kernels  ## more examples, sizes and combinations of what `make test` tests (not part of CI)
 	@$(BIN)/python tests/suites.py long
 
-test-operator: cluster-tools  ## the operator against a real Kubernetes API server (needs Go once)
+test-operator: $(CLUSTER_OF_TESTS)  ## the operator against a real Kubernetes API server: that of KUBECONFIG, else our own (needs Go once)
 	@$(BIN)/python tests/suites.py operator
 
-test-cluster: cluster-tools  ## whole stack in pods on a real node (needs root, containerd; says what it lacks)
+test-cluster: $(CLUSTER_OF_TESTS)  ## whole stack in pods: of KUBECONFIG's cluster with WEFT_IMAGE and WEFT_RUNNER_IMAGE, else on a node here (needs root, containerd)
 	@$(BIN)/python tests/suites.py cluster
 
 cluster-tools: install  ## build a Kubernetes for tests, once, into ~/.cache/weft (Go, gcc; 15 minutes on 2 cores)

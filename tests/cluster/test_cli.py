@@ -27,7 +27,7 @@ LOGS = {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
 @pytest.fixture(scope="module")
 def run(installation: Installation) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Runs a command on the installation's cluster, as the owner of a kubeconfig."""
-    kubectl = tools.path("kubectl").parent
+    kubectl = tools.client("kubectl").parent
     environment = {**os.environ, "PATH": f"{kubectl}:{os.environ['PATH']}", "NO_COLOR": "1"}
 
     def with_kubeconfig(kubeconfig: Path, *argv: str) -> "subprocess.CompletedProcess[str]":

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.cluster.cluster import needs_own
 from weft_devcluster.machine import check_node
 from weft_devcluster.node import Node
+
+pytestmark = needs_own("is of our own node")
 
 ROOT = Path(__file__).parents[2]
 ADAPTERS = 6

@@ -69,7 +69,7 @@ def values_of(name: str) -> Path:
 
 def helm(*arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
     """Run helm. Raises HelmRefused, ToolMissing."""
-    done = subprocess.run([tools.path("helm"), *arguments], capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run([tools.client("helm"), *arguments], capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise HelmRefused(done.stderr or done.stdout)
     return done.stdout

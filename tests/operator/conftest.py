@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.cluster.cluster import Cluster, cluster_of_tests
-from harness.operator.stage import OURS, Stage
+from harness.cluster.cluster import OURS, Cluster, cluster_of_tests
+from harness.operator.stage import Stage
 
 # The files that take longest, so that no worker is left alone with one of them at the end.
 LONG_ONES = ("test_crash_points.py", "test_stale_reads.py", "test_leader.py", "test_chart_install.py", "test_bench.py")
@@ -33,6 +33,12 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
     yield name
     control_plane.empty(name, OURS)
     control_plane.delete_namespace(name)
+
+
+@pytest.fixture
+def audited(control_plane: Cluster) -> None:
+    """For a test of who wrote what: it is skipped at once where nobody tells."""
+    control_plane.require_audit_log()
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ import pytest
 
 from harness import chart
 from harness.chart import Json, arguments_of, objects, one
-from harness.cluster.cluster import Cluster, needs_own
-from harness.operator.stage import OURS
+from harness.cluster.cluster import OURS, Cluster, needs_own
 from harness.waiting import PATIENCE_S
 from weft_devcluster.errors import Refused
 from weft_devcluster.processes import Process, free_ports, wait_until

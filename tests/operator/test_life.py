@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from harness.cluster.cluster import OURS
 from harness.cluster.fake_kubelet import NODE, FakeKubelet
-from harness.operator.stage import OURS, Stage, until
+from harness.operator.stage import Stage, until
 from weft_devcluster.api import is_so
 from weft_devcluster.errors import Refused
 
@@ -82,6 +83,7 @@ def test_a_deleted_pool_takes_everything_that_it_owns_with_it(stage: Stage) -> N
         until(lambda kind=kind: not stage.names(kind), f"no {kind} is left")
 
 
+@pytest.mark.usefixtures("audited")
 def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None:
     with_pool(stage, replicas=3, runnerGroups=[{"name": "old"}])
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 3)
@@ -123,6 +125,7 @@ def ready_pods(stage: Stage) -> set[str]:
 GRID = {"tensor": 2, "podsPerRunner": 2}
 
 
+@pytest.mark.usefixtures("audited")
 def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: Stage) -> None:
     with_pool(stage, replicas=2, parallelism=GRID)
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
@@ -201,6 +204,7 @@ def test_what_others_change_in_children_is_put_back(stage: Stage) -> None:
     stage.wait_until("poddisruptionbudget", "base-runners", lambda found: found["metadata"]["uid"] != uid, "is new")
 
 
+@pytest.mark.usefixtures("audited")
 def test_scaling_up_and_down_marks_the_runners_that_go_before_the_number_is_lowered(stage: Stage) -> None:
     with_pool(stage)
     stage.kubectl("scale", "servingpool/base", "--replicas=3")
@@ -242,6 +246,7 @@ def test_a_pool_where_none_are_served_says_what_to_do(stage: Stage) -> None:
     stage.control_plane.delete_namespace(elsewhere)
 
 
+@pytest.mark.usefixtures("audited")
 def test_events_tell_of_transitions_and_of_nothing_else(stage: Stage) -> None:
     with_pool(stage)
     stage.apply_adapter("upper", "file:adapters/upper")

@@ -158,6 +158,7 @@ ONE_MORE = pytest.mark.long  # what it looks back on is a part or a mixture of t
     ],
     ids=lambda value: NAMES.get(value, value),
 )
+@pytest.mark.usefixtures("audited")
 def test_a_leader_that_is_told_of_the_past_changes_nothing(
     history: History, past: str, resources: tuple[str, ...], silent: bool
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_leader_that_is_told_of_the_past_changes_nothing(
     assert found == wanted
 
 
+@pytest.mark.usefixtures("audited")
 def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(history: History) -> None:
     """The cases above do get to the fences; one that is met brings the truth though no watch tells it."""
     stage, mark = history.stage, history.stage.control_plane.mark()
@@ -193,6 +195,7 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
     assert accepted(stage, mark) == []
 
 
+@pytest.mark.usefixtures("audited")
 async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(history: History) -> None:
     """The watch tells of a Deployment between the plan, which has it made, and the write: it is planned again."""
     stage, cache = history.stage, ObjectCache()
@@ -213,6 +216,7 @@ async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(
     assert stage.get("deployment", RUNNERS)["spec"]["replicas"] == 3
 
 
+@pytest.mark.usefixtures("audited")
 def test_a_replica_whose_watches_fell_silent_knows_all_once_it_leads(history: History) -> None:
     stage = history.stage
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:

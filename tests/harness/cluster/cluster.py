@@ -42,6 +42,8 @@ from weft_devcluster.processes import wait_until
 
 GIVEN = bool(os.environ.get("KUBECONFIG"))  # as it was when the tests began: some set it for themselves
 CONTEXT = "weft-test"
+OURS = ("loraadapters", "servingpools")
+PLAYED_NODE: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fake-node"}}
 NO_AUDIT = "the audit log of KUBECONFIG's API server cannot be read from here"
 NO_RESTART = "KUBECONFIG's API server is not restarted by tests"
 NO_WAY_BACK = "KUBECONFIG's API server runs on another machine and may not reach a server on this one"
@@ -58,7 +60,7 @@ class Cluster(Api):
 
     def __init__(self, folder: Path, endpoint: Endpoint, admin: Access, own: ControlPlane | None = None) -> None:
         self.folder, self.endpoint, self.admin, self._own = folder, endpoint, admin, own
-        self._run, self._namespaces = secrets.token_hex(3), 0
+        self._run, self._namespaces = secrets.token_hex(3), list[str]()
         self._cluster_wide: list[Mapping[str, Any]] = []
 
     def close(self) -> None:
@@ -66,6 +68,20 @@ class Cluster(Api):
         if self._own is None:
             self.delete(*self._cluster_wide)
         self.objects.close()
+
+    def _remove_namespaces(self) -> None:
+        """All that were made here, with pods that no real kubelet ends, until they are gone; and the played node."""
+
+        def is_gone(name: str) -> bool:
+            self.delete(*self.get("pods", namespace=name)["items"])
+            return not self.get("namespaces", fields=f"metadata.name={name}")["items"]
+
+        for name in self._namespaces:
+            self.empty(name, OURS)
+            self.delete({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        self.delete(PLAYED_NODE)
+        for name in self._namespaces:
+            wait_until(lambda name=name: is_gone(name), f"namespace {name} is gone")
 
     # ------------------------------------------------------------------------------------------- what it may not have
 
@@ -84,6 +100,11 @@ class Cluster(Api):
     @property
     def audit_log(self) -> Path | None:
         return self._own.audit_log if self._own else None
+
+    def require_audit_log(self) -> None:
+        """For tests of who wrote what."""
+        if self.audit_log is None:
+            pytest.skip(NO_AUDIT)
 
     def mark(self) -> int:
         """A point in the audit log for `writes`: what was answered until now lies before it."""
@@ -148,8 +169,8 @@ class Cluster(Api):
 
     def create_namespace(self, prefix: str = "test", labels: Mapping[str, str] | None = None) -> str:
         """A new namespace in which pods can be made at once (its default ServiceAccount is there)."""
-        self._namespaces += 1
-        name = f"{prefix}-{self._run}-{self._namespaces}"
+        name = f"{prefix}-{self._run}-{len(self._namespaces) + 1}"
+        self._namespaces.append(name)
         metadata = {"name": name, "labels": dict(labels or {})}
         self.objects.request(
             "POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
@@ -210,6 +231,16 @@ class Cluster(Api):
         self.objects.request("DELETE", f"/api/v1/namespaces/{name}")
 
     @contextlib.contextmanager
+    def free_of(self, namespaces: Sequence[str]) -> Generator[None]:
+        """For a release: these namespaces are not there before, and our CRDs not afterwards. Raises ClusterError."""
+        there = {item["metadata"]["name"] for item in self.get("namespaces,crds")["items"]}
+        ours = {obj["metadata"]["name"] for obj in definitions()}
+        if found := sorted(there & {*namespaces, *ours}):
+            raise ClusterError(f"KUBECONFIG's cluster has {', '.join(found)}: somebody's Weft, which is left alone")
+        yield
+        self.delete(*definitions())
+
+    @contextlib.contextmanager
     def crds(self) -> Generator[None]:
         """With our CRDs. A cluster that has them keeps them; from one that had none they are taken away again.
 
@@ -222,9 +253,12 @@ class Cluster(Api):
                 raise ClusterError(f"{name} of KUBECONFIG's cluster is not this checkout's")
         made = [obj for obj in definitions() if obj["metadata"]["name"] not in there]
         self.apply_crds()
-        yield
-        if self._own is None:
-            self.delete(*made)
+        try:
+            yield
+        finally:
+            if self._own is None:
+                self._remove_namespaces()
+                self.delete(*made)
 
 
 @contextlib.contextmanager

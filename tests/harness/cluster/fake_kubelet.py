@@ -25,6 +25,7 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio import watch
 from kubernetes.aio.client import ApiClient, ApiException, Configuration, CoordinationV1Api, CoreV1Api
 
+from harness.cluster.cluster import PLAYED_NODE
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerSpec
@@ -32,7 +33,7 @@ from weft_bench.played_runners import PlayedRunner, spec_of
 
 SELECTOR = "app.kubernetes.io/component=runner"
 NODE_LEASE_S = 10.0
-NODE = "fake-node"
+NODE: str = PLAYED_NODE["metadata"]["name"]
 POD_INDEX = "apps.kubernetes.io/pod-index"
 
 
