@@ -145,8 +145,10 @@ class Replica(Process):
 class Stage:
     """See the module. `namespace`, a new one, is where pools live."""
 
-    def __init__(self, control_plane: ControlPlane, folder: Path) -> None:
+    def __init__(self, control_plane: ControlPlane, folder: Path, scheduler_probes: str | None = None) -> None:
+        """`scheduler_probes`: HOST:PORT of the scheduler's probes and metrics, where loopback is not enough."""
         self.control_plane, self.folder = control_plane, folder
+        self.scheduler_probes = scheduler_probes or free_addresses(1)[0]
         self._exits = contextlib.ExitStack()
         self.replicas: list[Replica] = []
         self._processes: list[Process] = []
@@ -161,13 +163,13 @@ class Stage:
         self.access = self.control_plane.service_account(
             self.namespace, "weft-operator", (*OWN_RULES, *POOL_RULES), CLUSTER_RULES
         )
-        self.depot, self.scheduler, scheduler_probes, self.supervisor, supervisor_probes = free_addresses(5)
+        self.depot, self.scheduler, self.supervisor, supervisor_probes = free_addresses(4)
         self.file_root = self.folder / "sources"
         for name in ("model", "adapters"):
             shutil.copytree(QUICKSTART / name, self.file_root / name)
         self._start("depot", {"http": self.depot, "file-root": self.file_root})
         self.start_scheduler = lambda: self._start(
-            "scheduler", {"listen": self.scheduler, "probes": scheduler_probes, "status-ms": 50}
+            "scheduler", {"listen": self.scheduler, "probes": self.scheduler_probes, "status-ms": 50}
         )
         self.scheduler_process = self.start_scheduler()
         self._start("supervisor", {"listen": self.supervisor, "probes": supervisor_probes, "scheduler": self.scheduler})
