@@ -10,7 +10,7 @@ SEEDS ?= 500
 FIRST ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools dev-cluster dev-cluster-down bench-operator
+.PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
 .PHONY: sim-check gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
@@ -56,7 +56,7 @@ check: install  ## format, lint, types, import contracts, documents (a minute; n
 test: kernels  ## all tests; no GPU, no network beyond package installation
 	@$(BIN)/python tests/suites.py test
 
-test-long: kernels  ## more examples, sizes and combinations of what `make test` tests (not part of CI)
+test-long: kernels autoscalers  ## more examples, sizes and combinations, and KEDA (needs Go once; not part of CI)
 	@$(BIN)/python tests/suites.py long
 
 test-operator: $(CLUSTER_OF_TESTS)  ## the operator against a real Kubernetes API server: that of KUBECONFIG, else our own (needs Go once)
@@ -67,6 +67,9 @@ test-cluster: $(CLUSTER_OF_TESTS)  ## whole stack in pods: of KUBECONFIG's clust
 
 cluster-tools: install  ## build a Kubernetes for tests, once, into ~/.cache/weft (Go, gcc; 15 minutes on 2 cores)
 	@$(CLUSTER) build
+
+autoscalers: cluster-tools  ## build KEDA and Prometheus for `make test-long`, once (Go; 10 minutes on 2 cores)
+	@$(HARNESS).autoscalers
 
 dev-cluster: cluster-tools  ## a node of Kubernetes on this machine to play with; prints how to install Weft there
 	@$(CLUSTER) up

@@ -62,10 +62,14 @@ SUITES = (
     Suite("integration", ("tests/integration", *WAITING), 166),
     Suite("e2e", ("tests/e2e", *WAITING), 179),
 )
-LONG = ("-m", "long or hypothesis", *PAIRED)
+LONG = ("-m", "long or hypothesis")
+EXAMPLES = {"WEFT_TEST_EXAMPLES": "1000"}
 GROUPS: Mapping[str, Sequence[Suite]] = {
     "test": SUITES,
-    "long": (Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG), 0, {"WEFT_TEST_EXAMPLES": "1000"}),),
+    "long": (
+        Suite("operator", ("tests/operator", *LONG, *FILES), 0),
+        Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG, *PAIRED), 0, EXAMPLES),
+    ),
     "operator": (Suite("operator", ("tests/operator", *(() if GIVEN else FILES)), 306),),
     "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 244),),
 }

@@ -176,7 +176,7 @@ spec:
   {{- end }}
 {{- end -}}
 
-{{/* The Service where peers find a component on 7400. */}}
+{{/* The Service where peers find a component on 7400; with "metrics" true, what reads its metrics finds them on 7401. */}}
 {{- define "weft.peerService" -}}
 apiVersion: v1
 kind: Service
@@ -189,6 +189,9 @@ spec:
     {{- include "weft.selector" . | nindent 4 }}
   ports:
     - {name: {{ .portName }}, port: 7400, targetPort: {{ .portName }}}
+{{- if .metrics }}
+    - {name: probes, port: 7401, targetPort: probes}
+{{- end }}
 {{- if has .component (list "scheduler" "predictor") }}
 ---
 # Asked where there is a standby; always there, so that peers find it until they are replaced after `replicas` has changed.

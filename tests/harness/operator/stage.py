@@ -148,8 +148,10 @@ class Replica(Process):
 class Stage:
     """See the module. `namespace`, a new one, is where pools live."""
 
-    def __init__(self, control_plane: Cluster, folder: Path) -> None:
+    def __init__(self, control_plane: Cluster, folder: Path, scheduler_probes: str | None = None) -> None:
+        """`scheduler_probes`: HOST:PORT of the scheduler's probes and metrics, where loopback is not enough."""
         self.control_plane, self.folder = control_plane, folder
+        self.scheduler_probes = scheduler_probes or free_addresses(1)[0]
         self._exits = contextlib.ExitStack()
         self.replicas: list[Replica] = []
         self._processes: list[Process] = []
@@ -170,12 +172,12 @@ class Stage:
             self._services.scheduler,
             self._services.supervisor,
         )
-        _, self.scheduler_process, _ = self._services.start(**SCHEDULER_FLAGS)
+        _, self.scheduler_process, _ = self._services.start(**SCHEDULER_FLAGS, probes=self.scheduler_probes)
         return self
 
     def start_scheduler(self) -> Process:
         """Another one on the same address and data."""
-        return self._services.start_scheduler(**SCHEDULER_FLAGS)
+        return self._services.start_scheduler(**SCHEDULER_FLAGS, probes=self.scheduler_probes)
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
@@ -205,7 +207,7 @@ class Stage:
             print(f"----- {log.name}\n{new[-LOG_CHARS:]}")
 
     def _start(self, name: str, module: str, flags: Mapping[str, object]) -> Process:
-        process = Process(name, module, {**flags, "probes": free_addresses(1)[0]}, self.folder)
+        process = Process(name, module, {"probes": free_addresses(1)[0], **flags}, self.folder)
         self._exits.callback(process.stop)
         self._processes.append(process)
         return process

@@ -265,10 +265,12 @@ def test_addresses_lead_to_services_whose_pods_listen_there(rendered: Rendered, 
     }
     assert {port for _, port in addresses} == {str(GRPC_PORT)}
     for service in {*asked, "weft-supervisor"}:
-        (port,), target = services[service]["ports"], service.removesuffix("-pods")
+        ports, target = services[service]["ports"], service.removesuffix("-pods")
         container = templates[target]["spec"]["containers"][0]
         listening = {item["name"]: item["containerPort"] for item in container["ports"]}
-        assert (port["port"], listening[port["targetPort"]]) == (GRPC_PORT, GRPC_PORT), target
+        assert all(port["port"] == listening[port["targetPort"]] for port in ports), target
+        # KEDA reads the scheduler's metrics.
+        assert [port["port"] for port in ports] == [GRPC_PORT, *[PROBES_PORT] * (service == "weft-scheduler")], target
         assert services[service]["selector"].items() <= templates[target]["metadata"]["labels"].items()
 
 
