@@ -12,7 +12,7 @@ missing is told by ToolMissing.
 
 There is no image registry: the one image (`PAUSE_IMAGE`, and any other name given in `images`) holds a program that
 waits, and pods run Python from `python_volumes()`. Claims are bound to local volumes. Nothing is routed beyond this
-machine. NetworkPolicies are accepted and not enforced: the CNI plugins here know nothing of them.
+machine. NetworkPolicies are enforced by `network_policies` alone: the CNI plugins here know nothing of them.
 """
 
 import contextlib

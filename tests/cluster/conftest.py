@@ -1,4 +1,4 @@
-"""Pods that really run: on one node of this machine, whose CNI enforces no NetworkPolicies, or in a given cluster.
+"""Pods that really run: on one node of this machine, or in the cluster that KUBECONFIG names.
 
 A machine that cannot run a node (no root, no containerd) skips these tests and says what it lacks; a given one skips
 what it cannot be asked for. A test that fails shows the pods, events and logs of its namespaces. Nothing is faked.

@@ -33,7 +33,8 @@ def test_a_small_benchmark_measures_everything_and_leaves_nothing_behind(
     assert unknown == (set() if control_plane.audit_log else {"API writes: refused"})
     assert [line for line in missed(lines) if line.unit != "s"] == [], "times on a busy machine prove nothing"
     assert values["steady 1 s", "API writes"] == values["restart", "API writes"] == 0
-    assert values["converge", "API writes: patch loraadapters"] == 1  # its finalizer
+    if control_plane.audit_log:  # else the operator counts, in words of its own
+        assert values["converge", "API writes: patch loraadapters"] == 1  # its finalizer
     for namespace in control_plane.get("namespaces")["items"]:
         if namespace["metadata"]["name"].startswith("weft-bench-"):
             control_plane.wait_until_gone("namespace", namespace["metadata"]["name"], "")
