@@ -21,6 +21,7 @@ from weft_bench.main import app as bench
 from weft_cli.main import app as weft
 
 ROOT = Path(__file__).parents[2]
+REASONS = ROOT / "docs" / "reference" / "reasons.md"
 PAGES = sorted(page for pattern in DOCUMENTS for page in ROOT.glob(pattern))
 PROCESSES = (
     "weft_gateway", "weft_scheduler", "weft_predictor", "weft_supervisor", "weft_batch", "weft_depot", "weft_runner",
@@ -38,7 +39,7 @@ def faults() -> Iterator[str]:
     features = (ROOT / "docs" / "features.md").read_text()
     yield from (f"docs/features.md: `pytest {command}` selects no test" for command in _missing_tests(features))
     yield from (f"docs/features.md: {name} is not there" for name in _missing_files(features))
-    yield from _reasons((ROOT / "docs" / "reference.md").read_text())
+    yield from _reasons(REASONS.read_text())
     flags = known_flags() | OF_OTHERS
     for page in PAGES:
         if not _name(page).startswith(NOT_OURS):
@@ -76,14 +77,14 @@ def _missing_files(features: str) -> list[str]:
     return sorted(name for name in names if not any((root / name).exists() for root in roots))
 
 
-def _reasons(reference: str) -> Iterator[str]:
+def _reasons(page: str) -> Iterator[str]:
     """The reference has every reason of a condition, and no other."""
-    chapter = reference.partition("\n## Reasons\n")[2].partition("\n## ")[0].partition("**Events**")[0]
+    chapter = page.partition("**Events**")[0]
     rows = re.findall(r"(?m)^\| (`[^|]*) \|", chapter)
     (true,) = re.findall(r"\*\*Of True conditions\*\*: (.*)", chapter)
     listed = {name for row in [*rows, true] for name in re.findall(r"`(\w+)`", row)}
-    yield from (f"docs/reference.md: the reason {name} is missing" for name in sorted(set(ADVICE) - listed))
-    yield from (f"docs/reference.md: there is no reason {name}" for name in sorted(listed - set(ADVICE)))
+    yield from (f"{_name(REASONS)}: the reason {name} is missing" for name in sorted(set(ADVICE) - listed))
+    yield from (f"{_name(REASONS)}: there is no reason {name}" for name in sorted(listed - set(ADVICE)))
 
 
 def _flags(page: Path) -> set[str]:

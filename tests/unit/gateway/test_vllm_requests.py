@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.vllm_requests import CHECKS, COMMITS, DIFFERENT, counts, left_out, table
 
-REFERENCE = (Path(__file__).parents[3] / "docs" / "reference.md").read_text()
+REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "openai-api.md").read_text()
 SHARE = 0.95  # of the requests that are answered alike
 
 
