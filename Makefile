@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 HARNESS := PYTHONPATH=tests $(BIN)/python -m harness
-CLUSTER := $(HARNESS).cluster
+CLUSTER := $(BIN)/python -m weft_devcluster
+# A cluster that is given needs nothing built; kubectl and helm are on the PATH then, or built before.
+CLUSTER_OF_TESTS := $(if $(KUBECONFIG),install,cluster-tools)
 SEEDS ?= 500
 FIRST ?= 0
 
@@ -57,10 +59,10 @@ test: kernels  ## all tests; no GPU, no network beyond package installation
 test-long: kernels autoscalers  ## more examples, sizes and combinations, and KEDA (needs Go once; not part of CI)
 	@$(BIN)/python tests/suites.py long
 
-test-operator: cluster-tools  ## the operator against a real Kubernetes API server (needs Go once)
+test-operator: $(CLUSTER_OF_TESTS)  ## the operator against a real Kubernetes API server: that of KUBECONFIG, else our own (needs Go once)
 	@$(BIN)/python tests/suites.py operator
 
-test-cluster: cluster-tools  ## whole stack in pods on a real node (needs root, containerd; says what it lacks)
+test-cluster: $(CLUSTER_OF_TESTS)  ## whole stack in pods: of KUBECONFIG's cluster with WEFT_IMAGE and WEFT_RUNNER_IMAGE, else on a node here (needs root, containerd)
 	@$(BIN)/python tests/suites.py cluster
 
 cluster-tools: install  ## build a Kubernetes for tests, once, into ~/.cache/weft (Go, gcc; 15 minutes on 2 cores)
@@ -82,7 +84,7 @@ bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API ser
 # pytest, pytest-timeout, pytest-xdist and hypothesis, gpu-bench peft for its last case. Without a GPU both say so (exit code 3).
 # GPU_FLAGS: of gpu-check pytest's options, of gpu-bench cases and options (`--help`).
 GPU_PYTHON ?= python3
-GPU := PYTHONPATH=kernels:services/gpu-runner:bench:tests:. PYTHONUNBUFFERED=1 $(GPU_PYTHON)
+GPU := PYTHONPATH=kernels:services/gpu-runner:bench:devcluster:tests:. PYTHONUNBUFFERED=1 $(GPU_PYTHON)
 
 gpu-check:  ## tests marked `gpu` on this machine's GPU: kernels and the CUDA executor against plain torch
 	@$(GPU) -m harness.gpu_check $(GPU_FLAGS)

@@ -1,4 +1,4 @@
-"""Everything around the API server that `weft bench operator` needs: real depot, scheduler, supervisor and operator.
+"""What `weft bench operator` and the operator's tests have beside an API server: the processes, and a namespace.
 
 They are processes of this machine; the API server is somebody else's. Everything lies in one namespace of our own and
 in one temporary folder, and is gone at the end.
@@ -9,10 +9,10 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 
@@ -30,6 +30,9 @@ USER_AGENT = "weft-bench"
 MERGE_PATCH = "application/merge-patch+json"
 NOT_FOUND = 404
 CONNECTIONS = 16
+
+P = TypeVar("P")
+Start = Callable[[str, str, Mapping[str, object]], P]
 
 
 class Cluster:
@@ -110,23 +113,58 @@ async def stage(namespace: str, kubeconfig: Path, folder: Path) -> AsyncGenerato
         yield made
 
 
+class Services(Generic[P]):
+    """Depot, scheduler and supervisor, and what an operator is told of them.
+
+    `folder` holds their data and the sources of adapters; `start(name, module, flags)` starts a process, with probes.
+    """
+
+    def __init__(self, folder: Path, addresses: Callable[[int], list[str]], start: Start[P]) -> None:
+        self._folder, self._start = folder, start
+        self.sources = folder / "sources"
+        for name in ("model", "adapters"):
+            shutil.copytree(quickstart() / name, self.sources / name)
+        self.depot, self.scheduler, self.supervisor, self._nobody = addresses(4)
+
+    def start(self, **scheduler: object) -> list[P]:
+        """All three, the scheduler with these flags beside."""
+        depot = self._start_one("depot", {"http": self.depot, "file-root": self.sources})
+        return [depot, self.start_scheduler(**scheduler), self._start_supervisor()]
+
+    def start_scheduler(self, **flags: object) -> P:
+        return self._start_one("scheduler", {"listen": self.scheduler, **flags})
+
+    def operator_flags(self, namespace: str, kubeconfig: Path, **defaults: object) -> dict[str, object]:
+        """Of an operator for pools of that namespace; `defaults` are laid over those of runner pods."""
+        told = {"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none", **defaults}
+        path = self._folder / "runner-defaults.yaml"
+        path.write_text(json.dumps(told))
+        return {
+            "namespace": namespace,
+            "pool-namespaces": namespace,
+            "scheduler": self.scheduler,
+            "depot": f"http://{self.depot}",
+            "runner-defaults": path,
+            "kubeconfig": kubeconfig,
+        }
+
+    def _start_supervisor(self) -> P:
+        flags = {"listen": self.supervisor, "predictor": self._nobody, "scheduler": self.scheduler}
+        return self._start_one("supervisor", flags)
+
+    def _start_one(self, name: str, flags: Mapping[str, object]) -> P:
+        return self._start(name, f"weft_{name}", {**flags, "data-dir": self._folder / name})
+
+
 class Stage:
-    """The processes, for one namespace. `folder` holds their logs and data, and the sources of adapters."""
+    """The processes of a benchmark, for one namespace. `folder` holds their logs and data, and sources of adapters."""
 
     def __init__(self, namespace: str, kubeconfig: Path, folder: Path, exits: contextlib.ExitStack) -> None:
         self._namespace, self._kubeconfig, self._folder, self._exits = namespace, kubeconfig, folder, exits
         self._ports, self._starts = PortSource(SystemRandom()), 0
-        self._sources = folder / "sources"
-        for name in ("model", "adapters"):
-            shutil.copytree(quickstart() / name, self._sources / name)
-        depot, self._scheduler, self.supervisor, nobody = self._addresses(4)
-        self._depot_url = f"http://{depot}"
-        scheduler = {"scheduler": self._scheduler}
-        self.others = [
-            self._start("depot", {"http": depot, "file-root": self._sources}),
-            self._start("scheduler", {"listen": self._scheduler}),
-            self._start("supervisor", {"listen": self.supervisor, "predictor": nobody, **scheduler}),
-        ]
+        self._services = Services(folder, self._addresses, self._run)
+        self.supervisor, self._sources = self._services.supervisor, self._services.sources
+        self.others = self._services.start()
         self.operator = self._start_operator()
 
     async def restart_operator(self) -> Process:
@@ -143,23 +181,9 @@ class Stage:
         return f"file:{name}"
 
     def _start_operator(self) -> Process:
-        defaults = self._folder / "runner-defaults.yaml"
-        defaults.write_text(
-            json.dumps({"image": "weft-runner:none", "supervisor": self.supervisor, "depot": "http://none"})
-        )
         self._starts += 1
-        flags: dict[str, object] = {
-            "namespace": self._namespace,
-            "pool-namespaces": self._namespace,
-            "scheduler": self._scheduler,
-            "depot": self._depot_url,
-            "runner-defaults": defaults,
-            "kubeconfig": self._kubeconfig,
-        }
+        flags = self._services.operator_flags(self._namespace, self._kubeconfig)
         return self._run(f"operator-{self._starts}", "weft_operator.kubernetes", flags)
-
-    def _start(self, name: str, flags: Mapping[str, object]) -> Process:
-        return self._run(name, f"weft_{name}", {**flags, "data-dir": self._folder / name})
 
     def _run(self, name: str, module: str, flags: Mapping[str, object]) -> Process:
         process = Process(name, module, {**flags, "probes": (probes := self._addresses(1)[0])}, probes, self._folder)

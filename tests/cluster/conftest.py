@@ -1,25 +1,28 @@
-"""Pods that really run, on one node of this machine. Nothing is faked; NetworkPolicies are not enforced by its CNI.
+"""Pods that really run: on one node of this machine, whose CNI enforces no NetworkPolicies, or in a given cluster.
 
-A machine that cannot run a node (no root, no containerd) skips these tests and says what it lacks. A test that fails
-shows the pods, events and logs of its namespaces.
+A machine that cannot run a node (no root, no containerd) skips these tests and says what it lacks; a given one skips
+what it cannot be asked for. A test that fails shows the pods, events and logs of its namespaces. Nothing is faked.
 """
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from harness.cluster.errors import ToolMissing
-from harness.cluster.machine import check_node
-from harness.cluster.node import Node
+from harness.cluster.cluster import GIVEN, Cluster, given_cluster, of
+from harness.cluster.place import OnGiven, OnNode
 from harness.cluster.report import report
 from harness.cluster.summary import circumstances
-from harness.installation import Installation
+from harness.installation import NAMESPACE, TENANTS, Installation
+from weft_devcluster.errors import ToolMissing
+from weft_devcluster.machine import check_node
+from weft_devcluster.node import Node
 
-NODE = pytest.StashKey[Node]()
+PLANE = pytest.StashKey[Cluster]()
 
 
 @pytest.fixture(scope="session")
-def node(request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]) -> Iterator[Node]:
+def node(record_testsuite_property: Callable[[str, object], None]) -> Iterator[Node]:
     """One node for the whole run."""
     try:
         check_node()
@@ -28,25 +31,45 @@ def node(request: pytest.FixtureRequest, record_testsuite_property: Callable[[st
     for name, value in circumstances().items():
         record_testsuite_property(name, value)
     with Node() as made:
-        request.config.stash[NODE] = made
         yield made
-        del request.config.stash[NODE]
 
 
 @pytest.fixture(scope="session")
-def installation(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """The chart and the quickstart, ready, as the README says."""
-    made = Installation(node, tmp_path_factory.mktemp("installation"))
-    made.install_quickstart()
-    return made
+def plane(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The API server that KUBECONFIG names, or else the node's."""
+    with given_cluster() if GIVEN else of(request.getfixturevalue("node").control_plane) as made:
+        request.config.stash[PLANE] = made
+        yield made
+        del request.config.stash[PLANE]
+
+
+@pytest.fixture(scope="session")
+def installation(
+    plane: Cluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """The chart and the quickstart, ready, as the README says. A given cluster is afterwards as it was."""
+    folder = tmp_path_factory.mktemp("installation")
+    if not GIVEN:
+        node = request.getfixturevalue("node")
+        made = Installation(plane, OnNode(node), folder, node)
+        made.install_quickstart()
+        yield made
+        return
+    with plane.free_of((NAMESPACE, *TENANTS)), contextlib.closing(OnGiven(plane)) as place:
+        made = Installation(plane, place, folder)
+        try:
+            made.install_quickstart()
+            yield made
+        finally:
+            made.remove()
 
 
 @pytest.fixture
-def namespace(node: Node) -> Iterator[str]:
+def namespace(plane: Cluster) -> Iterator[str]:
     """A namespace of the test's own."""
-    name = node.control_plane.create_namespace()
+    name = plane.create_namespace()
     yield name
-    node.control_plane.delete_namespace(name)
+    plane.delete_namespace(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -54,7 +77,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     made = yield
-    node = item.config.stash.get(NODE, None)
-    if node is not None and made.failed:
-        made.sections.append(("cluster", report(node.control_plane)))
+    plane = item.config.stash.get(PLANE, None)
+    if plane is not None and made.failed:
+        made.sections.append(("cluster", report(plane, (NAMESPACE, *TENANTS) if GIVEN else ())))
     return made

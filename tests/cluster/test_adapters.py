@@ -63,6 +63,7 @@ async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_t
     shutil.copytree(installation.sources / "adapters" / "upper", source)
     with (source / "adapter_config.json").open("a") as config:
         config.write("\n")  # a digest of its own
+    installation.publish()
     spec = {"revisionHistoryLimit": 0}  # earlier contents are served to requests that pin them
     installation.plane.apply(adapter_manifest("changing", "acme", "file:adapters/changing", **spec))
     await until_answer(installation.url, "acme/changing", PROMPT.upper())
@@ -76,6 +77,7 @@ async def test_new_weights_under_the_same_name_are_swapped_and_the_status_says_t
             shutil.copy(installation.sources / "adapters" / "cipher" / name, fresh)
             fresh.chmod(0o644)
             fresh.replace(source / name)
+        await asyncio.to_thread(installation.publish)
     assert_undisturbed(list(made.streams))
     await until_answer(installation.url, "acme/changing", tasks().expected("cipher", PROMPT))
 
@@ -122,6 +124,7 @@ async def test_a_deleted_adapter_answers_404_and_leaves_every_runner(installatio
     shutil.copytree(installation.sources / "adapters" / "json", source)
     with (source / "adapter_config.json").open("a") as config:
         config.write("\n")
+    installation.publish()
     installation.plane.apply(adapter_manifest("leaving", "globex", "file:adapters/leaving"))
     await until_answer(installation.url, "globex/leaving", tasks().expected("json", PROMPT))
     await asyncio.to_thread(installation.wait_ready, "globex/leaving")  # routed a moment before its status says so

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import tools
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import QUICKSTART
 from harness.waiting import PATIENCE_S
+from weft_devcluster import tools
 
 Weft = Callable[..., str]
 FORWARD = (
@@ -27,7 +27,7 @@ LOGS = {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
 @pytest.fixture(scope="module")
 def run(installation: Installation) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Runs a command on the installation's cluster, as the owner of a kubeconfig."""
-    kubectl = tools.path("kubectl").parent
+    kubectl = tools.client("kubectl").parent
     environment = {**os.environ, "PATH": f"{kubectl}:{os.environ['PATH']}", "NO_COLOR": "1"}
 
     def with_kubeconfig(kubeconfig: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
@@ -44,7 +44,7 @@ def weft(installation: Installation, run: Callable[..., "subprocess.CompletedPro
     """Runs a command as the cluster's admin; its output."""
 
     def as_admin(*argv: str) -> str:
-        done = run(installation.node.kubeconfig, *argv)
+        done = run(installation.plane.kubeconfig, *argv)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster.machine import check_node
-from harness.cluster.node import Node
+from harness.cluster.cluster import needs_own
+from weft_devcluster.machine import check_node
+from weft_devcluster.node import Node
+
+pytestmark = needs_own("is of our own node")
 
 ROOT = Path(__file__).parents[2]
-TESTS = ROOT / "tests"
 ADAPTERS = 6
 
 
@@ -20,13 +22,13 @@ ADAPTERS = 6
 def environment(node: Node, tmp_path: Path) -> dict[str, str]:
     """A state folder of the test's own, so a person's cluster is left alone. `node` skips where none can run."""
     check_node()
-    made = {"PYTHONPATH": str(TESTS), "XDG_STATE_HOME": str(tmp_path), "KUBECACHEDIR": str(tmp_path / "kubectl-cache")}
+    made = {"XDG_STATE_HOME": str(tmp_path), "KUBECACHEDIR": str(tmp_path / "kubectl-cache")}
     return {**os.environ, **made}
 
 
 def cluster(environment: dict[str, str], command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cluster", command],
+        [sys.executable, "-m", "weft_devcluster", command],
         env=environment, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

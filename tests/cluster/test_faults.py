@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from harness.cluster.cluster import needs_own
 from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, emitted, finished, load
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
 from weft_bench.reports import books, listed
+
+pytestmark = needs_own("ends processes of a node and gateways that port-forwards lead to")
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 ATTEMPTS = 20  # rounds in which the moment to strike may come

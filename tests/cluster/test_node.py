@@ -3,11 +3,14 @@
 import socket
 from pathlib import Path
 
-from harness.cluster.bag import Bag, cgroups
-from harness.cluster.node import Node
-from harness.cluster.node_files import NODE_NAME
+from harness.cluster.cluster import needs_own
 from harness.cluster.owner import kill_owner
-from harness.cluster.processes import wait_until
+from weft_devcluster.bag import Bag, cgroups
+from weft_devcluster.node import Node
+from weft_devcluster.node_files import NODE_NAME
+from weft_devcluster.processes import wait_until
+
+pytestmark = needs_own("is of our own node")
 
 
 def test_a_killed_owner_leaves_nothing(node: Node, tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ async def every_adapter_answers_from_every_runner(installation: Installation) ->
     digests = {item["status"]["modelName"]: item["status"]["digest"] for item in items}
     listed, tls = await installation.runners(), installation.certificate("gateway")
     for runner in listed:
+        address = installation.reach(f"pod/{runner.spec.name}", int(runner.spec.address.rpartition(":")[2]))
         for epoch, case in enumerate(DEMO, 1):
             digest = digests.get(case.model, "")
-            got = await answer_of(runner.spec.runner, runner.spec.address, tls, case, digest, epoch)
+            got = await answer_of(runner.spec.runner, address, tls, case, digest, epoch)
             assert got == case.expect, f"{runner.spec.name}: {case.model}"
 
 

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.cluster.cluster import needs_own
 from harness.crowd import Crowd, assert_undisturbed, load, longest_pause
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
+
+pytestmark = needs_own("stops processes of a node and its API server")
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 WIDTH = 8

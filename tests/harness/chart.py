@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.cluster import tools
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import ToolMissing
+from harness.cluster.cluster import Cluster
+from weft_devcluster import tools
+from weft_devcluster.errors import ToolMissing
 
 Json = dict[str, Any]
 
@@ -69,7 +69,7 @@ def values_of(name: str) -> Path:
 
 def helm(*arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
     """Run helm. Raises HelmRefused, ToolMissing."""
-    done = subprocess.run([tools.path("helm"), *arguments], capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run([tools.client("helm"), *arguments], capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise HelmRefused(done.stderr or done.stdout)
     return done.stdout
@@ -105,7 +105,7 @@ def one(found: Sequence[Json], kind: str, name: str, namespace: str | None = Non
     return only
 
 
-def create_others(plane: ControlPlane) -> None:
+def create_others(plane: Cluster) -> None:
     """Create the CRDs of cert-manager, the Prometheus operator and the Gateway API. Skips where they cannot be had."""
     try:
         files = tools.definitions()

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.cluster.tools import cache
+from weft_devcluster.tools import cache
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "clients"
 UV = Path(__file__).parents[2] / ".venv" / "bin" / "uv"

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from harness.cluster.folders import owned_folder
+from weft_devcluster.folders import owned_folder
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""The chart on a test node, used as a platform team and its tenants use it: helm, kubectl, the openai client."""
+"""The chart on a cluster, used as a platform team and its tenants use it: helm, kubectl, the openai client."""
 
 import base64
 import json
@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.cluster import tools
-from harness.cluster.api import is_so
-from harness.cluster.node import Node
-from harness.cluster.values import copy_sources, node_values
+import pytest
+
+from harness.cluster.cluster import OURS, Cluster
+from harness.cluster.place import Place
 from harness.quickstart import QUICKSTART, ROOT
 from harness.waiting import eventually
 from weft.domain.runner import RunnerBook
@@ -21,17 +21,24 @@ from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2_grpc
 from weft_bench.reports import books, listed
 from weft_bench.scrape import scrape, total
+from weft_devcluster import tools
+from weft_devcluster.api import is_so
+from weft_devcluster.node import Node
+from weft_devcluster.values import copy_sources, merged
 
 NAMESPACE = "weft-system"
 HELM_S = 300
+TENANTS = ("acme", "globex", "initech")  # the quickstart's namespaces
 
 
 class Installation:
-    """A release named `weft` in `weft-system`. `sources` is the depot's file root: a copy of the quickstart."""
+    """A release named `weft` in `weft-system`. `sources` is the depot's file root: a copy of the quickstart.
 
-    def __init__(self, node: Node, folder: Path) -> None:
-        self.node, self.folder = node, folder
-        self.plane = node.control_plane
+    `publish()` shows the depot what a test has changed there.
+    """
+
+    def __init__(self, plane: Cluster, place: Place, folder: Path, node: Node | None = None) -> None:
+        self.plane, self._place, self.folder, self._node = plane, place, folder, node
         self.sources = folder / "sources"
         self.seconds_to_ready = 0.0
         copy_sources(self.sources)
@@ -39,11 +46,31 @@ class Installation:
             if str(parent).startswith("/tmp/"):
                 parent.chmod(parent.stat().st_mode | 0o055)
 
+    @property
+    def node(self) -> Node:
+        """Of this machine. The calling test is skipped where there is none."""
+        if self._node is None:
+            pytest.skip("KUBECONFIG's nodes are not processes of this machine")
+        return self._node
+
+    def publish(self) -> None:
+        self._place.publish(self.sources, NAMESPACE)
+
     # ------------------------------------------------------------------------------------------------- helm
 
     def install(self, **values: Any) -> None:
-        """`helm install`; `values` are laid over those that a test node needs."""
+        """`helm install`; `values` are laid over those that a cluster of tests needs."""
+        self.plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        self._place.prepare(NAMESPACE)
         self._helm("install", **values)
+
+    def remove(self) -> None:
+        """The release, what was applied, and its namespaces."""
+        for kind in OURS:
+            self.plane.kubectl("delete", kind, "--all", "--all-namespaces")
+        self.helm("uninstall", "weft", "--wait")
+        for namespace in (NAMESPACE, *TENANTS):
+            self.plane.delete_namespace(namespace)
 
     def install_quickstart(self) -> None:
         """Install, apply, wait; `seconds_to_ready` is the time until every adapter is Ready and its runner, too.
@@ -52,6 +79,7 @@ class Installation:
         """
         started = time.monotonic()
         self.install()
+        self.publish()
         self.apply_quickstart()
         self.wait_ready()
         self.plane.wait_until("spool", "quickstart", NAMESPACE, is_so("Available"), "is available")
@@ -61,7 +89,7 @@ class Installation:
         self._helm("upgrade", **values)
 
     def helm(self, *arguments: str) -> str:
-        command = [str(tools.path("helm")), f"--kubeconfig={self.node.kubeconfig}", f"--namespace={NAMESPACE}"]
+        command = [str(tools.client("helm")), f"--kubeconfig={self.plane.kubeconfig}", f"--namespace={NAMESPACE}"]
         done = subprocess.run(
             [*command, *arguments],
             capture_output=True,
@@ -81,8 +109,9 @@ class Installation:
         self.helm(verb, "weft", "charts/weft", f"--values={path}", "--create-namespace", "--wait", patience)
 
     def values(self) -> dict[str, Any]:
-        """What a test node needs, and an S3 endpoint where nobody listens."""
-        return merged(node_values(self.sources), {"depot": {"schemes": ["file", "s3"], "s3Endpoints": ["127.0.0.1:9"]}})
+        """What the cluster needs, and an S3 endpoint where nobody listens."""
+        depot = {"schemes": ["file", "s3"], "s3Endpoints": ["127.0.0.1:9"]}
+        return merged(self._place.values(self.sources), {"depot": depot})
 
     # ------------------------------------------------------------------------------------------------- kubectl
 
@@ -132,14 +161,19 @@ class Installation:
     @property
     def url(self) -> str:
         """The gateway's Service, from this machine."""
-        service = self.plane.get("service", "weft-gateway", NAMESPACE)["spec"]
-        return f"http://{service['clusterIP']}:{service['ports'][0]['port']}"
+        return f"http://{self.reach('service/weft-gateway', self._port('weft-gateway'))}"
+
+    def reach(self, target: str, port: int) -> str:
+        """HOST:PORT for a port of `service/NAME` or `pod/NAME` of the release's namespace."""
+        return self._place.reach(NAMESPACE, target, port)
+
+    def _port(self, service: str) -> int:
+        return self.plane.get("service", service, NAMESPACE)["spec"]["ports"][0]["port"]
 
     @asynccontextmanager
     async def admin(self) -> AsyncGenerator[supervisor_pb2_grpc.AdminStub]:
         """The supervisor's Admin, with the certificate that the chart makes for people."""
-        service = self.plane.get("service", "weft-supervisor", NAMESPACE)["spec"]
-        address = f"{service['clusterIP']}:{service['ports'][0]['port']}"
+        address = self.reach("service/weft-supervisor", self._port("weft-supervisor"))
         async with channel(address, self.certificate("admin"), "supervisor") as open_channel:
             yield supervisor_pb2_grpc.AdminStub(open_channel)
 
@@ -161,12 +195,11 @@ class Installation:
 
     def pod_url(self, pod: str) -> str:
         """One gateway, past the Service."""
-        return f"http://{self.plane.get('pod', pod, NAMESPACE)['status']['podIP']}:8000"
+        return f"http://{self.reach(f'pod/{pod}', 8000)}"
 
     def metric(self, component: str, sample: str) -> float:
         """The sum of a metric's samples over the pods of a component."""
-        addresses = [pod["status"]["podIP"] for pod in self.pods(f"app.kubernetes.io/component={component}")]
-        return sum(total(scrape(f"{address}:7401"), sample) for address in addresses)
+        return sum(total(scrape(self.reach(f"pod/{pod}", 7401)), sample) for pod in self.names(component))
 
     def certificate(self, role: Role) -> Tls:
         """The certificate that the chart made for a role."""
@@ -182,12 +215,3 @@ class Installation:
 def is_ready(pod: dict[str, Any]) -> bool:
     conditions = pod["status"].get("conditions", ())
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Values as Helm merges them: mappings by key, everything else replaced."""
-    out = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        out[key] = merged(out[key], value) if both else value
-    return out

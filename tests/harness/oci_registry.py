@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from harness.cluster.processes import Process
-from harness.cluster.tools import path as tool
 from harness.loopback import LoopbackServer
 from harness.ports import free_port
 from harness.s3_server import listens
 from harness.waiting import wait_until
+from weft_devcluster.processes import Process
+from weft_devcluster.tools import path as tool
 
 USER, PASSWORD = "puller", "pull-me"
 # bcrypt of PASSWORD, which the registry asks for.

@@ -18,9 +18,9 @@ import pytest
 from sqlalchemy import URL
 
 from harness import processes
-from harness.cluster.processes import has_ended
 from harness.ports import free_port
 from harness.waiting import PATIENCE_S, wait_until
+from weft_devcluster.processes import has_ended
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parent.parent.name))
 USER = "postgres"

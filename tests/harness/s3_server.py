@@ -11,10 +11,10 @@ from typing import Any
 import botocore.session
 from botocore.config import Config
 
-from harness.cluster.processes import Process
-from harness.cluster.tools import path as tool
 from harness.ports import free_port
 from harness.waiting import PATIENCE_S, wait_until
+from weft_devcluster.processes import Process
+from weft_devcluster.tools import path as tool
 
 ROOT_KEYS = {"accessKeyId": b"weft-root", "secretAccessKey": b"weft-root-secret"}
 

@@ -15,11 +15,13 @@ from cryptography import x509
 
 from harness import chart
 from harness.chart import OTHERS_SETS, VALUE_SETS, HelmRefused, Json, helm, values_of
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import Refused
+from harness.cluster.cluster import Cluster, needs_own, own_cluster
 from harness.operator.stage import Stage, until
 from harness.waiting import PATIENCE_S
 from weft.wire.tls import FILES, Tls
+from weft_devcluster.errors import Refused
+
+pytestmark = needs_own("begins with an API server that does not have our CRDs")
 
 NAMESPACE = "weft-system"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -27,9 +29,9 @@ NO_WEBHOOK = ("--set", "admission.enabled=false")
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
+def plane() -> Iterator[Cluster]:
     """Without our CRDs: they come with the chart."""
-    with ControlPlane() as made:
+    with own_cluster() as made:
         for name in (NAMESPACE, "serving-a", "serving-b", "acme", "globex"):
             labels = {"metadata": {"name": name, "labels": RESTRICTED}}
             made.apply({"apiVersion": "v1", "kind": "Namespace", **labels})
@@ -39,7 +41,7 @@ def plane() -> Iterator[ControlPlane]:
 class Release:
     """A release named weft."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: Cluster) -> None:
         self._plane = plane
 
     def run(self, verb: str, name: str, *flags: str) -> str:
@@ -57,7 +59,7 @@ class Release:
 
 
 @pytest.fixture(scope="module")
-def release(plane: ControlPlane) -> Release:
+def release(plane: Cluster) -> Release:
     return Release(plane)
 
 
@@ -73,7 +75,7 @@ def test_a_mistyped_value_is_named_and_nothing_is_installed(release: Release) ->
 
 
 def test_an_operator_that_comes_before_its_crds_waits_for_them_and_then_works(
-    plane: ControlPlane, release: Release, tmp_path: Path
+    plane: Cluster, release: Release, tmp_path: Path
 ) -> None:
     with Stage(plane, tmp_path) as stage:
         replica = stage.replica(wait=False)
@@ -85,7 +87,7 @@ def test_an_operator_that_comes_before_its_crds_waits_for_them_and_then_works(
         stage.wait_for("servingpool", "base", "Fetched")
 
 
-def test_pools_and_adapters_outlive_the_release(plane: ControlPlane, release: Release) -> None:
+def test_pools_and_adapters_outlive_the_release(plane: Cluster, release: Release) -> None:
     if "weft" not in release.helm("list", "--short"):
         release.run("install", "default", *NO_WEBHOOK)
     plane.apply(pool("kept"))
@@ -95,14 +97,14 @@ def test_pools_and_adapters_outlive_the_release(plane: ControlPlane, release: Re
 
 
 @pytest.fixture(scope="module")
-def others(plane: ControlPlane) -> None:
+def others(plane: Cluster) -> None:
     """The CRDs of cert-manager, the Prometheus operator and the Gateway API."""
     chart.create_others(plane)
 
 
 @pytest.mark.parametrize("name", sorted(VALUE_SETS, key=OTHERS_SETS.__contains__))  # those that need no others first
 def test_the_api_server_takes_every_object_of_a_value_set(
-    plane: ControlPlane, release: Release, name: str, request: pytest.FixtureRequest
+    plane: Cluster, release: Release, name: str, request: pytest.FixtureRequest
 ) -> None:
     """Strictly: an unknown field is refused, as is what admission or validation does not let pass."""
     if name in OTHERS_SETS:
@@ -132,7 +134,7 @@ def installed(release: Release) -> Release:
     return release
 
 
-def test_what_helm_renders_is_there(plane: ControlPlane, installed: Release) -> None:
+def test_what_helm_renders_is_there(plane: Cluster, installed: Release) -> None:
     made = [*yaml.safe_load_all(installed.helm("get", "manifest", "weft"))]
     for obj in made:
         plane.get(f"{obj['kind']}.{obj['apiVersion']}", obj["metadata"]["name"], obj["metadata"].get("namespace", ""))
@@ -147,7 +149,7 @@ def identity(obj: Json) -> tuple[str, str, str]:
     return obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
-def test_controllers_make_every_pod_in_a_restricted_namespace(plane: ControlPlane, installed: Release) -> None:
+def test_controllers_make_every_pod_in_a_restricted_namespace(plane: Cluster, installed: Release) -> None:
     for component, count in (("gateway", 2), ("operator", 2), ("scheduler", 1), ("depot", 1)):
         kind = "statefulset" if component in ("scheduler", "depot") else "deployment"
         plane.wait_until(
@@ -176,7 +178,7 @@ def test_an_upgrade_keeps_every_certificate_and_signs_what_it_adds_by_the_same_c
 
 
 def test_a_lost_certificate_and_one_in_the_last_third_of_its_life_are_made_anew_and_no_other(
-    plane: ControlPlane, installed: Release
+    plane: Cluster, installed: Release
 ) -> None:
     before = installed.secrets()
     plane.kubectl("delete", "secret", "weft-depot-tls", "-n", NAMESPACE)
@@ -200,7 +202,7 @@ def test_another_release_does_not_take_the_crds_over(installed: Release) -> None
         installed.helm("install", "second", chart.CHART)
 
 
-def test_admission_fails_closed_for_our_objects_and_touches_no_others(plane: ControlPlane, installed: Release) -> None:
+def test_admission_fails_closed_for_our_objects_and_touches_no_others(plane: Cluster, installed: Release) -> None:
     """No operator runs here, so whoever is asked does not answer."""
     with pytest.raises(Refused, match=r"failed calling webhook.*servingpools\.serving\.weft\.dev"):
         plane.apply(pool("refused"))

@@ -16,18 +16,19 @@ import pytest
 
 from harness import chart
 from harness.chart import Json, arguments_of, objects, one
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import Refused
-from harness.cluster.processes import Process, free_ports, wait_until
-from harness.operator.stage import OURS
+from harness.cluster.cluster import OURS, Cluster, needs_own
 from harness.waiting import PATIENCE_S
+from weft_devcluster.errors import Refused
+from weft_devcluster.processes import Process, free_ports, wait_until
+
+pytestmark = needs_own("has a webhook for the objects of all namespaces")
 
 NAMESPACE = chart.NAMESPACE
 PORTS = {"probes": 7401, "webhook": 9443}
 
 
 @pytest.fixture(scope="module")
-def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+def plane(control_plane: Cluster) -> Iterator[Cluster]:
     """Without whatever the release brings afterwards: its webhook, which fails closed, stops what other tests do."""
     control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     yield control_plane
@@ -42,7 +43,7 @@ def release() -> list[Json]:
 
 
 @pytest.fixture(scope="module")
-def operator(plane: ControlPlane, release: list[Json], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def operator(plane: Cluster, release: list[Json], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """Running, ready, and behind the chart's Service."""
     folder = tmp_path_factory.mktemp("operator")
     actual = dict(zip(PORTS, free_ports(len(PORTS), plane.own_address), strict=True))
@@ -127,13 +128,13 @@ def pool(name: str, model: str) -> Json:
     }
 
 
-def test_the_operator_leads_under_the_charts_rights(plane: ControlPlane, operator: Process) -> None:
+def test_the_operator_leads_under_the_charts_rights(plane: Cluster, operator: Process) -> None:
     wait_until(lambda: "leading" in operator.log_path.read_text(), "it leads")
     lease = plane.get("lease", "weft-operator", NAMESPACE)
     assert lease["spec"]["holderIdentity"]
 
 
-def test_the_api_server_asks_the_webhook_and_believes_its_certificate(plane: ControlPlane, operator: Process) -> None:
+def test_the_api_server_asks_the_webhook_and_believes_its_certificate(plane: Cluster, operator: Process) -> None:
     plane.apply(pool("first", "llama"))
 
     def is_asked() -> bool:
@@ -150,7 +151,7 @@ def test_the_api_server_asks_the_webhook_and_believes_its_certificate(plane: Con
     plane.apply(pool("third", "mistral"))
 
 
-def test_nothing_was_refused(plane: ControlPlane, operator: Process) -> None:
+def test_nothing_was_refused(plane: Cluster, operator: Process) -> None:
     """After it has started, led, planned for two pools and told their statuses."""
 
     def told() -> bool:

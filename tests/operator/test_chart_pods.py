@@ -15,7 +15,7 @@ from kubernetes.client.exceptions import ApiException
 
 from harness import chart
 from harness.chart import VALUE_SETS, Json
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from weft_operator.core.children import children
 from weft_operator.core.resources import Ref, parse_pool
 from weft_operator.core.state import RunnerConfig
@@ -46,7 +46,7 @@ LAUNCH = RunnerConfig(Ref("ServingPool", "pools", "llama"), f"sha256:{'0' * 64}"
 
 
 @pytest.fixture(scope="module")
-def guarded(control_plane: ControlPlane) -> Iterator["Guarded"]:
+def guarded(control_plane: Cluster) -> Iterator["Guarded"]:
     namespace = control_plane.create_namespace("restricted", RESTRICTED)
     with control_plane.client() as client:
         create = ("create", "-n", namespace, "-o", "json", "-f", "-")

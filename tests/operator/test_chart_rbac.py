@@ -15,8 +15,8 @@ from kubernetes.aio.client import Configuration
 from kubernetes.client import AuthorizationV1Api, CoreV1Api, V1SubjectAccessReview
 
 from harness import chart
-from harness.cluster.access import grants
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
+from harness.cluster.rights import grants
 from harness.waiting import PATIENCE_S
 from weft.leadership.election import Election
 from weft.leadership.errors import LeaseUnavailable
@@ -28,8 +28,9 @@ from weft_operator.core.state import Child
 from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import BY_KIND, OWN, PODS, Api, Resource
+from weft_operator.kubernetes.client import BY_KIND, NODES, OWN, PODS, Api, Resource
 from weft_operator.kubernetes.event_mapping import owner_of
+from weft_operator.kubernetes.events import EventRecorder
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"
@@ -51,11 +52,12 @@ class Right(NamedTuple):
 class World:
     """What a use needs: the operator's client and backend under some rights, and objects made by the admin."""
 
-    plane: ControlPlane
+    plane: Cluster
     release: str
     pools: str
     api: Api
     backend: KubernetesBackend
+    events: EventRecorder
     cache: ObjectCache
 
     @property
@@ -124,7 +126,7 @@ def reads(resource: Resource, where: str) -> dict[Right, Use]:
             pass
 
     async def gets(world: World) -> None:
-        await world.api.get(resource, world.pools, "nobody")
+        await world.api.get(resource, "" if resource is NODES else world.pools, "nobody")
 
     async def watches(world: World) -> None:
         page = await world.api.request("GET", resource.path(namespace(world)), query={"limit": "1"})
@@ -201,18 +203,18 @@ async def marks(world: World) -> None:
 
 
 def announces(times: int) -> Use:
-    """Told once it is created, told again it is patched. The backend logs a refusal: what counts is what is there."""
+    """The first Event is created, an equal one patches it. A refusal is logged: what counts is what is there."""
 
     async def use(world: World) -> None:
         adapter = world.own("LoRAAdapter")
         action = RecordEvent(ref_of(adapter), adapter["metadata"]["uid"], "Normal", "Ready", f"{time.monotonic_ns()}")
         for _ in range(times):
-            await world.backend.record_event(action)
+            await world.events.send(action, time.time())
         events = world.plane.get("events.events.k8s.io", namespace=world.pools)["items"]
-        told = [event for event in events if event.get("note") == action.message]
-        counts = [(event.get("series") or {}).get("count", 1) for event in told]
+        recorded = [event for event in events if event.get("note") == action.message]
+        counts = [(event.get("series") or {}).get("count", 1) for event in recorded]
         if counts != [times]:
-            raise ApiFailed("announce", 403, "Forbidden", f"told {counts}, not [{times}]")
+            raise ApiFailed("announce", 403, "Forbidden", f"recorded {counts}, not [{times}]")
 
     return use
 
@@ -241,6 +243,7 @@ def uses() -> dict[Right, Use]:
         table |= reads(own, EVERYWHERE)
         table[Right(EVERYWHERE, own.group, own.plural, "patch")] = finalizes(own.kind)
         table[Right(EVERYWHERE, own.group, f"{own.plural}/status", "update")] = tells_status(own.kind)
+    table |= reads(NODES, EVERYWHERE)
     table[Right(EVERYWHERE, "events.k8s.io", "events", "create")] = announces(1)
     table[Right(EVERYWHERE, "events.k8s.io", "events", "patch")] = announces(2)
     for kind in CHILD_KINDS:
@@ -289,7 +292,7 @@ def split(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def installed(control_plane: ControlPlane) -> Iterator[Installed]:
+def installed(control_plane: Cluster) -> Iterator[Installed]:
     """The chart's RBAC objects, applied."""
     release, pools = control_plane.create_namespace("release"), control_plane.create_namespace("pools")
     flags = ("--set", f"poolNamespaces={{{pools}}},crds.install=false,rbac.aggregateClusterRoles=false")
@@ -321,15 +324,16 @@ def rights(rules: dict[str, list[dict[str, Any]]]) -> set[Right]:
 
 
 @contextlib.asynccontextmanager
-async def acting(plane: ControlPlane, installed: Installed, token: str) -> AsyncGenerator[World]:
+async def acting(plane: Cluster, installed: Installed, token: str) -> AsyncGenerator[World]:
     """A world in which the operator's code runs with the rights of that token."""
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = plane.url, str(plane.ca)
     configuration.api_key = {"BearerToken": f"Bearer {token}"}
     api, cache = Api(configuration), ObjectCache()
-    backend = KubernetesBackend(api, cache, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
+    events = EventRecorder(api, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
+    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=PATIENCE_S)
     try:
-        yield World(plane, installed.release, installed.pools, api, backend, cache)
+        yield World(plane, installed.release, installed.pools, api, backend, events, cache)
     finally:
         await api.aclose()
 
@@ -340,7 +344,7 @@ def test_the_chart_grants_what_the_table_names_and_nothing_else(installed: Insta
 
 
 def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_beside(
-    control_plane: ControlPlane, installed: Installed
+    control_plane: Cluster, installed: Installed
 ) -> None:
     namespaces = {EVERYWHERE: "default", RELEASE: installed.release, POOLS: installed.pools}
     with control_plane.client() as client:
@@ -371,7 +375,7 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
                 assert not allowed(right, "default", lease), f"{right} in a namespace of nobody's"
         forbidden = [
             ("", "secrets", "get"), ("", "secrets", "list"), ("", "pods", "create"), ("", "pods", "delete"),
-            ("", "pods/exec", "create"), ("", "nodes", "list"), ("", "namespaces", "list"),
+            ("", "pods/exec", "create"), ("", "nodes", "patch"), ("", "namespaces", "list"),
             ("apps", "deployments", "update"), ("apps", "statefulsets", "update"),
             ("rbac.authorization.k8s.io", "roles", "create"),
             ("serving.weft.dev", "servingpools", "delete"), ("serving.weft.dev", "loraadapters", "create"),
@@ -385,9 +389,7 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
         assert not allowed(Right(RELEASE, "coordination.k8s.io", "leases", "update"), installed.release, "another")
 
 
-async def test_with_all_rights_the_operators_code_does_everything(
-    control_plane: ControlPlane, installed: Installed
-) -> None:
+async def test_with_all_rights_the_operators_code_does_everything(control_plane: Cluster, installed: Installed) -> None:
     by = control_plane.token_of(installed.release, "weft-operator")
     async with acting(control_plane, installed, by.token) as world:
         for use in dict.fromkeys(USES.values()):
@@ -395,7 +397,7 @@ async def test_with_all_rights_the_operators_code_does_everything(
 
 
 @pytest.fixture(scope="module")
-def lesser(control_plane: ControlPlane, installed: Installed) -> dict[Right, str]:
+def lesser(control_plane: Cluster, installed: Installed) -> Iterator[dict[Right, str]]:
     """For each right the token of a ServiceAccount that has all of them but this one."""
     names = {right: f"lesser-{index}" for index, right in enumerate(USES)}
     objects: list[dict[str, Any]] = []
@@ -411,12 +413,13 @@ def lesser(control_plane: ControlPlane, installed: Installed) -> dict[Right, str
             right: core.create_namespaced_service_account_token(name, installed.release, hour)
             for right, name in names.items()
         }
-    return {right: token.status.token for right, token in made.items()}
+    yield {right: token.status.token for right, token in made.items()}
+    control_plane.delete(*objects)
 
 
 @pytest.mark.parametrize("right", USES, ids=str)
 async def test_without_one_right_something_is_refused(
-    control_plane: ControlPlane, installed: Installed, lesser: dict[Right, str], right: Right
+    control_plane: Cluster, installed: Installed, lesser: dict[Right, str], right: Right
 ) -> None:
     async with acting(control_plane, installed, lesser[right]) as world:
         with pytest.raises((ApiFailed, ChildRefused, LeaseUnavailable)) as refused:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from harness.cluster import tools
-from harness.cluster.access import Access
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from harness.processes import started
 from harness.waiting import wait_until
 from weft_cli.main import main
+from weft_devcluster import tools
+from weft_devcluster.access import Access
 
 POOL: dict[str, Any] = {
     "apiVersion": "serving.weft.dev/v1alpha1",
@@ -36,7 +36,7 @@ LABELS = {"app.kubernetes.io/part-of": "weft", "app.kubernetes.io/component": "s
 
 
 @pytest.fixture
-def cluster(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+def cluster(control_plane: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """kubectl is on the PATH, and its current context is the test's API server."""
     monkeypatch.setenv("PATH", f"{tools.path('kubectl').parent}:{os.environ['PATH']}")
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig))
@@ -76,7 +76,7 @@ def applied(cluster: None, manifests: Path, namespace: str, capfd: pytest.Captur
 def test_weft_prints_the_table_of_kubectl(
     applied: Path,
     namespace: str,
-    control_plane: ControlPlane,
+    control_plane: Cluster,
     capfd: pytest.CaptureFixture[str],
     kind: str,
     wide: tuple[str, ...],
@@ -97,13 +97,13 @@ def test_weft_prints_the_table_of_kubectl(
     assert shown[0].split()[-1] == printed[0].split()[-1] == "AGE"
 
 
-def set_status(control_plane: ControlPlane, namespace: str, kind: str, name: str, **status: Any) -> None:
+def set_status(control_plane: Cluster, namespace: str, kind: str, name: str, **status: Any) -> None:
     patch = json.dumps({"status": {"observedGeneration": 1, **status}})
     control_plane.kubectl("patch", kind, name, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def test_objects_are_applied_again_described_and_deleted(
-    applied: Path, namespace: str, control_plane: ControlPlane, capfd: pytest.CaptureFixture[str]
+    applied: Path, namespace: str, control_plane: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert weft(capfd, "apply", "-f", str(applied))[1].count("unchanged") == 2
     (applied / "LoRAAdapter.json").write_text(
@@ -132,7 +132,7 @@ def test_what_the_api_server_refuses_is_said_in_its_words(
     assert weft(capfd, "get", "lora", "x", "-n", namespace)[2].startswith("weft: there is no loraadapter 'x'")
 
 
-def test_a_tenant_of_one_namespace_watches_it(applied: Path, namespace: str, control_plane: ControlPlane) -> None:
+def test_a_tenant_of_one_namespace_watches_it(applied: Path, namespace: str, control_plane: Cluster) -> None:
     rules = [{"apiGroups": ["serving.weft.dev"], "resources": ["loraadapters"], "verbs": ["get", "list", "watch"]}]
     tenant = control_plane.service_account(namespace, "tenant", rules)
     where = ("-n", namespace, "--kubeconfig", tenant.kubeconfig)
@@ -147,7 +147,7 @@ def test_a_tenant_of_one_namespace_watches_it(applied: Path, namespace: str, con
 
 
 def test_the_namespace_is_the_contexts_own(
-    applied: Path, namespace: str, control_plane: ControlPlane, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    applied: Path, namespace: str, control_plane: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads(control_plane.kubeconfig.read_text())
     config["contexts"][0]["context"]["namespace"] = namespace
@@ -199,7 +199,7 @@ def test_without_kubectl_it_says_what_to_install(
 
 
 @pytest.fixture
-def supervisor(control_plane: ControlPlane, namespace: str) -> Iterator[str]:
+def supervisor(control_plane: Cluster, namespace: str) -> Iterator[str]:
     """A supervisor's Service and pod as the chart makes them; the pod runs, by its status, and answers nothing."""
     metadata = {"namespace": namespace, "labels": LABELS}
     container = {"name": "supervisor", "image": "weft:none", "args": ["--tls-dir=/etc/weft/tls"]}
@@ -216,7 +216,7 @@ def supervisor(control_plane: ControlPlane, namespace: str) -> Iterator[str]:
 
 
 def test_a_secret_that_may_not_be_read_is_named_with_what_to_do(
-    cluster: None, supervisor: str, control_plane: ControlPlane, capfd: pytest.CaptureFixture[str]
+    cluster: None, supervisor: str, control_plane: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rules = [{"apiGroups": [""], "resources": ["pods", "services"], "verbs": ["list"]}]
     tenant: Access = control_plane.service_account(supervisor, "tenant", rules)
@@ -229,7 +229,7 @@ def test_a_secret_that_may_not_be_read_is_named_with_what_to_do(
 
 
 def test_a_port_forward_that_fails_says_why(
-    cluster: None, supervisor: str, control_plane: ControlPlane, capfd: pytest.CaptureFixture[str]
+    cluster: None, supervisor: str, control_plane: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = dict.fromkeys(("ca.crt", "tls.crt", "tls.key"), "eA==")
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "weft-admin-tls", "namespace": supervisor}}
@@ -240,7 +240,7 @@ def test_a_port_forward_that_fails_says_why(
 
 
 def test_status_lists_the_pods_and_fails_while_one_is_not_ready(
-    cluster: None, supervisor: str, control_plane: ControlPlane, capfd: pytest.CaptureFixture[str]
+    cluster: None, supervisor: str, control_plane: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gateway = {"metadata": {"name": "weft-gateway", "namespace": supervisor,
                             "labels": {**LABELS, "app.kubernetes.io/component": "gateway"}}}  # fmt: skip

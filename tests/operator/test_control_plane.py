@@ -4,14 +4,15 @@ import json
 
 import pytest
 
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import Refused
+from harness.cluster.cluster import Cluster, needs_own
 from harness.cluster.owner import kill_owner
+from weft_devcluster.errors import Refused
 
 CONFIG_MAPS = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]}]
 
 
-def test_the_audit_log_tells_who_wrote_what_and_what_was_refused(control_plane: ControlPlane, namespace: str) -> None:
+@pytest.mark.usefixtures("audited")
+def test_the_audit_log_tells_who_wrote_what_and_what_was_refused(control_plane: Cluster, namespace: str) -> None:
     writer = control_plane.service_account(namespace, "writer", CONFIG_MAPS)
     thing = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "thing", "namespace": namespace}}
     mark = control_plane.mark()
@@ -31,6 +32,7 @@ def test_the_audit_log_tells_who_wrote_what_and_what_was_refused(control_plane: 
     assert [*control_plane.writes(end, user=writer.user), *control_plane.writes(end, user="admin")] == []
 
 
+@needs_own("is of our own control plane")
 def test_nothing_survives_a_test_run_that_is_killed() -> None:
     pids = kill_owner("control_plane", "ControlPlane", "[process.pid for process in made.processes]")
     assert len(pids) == 3

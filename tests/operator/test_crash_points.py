@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from harness.operator.api_proxy import ApiProxy, Gone, Write
 from harness.operator.stage import Replica, Stage, until
 
@@ -154,7 +154,7 @@ def played(stage: Stage, *, killing: bool) -> tuple[list[dict[str, Any]], Counte
 
 
 def on_a_stage_of_its_own(
-    control_plane: ControlPlane, folder: Path, *, killing: bool
+    control_plane: Cluster, folder: Path, *, killing: bool
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     folder.mkdir()
     with Stage(control_plane, folder) as stage:
@@ -193,9 +193,7 @@ def _difference(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return list(difflib.unified_diff(_lines(wanted), _lines(found), "undisturbed", "killed", n=4, lineterm=""))
 
 
-def test_the_end_is_the_undisturbed_one_wherever_the_operator_is_killed(
-    control_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_the_end_is_the_undisturbed_one_wherever_the_operator_is_killed(control_plane: Cluster, tmp_path: Path) -> None:
     undisturbed, writes = on_a_stage_of_its_own(control_plane, tmp_path / "undisturbed", killing=False)
     killed, kills = on_a_stage_of_its_own(control_plane, tmp_path / "killed", killing=True)
     assert not {write for write in writes if not kills[write]}, "each write of the history is a crash point"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import needs_own, own_cluster
 from harness.operator.stage import Stage, until
 from weft.api.crd import crds
 from weft.leadership.lease_api import load_configuration
@@ -24,7 +24,7 @@ async def test_the_definitions_of_this_version_are_whole_and_the_operator_may_re
 @pytest.fixture
 def older(tmp_path: Path) -> Iterator[Stage]:
     """A cluster whose definitions lack two fields."""
-    with ControlPlane() as control_plane:
+    with own_cluster() as control_plane:
         for crd in crds().values():
             fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
             fields["spec"]["properties"].pop("drainSeconds", None)
@@ -37,6 +37,7 @@ def older(tmp_path: Path) -> Iterator[Stage]:
             yield stage
 
 
+@needs_own("gives the API server CRDs that lack fields")
 def test_fields_that_the_cluster_lacks_are_named_once_counted_and_stop_nothing(older: Stage) -> None:
     replica = older.replica()
     until(lambda: replica.metric("weft_operator_crd_missing_fields") == 2, "both fields are counted")

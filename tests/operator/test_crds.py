@@ -9,7 +9,7 @@ from kubernetes.client import CustomObjectsApi
 from kubernetes.client.exceptions import ApiException
 
 from harness.bad_manifests import BAD, GOOD, WORDINGS, Bad, Manifest, adapter, pool
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from weft.api.manifests import parse_object
 
 GROUP, VERSION = "serving.weft.dev", "v1alpha1"
@@ -17,7 +17,7 @@ PLURALS = {"ServingPool": "servingpools", "LoRAAdapter": "loraadapters"}
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> Iterator[CustomObjectsApi]:
+def api(control_plane: Cluster) -> Iterator[CustomObjectsApi]:
     with control_plane.client() as client:
         yield CustomObjectsApi(client)
 
@@ -95,7 +95,7 @@ def test_the_table_is_long_and_says_each_thing_once() -> None:
 
 
 @pytest.fixture(scope="module")
-def default_namespace(control_plane: ControlPlane) -> str:
+def default_namespace(control_plane: Cluster) -> str:
     return control_plane.create_namespace("bad")
 
 
@@ -152,7 +152,7 @@ FULL_ADAPTER = adapter(
     "manifest", [pool(), adapter(), FULL_POOL, FULL_ADAPTER], ids=["pool", "adapter", "pool+", "adapter+"]
 )
 def test_defaults_are_those_of_the_local_api_and_applying_twice_changes_nothing(
-    api: CustomObjectsApi, control_plane: ControlPlane, namespace: str, manifest: Manifest
+    api: CustomObjectsApi, control_plane: Cluster, namespace: str, manifest: Manifest
 ) -> None:
     wish = at(namespace, manifest)
     stored = create(api, wish)
@@ -172,7 +172,7 @@ def test_defaults_are_those_of_the_local_api_and_applying_twice_changes_nothing(
 
 
 def test_a_status_that_the_operator_writes_is_kept_whole_and_kubectl_shows_it(
-    api: CustomObjectsApi, control_plane: ControlPlane, namespace: str
+    api: CustomObjectsApi, control_plane: Cluster, namespace: str
 ) -> None:
     create(api, at(namespace, pool(replicas=3)))
     condition = {
@@ -204,7 +204,7 @@ def test_a_status_that_the_operator_writes_is_kept_whole_and_kubectl_shows_it(
 
 
 def test_scale_reads_status_and_writes_replicas_and_never_those_of_an_autoscaled_pool(
-    api: CustomObjectsApi, control_plane: ControlPlane, namespace: str
+    api: CustomObjectsApi, control_plane: Cluster, namespace: str
 ) -> None:
     create(api, at(namespace, pool(replicas=1)))
     create(api, at(namespace, pool("scaled", autoscaling={"maxReplicas": 4})))
@@ -231,5 +231,5 @@ def test_scale_reads_status_and_writes_replicas_and_never_those_of_an_autoscaled
         ("spool.status.selector", "The label selector of the runners' pods"),
     ],
 )
-def test_kubectl_explains(control_plane: ControlPlane, field: str, says: str) -> None:
+def test_kubectl_explains(control_plane: Cluster, field: str, says: str) -> None:
     assert says in " ".join(control_plane.kubectl("explain", field).split())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from weft_operator.core import scaling
 from weft_operator.core.children import MANAGER, children
 from weft_operator.core.drift import matches, spec_hash
@@ -70,7 +70,7 @@ def defaults(request: pytest.FixtureRequest) -> RunnerDefaults:
     return SITES[request.param]
 
 
-def stored_pool(control_plane: ControlPlane, namespace: str, name: str = "demo", **spec: Any) -> Pool:
+def stored_pool(control_plane: Cluster, namespace: str, name: str = "demo", **spec: Any) -> Pool:
     """A pool as this API server stores it: its owner references have to name a real one."""
     manifest = {
         "apiVersion": "serving.weft.dev/v1alpha1",
@@ -87,13 +87,13 @@ def wishes(pool: Pool, defaults: RunnerDefaults, size: int) -> list[Child]:
     return children(pool, scaling.runner_config(pool, BASE), defaults, sizes)
 
 
-def apply(control_plane: ControlPlane, child: Child) -> dict[str, Any]:
+def apply(control_plane: Cluster, child: Child) -> dict[str, Any]:
     """As the shell does it: server-side, forced. The object as it is then."""
     (made,) = control_plane.apply(child.manifest, manager=MANAGER)
     return made
 
 
-def live(control_plane: ControlPlane, child: Child) -> dict[str, Any]:
+def live(control_plane: Cluster, child: Child) -> dict[str, Any]:
     return control_plane.get(child.kind.lower(), child.name, child.namespace)
 
 
@@ -110,7 +110,7 @@ GROUPS = [
 @pytest.mark.parametrize("spec", [{}, {"template": TEMPLATE}, {"runnerGroups": GROUPS}], ids=["plain", "own", "groups"])
 @pytest.mark.parametrize("size", [0, 2])
 def test_what_the_api_server_makes_of_a_wish_fulfils_it(
-    control_plane: ControlPlane, namespace: str, defaults: RunnerDefaults, spec: dict[str, Any], size: int
+    control_plane: Cluster, namespace: str, defaults: RunnerDefaults, spec: dict[str, Any], size: int
 ) -> None:
     pool = stored_pool(control_plane, namespace, **spec)
     for child in wishes(pool, defaults, size):
@@ -121,7 +121,7 @@ def test_what_the_api_server_makes_of_a_wish_fulfils_it(
         assert (again.get("spec"), generation(again)) == (answer.get("spec"), generation(answer)), child.key
 
 
-def test_what_others_change_is_found_and_put_back(control_plane: ControlPlane, namespace: str) -> None:
+def test_what_others_change_is_found_and_put_back(control_plane: Cluster, namespace: str) -> None:
     pool = stored_pool(control_plane, namespace, template=TEMPLATE)
     child = next(wish for wish in wishes(pool, SITES["whole"], 2) if wish.kind == "Deployment")
     patches: list[Any] = [
@@ -142,7 +142,7 @@ def test_what_others_change_is_found_and_put_back(control_plane: ControlPlane, n
         assert matches(apply(control_plane, child), child.manifest), patch
 
 
-def test_what_is_no_longer_wished_is_found_and_goes(control_plane: ControlPlane, namespace: str) -> None:
+def test_what_is_no_longer_wished_is_found_and_goes(control_plane: Cluster, namespace: str) -> None:
     before, after = (
         next(wish for wish in wishes(pool, SITES["plain"], 1) if wish.kind == "Deployment")
         for pool in (
@@ -158,7 +158,7 @@ def test_what_is_no_longer_wished_is_found_and_goes(control_plane: ControlPlane,
     assert spec_hash(live(control_plane, after)) == spec_hash(after.manifest)
 
 
-def test_names_of_any_pool_are_taken(control_plane: ControlPlane, namespace: str) -> None:
+def test_names_of_any_pool_are_taken(control_plane: Cluster, namespace: str) -> None:
     for name in ("7b", "x" * 63, "a-b-c"):
         pool = stored_pool(control_plane, namespace, name, runnerGroups=[{"name": "g" * 32}])
         for child in wishes(pool, SITES["plain"], 1):

@@ -16,14 +16,13 @@ import yaml
 
 from harness.autoscalers.keda import keda
 from harness.autoscalers.prometheus import prometheus
-from harness.cluster.api import ROOT
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.processes import free_ports
+from harness.cluster.cluster import Cluster, needs_own, own_cluster
 from harness.operator.demanding_gateway import DemandingGateway
 from harness.operator.stage import Stage
-from harness.quickstart import BASE
+from harness.quickstart import BASE, ROOT
+from weft_devcluster.processes import free_ports
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, needs_own("starts KEDA beside the API server")]
 
 POOL = "quickstart"
 HPA = "system:serviceaccount:kube-system:horizontal-pod-autoscaler"
@@ -32,15 +31,15 @@ DEMAND = 10  # requests: more than two runners of that
 
 
 @pytest.fixture(scope="module")
-def control_plane() -> Iterator[ControlPlane]:
+def control_plane() -> Iterator[Cluster]:
     """One of its own: an API that a KEDA answered which is gone would stay in the way of other tests."""
-    with ControlPlane() as made:
+    with own_cluster() as made:
         made.apply_crds()
         yield made
 
 
 @pytest.fixture(scope="module")
-def running(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def running(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The scheduler's metrics are behind its Service, at an address that KEDA finds by it."""
     (port,) = free_ports(1, control_plane.own_address)
     probes = f"{control_plane.own_address}:{port}"

@@ -41,6 +41,7 @@ def events(stage: Stage) -> list[str]:
     return [event["reason"] for event in found]
 
 
+@pytest.mark.usefixtures("audited")
 def test_a_leader_that_loses_the_api_server_ends_and_another_one_goes_on(stage: Stage) -> None:
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:
         leader = leader_of(stage, kubeconfig=proxy.kubeconfig)
@@ -66,6 +67,7 @@ def test_after_kill_9_of_the_leader_another_one_goes_on(stage: Stage) -> None:
     assert lease(stage)["leaseTransitions"] == first + 1
 
 
+@pytest.mark.usefixtures("audited")
 def test_a_leader_that_was_paused_ends_without_a_write(stage: Stage) -> None:
     with stage.kubelet():
         leader = leader_of(stage)

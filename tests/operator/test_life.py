@@ -6,14 +6,16 @@ One operator and one player of pods for all tests: each test begins with nothing
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from harness.cluster.api import is_so
-from harness.cluster.errors import Refused
-from harness.cluster.fake_kubelet import FakeKubelet
-from harness.operator.stage import OURS, Stage, until
+from harness.cluster.cluster import OURS
+from harness.cluster.fake_kubelet import NODE, FakeKubelet
+from harness.operator.stage import Stage, until
+from weft_devcluster.api import is_so
+from weft_devcluster.errors import Refused
 
 BASE_NAME = "weft-quickstart"
 OBJECTS = (("servingpool", "base"), ("loraadapter", "upper"), ("loraadapter", "nowhere"))
@@ -81,6 +83,7 @@ def test_a_deleted_pool_takes_everything_that_it_owns_with_it(stage: Stage) -> N
         until(lambda kind=kind: not stage.names(kind), f"no {kind} is left")
 
 
+@pytest.mark.usefixtures("audited")
 def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None:
     with_pool(stage, replicas=3, runnerGroups=[{"name": "old"}])
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 3)
@@ -94,9 +97,35 @@ def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None
     assert "delete deployments/ base-old 200" in written
 
 
+def test_the_drain_of_a_node_waits_until_its_only_runner_has_moved(stage: Stage) -> None:
+    with_pool(stage, disruptionBudget={"maxUnavailable": 0})
+    stage.wait_for_value("poddisruptionbudget", "base-runners", "status.currentHealthy", 1)
+    before = stage.names("pod")
+    with stage.kubelet("another-node"), ThreadPoolExecutor() as threads:
+        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
+        drain, fewest = threads.submit(stage.control_plane.kubectl, "drain", NODE, *flags), 1
+        while not drain.done():
+            fewest = min(fewest, len(ready_pods(stage)))
+        stage.control_plane.kubectl("uncordon", NODE)
+        drain.result()
+        assert fewest == 1
+        assert len(ready_pods(stage)) == 1
+        assert not before & ready_pods(stage)
+        stage.kubectl("delete", "servingpool", "base")
+        until(lambda: not stage.names("pod"), "no pod is left")
+
+
+def ready_pods(stage: Stage) -> set[str]:
+    listed = stage.control_plane.get("pods", namespace=stage.namespace)["items"]
+    return {
+        pod["metadata"]["name"] for pod in listed if is_so("Ready")(pod) and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
 GRID = {"tensor": 2, "podsPerRunner": 2}
 
 
+@pytest.mark.usefixtures("audited")
 def test_runners_of_several_pods_are_sets_that_come_change_and_go_as_one(stage: Stage) -> None:
     with_pool(stage, replicas=2, parallelism=GRID)
     stage.wait_for_value("servingpool", "base", "status.readyReplicas", 2)
@@ -175,6 +204,7 @@ def test_what_others_change_in_children_is_put_back(stage: Stage) -> None:
     stage.wait_until("poddisruptionbudget", "base-runners", lambda found: found["metadata"]["uid"] != uid, "is new")
 
 
+@pytest.mark.usefixtures("audited")
 def test_scaling_up_and_down_marks_the_runners_that_go_before_the_number_is_lowered(stage: Stage) -> None:
     with_pool(stage)
     stage.kubectl("scale", "servingpool/base", "--replicas=3")
@@ -216,6 +246,7 @@ def test_a_pool_where_none_are_served_says_what_to_do(stage: Stage) -> None:
     stage.control_plane.delete_namespace(elsewhere)
 
 
+@pytest.mark.usefixtures("audited")
 def test_events_tell_of_transitions_and_of_nothing_else(stage: Stage) -> None:
     with_pool(stage)
     stage.apply_adapter("upper", "file:adapters/upper")

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from harness.cluster.errors import Refused
 from harness.operator.stage import Stage, until
 from harness.ports import free_port
+from weft_devcluster.errors import Refused
 
 WEBHOOK = "weft-replica-test"
 

@@ -1,5 +1,7 @@
 """At rest nothing is written; a watch that hears nothing is found out."""
 
+import pytest
+
 from harness.operator.api_proxy import ApiProxy
 from harness.operator.stage import Replica, Stage, playing, until
 
@@ -37,6 +39,7 @@ def quiet(replica: Replica) -> None:
     until(still, "the operator writes no more")
 
 
+@pytest.mark.usefixtures("audited")
 def test_nothing_is_written_while_nothing_changes_also_by_an_operator_that_has_just_started(stage: Stage) -> None:
     with playing(stage, audit_seconds=AUDIT_S) as replica:
         settle(stage)

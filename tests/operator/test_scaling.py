@@ -13,6 +13,7 @@ def _an_operator_runs(stage: Stage) -> None:
         stage.replica()
 
 
+@pytest.mark.usefixtures("audited")
 def test_a_pool_goes_to_zero_and_from_zero_straight_to_what_is_wanted(stage: Stage) -> None:
     autoscaling = {"minReplicas": 0, "maxReplicas": 3, "idleSeconds": 2, "wakeSeconds": 60}
     with (

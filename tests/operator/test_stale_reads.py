@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from harness.operator.api_proxy import ApiProxy
 from harness.operator.stage import Replica, Stage, until
 from harness.quickstart import BASE
@@ -27,6 +27,7 @@ from weft_operator.errors import StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import Api
+from weft_operator.kubernetes.events import EventRecorder
 
 RUNNERS = "base-runners"
 POOLS, ADAPTERS = ("servingpools",), ("loraadapters",)
@@ -70,7 +71,7 @@ def uids(stage: Stage) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def history(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+def history(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     with Stage(control_plane, tmp_path_factory.mktemp("stale")) as stage, stage.kubelet():
         yield lived(stage)
 
@@ -157,6 +158,7 @@ ONE_MORE = pytest.mark.long  # what it looks back on is a part or a mixture of t
     ],
     ids=lambda value: NAMES.get(value, value),
 )
+@pytest.mark.usefixtures("audited")
 def test_a_leader_that_is_told_of_the_past_changes_nothing(
     history: History, past: str, resources: tuple[str, ...], silent: bool
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_leader_that_is_told_of_the_past_changes_nothing(
     assert found == wanted
 
 
+@pytest.mark.usefixtures("audited")
 def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(history: History) -> None:
     """The cases above do get to the fences; one that is met brings the truth though no watch tells it."""
     stage, mark = history.stage, history.stage.control_plane.mark()
@@ -192,11 +195,13 @@ def test_writes_made_from_the_past_are_refused_and_what_is_there_is_looked_up(hi
     assert accepted(stage, mark) == []
 
 
+@pytest.mark.usefixtures("audited")
 async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(history: History) -> None:
     """The watch tells of a Deployment between the plan, which has it made, and the write: it is planned again."""
     stage, cache = history.stage, ObjectCache()
     api = Api(await load_configuration(str(stage.access.kubeconfig)))
-    backend = KubernetesBackend(api, cache, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
+    events = EventRecorder(api, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
+    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=60.0)
     mark, pool, there = stage.control_plane.mark(), stage.get("servingpool", "base"), stage.get("deployment", RUNNERS)
     spec = {**there["spec"], "replicas": 1}
     manifest = {**there, "metadata": {"name": RUNNERS, "namespace": stage.namespace}, "spec": spec}
@@ -211,6 +216,7 @@ async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(
     assert stage.get("deployment", RUNNERS)["spec"]["replicas"] == 3
 
 
+@pytest.mark.usefixtures("audited")
 def test_a_replica_whose_watches_fell_silent_knows_all_once_it_leads(history: History) -> None:
     stage = history.stage
     with ApiProxy(stage.control_plane, stage.access, stage.folder) as proxy:

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness import chart
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from harness.operator.stage import Replica
 from harness.ports import free_addresses
 from harness.waiting import wait_until
@@ -26,7 +26,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 class Pair:
     """Two processes of a component, and whoever asks them."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, folder: Path, component: str) -> None:
+    def __init__(self, plane: Cluster, namespace: str, folder: Path, component: str) -> None:
         self._plane, self._namespace, self._folder, self._component = plane, namespace, folder, component
         only = ("--set", f"{component}.replicas=2", "--show-only", "templates/rbac.yaml")
         found = chart.objects(chart.render("default", *chart.QUICK, *only, namespace=namespace))
@@ -76,7 +76,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(control_plane: ControlPlane, namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+def pair(control_plane: Cluster, namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(control_plane, namespace, tmp_path, getattr(request, "param", "scheduler"))
     yield made
     for process in made.processes:
@@ -144,7 +144,7 @@ def test_one_that_is_killed_and_starts_again_in_its_data_directory_acts_at_once(
 
 
 def test_a_lease_that_somebody_deletes_is_made_anew_under_a_higher_term(
-    pair: Pair, control_plane: ControlPlane, namespace: str
+    pair: Pair, control_plane: Cluster, namespace: str
 ) -> None:
     active, _ = pair.acting()
     first = pair.term

@@ -23,11 +23,11 @@ from kubernetes.client.exceptions import ApiException
 
 from harness import chart
 from harness.bad_manifests import Manifest
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.processes import free_ports
+from harness.cluster.cluster import Cluster
 from harness.conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wish, base, in_namespaces, lora, slots
 from harness.waiting import PATIENCE_S, wait_until
 from weft.leadership.lease_api import load_configuration
+from weft_devcluster.processes import free_ports
 from weft_operator.core.resources import Object, Ref, parse
 from weft_operator.core.state import DesiredState, ObjectKey
 from weft_operator.kubernetes import admission
@@ -42,7 +42,7 @@ LABEL = "weft-webhook-test"
 class Webhook:
     """Watches and webhook, on a loop in a thread of their own."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: Cluster) -> None:
         self._control_plane = control_plane
         self._desired = DesiredState()
         self._changed = threading.Condition()
@@ -119,7 +119,7 @@ class Webhook:
 class World:
     """Two namespaces behind the webhook. What a row needs is put there, and gone again behind it."""
 
-    def __init__(self, control_plane: ControlPlane, api: CustomObjectsApi, webhook: Webhook) -> None:
+    def __init__(self, control_plane: Cluster, api: CustomObjectsApi, webhook: Webhook) -> None:
         self._api, self._webhook = api, webhook
         labels = {LABEL: "yes"}
         self.names = {name: control_plane.create_namespace(name, labels) for name in (PLATFORM, TENANT)}
@@ -193,9 +193,9 @@ def asked_when() -> list[Manifest]:
     return one
 
 
-def configuration(control_plane: ControlPlane, port: int, name: str = LABEL) -> Manifest:
+def configuration(control_plane: Cluster, port: int, name: str = LABEL) -> Manifest:
     """As the chart's, for namespaces with our label, and with more patience."""
-    authority = base64.b64encode(control_plane.ca.read_bytes()).decode()
+    authority = base64.b64encode(control_plane.authority.crt.read_bytes()).decode()
     hooks = [
         {
             "name": f"{plural}.{GROUP}",
@@ -229,7 +229,7 @@ def configuration(control_plane: ControlPlane, port: int, name: str = LABEL) -> 
 
 
 @pytest.fixture(scope="module")
-def webhook(control_plane: ControlPlane) -> Iterator[Webhook]:
+def webhook(control_plane: Cluster) -> Iterator[Webhook]:
     made = Webhook(control_plane)
     made.start()
     manifest = configuration(control_plane, made.port)
@@ -240,7 +240,7 @@ def webhook(control_plane: ControlPlane) -> Iterator[Webhook]:
 
 
 @pytest.fixture(scope="module")
-def whole(control_plane: ControlPlane, webhook: Webhook) -> Iterator[World]:
+def whole(control_plane: Cluster, webhook: Webhook) -> Iterator[World]:
     with control_plane.client() as client:
         made = World(control_plane, CustomObjectsApi(client), webhook)
         wait_until_asked(made)
@@ -333,7 +333,7 @@ def test_ten_rules_and_more_are_the_webhooks_alone() -> None:
 
 
 def test_status_and_finalizers_of_a_refusable_object_are_written(
-    control_plane: ControlPlane, whole: World, place: Callable[[Wish], Wish]
+    control_plane: Cluster, whole: World, place: Callable[[Wish], Wish]
 ) -> None:
     """An object that came before the rule could be broken goes its way: status, finalizer, deletion."""
     held = lora("a", maxRank=32) | {
@@ -348,7 +348,7 @@ def test_status_and_finalizers_of_a_refusable_object_are_written(
     assert whole.find(adapter) is None
 
 
-def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(control_plane: ControlPlane) -> None:
+def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(control_plane: Cluster) -> None:
     name = "weft-webhook-away"
     namespace = control_plane.create_namespace("away", {name: "yes"})
     with control_plane.client() as client, socket.socket() as closed:

@@ -366,6 +366,16 @@ class Rollout(ApiModel):
     up are replaced without any."""
 
 
+class DisruptionBudget(ApiModel):
+    """How evictions of runners are bounded, as the drain of a node asks for them."""
+
+    max_unavailable: Annotated[int, Field(strict=True, ge=0, le=MAX_RUNNERS)] = 1
+    """The most ready runners of the pool that evictions may take away at a time; the pool's PodDisruptionBudget has
+    it. With 0 the API server refuses to evict a ready runner, and the operator moves it: as soon as its node is
+    unschedulable, another runner is started elsewhere, and the first one is stopped once the other one is ready. That
+    needs room for one runner more; without it the drain of the node waits. Runners of several pods need at least 1."""
+
+
 class Phases(ApiModel):
     """Whether prompts and the tokens after them are computed by runners of their own (Splitwise)."""
 
@@ -483,6 +493,12 @@ class ServingPoolSpec(ApiModel):
             lambda spec: spec.parallelism.pods_per_runner == 1 or spec.rollout.max_unavailable not in (0, "0%"),
         ),
         Rule(
+            "disruptionBudget.maxUnavailable",
+            "runners of several pods are not moved before an eviction: maxUnavailable has to be above 0",
+            "self.parallelism.podsPerRunner == 1 || self.disruptionBudget.maxUnavailable > 0",
+            lambda spec: spec.parallelism.pods_per_runner == 1 or spec.disruption_budget.max_unavailable > 0,
+        ),
+        Rule(
             "kvCache.memoryFraction",
             "memoryFraction is for pools that do not offload: deviceBytes is the memory of one that does",
             "!has(self.kvCache.memoryFraction) || !has(self.offload) || self.offload.mode == 'Off'",
@@ -547,6 +563,8 @@ class ServingPoolSpec(ApiModel):
     """How runners are replaced when the pool changes. When what the installation gives all runners changes (a new
     version), pools are replaced one after the other, those in order first, unless the platform allows more at a
     time."""
+    disruption_budget: DisruptionBudget = DisruptionBudget()
+    """How evictions of runners are bounded, as the drain of a node asks for them."""
     paused: Annotated[bool, Field(strict=True)] = False
     """Whether runners stay as they are: none is started, replaced, scaled or stopped while it is true, whatever else
     the spec says. What runs goes on serving, also adapters that are added. Progressing is Unknown with reason

@@ -102,8 +102,8 @@ spec:
       readinessProbe:
         httpGet: {path: /readyz, port: {{ .probes }}}
         periodSeconds: 2
-        timeoutSeconds: 2
-        failureThreshold: 2
+        timeoutSeconds: 5
+        failureThreshold: 5  # a process that is slow for seconds serves still: without it a lone gateway leaves its Service
       {{- with .preStopSeconds }}
       lifecycle:
         preStop:

@@ -165,6 +165,15 @@ class Controller:
         if _put(self.state.observed.pods, pool, name, pod):
             self._queue.add([pool])
 
+    def on_node(self, name: str, *, unschedulable: bool) -> None:
+        """A node takes no new pods any more, or takes them again, or is gone."""
+        nodes = self.state.observed.unschedulable_nodes
+        if unschedulable == (name in nodes):
+            return
+        (nodes.add if unschedulable else nodes.remove)(name)
+        pods = self.state.observed.pods
+        self._queue.add([ref for ref, of in pods.items() if any(pod.node == name for pod in of.values())])
+
     def on_pool_report(self, pool: str, report: PoolReport) -> None:
         """The scheduler's report of a pool. One about a pool that was unpublished meanwhile is dropped."""
         namespace, _, name = pool.partition("/")

@@ -1,8 +1,8 @@
 """What a pool owns in a cluster, as complete intents for server-side apply.
 
 A Deployment for each runner group, or, where a runner has several pods, a StatefulSet for each runner: its pods have
-stable names, by a headless Service, come at once and go at once. For the whole pool a PodDisruptionBudget (a drained
-node takes one runner at a time) and a ServiceAccount without rights and without a token.
+stable names, by a headless Service, come at once and go at once. For the whole pool a PodDisruptionBudget (how many
+runners a drained node takes at a time) and a ServiceAccount without rights and without a token.
 All carry the pool as their owner: with it they go.
 """
 
@@ -76,7 +76,7 @@ def children(pool: Pool, launch: RunnerConfig, defaults: RunnerDefaults, sizes: 
         own = [_deployment(pool, group, launch, defaults, sizes[group.name], limits) for group in pool.groups]
     return [
         _child(meta, "v1", "ServiceAccount", shared, {}, {"automountServiceAccountToken": False}),
-        _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(meta.ref)}),
+        _child(meta, "policy/v1", "PodDisruptionBudget", shared, {}, {"spec": _budget(pool)}),
         *own,
     ]
 
@@ -186,11 +186,11 @@ def _ranks_policy(selecting: Mapping[str, str]) -> Json:
     }
 
 
-def _budget(pool: Ref) -> Json:
+def _budget(pool: Pool) -> Json:
     # Runners that are not ready serve nobody: they must not keep a node from being drained.
     return {
-        "maxUnavailable": 1,
-        "selector": {"matchLabels": _selecting(pool)},
+        "maxUnavailable": pool.max_evicted,
+        "selector": {"matchLabels": _selecting(pool.meta.ref)},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
 

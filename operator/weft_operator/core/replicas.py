@@ -18,7 +18,6 @@ from weft_operator.core.actions import (
     EnsureRunner,
     RemoveRunner,
     ScaleChild,
-    SetPodDeletionCost,
 )
 from weft_operator.core.children import (
     GROUP_LABEL,
@@ -34,12 +33,12 @@ from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
 from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold
 from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.scale_in import SEEN_S, move_off, shrink
 from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
 from weft_operator.core.state import (
     ApplyFailure,
     Child,
     ObjectKey,
-    Pod,
     PoolReport,
     RunnerConfig,
     RunnerProcess,
@@ -47,8 +46,6 @@ from weft_operator.core.state import (
     State,
     runner_pods,
 )
-
-SEEN_S = 5.0  # a deletion cost that was accepted this long ago counts as seen
 
 
 def present_runners(pool: Pool, state: State) -> int:
@@ -128,14 +125,18 @@ def plan_children(
         held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
         intended = children(pool, launch, defaults, sizes) + sets
     else:
+        moving = {group: move for group in sizes if (move := move_off(pool, group, sizes[group], state, now))}
         for group, size in sizes.items():
-            if size < present.get(group, 0):
-                sizes[group], more = _shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
+            if group not in moving and size < present.get(group, 0):
+                sizes[group], more = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
                 orders += more
         if scaling.counts_apart(pool):
             sizes = scaling.one_for_one(sizes, present, wanted)
+        sizes |= {group: move.size for group, move in moving.items()}
+        orders += [order for move in moving.values() for order in move.orders]
         intended = children(pool, launch, defaults, sizes)
         held = hold(pool, intended, own, state, revision)
+        held = replace(held, why="; ".join([move.why for move in moving.values()] + [held.why] * bool(held.why)))
         orders += [
             ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
             for key in sorted(held.children)
@@ -182,46 +183,6 @@ def deadlines(ref: Ref, state: State) -> list[float]:
     times += [failure.again_at for failure in state.expectations.apply_failures.get(ref, {}).values()]
     times += [found.again_at for found in state.observed.foreign.get(ref, {}).values()]
     return times + [at + SEEN_S for uid, (_, at) in state.expectations.deletion_costs.items() if uid in uids]
-
-
-def _shrink(
-    pool: Pool,
-    group: str,
-    present: int,
-    size: int,
-    bounds: Bounds,
-    state: State,
-    now: float,
-    *,
-    waited: bool,
-) -> tuple[int, list[Action]]:
-    """The size that the group may have now, and what has to happen before it may have fewer."""
-    ref, together = pool.meta.ref, scaling.counted_together(pool, group)
-    pods = {name: pod for name, pod in sorted(state.observed.pods.get(ref, {}).items()) if _stays(pod, group)}
-    runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
-    report = state.observed.pool_reports.get(str(ref))
-    others = {
-        name for name, pod in state.observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
-    }
-    elsewhere = len(others.intersection(report.victims)) if report else 0
-    apart = scaling.counts_apart(pool)
-    going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
-    if going is None:
-        return present, []
-    left = max(size, len(pods) - len(going))
-    if left >= present:
-        return present, []
-    if left == 0:
-        return left, []  # there is nothing to choose
-    costs = scaling.deletion_costs(going)
-    costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
-    unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, state, now)}
-    orders: list[Action] = [
-        SetPodDeletionCost(ref, ref.namespace, name, pods[name].uid, cost)
-        for name, cost in unseen.items()
-        if state.expectations.deletion_costs.get(pods[name].uid, (None, now))[0] != cost
-    ]
-    return (present, orders) if unseen else (left, [])
 
 
 def _plan_sets(
@@ -328,17 +289,6 @@ def _retiring(pool: Pool, own: Mapping[ObjectKey, Object], wanted: int, state: S
             size = min(_replicas(obj), ready[_group(obj)], room - sum(sizes.values()))
             sizes |= {key: size} if size > 0 else {}
     return sizes
-
-
-def _stays(pod: Pod, group: str) -> bool:
-    return pod.group == group and pod.state != "Leaving"
-
-
-def _is_seen(pod: Pod, cost: int, state: State, now: float) -> bool:
-    if pod.cost == cost:
-        return True
-    ordered, at = state.expectations.deletion_costs.get(pod.uid, (None, now))
-    return ordered == cost and now >= at + SEEN_S
 
 
 def _differs(child: Child, live: Object | None, state: State) -> bool:

@@ -24,7 +24,14 @@ Bound = int | str  # a number, or a percentage as text
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)  # what reading a spec of another version may raise
 API_VERSION = "serving.weft.dev/v1alpha1"
-NOT_OF_RUNNERS = ("replicas", "autoscaling", "paused", "rollout", "allowedNamespaces")  # of a pool's spec
+NOT_OF_RUNNERS = (
+    "replicas",
+    "autoscaling",
+    "paused",
+    "rollout",
+    "disruptionBudget",
+    "allowedNamespaces",
+)  # of a pool's spec
 FINALIZER = "serving.weft.dev/unload"
 DEFAULT_GROUP = "runners"
 
@@ -207,6 +214,7 @@ class Pool:
     paused: bool
     max_unavailable: Bound
     max_surge: Bound
+    max_evicted: int  # ready runners that evictions may take away at a time; 0: a runner is moved before it goes
     shape: str  # a hash of what of the spec its runners are made from
     drain_s: float
     allowed: Literal["Same", "All", "List"]
@@ -332,6 +340,7 @@ def parse_pool(obj: Object) -> Pool:
         paused=bool(spec.get("paused")),
         max_unavailable=rollout.get("maxUnavailable", 1),
         max_surge=rollout.get("maxSurge", 0),
+        max_evicted=(spec.get("disruptionBudget") or {}).get("maxUnavailable", 1),
         shape=_shape(spec),
         drain_s=float(spec["drainSeconds"]),
         allowed=allowed["from"],

@@ -80,6 +80,7 @@ class Pod:
     cost: int | None = None
     runner: str = ""
     template: str = ""  # a hash of what it was made from
+    node: str = ""  # that it has to leave when that one becomes unschedulable
 
 
 def runner_pods(pods: Iterable[Pod]) -> list[Pod]:
@@ -345,6 +346,7 @@ class ObservedState:
     children: dict[Ref, dict[ObjectKey, Object]] = field(default_factory=dict)  # by pool; live objects as read
     foreign: dict[Ref, dict[ObjectKey, ForeignObject]] = field(default_factory=dict)  # by pool
     pods: dict[Ref, dict[str, Pod]] = field(default_factory=dict)  # by pool and name
+    unschedulable_nodes: set[str] = field(default_factory=set)
     pool_reports: dict[str, PoolReport] = field(default_factory=dict)  # by "namespace/name"
     adapter_reports: dict[str, AdapterReport] = field(default_factory=dict)  # by uid
     unloaded: set[str] = field(default_factory=set)  # uids of deleted adapters that no runner holds any more

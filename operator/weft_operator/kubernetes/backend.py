@@ -5,14 +5,9 @@ least its uid). What a pool owns is ordered from two objects and fenced by one, 
 A fence that does not hold is `StaleWrite`: it is planned again, from what is looked up then.
 """
 
-import hashlib
-import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.clocks import micro_time
-from weft.telemetry.logs import kv
 from weft_operator.core.actions import (
     AddFinalizer,
     ApplyChild,
@@ -28,22 +23,15 @@ from weft_operator.core.actions import (
 from weft_operator.core.children import MANAGER
 from weft_operator.core.resources import API_VERSION, Object, Ref, resource_version
 from weft_operator.core.state import ObjectKey
-from weft_operator.errors import AlreadyExists, ApiFailed, ChildExists, ChildRefused, KubernetesError, StaleWrite
+from weft_operator.errors import ApiFailed, ChildExists, ChildRefused, StaleWrite
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, EVENTS, MERGE_PATCH, PODS, Api
+from weft_operator.kubernetes.client import APPLY_PATCH, BY_KIND, MERGE_PATCH, PODS, Api
 from weft_operator.kubernetes.event_mapping import DELETION_COST, owner_of
+from weft_operator.kubernetes.events import EventRecorder
 from weft_operator.kubernetes.resync import read_again
-
-log = logging.getLogger(__name__)
-
-EVENT_NOTE_MAX = 1024  # bytes, by the API
-
-EVENTS_REMEMBERED = 1024
 
 # The API server's verdict on what was sent (500: of an admission webhook); anything else is about itself.
 REFUSALS = frozenset((400, 403, 413, 422, 500))
-
-Clock = Callable[[], float]
 
 
 class KubernetesBackend:
@@ -53,11 +41,9 @@ class KubernetesBackend:
     """
 
     def __init__(
-        self, api: Api, cache: ObjectCache, *, lead: Callable[[], None], write_s: float, instance: str, clock: Clock
+        self, api: Api, cache: ObjectCache, events: EventRecorder, *, lead: Callable[[], None], write_s: float
     ) -> None:
-        self._api, self._cache, self._lead, self._write_s = api, cache, lead, write_s
-        self._instance, self._clock = instance, clock
-        self._series: OrderedDict[str, int] = OrderedDict()  # how often an Event of that name was recorded
+        self._api, self._cache, self._events, self._lead, self._write_s = api, cache, events, lead, write_s
 
     async def set_status(self, action: SetStatus) -> None:
         """Replace the whole status of exactly that version."""
@@ -147,17 +133,8 @@ class KubernetesBackend:
         self._cache.wrote(await self._write(key, "PATCH", path, body, content_type=MERGE_PATCH), known, fenced=False)
 
     async def record_event(self, action: RecordEvent) -> None:
-        """An Event; an equal one is counted on the first. A failure is logged, not repeated."""
-        event = event_manifest(action, self._instance, self._clock())
-        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
-        try:
-            try:
-                await self._send("POST", EVENTS.path(namespace), event)
-            except AlreadyExists:  # an equal one is there
-                series = {"series": {"count": self._count(name), "lastObservedTime": event["eventTime"]}}
-                await self._send("PATCH", EVENTS.path(namespace, name), series, content_type=MERGE_PATCH)
-        except (KubernetesError, StaleWrite) as error:
-            log.warning("an Event is lost", extra=kv(object=str(action.ref), reason=action.reason, error=str(error)))
+        """Record an Event beside what is reconciled: nothing waits for one."""
+        self._events.record(action)
 
     async def ensure_runner(self, action: EnsureRunner) -> None:
         raise AssertionError(f"runners are pods here: {action}")
@@ -166,12 +143,6 @@ class KubernetesBackend:
         raise AssertionError(f"runners are pods here: {action}")
 
     # ----------------------------------------------------------------------------------------------------- shared
-
-    def _count(self, event: str) -> int:
-        count = self._series[event] = self._series.pop(event, 1) + 1
-        if len(self._series) > EVENTS_REMEMBERED:
-            self._series.popitem(last=False)
-        return count
 
     def _finalizers(self, action: AddFinalizer | RemoveFinalizer) -> list[str]:
         """Those of exactly the version that the action was made from; a patch replaces the whole list."""
@@ -230,31 +201,6 @@ class KubernetesBackend:
     async def _send(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Any:
         self._lead()
         return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
-
-
-def event_manifest(action: RecordEvent, instance: str, now: float) -> dict[str, Any]:
-    """The manifest of an Event. Its name is a hash of its content, so that an equal one meets the first."""
-    ref, note = action.ref, action.message.encode()[:EVENT_NOTE_MAX].decode(errors="ignore")
-    said = hashlib.sha256("\0".join((action.uid, action.type, action.reason, note)).encode()).hexdigest()[:16]
-    return {
-        "apiVersion": EVENTS.api_version,
-        "kind": EVENTS.kind,
-        "metadata": {"namespace": ref.namespace, "name": f"{ref.name}.{said}"},
-        "eventTime": micro_time(now),
-        "type": action.type,
-        "reason": action.reason,
-        "action": "Reconcile",
-        "note": note,
-        "regarding": {
-            "apiVersion": API_VERSION,
-            "kind": ref.kind,
-            "namespace": ref.namespace,
-            "name": ref.name,
-            "uid": action.uid,
-        },
-        "reportingController": f"serving.weft.dev/{MANAGER}",
-        "reportingInstance": instance,
-    }
 
 
 def _planned_from_another(key: ObjectKey, version: str | None, known: Object | None) -> str:

@@ -174,11 +174,15 @@ class ObjectCache:
 
 
 def strip_unused(obj: Object) -> Object:
-    """An object without what nobody here reads: who manages which field; of a pod everything but its state."""
+    """An object without what nobody here reads: who manages which field; of pods and nodes all but a few fields."""
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     slimmed: dict[str, Any] = {**obj, "metadata": metadata}
     if obj["kind"] == "Pod":
-        slimmed.pop("spec", None)
+        spec = obj.get("spec") or {}
+        slimmed["spec"] = {name: spec[name] for name in ("nodeName", "tolerations") if name in spec}
+    if obj["kind"] == "Node":
+        kept = {name: metadata[name] for name in ("name", "uid", "resourceVersion")}
+        slimmed = {"kind": "Node", "metadata": kept, "spec": obj.get("spec") or {}}
     return slimmed
 
 

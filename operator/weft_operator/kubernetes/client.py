@@ -59,17 +59,18 @@ SERVICES = Resource("", "v1", "services", "Service")
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 PODS = Resource("", "v1", "pods", "Pod")
+NODES = Resource("", "v1", "nodes", "Node")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 
 OWN = (ADAPTERS, POOLS)
 CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, BUDGETS, ACCOUNTS, NETWORK_POLICIES)
-BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*OWN, *CHILDREN, PODS)}
+BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*OWN, *CHILDREN, PODS, NODES)}
 
 
 def key_of(obj: Object) -> ObjectKey:
-    """The key of an object as the API server gives it."""
+    """The key of an object as the API server gives it; a node has no namespace."""
     metadata = obj["metadata"]
-    return ObjectKey(obj["kind"], metadata["namespace"], metadata["name"])
+    return ObjectKey(obj["kind"], metadata.get("namespace", ""), metadata["name"])
 
 
 READ_S = 30.0

@@ -11,7 +11,7 @@ from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, t
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import ObjectKey, Pod, RunnerState
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import CHILDREN, OWN, PODS, key_of
+from weft_operator.kubernetes.client import CHILDREN, NODES, OWN, PODS, key_of
 
 OWN_KINDS = frozenset(resource.kind for resource in OWN)
 CHILD_KINDS = frozenset(resource.kind for resource in CHILDREN)
@@ -25,6 +25,8 @@ class EventHandler(Protocol):
     def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None: ...
 
     def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None: ...
+
+    def on_node(self, name: str, *, unschedulable: bool) -> None: ...
 
 
 class EventMapper:
@@ -46,6 +48,9 @@ class EventMapper:
             self._planner.on_object(obj, gone=gone)
             return
         key = key_of(obj)
+        if key.kind == NODES.kind:
+            self._planner.on_node(key.name, unschedulable=not gone and is_unschedulable(obj))
+            return
         pool = None if gone else (pool_of(obj) if key.kind == PODS.kind else owner_of(obj))
         before = self._pools.pop(key, None)
         if before is not None and before != pool:
@@ -71,7 +76,37 @@ def owner_of(obj: Object) -> Ref | None:
 
 
 def _owned(cache: ObjectCache) -> Iterable[Object]:
-    return (obj for kind in (*sorted(CHILD_KINDS), PODS.kind) for obj in cache.of_kind(kind))
+    return (obj for kind in (NODES.kind, *sorted(CHILD_KINDS), PODS.kind) for obj in cache.of_kind(kind))
+
+
+# Taints by which those that take nodes away announce it: kubectl, the cluster autoscaler, Karpenter, and the clouds'
+# notices of interruption.
+LEAVING_TAINTS = frozenset(
+    (
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/out-of-service",
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "cloud.google.com/impending-node-termination",
+    )
+)
+
+
+def is_unschedulable(node: Object) -> bool:
+    """Whether a node takes no new pods, and is about to lose those that it has."""
+    spec = node["spec"]
+    taints = [taint["key"] for taint in spec.get("taints") or () if taint["effect"] != "PreferNoSchedule"]
+    return bool(spec.get("unschedulable")) or not LEAVING_TAINTS.isdisjoint(taints)
+
+
+def _drained_from(pod: Object) -> str:
+    """The node of a pod; none of one that tolerates such a node, where its next one might be placed again."""
+    spec = pod.get("spec") or {}
+    tolerated = {toleration.get("key") for toleration in spec.get("tolerations") or ()}
+    return "" if tolerated & {None, "", *LEAVING_TAINTS} else spec.get("nodeName") or ""
 
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -111,6 +146,7 @@ def observed_pod(obj: Object) -> Pod:
         template=template_hash(obj),
         message=message,
         cost=_cost((metadata.get("annotations") or {}).get(DELETION_COST)),
+        node=_drained_from(obj),
     )
 
 

@@ -31,9 +31,10 @@ from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, OWN, Api, key_of
+from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, NODES, OWN, Api, key_of
 from weft_operator.kubernetes.crd_check import check_crds
 from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
+from weft_operator.kubernetes.events import EventRecorder
 from weft_operator.kubernetes.observability import Metrics, OperatorProbes
 from weft_operator.kubernetes.resync import Resync, watch_scopes
 from weft_operator.kubernetes.settings import Settings, read_runner_defaults
@@ -85,7 +86,7 @@ class Manager:
         self._resync = Resync(
             api,
             self._cache,
-            watch_scopes(settings.namespaces),
+            watch_scopes(settings.namespaces, nodes=settings.watch_nodes),
             period_s=period_s,
             grace_s=min(period_s * GRACE_OF_PERIOD, GRACE_MAX_S),
             on_late=lambda resource, count: self._metrics.late.labels(resource).inc(count),
@@ -136,7 +137,7 @@ class Manager:
                 on_gone=self._cache.drop,
                 on_start=lambda: install_signal_handlers(self._stop),
             )
-            registry = watches.registry(OWN)
+            registry = watches.registry((*OWN, NODES) if self._settings.watch_nodes else OWN)
             if self._webhook:
                 admission.register(registry, self._desired)
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
@@ -264,9 +265,10 @@ class Leader:
         self._settings, self._tls, self._cache, self._election = settings, tls, cache, election
         self._metrics, self._resync = metrics, resync
         self._policy = Policy(defaults=defaults, pool_namespaces=frozenset(settings.namespaces))
-        self._backend = KubernetesBackend(
-            api, cache, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
+        self._events = EventRecorder(
+            api, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
         )
+        self._backend = KubernetesBackend(api, cache, self._events, lead=election.require, write_s=terms.write_s)
 
     async def run(self) -> None:
         """Wait for the Lease, then lead until cancelled. Raises LeadershipLost."""
@@ -292,6 +294,7 @@ class Leader:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(controller.run(), name="controller")
                 tasks.create_task(registry.run(), name="registry")
+                tasks.create_task(self._events.run(), name="events")
         finally:
             await depot.aclose()
 

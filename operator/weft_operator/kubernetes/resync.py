@@ -19,6 +19,7 @@ from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import (
     BY_KIND,
     CHILDREN,
+    NODES,
     OWN,
     PODS,
     SELECTOR,
@@ -44,13 +45,13 @@ class WatchScope:
     selector: str = ""
 
     def covers(self, obj: Object) -> bool:
-        return self.namespace in (None, obj["metadata"]["namespace"])
+        return self.namespace in (None, obj["metadata"].get("namespace"))
 
 
-def watch_scopes(pool_namespaces: Iterable[str]) -> list[WatchScope]:
-    """Everything that the operator watches, what owns before what is owned."""
+def watch_scopes(pool_namespaces: Iterable[str], *, nodes: bool) -> list[WatchScope]:
+    """Everything that the operator watches, what owns before what is owned. `nodes`: the nodes of the cluster too."""
     owned = [WatchScope(r, namespace, SELECTOR) for namespace in pool_namespaces for r in (*CHILDREN, PODS)]
-    return [*(WatchScope(resource) for resource in reversed(OWN)), *owned]
+    return [*(WatchScope(resource) for resource in (*reversed(OWN), *([NODES] if nodes else []))), *owned]
 
 
 Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of each object
@@ -75,8 +76,8 @@ async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Obje
 
 def is_in_sight(obj: Object) -> bool:
     """Whether a watch reports such an object."""
-    own = any(obj["kind"] == resource.kind for resource in OWN)
-    return own or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
+    whole = any(obj["kind"] == resource.kind for resource in (*OWN, NODES))
+    return whole or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
 
 
 @dataclass(slots=True)

@@ -46,6 +46,9 @@ class Settings(ProcessSettings):
     lease: str = Field("weft-operator", description="name of the Lease that the leader holds", min_length=1)
     lease_seconds: float = Field(15.0, ge=1.0, description="a leader that is silent for so long is replaced")
     audit_seconds: float = Field(60.0, gt=0.0, description="how often the watches are compared with lists")
+    watch_nodes: bool = Field(
+        True, description="move runners off unschedulable nodes, for pools whose disruptionBudget is 0"
+    )
     drain_seconds: float = Field(5.0, ge=0.0, description="after SIGTERM admission is served on for so long")
     kubeconfig: Path | None = Field(None, description="outside of a cluster: the file; unset: the service account")
 

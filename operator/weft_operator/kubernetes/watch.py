@@ -2,7 +2,8 @@
 
 kopf does what is hard to get right about streams (lists in chunks, bookmarks, dead connections, lost versions) and
 nothing else: no handler of it ever writes, posts or leaves an annotation. Two of its operators run side by side because
-rights differ: adapters and pools are watched in every namespace, what pools own only in the namespaces of pools.
+rights differ: adapters, pools and nodes are watched in the whole cluster, what pools own only in the namespaces of
+pools.
 
 A part of kopf that ends, ends this process (`WatchEnded`): a watch that died silently would be worse.
 """
@@ -18,7 +19,7 @@ from kubernetes.aio.client import Configuration
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
 from weft_operator.errors import KubernetesError
-from weft_operator.kubernetes.client import CHILDREN, PODS, SELECTOR, Resource
+from weft_operator.kubernetes.client import CHILDREN, PODS, SELECTOR, Resource, key_of
 
 CHUNK = 500
 STOP_S = 3.0
@@ -52,7 +53,7 @@ class Watches:
         return registry
 
     async def run_own(self, registry: kopf.OperatorRegistry, server: kopf.WebhookServer | None) -> None:
-        """Adapters and pools of every namespace; the handlers of `registry`; admission if there is a server."""
+        """What is watched in the whole cluster; the handlers of `registry`; admission if there is a server."""
         settings = watch_only_settings(selected=())
         settings.admission.server = server
         await self._run("objects", registry, settings, clusterwide=True)
@@ -88,9 +89,7 @@ class Watches:
             # Items of a list have no kind of their own.
             obj: dict[str, Any] = {**event["object"], "apiVersion": resource.api_version, "kind": resource.kind}
             if event["type"] == "DELETED":
-                metadata = obj["metadata"]
-                key = ObjectKey(resource.kind, metadata["namespace"], metadata["name"])
-                self._on_gone(key, metadata["uid"])
+                self._on_gone(key_of(obj), obj["metadata"]["uid"])
             else:
                 self._on_object(obj)
 

@@ -3,7 +3,7 @@
 import sys
 
 from harness.autoscalers import programs
-from harness.cluster.errors import ClusterError
+from weft_devcluster.errors import ClusterError
 
 if __name__ == "__main__":
     try:

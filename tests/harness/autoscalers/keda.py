@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 
 from harness.autoscalers import programs
-from harness.cluster.api import is_so
-from harness.cluster.certificates import Authority
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.processes import Process, free_ports
+from harness.cluster.cluster import Cluster
 from harness.ports import free_addresses
 from harness.waiting import wait_until
+from weft_devcluster.api import is_so
+from weft_devcluster.certificates import Authority
+from weft_devcluster.processes import Process, free_ports
 
 PROBE_S = 10.0
 NAMESPACE = "keda"
@@ -33,11 +33,12 @@ MANIFESTS = (
 
 
 @contextlib.contextmanager
-def keda(plane: ControlPlane, folder: Path) -> Generator[None]:
+def keda(plane: Cluster, folder: Path) -> Generator[None]:
     """While the block runs ScaledObjects are followed. Raises ToolMissing."""
     built = programs.folder_of(programs.KEDA)
     config = built / "config"
-    plane.apply_crds(config / "crd" / "bases")
+    for made in plane.apply(*(crd for path in (config / "crd" / "bases").iterdir() for crd in _objects(path))):
+        plane.wait_until(made["kind"], made["metadata"]["name"], "", is_so("Established"), "is served")
     plane.apply(*(found for name in MANIFESTS for found in _objects(config / name)))
     authority = Authority(folder, "ca")
     authority.issue("tls", ACCOUNT, [f"{ADAPTER}.{NAMESPACE}.svc", "127.0.0.1"])

@@ -17,9 +17,9 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.cluster import tools
-from harness.cluster.errors import BuildFailed, ToolMissing
-from harness.cluster.folders import owned_folder
+from weft_devcluster import tools
+from weft_devcluster.errors import BuildFailed, ToolMissing
+from weft_devcluster.folders import owned_folder
 
 
 class Source(NamedTuple):

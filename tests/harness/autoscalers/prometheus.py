@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.error import URLError
 
 from harness.autoscalers import programs
-from harness.cluster.processes import Process
 from harness.ports import free_addresses
 from harness.waiting import wait_until
+from weft_devcluster.processes import Process
 
 
 @contextlib.contextmanager

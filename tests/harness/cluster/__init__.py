@@ -1,1 +1,1 @@
-"""Real Kubernetes for tests: a control plane in seconds (`control_plane`), a whole node with real pods (`node`)."""
+"""What tests do with a Kubernetes, whoever runs it (`cluster`), and what they play on it (`fake_kubelet`)."""

@@ -25,6 +25,7 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio import watch
 from kubernetes.aio.client import ApiClient, ApiException, Configuration, CoordinationV1Api, CoreV1Api
 
+from harness.cluster.cluster import PLAYED_NODE
 from harness.waiting import PATIENCE_S
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerSpec
@@ -32,7 +33,7 @@ from weft_bench.played_runners import PlayedRunner, spec_of
 
 SELECTOR = "app.kubernetes.io/component=runner"
 NODE_LEASE_S = 10.0
-NODE = "fake-node"
+NODE: str = PLAYED_NODE["metadata"]["name"]
 POD_INDEX = "apps.kubernetes.io/pod-index"
 
 
@@ -154,7 +155,8 @@ class FakeKubelet:
             if pod["metadata"].get("deletionTimestamp"):
                 await self._end(pod)
             elif not pod["spec"].get("nodeName"):
-                await self._bind(name)
+                if not (await self._core.read_node(self._node)).spec.unschedulable:
+                    await self._bind(name)
             elif pod["spec"]["nodeName"] == self._node and name not in self.runners and name not in self._starting:
                 self._starting.add(name)
                 await self._start(pod)

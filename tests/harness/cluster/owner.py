@@ -1,15 +1,13 @@
 """What is left of a cluster whose owner was killed: a check that both levels share."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-from harness.cluster.processes import has_ended, wait_until
+from weft_devcluster.processes import has_ended, wait_until
 
 OWNER = """
 import sys
-from harness.cluster.{module} import {name}
+from weft_devcluster.{module} import {name}
 with {name}() as made:
     print(*{pids}, flush=True)
     sys.stdin.read()
@@ -22,8 +20,7 @@ def kill_owner(module: str, name: str, pids: str) -> list[int]:
     Returns them. Raises StartFailed for one that outlives its owner.
     """
     command = [sys.executable, "-c", OWNER.format(module=module, name=name, pids=pids)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as owner:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         told = [int(pid) for pid in owner.stdout.readline().split()]
         owner.kill()

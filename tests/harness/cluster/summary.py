@@ -1,4 +1,7 @@
-"""docs/benchmarks/cluster.md: what the last `make test-cluster` showed, on which commit, when, on what machine."""
+"""docs/benchmarks/cluster.md: what the last `make test-cluster` showed, on which commit, when, on what machine.
+
+PYTHONPATH=tests python -m harness.cluster.summary
+"""
 
 import datetime
 import os
@@ -8,8 +11,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.cluster import tools
-from harness.cluster.errors import ClusterError
+from weft_devcluster import tools
+from weft_devcluster.errors import ClusterError
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "benchmarks" / "cluster.md"
@@ -57,7 +60,7 @@ def render(report: str) -> str:
     lines = [
         "# Tests on a whole node",
         "",
-        "Written by `python -m harness.cluster summary` after `make test-cluster`: a real Kubernetes "
+        "Written by `python -m harness.cluster.summary` after `make test-cluster`: a real Kubernetes "
         f"{tools.kubernetes()} with one node, pods that run this checkout, no mocks.",
         "",
         f"{counts}; {sum(result.seconds for result in results):.0f} s in all. "
@@ -85,3 +88,7 @@ def _title(result: Result) -> str:
 
 def _count(results: list[Result], verdict: str) -> int:
     return sum(result.verdict == verdict for result in results)
+
+
+if __name__ == "__main__":
+    print(write_summary())

@@ -21,9 +21,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from harness.cluster.access import Access
-from harness.cluster.control_plane import ControlPlane
+from harness.cluster.cluster import Cluster
 from harness.waiting import PATIENCE_S
+from weft_devcluster.access import Access
 
 HOP = ("Host", "Content-Length", "Transfer-Encoding", "Connection", "Content-Encoding")
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
@@ -47,7 +47,7 @@ Hook = Callable[[Write, Literal["before", "after"]], None]
 class ApiProxy:
     """See the module. `hook` is called in the proxy's thread; the request waits for it."""
 
-    def __init__(self, control_plane: ControlPlane, access: Access, folder: Path) -> None:
+    def __init__(self, control_plane: Cluster, access: Access, folder: Path) -> None:
         self._control_plane, self._access = control_plane, access
         self.kubeconfig = folder / "proxy.kubeconfig"
         self.hook: Hook | None = None

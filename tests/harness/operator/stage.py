@@ -18,24 +18,26 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.cluster import processes
-from harness.cluster.access import Access, Rules
-from harness.cluster.api import is_so
-from harness.cluster.certificates import Authority
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.fake_kubelet import FakeKubelet
+from harness.cluster.cluster import OURS, Cluster
+from harness.cluster.fake_kubelet import NODE, FakeKubelet
+from harness.cluster.rights import Rules
 from harness.ports import free_addresses
-from harness.quickstart import BASE, QUICKSTART
+from harness.quickstart import BASE
 from harness.waiting import PATIENCE_S, wait_until
+from weft_bench.operator_stage import Services
+from weft_devcluster import processes
+from weft_devcluster.access import Access
+from weft_devcluster.api import is_so
+from weft_devcluster.certificates import Authority
 
 T = TypeVar("T")
+SCHEDULER_FLAGS = {"status-ms": 50}
 SELECTOR = "app.kubernetes.io/managed-by=weft-operator"
 
 # Nothing here waits for a Lease to run out: it is long, so an operator that a busy machine holds up leads on.
 LEASE_S = 120.0
 PROBE_S = 10.0  # asked again after that
 ASK_S = 0.1  # between questions: answers cost whoever is asked
-OURS = ("loraadapters", "servingpools")
 CHILDREN = "deployments,statefulsets,services,serviceaccounts,poddisruptionbudgets,networkpolicies"
 PODS = "replicasets,pods"
 LOG_CHARS = 6000
@@ -68,7 +70,7 @@ POOL_RULES: Rules = (
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
 )
-# Everywhere: our own objects, and Events about them.
+# Everywhere: our own objects, and Events about them; nodes.
 CLUSTER_RULES: Rules = (
     {
         "apiGroups": ["serving.weft.dev"],
@@ -81,6 +83,7 @@ CLUSTER_RULES: Rules = (
         "verbs": ["update"],
     },
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
 )
 
 
@@ -145,7 +148,7 @@ class Replica(Process):
 class Stage:
     """See the module. `namespace`, a new one, is where pools live."""
 
-    def __init__(self, control_plane: ControlPlane, folder: Path, scheduler_probes: str | None = None) -> None:
+    def __init__(self, control_plane: Cluster, folder: Path, scheduler_probes: str | None = None) -> None:
         """`scheduler_probes`: HOST:PORT of the scheduler's probes and metrics, where loopback is not enough."""
         self.control_plane, self.folder = control_plane, folder
         self.scheduler_probes = scheduler_probes or free_addresses(1)[0]
@@ -163,17 +166,18 @@ class Stage:
         self.access = self.control_plane.service_account(
             self.namespace, "weft-operator", (*OWN_RULES, *POOL_RULES), CLUSTER_RULES
         )
-        self.depot, self.scheduler, self.supervisor, supervisor_probes = free_addresses(4)
-        self.file_root = self.folder / "sources"
-        for name in ("model", "adapters"):
-            shutil.copytree(QUICKSTART / name, self.file_root / name)
-        self._start("depot", {"http": self.depot, "file-root": self.file_root})
-        self.start_scheduler = lambda: self._start(
-            "scheduler", {"listen": self.scheduler, "probes": self.scheduler_probes, "status-ms": 50}
+        self._services = Services(self.folder, free_addresses, self._start)
+        self.file_root, self.scheduler, self.supervisor = (
+            self._services.sources,
+            self._services.scheduler,
+            self._services.supervisor,
         )
-        self.scheduler_process = self.start_scheduler()
-        self._start("supervisor", {"listen": self.supervisor, "probes": supervisor_probes, "scheduler": self.scheduler})
+        _, self.scheduler_process, _ = self._services.start(**SCHEDULER_FLAGS)
         return self
+
+    def start_scheduler(self) -> Process:
+        """Another one on the same address and data."""
+        return self._services.start_scheduler(**SCHEDULER_FLAGS)
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
@@ -202,35 +206,28 @@ class Stage:
             new, self._shown[log] = said[self._shown.get(log, 0) :], len(said)
             print(f"----- {log.name}\n{new[-LOG_CHARS:]}")
 
-    def _start(self, name: str, flags: Mapping[str, object]) -> Process:
-        data_dir = self.folder / name
-        process = Process(name, f"weft_{name}", {**flags, "data-dir": data_dir}, self.folder)
+    def _start(self, name: str, module: str, flags: Mapping[str, object]) -> Process:
+        probes = self.scheduler_probes if name == "scheduler" else free_addresses(1)[0]
+        process = Process(name, module, {**flags, "probes": probes}, self.folder)
         self._exits.callback(process.stop)
         self._processes.append(process)
         return process
 
-    def kubelet(self) -> FakeKubelet:
-        """Enter it: from then on pods run."""
-        return FakeKubelet(self.control_plane.kubeconfig, self.namespace, self.supervisor)
+    def kubelet(self, node: str = NODE) -> FakeKubelet:
+        """Enter it: from then on pods run on that node."""
+        self.control_plane.require_no_nodes()
+        return FakeKubelet(self.control_plane.kubeconfig, self.namespace, self.supervisor, node)
 
     def replica(self, *, wait: bool = True, by: Access | None = None, **flags: object) -> Replica:
         """Start a replica of the operator, with rights of its own if they are given; wait until it is ready."""
         access = by or self.access
-        defaults = self.folder / "runner-defaults.yaml"
-        told = {"image": "weft-runner:test", "supervisor": self.supervisor, "depot": "http://depot"}
-        defaults.write_text(json.dumps(told | {"networkPolicies": True}))
         (probes,) = free_addresses(1)
         settings: dict[str, object] = {
-            "namespace": self.namespace,
-            "pool-namespaces": self.namespace,
-            "scheduler": self.scheduler,
-            "depot": f"http://{self.depot}",
-            "runner-defaults": defaults,
+            **self._services.operator_flags(self.namespace, access.kubeconfig, networkPolicies=True),
             "probes": probes,
             "lease-seconds": LEASE_S,
             "audit-seconds": 5,
             "drain-seconds": 0,
-            "kubeconfig": access.kubeconfig,
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
         name = f"operator-{len(self.replicas)}"

@@ -2,13 +2,13 @@
 
 import pytest
 
-from harness.cluster.tools import ToolMissing
 from harness.s3_server import ROOT_KEYS, s3_server
 from tests.integration.batch.conftest import input_file, serving
 from weft.domain.batch import BatchStatus
 from weft_batch import storage_s3
 from weft_batch.errors import BytesMissing, StorageUnavailable
 from weft_batch.storage_s3 import PART_BYTES, S3Storage, parse_place, read_keys
+from weft_devcluster.tools import ToolMissing
 
 
 @pytest.fixture(scope="module")

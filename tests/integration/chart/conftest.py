@@ -3,8 +3,8 @@
 import pytest
 
 from harness import chart
-from harness.cluster import tools
-from harness.cluster.errors import ToolMissing
+from weft_devcluster import tools
+from weft_devcluster.errors import ToolMissing
 
 
 @pytest.fixture(scope="session", autouse=True)

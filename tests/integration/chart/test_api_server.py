@@ -7,9 +7,9 @@ import pytest
 from kubernetes.client import AuthorizationV1Api
 
 from harness import chart
-from harness.cluster import tools
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import Refused, ToolMissing
+from harness.cluster.cluster import Cluster, own_cluster
+from weft_devcluster import tools
+from weft_devcluster.errors import Refused, ToolMissing
 
 KINDS = {"Certificate", "HTTPRoute", "Issuer", "PodMonitor", "PrometheusRule"}
 READ = {"get", "list", "watch"}
@@ -17,24 +17,24 @@ WRITE = {"create", "delete", "patch", "update"}
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
+def plane() -> Iterator[Cluster]:
     try:
         tools.path("kube-apiserver")
     except ToolMissing as error:
         pytest.skip(str(error))
-    with ControlPlane() as made:
+    with own_cluster() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def with_others(plane: ControlPlane) -> ControlPlane:
+def with_others(plane: Cluster) -> Cluster:
     """With the CRDs of cert-manager, the Prometheus operator and the Gateway API."""
     chart.create_others(plane)
     plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": chart.NAMESPACE}})
     return plane
 
 
-def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_others: ControlPlane) -> None:
+def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_others: Cluster) -> None:
     """Strictly: an unknown field is refused."""
     found = chart.objects(chart.render("cert-manager", *chart.HTTP_ROUTE, "--set", "prometheusRule.enabled=true"))
     mine = [obj for obj in found if obj["kind"] in KINDS]
@@ -55,7 +55,7 @@ def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_ot
     ],
 )
 def test_a_tenant_with_one_of_kubernetes_roles_has_its_rights_on_adapters_and_pools(
-    plane: ControlPlane, role: str, adapters: set[str], pools: set[str], scale: set[str]
+    plane: Cluster, role: str, adapters: set[str], pools: set[str], scale: set[str]
 ) -> None:
     """In the namespace where it is bound, and nowhere else."""
     made = chart.objects(chart.render("default", *chart.QUICK, "--show-only", "templates/clusterroles.yaml"))

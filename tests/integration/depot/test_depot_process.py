@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.cluster.errors import ToolMissing
 from harness.fake_hub import FakeHub
 from harness.s3_server import ROOT_KEYS, s3_server
 from harness.waiting import PATIENCE_S
@@ -17,6 +16,7 @@ from tests.unit.artifacts.making import MODEL_CONFIG, lora, write_adapter, write
 from tests.unit.depot.reading import folder_bytes
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.domain.model.config import parse_model_config
+from weft_devcluster.errors import ToolMissing
 
 TOKEN = "hf_TheTokenOfTeamA"
 WIDE = {"hidden_size": 256, "intermediate_size": 256}

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import pytest
 from kubernetes import client
 
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import ToolMissing
+from harness.cluster.cluster import Cluster, own_cluster
 from harness.waiting import wait_until
 from weft.artifacts.errors import ArtifactError, Reason
 from weft_depot.credentials import Secret
 from weft_depot.credentials.kubernetes import KubernetesSecrets
+from weft_devcluster.errors import ToolMissing
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
+def plane() -> Iterator[Cluster]:
     try:
-        with ControlPlane() as started:
+        with own_cluster() as started:
             yield started
     except ToolMissing as error:
         pytest.skip(str(error))
@@ -27,7 +27,7 @@ def plane() -> Iterator[ControlPlane]:
 class Depot:
     """A service account without any rights, and two namespaces of tenants with a Secret each."""
 
-    def __init__(self, plane: ControlPlane, admin: client.CoreV1Api) -> None:
+    def __init__(self, plane: Cluster, admin: client.CoreV1Api) -> None:
         self.plane = plane
         self.home, self.team, self.other = (_namespace(admin, name) for name in ("weft-", "team-", "other-"))
         for namespace in (self.team, self.other):
@@ -65,13 +65,13 @@ def _namespace(admin: client.CoreV1Api, prefix: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def admin(plane: ControlPlane) -> Iterator[client.CoreV1Api]:
+def admin(plane: Cluster) -> Iterator[client.CoreV1Api]:
     with plane.client() as api:
         yield client.CoreV1Api(api)
 
 
 @pytest.fixture
-def depot(plane: ControlPlane, admin: client.CoreV1Api) -> Iterator[Depot]:
+def depot(plane: Cluster, admin: client.CoreV1Api) -> Iterator[Depot]:
     made = Depot(plane, admin)
     yield made
     made.api.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from harness.cluster.errors import ToolMissing
 from harness.oci_registry import PASSWORD, USER, OciRegistry, oci_registry
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.reading import everything, folder_bytes, quick_policy, read_all, refusal
@@ -17,6 +16,7 @@ from weft.artifacts.errors import Reason, Unavailable
 from weft_depot.credentials import Secret
 from weft_depot.sources import Location
 from weft_depot.sources.oci import MANIFEST, OciSource
+from weft_devcluster.errors import ToolMissing
 
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges
 OWNER = Secret("team/registry", {"username": USER.encode(), "password": PASSWORD.encode()})

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from harness.cluster.errors import ToolMissing
 from harness.s3_server import ROOT_KEYS, S3Server, s3_server
 from harness.waiting import wait_until
 from tests.unit.artifacts.making import write_adapter, write_model
@@ -20,6 +19,7 @@ from weft_depot.credentials import Secret
 from weft_depot.sources import Location
 from weft_depot.sources.s3 import S3Source
 from weft_depot.sources.s3_client import Endpoints
+from weft_devcluster.errors import ToolMissing
 
 BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges
 WEIGHTS = "adapter_model.safetensors"

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.cluster.folders import LOCK, owned_folder
+from weft_devcluster.folders import LOCK, owned_folder
 
 
 def test_a_folder_goes_with_its_block_and_not_before(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_folder_goes_with_its_block_and_not_before(tmp_path: Path) -> None:
 
 
 def test_a_killed_owners_folder_is_swept_by_the_next(tmp_path: Path) -> None:
-    code = "import sys; from harness.cluster.folders import owned_folder\n"
+    code = "import sys; from weft_devcluster.folders import owned_folder\n"
     code += "from pathlib import Path\n"
     code += "with owned_folder('kind-', Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     tests = Path(__file__).parents[2]

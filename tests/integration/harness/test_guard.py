@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster.processes import has_ended
 from harness.waiting import PATIENCE_S, wait_until
+from weft_devcluster.processes import has_ended
 
 TESTS = Path(__file__).parents[2]
 RUN = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import build, machine, tools
-from harness.cluster.errors import BuildFailed, ToolMissing
+from weft_devcluster import build, machine, tools
+from weft_devcluster.errors import BuildFailed, ToolMissing
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cluster.audit import AuditLog
-from harness.cluster.bag import BAGS, Network
-from harness.cluster.errors import ClusterError
 from harness.cluster.summary import render, write_summary
+from weft_devcluster.bag import BAGS, Network
+from weft_devcluster.errors import ClusterError
 
 INDICES = st.integers(0, BAGS - 1)
 

@@ -51,6 +51,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
                 "prefetch": "never",
                 "maxPrefills": 4, "maxQueue": 1000, "maxMoves": 8,
             },
+            "disruptionBudget": {"maxUnavailable": 1},
             "rollout": {"maxUnavailable": 1, "maxSurge": 0},
             "paused": False,
             "drainSeconds": 300,

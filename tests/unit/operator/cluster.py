@@ -6,6 +6,7 @@ templates, and the ReplicaSet's choice of whom to stop: who is not ready first, 
 """
 
 import copy
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,7 @@ class ModelPod:
     template: Json
     ready: bool
     cost: int | None = None
+    node: str = ""
 
 
 @dataclass
@@ -47,6 +49,9 @@ class ModelCluster:
     objects: dict[ObjectKey, Json] = field(default_factory=dict)
     pods: dict[str, ModelPod] = field(default_factory=dict)
     pods_become_ready: bool = True
+    nodes: dict[str, bool] = field(
+        default_factory=dict[str, bool]
+    )  # whether each takes pods; empty: nodes are no matter
     refuses: dict[str, str] = field(default_factory=dict[str, str])  # kinds that are not taken, and why
     writes: int = 0
     requests: int = 0
@@ -110,8 +115,11 @@ class ModelCluster:
             if not any(owner["uid"] in owners for owner in obj["metadata"]["ownerReferences"]):
                 del self.objects[key]
         self.pods = {name: pod for name, pod in self.pods.items() if pod.deployment in self.objects}
+        for name, pod in self.pods.items():
+            if not pod.node:  # it waits for room
+                self.pods[name] = replace(pod, node=self._free_node())
         if self.pods_become_ready:
-            self.pods = {name: replace(pod, ready=True) for name, pod in self.pods.items()}
+            self.pods = {name: replace(pod, ready=self._is_placed(pod)) for name, pod in self.pods.items()}
         for key, obj in self.objects.items():
             if key.kind == "Deployment":
                 self._follow_deployment(key, obj)
@@ -138,7 +146,17 @@ class ModelCluster:
             labels = obj["metadata"]["labels"]
             pool = Ref("ServingPool", key.namespace, labels[POOL_LABEL])
             group = labels[GROUP_LABEL]
-            self.pods[name] = ModelPod(pool, key, group, name, self.unique("pod"), copy.deepcopy(template), False)
+            self.pods[name] = ModelPod(
+                pool, key, group, name, self.unique("pod"), copy.deepcopy(template), False, node=self._free_node()
+            )
+
+    def _is_placed(self, pod: ModelPod) -> bool:
+        return not self.nodes or pod.node in self.nodes
+
+    def _free_node(self) -> str:
+        """Of the nodes that take pods the one with the fewest."""
+        count = Counter(pod.node for pod in self.pods.values())
+        return min((node for node, takes in self.nodes.items() if takes), key=lambda node: count[node], default="")
 
     def _follow_set(self, key: ObjectKey, obj: Json) -> None:
         """All at once; updateStrategy OnDelete."""
@@ -153,13 +171,14 @@ class ModelCluster:
     def seen_by(self, observed: ObservedState) -> None:
         """What watches tell."""
         observed.children, observed.pods = {}, {}
+        observed.unschedulable_nodes = {node for node, takes in self.nodes.items() if not takes}
         for key, obj in self.objects.items():
             pool = Ref("ServingPool", key.namespace, obj["metadata"]["labels"][POOL_LABEL])
             observed.children.setdefault(pool, {})[key] = obj
         for pod in self.pods.values():
             state = "Ready" if pod.ready else "Starting"
             observed.pods.setdefault(pod.pool, {})[pod.name] = Pod(
-                pod.name, pod.uid, pod.group, state, cost=pod.cost, template=template_hash(pod.template),
+                pod.name, pod.uid, pod.group, state, cost=pod.cost, template=template_hash(pod.template), node=pod.node,
                 runner=pod.template["metadata"]["labels"].get(RUNNER_LABEL, ""),
             )  # fmt: skip
 

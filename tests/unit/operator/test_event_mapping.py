@@ -6,7 +6,8 @@ import pytest
 
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import ObjectKey, Pod
-from weft_operator.kubernetes.event_mapping import EventMapper, observed_pod, owner_of, pool_of
+from weft_operator.kubernetes.cache import strip_unused
+from weft_operator.kubernetes.event_mapping import EventMapper, is_unschedulable, observed_pod, owner_of, pool_of
 
 POOL = Ref("ServingPool", "ml", "base")
 LABELS = {"serving.weft.dev/pool": "base", "serving.weft.dev/group": "runners"}
@@ -93,30 +94,62 @@ def test_what_a_pool_owns_is_said_by_its_owner_not_by_its_labels() -> None:
     assert pool_of(pod(READY, labels=None)) is None
 
 
-class Ears:
-    """A planner that only listens."""
+class Recorder:
+    """A planner that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str, bool]] = []
+        self.calls: list[tuple[str, str, bool]] = []
 
     def on_object(self, obj: Object, *, gone: bool = False) -> None:
-        self.told.append(("object", obj["metadata"]["name"], gone))
+        self.calls.append(("object", obj["metadata"]["name"], gone))
 
     def on_child(self, pool: Ref, key: ObjectKey, obj: Object | None) -> None:
-        self.told.append((pool.name, key.name, obj is None))
+        self.calls.append((pool.name, key.name, obj is None))
 
     def on_pod(self, pool: Ref, name: str, pod: Pod | None) -> None:
-        self.told.append((pool.name, name, pod is None))
+        self.calls.append((pool.name, name, pod is None))
+
+    def on_node(self, name: str, *, unschedulable: bool) -> None:
+        self.calls.append(("node", name, unschedulable))
+
+
+@pytest.mark.parametrize(
+    ("spec", "leaving"),
+    [
+        ({}, False),
+        ({"unschedulable": True}, True),
+        ({"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}, False),
+        ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}, True),
+        ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "PreferNoSchedule"}]}, False),
+        ({"taints": None, "unschedulable": None}, False),
+    ],
+)
+def test_a_node_is_left_once_it_is_cordoned_or_about_to_be_taken_away(spec: Object, leaving: bool) -> None:
+    assert is_unschedulable({"kind": "Node", "metadata": {"name": "n"}, "spec": spec}) == leaving
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "node"),
+    [
+        (None, "n"),
+        ([{"key": "nvidia.com/gpu", "operator": "Exists"}], "n"),
+        ([{"operator": "Exists"}], ""),
+        ([{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}], ""),
+    ],
+)
+def test_a_pod_leaves_its_node_unless_it_might_be_placed_there_again(tolerations: Any, node: str) -> None:
+    obj = {**pod(READY), "spec": {"nodeName": "n", "tolerations": tolerations}}
+    assert observed_pod(strip_unused(obj)).node == node
 
 
 def test_a_child_whose_owner_is_taken_off_leaves_its_pool_and_returns_with_it() -> None:
-    ears = Ears()
-    feed = EventMapper(ears)
+    recorder = Recorder()
+    feed = EventMapper(recorder)
     feed.on_event(owned(), False)
     feed.on_event(owned(owner=None), False)
     feed.on_event(owned(), False)
     feed.on_event(owned(), True)
-    assert ears.told == [
+    assert recorder.calls == [
         ("base", "base-runners", False),
         ("base", "base-runners", True),
         ("base", "base-runners", False),
@@ -125,11 +158,11 @@ def test_a_child_whose_owner_is_taken_off_leaves_its_pool_and_returns_with_it() 
 
 
 def test_a_pod_that_is_given_to_another_pool_leaves_the_first() -> None:
-    ears = Ears()
-    feed = EventMapper(ears)
+    recorder = Recorder()
+    feed = EventMapper(recorder)
     feed.on_event(pod(READY), False)
     feed.on_event(pod(READY, labels={"serving.weft.dev/pool": "other"}), False)
-    assert ears.told == [
+    assert recorder.calls == [
         ("base", "base-runners-x", False),
         ("base", "base-runners-x", True),
         ("other", "base-runners-x", False),

@@ -8,7 +8,7 @@ from tests.unit.operator.planning import adapter_ref
 from weft.api.meta import MAX_MESSAGE_CHARS
 from weft_operator.core.actions import RecordEvent
 from weft_operator.core.status import Condition, merged
-from weft_operator.kubernetes.backend import event_manifest
+from weft_operator.kubernetes.events import event_manifest
 
 NOTE_BYTES = 1024  # events.k8s.io: noteLengthLimit
 

@@ -164,12 +164,12 @@ def test_late_events_of_an_object_before_the_one_that_was_read_change_nothing() 
     assert version(cache) == "x"
 
 
-def test_managed_fields_and_a_pods_spec_are_not_kept() -> None:
+def test_of_a_pods_spec_only_the_node_is_kept_and_no_managed_fields() -> None:
     cache = ObjectCache()
-    cache.put(thing("1", kind="Pod", spec={"containers": []}, status={"phase": "Running"}))
+    cache.put(thing("1", kind="Pod", spec={"containers": [], "nodeName": "n"}, status={"phase": "Running"}))
     kept = cache.find(ObjectKey("Pod", "default", "a"))
     assert kept is not None
-    assert "spec" not in kept
+    assert kept["spec"] == {"nodeName": "n"}
     assert "managedFields" not in kept["metadata"]
     assert kept["status"] == {"phase": "Running"}
 

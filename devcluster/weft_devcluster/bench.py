@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cluster.control_plane import ControlPlane
+from weft_devcluster.control_plane import ControlPlane
 
 
 def bench_operator(arguments: Sequence[str]) -> int:

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.cluster import tools
-from harness.cluster.errors import StartFailed, ToolMissing
-from harness.cluster.processes import Process, has_ended, wait_until
+from weft_devcluster import tools
+from weft_devcluster.errors import StartFailed, ToolMissing
+from weft_devcluster.processes import Process, has_ended, wait_until
 
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP = "weft-node-"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.cluster.tools import cache
+from weft_devcluster.tools import cache
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CACHE = "/opt/weft-cache"  # in a pod
 ENVIRONMENT = (  # as an image would set them
     ("HOME", "/tmp"),

@@ -1,23 +1,21 @@
 """The command behind the Makefile's targets for clusters.
 
-python -m harness.cluster build     build and install what clusters are made of
-python -m harness.cluster check     say whether this machine can run a node (exit 3: no)
-python -m harness.cluster up        a node for a person; prints what to export
-python -m harness.cluster down      end it
-python -m harness.cluster status    what is running
-python -m harness.cluster bench-operator [OPTION ...]   `weft bench operator` on a control plane of its own
-python -m harness.cluster summary   write docs/benchmarks/cluster.md from the last `make test-cluster`
+python -m weft_devcluster build     build and install what clusters are made of
+python -m weft_devcluster check     say whether this machine can run a node (exit 3: no)
+python -m weft_devcluster up        a node for a person; prints what to export
+python -m weft_devcluster down      end it
+python -m weft_devcluster status    what is running
+python -m weft_devcluster bench-operator [OPTION ...]   `weft bench operator` on a control plane of its own
 """
 
 import sys
 from collections.abc import Sequence
 
-from harness.cluster import dev
-from harness.cluster.bench import bench_operator
-from harness.cluster.build import build_all
-from harness.cluster.errors import ClusterError, ToolMissing
-from harness.cluster.machine import check_node
-from harness.cluster.summary import write_summary
+from weft_devcluster import dev
+from weft_devcluster.bench import bench_operator
+from weft_devcluster.build import build_all
+from weft_devcluster.errors import ClusterError, ToolMissing
+from weft_devcluster.machine import check_node
 
 FAILED, USAGE, CANNOT = 1, 2, 3
 
@@ -51,8 +49,6 @@ def _run(arguments: Sequence[str]) -> int:
             dev.serve(int(ready))
         case ["bench-operator", *options]:
             return bench_operator(options)
-        case ["summary"]:
-            print(write_summary())
         case _:
             print(__doc__, file=sys.stderr)
             return USAGE

@@ -4,9 +4,19 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from harness.cluster.certificates import Pair
+from weft_devcluster.certificates import Pair
 
 PROXY_CLIENT = "front-proxy-client"
+
+AUDIT_POLICY = {  # every writing request, once it is answered
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+        {"level": "None"},
+    ],
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,15 @@
-"""Who may do what in a test cluster: fixed users by token, kubeconfigs, ServiceAccounts with exactly given rights."""
+"""Ways into an API server: fixed users by token, and kubeconfigs."""
 
 import base64
 import json
 import secrets
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-Rules = Sequence[Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One way into the API server."""
+    """One way into the API server; without a `token`, by what the kubeconfig says."""
 
     user: str
     token: str = field(repr=False)
@@ -64,32 +60,3 @@ def access(folder: Path, user: str, token: str, endpoint: Endpoint) -> Access:
     path.touch(mode=0o600)
     path.write_text(json.dumps(content, indent=1))
     return Access(user, token, path)
-
-
-def grants(namespace: str, account: str, rules: Mapping[str, Rules], cluster_rules: Rules) -> list[dict[str, Any]]:
-    """Manifests: a ServiceAccount, a Role and binding in each namespace of `rules`, a ClusterRole and binding."""
-    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
-    made: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": namespace}}
-    ]
-    for where, allowed in rules.items():
-        metadata = {"name": f"{namespace}-{account}", "namespace": where}
-        made += _role("", metadata, allowed, subject)
-    if cluster_rules:
-        made += _role("Cluster", {"name": f"{namespace}-{account}"}, cluster_rules, subject)
-    return made
-
-
-def _role(scope: str, metadata: dict[str, str], rules: Rules, subject: dict[str, str]) -> list[dict[str, Any]]:
-    group = "rbac.authorization.k8s.io"
-    reference = {"apiGroup": group, "kind": f"{scope}Role", "name": metadata["name"]}
-    return [
-        {"apiVersion": f"{group}/v1", "kind": f"{scope}Role", "metadata": metadata, "rules": list(rules)},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": f"{scope}RoleBinding",
-            "metadata": metadata,
-            "roleRef": reference,
-            "subjects": [subject],
-        },
-    ]

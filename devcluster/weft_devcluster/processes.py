@@ -7,11 +7,14 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from random import SystemRandom
 
-from harness import ports, processes, waiting
-from harness.cluster.errors import StartFailed, ToolMissing
+from weft_devcluster import tied, waiting
+from weft_devcluster.errors import StartFailed, ToolMissing
+from weft_operator.local.sockets import PortSource
 
 TAIL_CHARS = 3000
+_ports = PortSource(SystemRandom())
 
 
 class Process:
@@ -23,10 +26,10 @@ class Process:
 
     def __init__(self, name: str, command: Sequence[str | Path], folder: Path, env: Mapping[str, str] | None = None):
         self.name, self.log_path = name, folder / f"{name}.log"
-        if processes.SETPRIV is None:
+        if tied.SETPRIV is None:
             raise ToolMissing("setpriv is not there: install util-linux")
         with self.log_path.open("ab") as log:
-            self._process = processes.start(
+            self._process = tied.start(
                 *command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -84,10 +87,10 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def free_ports(count: int, address: str) -> list[int]:
-    """Free on this address of the machine, and chosen as `harness.ports` chooses those on loopback."""
+    """Free on this address of the machine, and chosen as `weft up` chooses those on loopback."""
     found: list[int] = []
     while len(found) < count:
-        port = ports.free_port()
+        (port,) = _ports(1)
         with contextlib.suppress(OSError), socket.create_server((address, port)):
             found += [port] if port not in found else []
     return found

@@ -1,4 +1,4 @@
-"""A cluster for a person: `python -m harness.cluster up` leaves a node running behind it, `down` ends it.
+"""A cluster for a person: `python -m weft_devcluster up` leaves a node running behind it, `down` ends it.
 
 `up` starts `serve` in a session of its own and waits until that says ready on a pipe; `serve` holds the node until it
 gets SIGTERM. What is known of it lies in `${XDG_STATE_HOME:-~/.local/state}/weft/dev-cluster`, beside the values that
@@ -12,17 +12,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
-from harness.cluster import tools
-from harness.cluster.errors import StartFailed
-from harness.cluster.machine import check_node
-from harness.cluster.node import Node
-from harness.cluster.python_pod import ROOT
-from harness.cluster.values import QUICKSTART, copy_sources, node_values
+from weft_devcluster import tools
+from weft_devcluster.errors import StartFailed
+from weft_devcluster.machine import check_node
+from weft_devcluster.node import Node
+from weft_devcluster.python_pod import ROOT
+from weft_devcluster.values import QUICKSTART, copy_sources, node_values
 
 UP_S = 180.0
 DOWN_S = 60.0
@@ -100,13 +99,12 @@ def serve(ready: int) -> None:
 def _start() -> None:
     reading, writing = os.pipe()
     with _log().open("wb") as log:
-        command = [sys.executable, "-m", "harness.cluster", "serve", str(writing)]
+        command = [sys.executable, "-m", "weft_devcluster", "serve", str(writing)]
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment(),
             pass_fds=[writing],
             start_new_session=True,
         )
@@ -115,10 +113,6 @@ def _start() -> None:
         in_time = select.select([said], [], [], UP_S)[0]
         if not in_time or said.read(len(READY)) != READY:  # an early end closes the pipe
             raise StartFailed(f"the dev cluster did not start ({_log()}):\n{_log().read_text()[-3000:]}")
-
-
-def _environment() -> Mapping[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def _from_here(path: Path) -> Path:
@@ -133,7 +127,7 @@ def _pid() -> int | None:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except FileNotFoundError:
         return None
-    return pid if b"harness.cluster" in words and b"serve" in words else None
+    return pid if b"weft_devcluster" in words and b"serve" in words else None
 
 
 def _folder() -> Path:

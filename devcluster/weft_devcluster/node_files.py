@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.cluster.bag import Network
-from harness.cluster.certificates import Pair
-from harness.cluster.image import PAUSE_IMAGE
-from harness.cluster.machine import CNI_PLUGINS
+from weft_devcluster.bag import Network
+from weft_devcluster.certificates import Pair
+from weft_devcluster.image import PAUSE_IMAGE
+from weft_devcluster.machine import CNI_PLUGINS
 
 DOMAIN = "cluster.local"
 NODE_NAME = "weft-node"

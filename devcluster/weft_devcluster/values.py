@@ -4,35 +4,46 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from harness.cluster.image import PAUSE_IMAGE
-from harness.cluster.python_pod import ROOT, python_volumes
+from weft_devcluster.image import PAUSE_IMAGE
+from weft_devcluster.python_pod import ROOT, python_volumes
 
 QUICKSTART = ROOT / "examples" / "quickstart"
 COMPONENTS = ("gateway", "operator", "scheduler", "supervisor", "predictor", "depot", "batch")
 SMALL = {"requests": {"cpu": "1m", "memory": "1Mi"}}  # a node has what its machine has, and tests run there too
 
 
+def small_values() -> dict[str, Any]:
+    """For any cluster of tests: next to no requests, and a gateway that asks for no keys."""
+    components: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
+    components["gateway"] |= {"replicas": 1, "auth": False, "drainSeconds": 20}
+    return {**components, "runner": {"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]}}
+
+
 def node_values(sources: Path) -> dict[str, Any]:
-    """Python from the machine instead of an image, `sources` as the depot's file root, next to no requests."""
+    """The same with Python from the machine instead of an image, and `sources` as the depot's file root."""
     python = python_volumes()
     environment = [variable for variable in python.env if variable["name"] != "HOME"]  # the chart sets it
     repository, _, tag = PAUSE_IMAGE.rpartition(":")
     image = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
     volume = {"name": "sources", "hostPath": {"path": str(sources), "type": "Directory"}}
-    components: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
-    components["gateway"] |= {"replicas": 1, "auth": False, "drainSeconds": 20}
-    components["depot"] |= {
+    depot = {
         "schemes": ["file"],
         "fileRoot": "/sources",
         "extraVolumes": [volume],
         "extraVolumeMounts": [{"name": "sources", "mountPath": "/sources", "readOnly": True}],
     }
-    return {
-        "image": image,
-        "common": {"extraEnv": environment, "extraVolumes": python.volumes, "extraVolumeMounts": python.mounts},
-        **components,
-        "runner": {"image": image, "extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
-    }
+    common = {"extraEnv": environment, "extraVolumes": python.volumes, "extraVolumeMounts": python.mounts}
+    machine = {"image": image, "common": common, "runner": {"image": image}, "depot": depot}
+    return merged(small_values(), machine)
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Values as Helm merges them: mappings by key, everything else replaced."""
+    out = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = merged(out[key], value) if both else value
+    return out
 
 
 def copy_sources(folder: Path) -> None:

@@ -5,8 +5,8 @@ import shutil
 import socket
 from pathlib import Path
 
-from harness.cluster import tools
-from harness.cluster.errors import ToolMissing
+from weft_devcluster import tools
+from weft_devcluster.errors import ToolMissing
 
 CNI_PLUGINS = Path("/usr/lib/cni")
 POSTGRESQL = Path("/usr/lib/postgresql")

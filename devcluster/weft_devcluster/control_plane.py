@@ -2,48 +2,39 @@
 
     with ControlPlane() as control_plane:
         control_plane.apply_crds()
-        namespace = control_plane.create_namespace()
-        control_plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=manifest)
-        mark = control_plane.mark()
-        ...
-        assert control_plane.writes(mark, user="weft-operator") == []
+        control_plane.kubectl("apply", "-f", "-", stdin=manifest)
 
 It is etcd, kube-apiserver and kube-controller-manager (garbage collection, Deployments, ReplicaSets, HPA; no node, so
 pods stay Pending and tests write their status). Every tool is real; nothing is faked. Everything lies in a temporary
 directory and ends with the process that started it, also when that is killed.
 
-What tests get, beside `kubectl`, `client`, `kubeconfig`, `url`, `token`, `ca`:
+It is as strict as clusters may be:
 
-- tests/operator/conftest.py has the fixtures `control_plane` (one a session, CRDs applied) and `namespace` (one a
-  test, emptied behind it);
-- `service_account(namespace, name, rules, cluster_rules)`: a token and kubeconfig with exactly these rights;
-- `mark()` and `writes(mark, ...)`: who wrote what, from the API server's audit log;
-- `own_address` and `expose(namespace, name, port)`: a Service in front of a server of the test itself, for webhooks and
-  aggregated APIs (the API server sends requests straight to the EndpointSlice's address);
-- RBAC and PodSecurity are on, and so is OwnerReferencesPermissionEnforcement, as in strict clusters: who sets
-  `blockOwnerDeletion` needs `update` on the owner's `finalizers`;
+- RBAC and PodSecurity are on, and so is OwnerReferencesPermissionEnforcement: who sets `blockOwnerDeletion` needs
+  `update` on the owner's `finalizers`;
+- every writing request is in `audit_log`, JSON lines that are complete once the request is answered;
 - the HPA looks every 2 s and shrinks after 5 s; aggregated APIs get the request-header CA.
+
+What tests do with it, or with a cluster of somebody else's, is `harness.cluster.cluster`.
 """
 
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kubernetes.client import AuthenticationV1Api, V1SelfSubjectReview
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from harness.cluster import flags, tools
-from harness.cluster.access import Access, Endpoint, Users
-from harness.cluster.api import Api
-from harness.cluster.audit import POLICY, AuditLog, Write
-from harness.cluster.certificates import Authority, signing_key
-from harness.cluster.errors import StartFailed
-from harness.cluster.folders import owned_folder
-from harness.cluster.processes import Process, free_ports, wait_until
+from weft_devcluster import flags, tools
+from weft_devcluster.access import Access, Endpoint, Users
+from weft_devcluster.api import Api
+from weft_devcluster.certificates import Authority, signing_key
+from weft_devcluster.errors import StartFailed
+from weft_devcluster.folders import owned_folder
+from weft_devcluster.machine import own_address
+from weft_devcluster.processes import Process, free_ports, wait_until
 
 ADMIN = "admin"
 CONTROLLERS = "system:kube-controller-manager"
@@ -74,28 +65,7 @@ class ControlPlane(Api):
     ) -> None:
         self._stack.close()
 
-    # --------------------------------------------------------------------------------------------- what tests use
-
-    def mark(self) -> int:
-        """A point in the audit log for `writes`: what was answered until now lies before it."""
-        self._flush_audit()
-        return self._audit.mark()
-
-    def writes(self, mark: int = 0, user: str | None = None, verbs: Sequence[str] = ()) -> list[Write]:
-        """Writing requests answered since the mark, of `user` (any) with `verbs` (any); flushes are left out."""
-        self._flush_audit()
-        return [
-            write
-            for write in self._audit.since(mark)
-            if write.resource != "selfsubjectreviews"
-            and user in (None, write.user)
-            and (not verbs or write.verb in verbs)
-        ]
-
-    @property
-    def audit_log(self) -> Path:
-        """The file: JSON lines, each a finished writing request."""
-        return self._audit.path
+    # -------------------------------------------------------------------------------------- what its users ask of it
 
     def restart_api_server(self) -> None:
         """Kill it, start another one on the same address and data, and wait until it answers."""
@@ -122,7 +92,7 @@ class ControlPlane(Api):
             self._users.add(user, group)
         self.admin = self._users.access(ADMIN, self.endpoint)
         self._signing_key = signing_key(self.folder, "service-accounts.key")
-        self._audit = AuditLog(self.folder / "audit.jsonl")
+        self.audit_log = self.folder / "audit.jsonl"
 
     def user(self, name: str) -> Access:
         """One of the `users` given at the start."""
@@ -143,7 +113,7 @@ class ControlPlane(Api):
 
     def _api_server(self) -> list[str]:
         policy = self.folder / "audit-policy.json"
-        policy.write_text(json.dumps(POLICY))
+        policy.write_text(json.dumps(flags.AUDIT_POLICY))
         names = flags.serving_names(self.address, self.services)
         made = flags.Credentials(
             serving=self.authority.issue("kube-apiserver", "kube-apiserver", names),
@@ -154,11 +124,11 @@ class ControlPlane(Api):
             tokens=self._users.file,
             signing_key=self._signing_key,
         )
-        advertised = self.own_address if self.address.startswith("127.") else self.address
+        advertised = own_address() if self.address.startswith("127.") else self.address
         serve = flags.Serving(self.address, self._api_port, advertised, self.services)
         return [
             *flags.api_server(serve, self._ports, made),
-            f"--audit-log-path={self._audit.path}",
+            f"--audit-log-path={self.audit_log}",
             f"--audit-policy-file={policy}",
             "--audit-log-mode=blocking",
         ]
@@ -184,14 +154,3 @@ class ControlPlane(Api):
         with self.client() as client, contextlib.suppress(HTTPError, ApiException):
             return client.call_api(*client.param_serialize("GET", path, auth_settings=["BearerToken"])).status == 200
         return False
-
-    def _flush_audit(self) -> None:
-        """A write of our own, seen in the log: what was answered before it is in the log too."""
-        mark = self._audit.mark()
-        with self.client() as client:
-            api = AuthenticationV1Api(client)
-            _, _, headers = api.create_self_subject_review_with_http_info(V1SelfSubjectReview())
-        wait_until(
-            lambda: any(write.audit_id == headers["Audit-Id"] for write in self._audit.since(mark)),
-            "the audit log grows",
-        )

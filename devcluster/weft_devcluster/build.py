@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from harness.cluster import tools
-from harness.cluster.errors import BuildFailed, ToolMissing
-from harness.cluster.folders import owned_folder
-from harness.cluster.machine import missing_packages
+from weft_devcluster import tools
+from weft_devcluster.errors import BuildFailed, ToolMissing
+from weft_devcluster.folders import owned_folder
+from weft_devcluster.machine import missing_packages
 
 BOUND_S = 4 * 3600.0  # of a hang: no build and no installation comes near it
 KEPT_S = 30 * 86400.0  # how long a version stays that nobody asked for

@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.cluster.errors import ToolMissing
+from weft_devcluster.errors import ToolMissing
 
 PAUSE = "pause"
 SOURCES = Path(__file__).parent / "tools"
@@ -103,6 +103,12 @@ def path(name: str) -> Path:
     if not found.is_file():
         raise ToolMissing(f"{name} is not built ({found}): run `make cluster-tools`")
     return found
+
+
+def client(name: str) -> Path:
+    """kubectl or helm: the built one, or else that of the PATH. Raises ToolMissing."""
+    built, found = place(name), shutil.which(name)
+    return path(name) if built.is_file() or found is None else Path(found)
 
 
 def definitions() -> list[Path]:

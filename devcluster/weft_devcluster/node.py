@@ -23,16 +23,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.cluster import flags, node_files, tools
-from harness.cluster.bag import Bag
-from harness.cluster.control_plane import ControlPlane
-from harness.cluster.errors import StartFailed
-from harness.cluster.folders import owned_folder
-from harness.cluster.image import PAUSE_IMAGE, write_image
-from harness.cluster.machine import check_node
-from harness.cluster.node_files import NODE_NAME
-from harness.cluster.processes import Process, free_ports, wait_until
-from harness.cluster.python_pod import PythonVolumes, python_volumes
+from weft_devcluster import flags, node_files, tools
+from weft_devcluster.bag import Bag
+from weft_devcluster.control_plane import ControlPlane
+from weft_devcluster.errors import StartFailed
+from weft_devcluster.folders import owned_folder
+from weft_devcluster.image import PAUSE_IMAGE, write_image
+from weft_devcluster.machine import check_node
+from weft_devcluster.node_files import NODE_NAME
+from weft_devcluster.processes import Process, free_ports, wait_until
+from weft_devcluster.python_pod import PythonVolumes, python_volumes
 
 KUBELET, PROXY, DNS, SCHEDULER = (
     f"system:node:{NODE_NAME}",

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.resource import Resource, ResourceList
 
-from harness.cluster.errors import Refused
-from harness.waiting import PATIENCE_S, wait_until
+from weft_devcluster.errors import Refused
+from weft_devcluster.waiting import PATIENCE_S, wait_until
 
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Objects:
                 body,
                 content_type=content,
                 query_params=list((query or {}).items()),
-                serializer=lambda _, answer: answer,
+                serializer=_as_it_is,
                 _request_timeout=PATIENCE_S,
             )
 
@@ -61,9 +61,10 @@ class Objects:
             yield next(iter(listed["items"]), None)
             since = listed["metadata"]["resourceVersion"]
             try:
-                for event in self._client_of_all().watch(
+                events: Any = self._client_of_all().watch(
                     resource, namespace or None, name, resource_version=since, timeout=WATCH_S
-                ):
+                )
+                for event in events:
                     yield None if event["type"] == "DELETED" else event["raw_object"]
             except ApiException as error:
                 if error.status != 410:  # that version is forgotten
@@ -101,13 +102,17 @@ class Objects:
         self._known = known
 
 
+def _as_it_is(_: object, answer: Json) -> Json:
+    return answer
+
+
 def path_of(resource: Resource, namespace: str, name: str = "") -> str:
     """Of one object, or of all (of a namespace, or everywhere)."""
     return resource.path(name=name or None, namespace=namespace or None)
 
 
 @contextlib.contextmanager
-def _refusals(request: str) -> Iterator[None]:
+def _refusals(request: str) -> Generator[None]:
     try:
         yield
     except ApiException as error:

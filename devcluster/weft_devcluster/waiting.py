@@ -1,0 +1,16 @@
+"""Waiting for what another process or the kernel does without an event to this one."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 120.0
+POLL_S = 0.02
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
+    """Ask until it holds. Raises TimeoutError that says `what` did not happen."""
+    until = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > until:
+            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(POLL_S)

@@ -1,0 +1,107 @@
+"""Which of a group's pods go first when its Deployment gets smaller, and what happens before. Pure.
+
+A ReplicaSet stops the pods of the lowest deletion cost first. So costs are written and seen before the Deployment gets
+fewer replicas. A pool whose evictions wait (`disruptionBudget.maxUnavailable: 0`) moves its runners off a node that has
+become unschedulable: one pod more, and once that one is ready, one less, which is the one on that node.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft_operator.core import scaling
+from weft_operator.core.actions import Action, SetPodDeletionCost
+from weft_operator.core.resources import Pool
+from weft_operator.core.scaling import Bounds, Runner
+from weft_operator.core.state import Pod, State
+
+SEEN_S = 5.0  # a deletion cost that was accepted this long ago counts as seen
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The size that a group has while its runners leave a node, what is ordered for that, and what it waits for."""
+
+    size: int
+    orders: list[Action]
+    why: str
+
+
+def shrink(
+    pool: Pool,
+    group: str,
+    present: int,
+    size: int,
+    bounds: Bounds,
+    state: State,
+    now: float,
+    *,
+    waited: bool,
+) -> tuple[int, list[Action]]:
+    """The size that the group may have now, and what has to happen before it may have fewer."""
+    ref, together = pool.meta.ref, scaling.counted_together(pool, group)
+    pods = _staying(pool, group, state)
+    runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
+    report = state.observed.pool_reports.get(str(ref))
+    others = {
+        name for name, pod in state.observed.pods.get(ref, {}).items() if pod.group in together and pod.state == "Ready"
+    }
+    elsewhere = len(others.intersection(report.victims)) if report else 0
+    apart = scaling.counts_apart(pool)
+    going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
+    if going is None:
+        return present, []
+    left = max(size, len(pods) - len(going))
+    if left >= present:
+        return present, []
+    if left == 0:
+        return left, []  # there is nothing to choose
+    unseen, orders = _mark(pool, pods, going, state, now)
+    return (present, orders) if unseen else (left, [])
+
+
+def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Move | None:
+    """What takes the group's ready runners off unschedulable nodes, one at a time; None: none has to move.
+
+    A runner that is not ready serves nobody, and any eviction takes it.
+    """
+    if pool.max_evicted or not size or not state.observed.unschedulable_nodes:
+        return None
+    pods = _staying(pool, group, state)
+    ready = {name: pod for name, pod in pods.items() if pod.state == "Ready"}
+    leaving = [name for name, pod in ready.items() if pod.node in state.observed.unschedulable_nodes]
+    if not leaving:
+        return None
+    surplus = len(ready) - size
+    why = f"runner {leaving[0]} leaves node {ready[leaving[0]].node}, which is unschedulable"
+    if surplus <= 0:
+        return Move(size + 1, [], f"{why}, once another runner is ready")
+    going = [Runner(name, True) for name in leaving[:surplus]]
+    unseen, orders = _mark(pool, pods, going, state, now)
+    return Move(size + surplus if unseen else size + surplus - len(going), orders, why)
+
+
+def _staying(pool: Pool, group: str, state: State) -> dict[str, Pod]:
+    pods = sorted(state.observed.pods.get(pool.meta.ref, {}).items())
+    return {name: pod for name, pod in pods if pod.group == group and pod.state != "Leaving"}
+
+
+def _mark(
+    pool: Pool, pods: Mapping[str, Pod], going: Sequence[Runner], state: State, now: float
+) -> tuple[bool, list[Action]]:
+    """Whether the deletion costs by which these pods go first are still to be seen, and the orders that write them."""
+    ref, costs = pool.meta.ref, scaling.deletion_costs(going)
+    costs |= {name: 0 for name, pod in pods.items() if name not in costs and (pod.cost or 0) < 0}
+    unseen = {name: cost for name, cost in costs.items() if not _is_seen(pods[name], cost, state, now)}
+    orders: list[Action] = [
+        SetPodDeletionCost(ref, ref.namespace, name, pods[name].uid, cost)
+        for name, cost in unseen.items()
+        if state.expectations.deletion_costs.get(pods[name].uid, (None, now))[0] != cost
+    ]
+    return bool(unseen), orders
+
+
+def _is_seen(pod: Pod, cost: int, state: State, now: float) -> bool:
+    if pod.cost == cost:
+        return True
+    ordered, at = state.expectations.deletion_costs.get(pod.uid, (None, now))
+    return ordered == cost and now >= at + SEEN_S
