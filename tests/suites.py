@@ -67,7 +67,7 @@ EXAMPLES = {"WEFT_TEST_EXAMPLES": "1000"}
 GROUPS: Mapping[str, Sequence[Suite]] = {
     "test": SUITES,
     "long": (
-        Suite("operator", ("tests/operator", *LONG, *FILES), 0),
+        Suite("operator", ("tests/operator", *LONG, *(() if GIVEN else FILES)), 0),
         Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG, *PAIRED), 0, EXAMPLES),
     ),
     "operator": (Suite("operator", ("tests/operator", *(() if GIVEN else FILES)), 306),),

@@ -22,7 +22,7 @@ from harness.operator.stage import Stage
 from harness.quickstart import BASE, ROOT
 from weft_devcluster.processes import free_ports
 
-pytestmark = [pytest.mark.long, needs_own("runs KEDA beside the API server")]
+pytestmark = [pytest.mark.long, needs_own("starts KEDA beside the API server")]
 
 POOL = "quickstart"
 HPA = "system:serviceaccount:kube-system:horizontal-pod-autoscaler"
@@ -33,7 +33,8 @@ DEMAND = 10  # requests: more than two runners of that
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[Cluster]:
     """One of its own: an API that a KEDA answered which is gone would stay in the way of other tests."""
-    with own_cluster() as made, made.crds():
+    with own_cluster() as made:
+        made.apply_crds()
         yield made
 
 

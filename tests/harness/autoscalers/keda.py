@@ -37,7 +37,7 @@ def keda(plane: Cluster, folder: Path) -> Generator[None]:
     """While the block runs ScaledObjects are followed. Raises ToolMissing."""
     built = programs.folder_of(programs.KEDA)
     config = built / "config"
-    for made in plane.apply(*(found for path in (config / "crd" / "bases").glob("*.yaml") for found in _objects(path))):
+    for made in plane.apply(*(crd for path in (config / "crd" / "bases").iterdir() for crd in _objects(path))):
         plane.wait_until(made["kind"], made["metadata"]["name"], "", is_so("Established"), "is served")
     plane.apply(*(found for name in MANIFESTS for found in _objects(config / name)))
     authority = Authority(folder, "ca")
