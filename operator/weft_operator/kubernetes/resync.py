@@ -19,9 +19,9 @@ from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import (
     BY_KIND,
     CHILDREN,
-    OWN,
     PODS,
     SELECTOR,
+    WATCHED,
     Api,
     ObjectKey,
     Resource,
@@ -50,7 +50,7 @@ class WatchScope:
 def watch_scopes(pool_namespaces: Iterable[str]) -> list[WatchScope]:
     """Everything that the operator watches, what owns before what is owned."""
     owned = [WatchScope(r, namespace, SELECTOR) for namespace in pool_namespaces for r in (*CHILDREN, PODS)]
-    return [*(WatchScope(resource) for resource in reversed(OWN)), *owned]
+    return [*(WatchScope(resource) for resource in reversed(WATCHED)), *owned]
 
 
 Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of each object
@@ -75,7 +75,7 @@ async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Obje
 
 def is_in_sight(obj: Object) -> bool:
     """Whether a watch reports such an object."""
-    own = any(obj["kind"] == resource.kind for resource in OWN)
+    own = any(obj["kind"] == resource.kind for resource in WATCHED)
     return own or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
 
 

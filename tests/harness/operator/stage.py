@@ -35,7 +35,7 @@ SELECTOR = "app.kubernetes.io/managed-by=weft-operator"
 LEASE_S = 120.0
 PROBE_S = 10.0  # asked again after that
 ASK_S = 0.1  # between questions: answers cost whoever is asked
-OURS = ("loraadapters", "servingpools")
+OURS = ("apikeys", "loraadapters", "servingpools")
 CHILDREN = "deployments,statefulsets,services,serviceaccounts,poddisruptionbudgets,networkpolicies"
 PODS = "replicasets,pods"
 LOG_CHARS = 6000
@@ -67,17 +67,19 @@ POOL_RULES: Rules = (
         "verbs": ["get", "list", "watch", "create", "patch", "delete"],
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
+    # Where APIKeys are served, too.
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
 )
 # Everywhere: our own objects, and Events about them.
 CLUSTER_RULES: Rules = (
     {
         "apiGroups": ["serving.weft.dev"],
-        "resources": ["loraadapters", "servingpools"],
+        "resources": ["apikeys", "loraadapters", "servingpools"],
         "verbs": ["get", "list", "watch", "patch"],
     },
     {
         "apiGroups": ["serving.weft.dev"],
-        "resources": ["loraadapters/status", "servingpools/status"],
+        "resources": ["apikeys/status", "loraadapters/status", "servingpools/status"],
         "verbs": ["update"],
     },
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
