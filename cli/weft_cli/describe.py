@@ -75,6 +75,18 @@ def describe_pool(obj: Object, runners: Sequence[Runner], now: float, unknown: s
     return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now), "", "Runners:", *_indent(lines)]
 
 
+def describe_key(obj: Object, now: float) -> list[str]:
+    """An APIKey: where its key is, never the key; conditions with advice."""
+    status = obj.get("status", {})
+    facts = {
+        "Key": status.get("keyID", NONE),
+        "Secret": status.get("secretName", NONE),
+        "Expires": status.get("expiresAt", "never" if "keyID" in status else NONE),
+        "Rotated": status.get("lastRotated", NONE),
+    }
+    return [*_head(obj, now), *_pairs(facts), *_conditions(obj, now)]
+
+
 def describe_runner(runner: Runner) -> list[str]:
     """A runner: its room and what it has where."""
     facts = {

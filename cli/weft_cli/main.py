@@ -393,7 +393,10 @@ def push(
 def get(
     stack: "Stack",
     kind: Annotated[
-        str, typer.Argument(help="loraadapters (lora), servingpools (spool), runners.", autocompletion=kinds)
+        str,
+        typer.Argument(
+            help="loraadapters (lora), servingpools (spool), apikeys (wkey), runners.", autocompletion=kinds
+        ),
     ],
     name: Annotated[str | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
     namespace: Annotated[
@@ -430,7 +433,10 @@ def get(
 @on_stack
 def describe(
     stack: "Stack",
-    kind: Annotated[str, typer.Argument(help="loraadapter (lora), servingpool (spool), runner.", autocompletion=kinds)],
+    kind: Annotated[
+        str,
+        typer.Argument(help="loraadapter (lora), servingpool (spool), apikey (wkey), runner.", autocompletion=kinds),
+    ],
     name: Annotated[str, typer.Argument(autocompletion=names_of)],
     namespace: Namespace = None,
     address: SupervisorAt = None,

@@ -13,8 +13,8 @@ from weft_cli.output import dump, headers, note, row, say, table
 if TYPE_CHECKING:
     from weft_cli.runners import Supervisor
 
-SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool"}
-PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools"}
+SINGULAR = {"loraadapters": "loraadapter", "servingpools": "servingpool", "apikeys": "apikey"}
+PLURAL = {"LoRAAdapter": "loraadapters", "ServingPool": "servingpools", "APIKey": "apikeys"}
 KINDS = {plural: kind for kind, plural in PLURAL.items()}
 OTHER_NAMESPACE = "-n names another namespace"
 RUNNER_HEADERS = ("RUNNER", "POOL", "READY", "SEQUENCES", "PAGES", "ADAPTERS", "ROLE", "ADDRESS")
@@ -70,7 +70,7 @@ def get(api: ObjectApi, kind: str, name: str | None, namespace: str | None, form
 
 def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, name: str, namespace: str) -> None:
     """Everything that is known of one object. Who may not ask the supervisor sees the object all the same."""
-    from weft_cli.describe import describe_adapter, describe_pool, describe_runner
+    from weft_cli.describe import describe_adapter, describe_key, describe_pool, describe_runner
     from weft_cli.runners import Runner, list_runners
 
     if kind == "runners":
@@ -82,6 +82,8 @@ def describe(api: ObjectApi, supervisor: Callable[[], "Supervisor"], kind: str, 
         obj = api.get(kind, namespace, name)
     except NotThere as error:
         raise NotThere(error.message, OTHER_NAMESPACE) from error
+    if kind == "apikeys":
+        return say("\n".join(describe_key(obj, time.time())))
     describer, runners, unknown = describe_adapter if kind == "loraadapters" else describe_pool, list[Runner](), ""
     try:
         runners = list_runners(supervisor())
@@ -105,7 +107,7 @@ def delete(api: ObjectApi, objects: Sequence[Object], hint: str = "") -> None:
 
 def to_delete(paths: Sequence[Path]) -> list[Object]:
     """The objects of these manifests, adapters before the pools that serve them."""
-    return sorted(load_manifests(paths, "deleted"), key=lambda obj: obj["kind"])
+    return sorted(load_manifests(paths, "deleted"), key=lambda obj: obj["kind"] == "ServingPool")
 
 
 def named(plural: str, namespace: str, names: Sequence[str]) -> list[Object]:

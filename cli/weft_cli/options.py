@@ -27,6 +27,9 @@ KINDS = {
     "servingpools": "servingpools",
     "servingpool": "servingpools",
     "spool": "servingpools",
+    "apikeys": "apikeys",
+    "apikey": "apikeys",
+    "wkey": "apikeys",
     "runners": "runners",
     "runner": "runners",
 }
@@ -184,6 +187,7 @@ def plural(kind: str) -> str:
     found = KINDS.get(kind.lower())
     if found is None:
         raise BadInput(
-            f"there is no resource {kind!r}", "there are: loraadapters (lora), servingpools (spool), runners"
+            f"there is no resource {kind!r}",
+            "there are: loraadapters (lora), servingpools (spool), apikeys (wkey), runners",
         )
     return found

@@ -6,7 +6,7 @@ from typing import Any
 def is_ready(obj: Any) -> bool:
     """As it was wished: an adapter that is Ready, a pool that is Available or has been scaled to zero."""
     status = obj.get("status", {})
-    wanted = "Ready" if obj["kind"] == "LoRAAdapter" else "Available"
+    wanted = "Available" if obj["kind"] == "ServingPool" else "Ready"
     current = status.get("observedGeneration") == obj["metadata"]["generation"]
     found = [c for c in status.get("conditions", ()) if c["type"] == wanted]
     return current and any(c["status"] == "True" or c["reason"] == "ScaledToZero" for c in found)

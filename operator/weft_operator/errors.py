@@ -3,6 +3,7 @@
 OperatorError
 ├── DepotUnavailable     the depot did not answer: asked again later
 │   └── DepotFailed      it answered, with an error of its own or with what is no answer
+├── SupervisorUnavailable  the supervisor did not answer, or refused: asked again later
 ├── StaleWrite           a fenced write met another version of the object, or none: planned again from what is there
 │   ├── ChildExists      an unknown object has a child's name; carries the object: planned again, with it known
 │   ├── ObjectNotFound   404: there is no such object, or no such resource
@@ -40,6 +41,10 @@ class DepotUnavailable(OperatorError):
 
 class DepotFailed(DepotUnavailable):
     """The depot answered one request with an error of its own, or with what is no answer."""
+
+
+class SupervisorUnavailable(OperatorError):
+    """The supervisor did not answer, or not as it should. Whether it has done what it was asked for is not known."""
 
 
 class StaleWrite(OperatorError):

@@ -7,7 +7,7 @@ away it is refused.
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,14 +23,16 @@ from weft.leadership.errors import LeaseUnavailable
 from weft.leadership.lease import LeaseTimings
 from weft.leadership.lease_api import LeaseApi
 from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, RecordEvent, SetPodDeletionCost, SetStatus
+from weft_operator.core.api_keys import Key, UnreadSecret, parse_key
 from weft_operator.core.resources import Object, Ref
 from weft_operator.core.state import Child
 from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import BY_KIND, NODES, OWN, PODS, Api, Resource
+from weft_operator.kubernetes.client import BY_KIND, KEYS, NODES, PODS, WATCHED, Api, Resource
 from weft_operator.kubernetes.event_mapping import owner_of
 from weft_operator.kubernetes.events import EventRecorder
+from weft_operator.kubernetes.key_secrets import KeySecrets
 
 EVERYWHERE, RELEASE, POOLS, SYSTEM = "everywhere", "release", "pools", "kube-system"
 FINALIZER = "serving.weft.dev/unload"
@@ -73,7 +75,9 @@ class World:
     def own(self, kind: str) -> Object:
         """An adapter or a pool."""
         spec: Object = {"model": {"uri": "file:model"}}
-        if kind == "LoRAAdapter":
+        if kind == KEYS.kind:
+            spec = {}
+        elif kind == "LoRAAdapter":
             spec = {"poolRef": {"name": "p"}, "source": {"uri": "file:a"}}
         meta = {"name": f"x-{kind.lower()}", "namespace": self.pools}
         return self.made({"apiVersion": "serving.weft.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec})
@@ -234,12 +238,30 @@ def elects(step: str) -> Use:
     return use
 
 
+def key_and_secrets(world: World) -> tuple[Key, KeySecrets]:
+    key = parse_key(world.own(KEYS.kind))
+    assert isinstance(key, Key)
+    return replace(key, secret=f"key-{time.monotonic_ns()}"), KeySecrets(world.api, lead=lambda: None, write_s=10.0)
+
+
+async def reads_secret(world: World) -> None:
+    key, secret_store = key_and_secrets(world)
+    found = await secret_store.read(key)
+    if isinstance(found, UnreadSecret):
+        raise ApiFailed("get", 403, "Forbidden", found.message)
+
+
+async def makes_secret(world: World) -> None:
+    key, secret_store = key_and_secrets(world)
+    await secret_store.create(key, "weft-key-" + "x" * 43)
+
+
 CHILD_KINDS = ("Deployment", "StatefulSet", "Service", "PodDisruptionBudget", "ServiceAccount", "NetworkPolicy")
 
 
 def uses() -> dict[Right, Use]:
     table: dict[Right, Use] = {}
-    for own in OWN:
+    for own in WATCHED:
         table |= reads(own, EVERYWHERE)
         table[Right(EVERYWHERE, own.group, own.plural, "patch")] = finalizes(own.kind)
         table[Right(EVERYWHERE, own.group, f"{own.plural}/status", "update")] = tells_status(own.kind)
@@ -253,6 +275,8 @@ def uses() -> dict[Right, Use]:
             table[Right(POOLS, resource.group, resource.plural, verb)] = use
     table |= reads(PODS, POOLS)
     table[Right(POOLS, "", "pods", "patch")] = marks
+    for verb, use in (("get", reads_secret), ("create", makes_secret)):
+        table[Right(POOLS, "", "secrets", verb)] = use
     for verb in ("create", "get", "update"):
         table[Right(RELEASE, "coordination.k8s.io", "leases", verb)] = elects(verb)
     return table
@@ -295,7 +319,10 @@ def split(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def installed(control_plane: Cluster) -> Iterator[Installed]:
     """The chart's RBAC objects, applied."""
     release, pools = control_plane.create_namespace("release"), control_plane.create_namespace("pools")
-    flags = ("--set", f"poolNamespaces={{{pools}}},crds.install=false,rbac.aggregateClusterRoles=false")
+    flags = (
+        "--set",
+        f"poolNamespaces={{{pools}}},apiKeys.namespaces={{{pools}}},crds.install=false,rbac.aggregateClusterRoles=false",
+    )
     found = chart.objects(chart.render("default", *flags, namespace=release))
     kinds = ("ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     objects = [obj for obj in found if obj["kind"] in kinds]
@@ -308,7 +335,7 @@ def installed(control_plane: Cluster) -> Iterator[Installed]:
     yield Installed(release, pools, rules)
     control_plane.delete(*objects)
     for namespace in (release, pools):
-        control_plane.empty(namespace, ("loraadapters", "servingpools"))
+        control_plane.empty(namespace, ("apikeys", "loraadapters", "servingpools"))
         control_plane.delete_namespace(namespace)
 
 
@@ -374,7 +401,8 @@ def test_the_api_server_allows_what_the_chart_grants_and_refuses_what_lies_besid
             if right.where != EVERYWHERE:
                 assert not allowed(right, "default", lease), f"{right} in a namespace of nobody's"
         forbidden = [
-            ("", "secrets", "get"), ("", "secrets", "list"), ("", "pods", "create"), ("", "pods", "delete"),
+            ("", "secrets", "list"), ("", "secrets", "watch"), ("", "secrets", "delete"), ("", "secrets", "patch"),
+            ("", "pods", "create"), ("", "pods", "delete"),
             ("", "pods/exec", "create"), ("", "nodes", "patch"), ("", "namespaces", "list"),
             ("apps", "deployments", "update"), ("apps", "statefulsets", "update"),
             ("rbac.authorization.k8s.io", "roles", "create"),

@@ -1,4 +1,4 @@
-"""The columns of both resources, as `kubectl get` and `weft get` print them. Standard library only.
+"""The columns of the resources, as `kubectl get` and `weft get` print them. Standard library only.
 
 The CustomResourceDefinitions have them as printer columns, so that the API server prints what `weft get` prints.
 """
@@ -65,6 +65,16 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("Token", "status.phases.token", "Runners for the tokens after them.", "integer", wide=True),
         Column("Mixed", "status.phases.mixed", "Runners for both, of a split pool.", "integer", wide=True),
         Column("Digest", "status.baseDigest", "The identity of the base model.", wide=True),
+        _AGE,
+    ),
+    "APIKey": (
+        Column("Scope", "spec.scope", "What it may do."),
+        Column("Key", "status.keyID", "The id of the key in force."),
+        Column("Secret", "status.secretName", "Where the key is."),
+        Column("Ready", "status", "Whether gateways take it.", condition="Ready"),
+        Column("Reason", "reason", "Why, or why not.", condition="Ready"),
+        Column("Expires", "status.expiresAt", "When it is refused.", wide=True),
+        Column("Rotated", "status.lastRotated", "Since when it is this key.", "date", wide=True),
         _AGE,
     ),
 }

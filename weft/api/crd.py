@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import yaml
 
+from weft.api.apikey import APIKey
 from weft.api.columns import COLUMNS, Column
 from weft.api.fields import LABEL_PATTERN, PATTERN_HELP
 from weft.api.loraadapter import LoRAAdapter
@@ -32,7 +33,8 @@ def crds() -> dict[str, Json]:
     scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
     scale["labelSelectorPath"] = ".status.selector"
     pool = _crd(ServingPool, "servingpools", ["spool", "spools"], {"status": {}, "scale": scale})
-    return {f"{crd['metadata']['name']}.yaml": crd for crd in (adapter, pool)}
+    key = _crd(APIKey, "apikeys", ["wkey", "wkeys"], {"status": {}})
+    return {f"{crd['metadata']['name']}.yaml": crd for crd in (adapter, pool, key)}
 
 
 def render(crd: Json) -> str:
@@ -55,7 +57,7 @@ def _printer_column(column: Column) -> Json:
     return {**found, "description": column.description, **({"priority": 1} if column.wide else {})}
 
 
-def _crd(kind: type[LoRAAdapter] | type[ServingPool], plural: str, short: list[str], sub: Json) -> Json:
+def _crd(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey], plural: str, short: list[str], sub: Json) -> Json:
     singular = kind.__name__.lower()
     names = {"kind": kind.__name__, "listKind": f"{kind.__name__}List", "plural": plural, "singular": singular}
     version = {
@@ -79,7 +81,7 @@ def _crd(kind: type[LoRAAdapter] | type[ServingPool], plural: str, short: list[s
     }
 
 
-def _root(kind: type[LoRAAdapter] | type[ServingPool]) -> Json:
+def _root(kind: type[LoRAAdapter] | type[ServingPool] | type[APIKey]) -> Json:
     schema = kind.model_json_schema(by_alias=True)
     definitions = cast("dict[str, Json]", schema["$defs"])
     fields = cast("dict[str, Json]", schema["properties"])

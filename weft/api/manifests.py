@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from weft.api.apikey import APIKey
 from weft.api.fields import did_you_mean
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import API_VERSION
@@ -15,8 +16,12 @@ from weft.api.servingpool import ServingPool
 from weft.api.yaml_documents import MAX_DEPTH, BadYaml, documents
 from weft.domain.text import sanitize
 
-Object = LoRAAdapter | ServingPool
-KINDS: dict[str, type[LoRAAdapter] | type[ServingPool]] = {"LoRAAdapter": LoRAAdapter, "ServingPool": ServingPool}
+Object = LoRAAdapter | ServingPool | APIKey
+KINDS: dict[str, type[LoRAAdapter] | type[ServingPool] | type[APIKey]] = {
+    "LoRAAdapter": LoRAAdapter,
+    "ServingPool": ServingPool,
+    "APIKey": APIKey,
+}
 SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = Path("-")
 

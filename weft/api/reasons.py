@@ -27,6 +27,13 @@ ADVICE: dict[str, str] = {
     "Deleting": "it is being deleted; streams that use it finish first, within the pool's drainSeconds.",
     "Publishing": "the scheduler has not confirmed it yet; if it stays so, see the scheduler's log.",
     "InvalidSpec": "the operator cannot read the spec; apply the CustomResourceDefinitions of its version.",
+    "SecretConflict": "a Secret of that name is somebody else's; set another spec.secretName, or spec.secretRef.",
+    "SecretRefused": "the API server refuses the key's Secret; the message has the cause. It is tried again.",
+    "KeyTaken": "another object or `weft key create` has this key; bring one of your own.",
+    "KeyRevoked": "a person has revoked this key for good; delete its Secret, or bring another key.",
+    "KeyExpired": "set a later spec.expiresAt or spec.expiresAfter, or delete the Secret for a fresh key.",
+    "Registering": "the supervisor has not answered yet; if it stays so, see the operator's log.",
+    "Registered": "gateways take the key.",
     "Accepted": "nothing forbids the object.",
     "Validated": "configuration, shapes and type fit the base.",
     "Fetched": "the depot has the whole content.",
@@ -63,7 +70,15 @@ ADVICE: dict[str, str] = {
 }
 POOL_ADVICE: dict[str, str] = {"NameConflict": "an older pool serves this model name; set another spec.model.name."}
 
+KEY_ADVICE: dict[str, str] = {
+    "NamespaceNotServed": "the platform serves APIKeys of other namespaces; have this one added to apiKeys.namespaces.",
+    Reason.SECRET_MISSING: "create the Secret that spec.secretRef names.",
+    Reason.SECRET_FORBIDDEN: "let the operator read and make Secrets there: add the namespace to apiKeys.namespaces.",
+    Reason.SECRET_INVALID: "put a key of 32 to 512 printable characters into the entry that spec.secretRef names.",
+}
+
 
 def advice(reason: str, kind: str) -> str | None:
     """What to do about a reason on an object of this kind; None for a reason that is not known here."""
-    return (POOL_ADVICE if kind == "ServingPool" else {}).get(reason) or ADVICE.get(reason)
+    own = {"ServingPool": POOL_ADVICE, "APIKey": KEY_ADVICE}.get(kind, {})
+    return own.get(reason) or ADVICE.get(reason)

@@ -89,10 +89,11 @@ async def create(engine: AsyncEngine, grant: Grant, note: str, *, now_unix_ms: i
 
 async def revoke(engine: AsyncEngine, key_id: str, *, now_unix_ms: int) -> bool:
     """Revoke a key. False when there is no such key; revoking twice is harmless. Raises StoreUnavailable."""
-    revoked = update(ApiKeyRow).where(ApiKeyRow.key_id == key_id, ApiKeyRow.revoked_unix_ms.is_(None))
+    mine = update(ApiKeyRow).where(ApiKeyRow.key_id == key_id)
 
     async def write(connection: AsyncConnection) -> bool:
-        await connection.execute(revoked.values(revoked_unix_ms=now_unix_ms))
+        await connection.execute(mine.where(ApiKeyRow.revoked_unix_ms.is_(None)).values(revoked_unix_ms=now_unix_ms))
+        await connection.execute(mine.where(ApiKeyRow.withdrawn).values(withdrawn=False))  # not to be taken back
         known = await connection.execute(select(ApiKeyRow.key_id).where(ApiKeyRow.key_id == key_id))
         return known.first() is not None
 
@@ -104,23 +105,28 @@ async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
     query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id)
 
     async def read(connection: AsyncConnection) -> list[ApiKey]:
-        return [_key(row) for row in (await connection.execute(query)).mappings()]
+        return [key_of(row) for row in (await connection.execute(query)).mappings()]
 
     return await transact(engine, read)
 
 
-async def mark(engine: AsyncEngine) -> tuple[int, int]:
-    """(keys made, keys revoked) so far. Both only grow, so an equal mark is an equal list. Raises StoreUnavailable."""
-    query = select(func.count(), func.count(ApiKeyRow.revoked_unix_ms)).select_from(ApiKeyRow)
+async def mark(engine: AsyncEngine) -> tuple[int, int, int]:
+    """(keys made, keys revoked, changes by owners): an equal mark is an equal list. Raises StoreUnavailable.
 
-    async def read(connection: AsyncConnection) -> tuple[int, int]:
-        made, revoked = (await connection.execute(query)).one()
-        return int(made), int(revoked)
+    Keys made and changes only grow; what is revoked is in force again by a change alone.
+    """
+    changes = func.coalesce(func.sum(ApiKeyRow.changes), 0)
+    query = select(func.count(), func.count(ApiKeyRow.revoked_unix_ms), changes).select_from(ApiKeyRow)
+
+    async def read(connection: AsyncConnection) -> tuple[int, int, int]:
+        made, revoked, changed = (await connection.execute(query)).one()
+        return int(made), int(revoked), int(changed)
 
     return await transact(engine, read)
 
 
-def _key(row: Any) -> ApiKey:
+def key_of(row: Any) -> ApiKey:
+    """A row of the table."""
     scope, models = KeyScope(row["scope"]), tuple(json.loads(row["models"]))
     grant = Grant(row["namespace"], scope, models, row["expires_unix_ms"])
     return ApiKey(row["key_id"], row["key_hash"], grant, row["note"], row["created_unix_ms"], row["revoked_unix_ms"])

@@ -17,20 +17,19 @@ async def put(engine: AsyncEngine, rule: LimitRule, *, now_unix_ms: int) -> None
 
     Raises StoreUnavailable.
     """
+    await transact(engine, lambda connection: put_within(connection, rule, now_unix_ms=now_unix_ms))
+
+
+async def put_within(connection: AsyncConnection, rule: LimitRule, *, now_unix_ms: int) -> None:
+    """As `put`, within a transaction."""
     values = {name: asdict(rule)[name] for name in ("subject", "model", *_NAMES)} | {"set_unix_ms": now_unix_ms}
-
-    async def write(connection: AsyncConnection) -> None:
-        if not any(values[name] for name in _NAMES):
-            await connection.execute(
-                delete(LimitRow).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model)
-            )
-            return
-        insert = insert_into(connection, LimitRow)
-        new = {name: insert.excluded[name] for name in (*_NAMES, "set_unix_ms")}
-        upsert = insert.on_conflict_do_update(index_elements=[LimitRow.subject, LimitRow.model], set_=new)
-        await connection.execute(upsert, values)
-
-    await transact(engine, write)
+    if not any(values[name] for name in _NAMES):
+        await connection.execute(delete(LimitRow).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model))
+        return
+    insert = insert_into(connection, LimitRow)
+    new = {name: insert.excluded[name] for name in (*_NAMES, "set_unix_ms")}
+    upsert = insert.on_conflict_do_update(index_elements=[LimitRow.subject, LimitRow.model], set_=new)
+    await connection.execute(upsert, values)
 
 
 async def all_rules(engine: AsyncEngine) -> list[LimitRule]:

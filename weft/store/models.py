@@ -5,7 +5,7 @@ Times are Unix milliseconds (UTC) in 64-bit integers: exact on both databases, n
 
 from datetime import date
 
-from sqlalchemy import BigInteger, Boolean, Date, Index, LargeBinary, MetaData, String, Text
+from sqlalchemy import BigInteger, Boolean, Date, Index, LargeBinary, MetaData, String, Text, false
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 # Constraints have names on both databases, so that a later migration can change them.
@@ -82,6 +82,7 @@ class ApiKeyRow(Base):
     """An API key: its SHA-256, never the key. A revoked key stays, so that its id is never given again."""
 
     __tablename__ = "api_keys"
+    __table_args__ = (Index(None, "owner"),)
 
     key_id: Mapped[str] = mapped_column(String(16), primary_key=True)
     key_hash: Mapped[str] = mapped_column(String(64), unique=True)
@@ -92,6 +93,11 @@ class ApiKeyRow(Base):
     scope: Mapped[str] = mapped_column(String(16), server_default="inference")
     models: Mapped[str] = mapped_column(Text, server_default="[]")  # JSON: names and patterns; none: every model
     expires_unix_ms: Mapped[int] = mapped_column(BigInteger, server_default="0")  # 0: never
+    owner: Mapped[str] = mapped_column(String(128), server_default="")  # the uid of the object that declares it, if any
+    withdrawn: Mapped[bool] = mapped_column(
+        Boolean, server_default=false()
+    )  # revoked by its owner, who may take it back
+    changes: Mapped[int] = mapped_column(BigInteger, server_default="0")  # by its owner so far
 
 
 class LimitRow(Base):

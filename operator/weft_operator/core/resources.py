@@ -17,7 +17,7 @@ from weft.api.meta import sanitize_message
 from weft.api.servingpool import BATCH_TOKENS, SEQUENCES
 from weft.api.template import amount
 
-Kind = Literal["ServingPool", "LoRAAdapter"]
+Kind = Literal["ServingPool", "LoRAAdapter", "APIKey"]
 Tier = Literal["Remote", "Disk", "Host"]
 Object = Mapping[str, Any]
 Bound = int | str  # a number, or a percentage as text

@@ -52,6 +52,8 @@ class Resource:
 
 ADAPTERS = Resource("serving.weft.dev", "v1alpha1", "loraadapters", "LoRAAdapter")
 POOLS = Resource("serving.weft.dev", "v1alpha1", "servingpools", "ServingPool")
+KEYS = Resource("serving.weft.dev", "v1alpha1", "apikeys", "APIKey")
+SECRETS = Resource("", "v1", "secrets", "Secret")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
@@ -63,8 +65,9 @@ NODES = Resource("", "v1", "nodes", "Node")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 
 OWN = (ADAPTERS, POOLS)
+WATCHED = (*OWN, KEYS)  # everywhere
 CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, BUDGETS, ACCOUNTS, NETWORK_POLICIES)
-BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*OWN, *CHILDREN, PODS, NODES)}
+BY_KIND: Mapping[str, Resource] = {resource.kind: resource for resource in (*WATCHED, *CHILDREN, PODS, NODES)}
 
 
 def key_of(obj: Object) -> ObjectKey:

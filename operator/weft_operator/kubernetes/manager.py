@@ -21,6 +21,8 @@ from weft.process import CannotStart
 from weft.telemetry.logs import kv
 from weft.wire.tls import Tls, load_tls
 from weft_operator.controller.depot_client import DepotClient
+from weft_operator.controller.key_loop import KeyLoop
+from weft_operator.controller.key_registry import KeyRegistry
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref, parse
@@ -31,10 +33,11 @@ from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, NODES, OWN, Api, key_of
+from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, KEYS, NODES, OWN, WATCHED, Api, key_of
 from weft_operator.kubernetes.crd_check import check_crds
 from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
 from weft_operator.kubernetes.events import EventRecorder
+from weft_operator.kubernetes.key_secrets import KeySecrets
 from weft_operator.kubernetes.observability import Metrics, OperatorProbes
 from weft_operator.kubernetes.resync import Resync, watch_scopes
 from weft_operator.kubernetes.settings import Settings, read_runner_defaults
@@ -137,7 +140,7 @@ class Manager:
                 on_gone=self._cache.drop,
                 on_start=lambda: install_signal_handlers(self._stop),
             )
-            registry = watches.registry((*OWN, NODES) if self._settings.watch_nodes else OWN)
+            registry = watches.registry((*WATCHED, NODES) if self._settings.watch_nodes else WATCHED)
             if self._webhook:
                 admission.register(registry, self._desired)
             tasks.create_task(watches.run_own(registry, self._webhook), name="watch objects")
@@ -263,7 +266,7 @@ class Leader:
         resync: Resync,
     ) -> None:
         self._settings, self._tls, self._cache, self._election = settings, tls, cache, election
-        self._metrics, self._resync = metrics, resync
+        self._metrics, self._resync, self._api, self._write_s = metrics, resync, api, terms.write_s
         self._policy = Policy(defaults=defaults, pool_namespaces=frozenset(settings.namespaces))
         self._events = EventRecorder(
             api, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
@@ -295,8 +298,29 @@ class Leader:
                 tasks.create_task(controller.run(), name="controller")
                 tasks.create_task(registry.run(), name="registry")
                 tasks.create_task(self._events.run(), name="events")
+                if self._settings.supervisor is not None:
+                    tasks.create_task(self._look_after_keys(self._settings.supervisor), name="keys")
         finally:
             await depot.aclose()
+
+    async def _look_after_keys(self, supervisor: str) -> None:
+        """The APIKeys, until cancelled."""
+        lead, write_s, served = self._election.require, self._write_s, self._settings.key_namespaces
+        registry = KeyRegistry(supervisor, self._tls, lead=lead, call_s=write_s)
+        keys = KeyLoop(
+            self._backend,
+            KeySecrets(self._api, lead=lead, write_s=write_s),
+            registry,
+            namespaces=served.split(",") if served else (),
+            metrics=self._metrics,
+        )
+        for obj in self._cache.of_kind(KEYS.kind):
+            keys.on_object(obj, False)
+        self._cache.listen(keys.on_object)
+        try:
+            await keys.run()
+        finally:
+            await registry.aclose()
 
     async def _until_current(self) -> None:
         """A replica that waited knows what its watches have reported, and they may be late.

@@ -20,9 +20,9 @@ from weft_operator.kubernetes.client import (
     BY_KIND,
     CHILDREN,
     NODES,
-    OWN,
     PODS,
     SELECTOR,
+    WATCHED,
     Api,
     ObjectKey,
     Resource,
@@ -51,7 +51,7 @@ class WatchScope:
 def watch_scopes(pool_namespaces: Iterable[str], *, nodes: bool) -> list[WatchScope]:
     """Everything that the operator watches, what owns before what is owned. `nodes`: the nodes of the cluster too."""
     owned = [WatchScope(r, namespace, SELECTOR) for namespace in pool_namespaces for r in (*CHILDREN, PODS)]
-    return [*(WatchScope(resource) for resource in (*reversed(OWN), *([NODES] if nodes else []))), *owned]
+    return [*(WatchScope(resource) for resource in (*reversed(WATCHED), *([NODES] if nodes else []))), *owned]
 
 
 Identities = Mapping[ObjectKey, tuple[str, str | None]]  # uid and version of each object
@@ -76,7 +76,7 @@ async def read_again(api: Api, cache: ObjectCache, key: ObjectKey) -> tuple[Obje
 
 def is_in_sight(obj: Object) -> bool:
     """Whether a watch reports such an object."""
-    whole = any(obj["kind"] == resource.kind for resource in (*OWN, NODES))
+    whole = any(obj["kind"] == resource.kind for resource in (*WATCHED, NODES))
     return whole or (obj["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER
 
 

@@ -38,6 +38,12 @@ class Settings(ProcessSettings):
         description="namespaces that pools may live in, A,B,C: only there runners are made"
     )
     scheduler: Address = Field(SCHEDULER, description="HOST:PORT of the scheduler")
+    supervisor: Address | None = Field(
+        None, description="HOST:PORT of the supervisor, to which keys of APIKeys are declared; unset: to nobody"
+    )
+    key_namespaces: Annotated[str, AfterValidator(_names)] | None = Field(
+        None, description="namespaces whose APIKeys are looked after, A,B,C: their Secrets are read and made there"
+    )
     depot: str = Field(f"http://{DEPOT}", description="URL of the depot", pattern="^https?://")
     runner_defaults: Path = Field(description="YAML file: what runner pods of this installation have in common")
     probes: Address = Field(OPERATOR_PROBES, description="HOST:PORT for /healthz, /readyz and /metrics (HTTP)")

@@ -51,6 +51,9 @@ def admit(manifest: Object, find: Callable[[Ref], Object | None]) -> Object:
     except ManifestError as error:
         causes = tuple(Cause(problem.field, problem.message) for problem in error.problems)
         raise Invalid(_message(manifest, causes), causes) from error
+    if resource.kind == "APIKey":
+        cause = Cause("kind", "APIKeys are for clusters; `weft key create` makes a key here")
+        raise Invalid(_message(manifest, (cause,)), (cause,))
     ref = Ref(resource.kind, resource.metadata.namespace, resource.metadata.name)
     before = find(ref)
     if before is not None:

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyRoute, KeyScope, limits_entry
 from weft.domain.runner import ReportedRunner
-from weft.store import keys, limits, usage
+from weft.store import declared_keys, keys, limits, usage
 from weft.store.errors import StoreError
 from weft.telemetry.logs import kv
 from weft.wire.codec.cluster import fill_reported
@@ -38,10 +38,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_LISTED_BYTES = 16 << 20  # of runners in an answer; a gRPC message takes 64 MiB
 MAX_MODELS = 64  # of one key
+MAX_OWNER = 128
+HASH = re.compile(r"[0-9a-f]{64}")
 LAST_EXPIRY = 1 << 53  # of Unix milliseconds: what JSON readers hold exactly
 EPOCH = date(1970, 1, 1)
 LAST_DAY = 1_000_000  # since 1970
 MAX_USAGE_ROWS = 50_000  # of an answer: some 5 MB
+NO_OWNER = f"owner is not the uid of an object, of 1 to {MAX_OWNER} characters"
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a Kubernetes namespace: an RFC 1123 label
 
 
@@ -90,6 +93,44 @@ class AdminServer(AdminServicer):
                 models=key.grant.models,
                 expires_unix_ms=key.grant.expires_unix_ms,
             )
+        return response
+
+    async def DeclareKey(self, request: pb.KeyDeclaration, context: "Context") -> pb.DeclareKeyResponse:  # noqa: N802
+        try:
+            new = _declaration(request)
+        except (PeerError, ValueError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        async with _available(context):
+            found = await declared_keys.declare(self._engine, new, now_unix_ms=_now())
+            await self.send_keys()
+        if isinstance(found, declared_keys.Refusal):
+            return pb.DeclareKeyResponse(outcome=found.name)
+        return pb.DeclareKeyResponse(outcome=pb.DeclareKeyResponse.DECLARED, key_id=found.key_id)
+
+    async def WithdrawKey(self, request: pb.WithdrawKeyRequest, context: "Context") -> pb.WithdrawKeyResponse:  # noqa: N802
+        if not request.owner:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_OWNER)
+        async with _available(context):
+            await declared_keys.withdraw(self._engine, request.owner, now_unix_ms=_now())
+            await self.send_keys()
+        return pb.WithdrawKeyResponse()
+
+    async def ListDeclaredKeys(  # noqa: N802
+        self,
+        request: pb.ListDeclaredKeysRequest,  # noqa: ARG002
+        context: "Context",
+    ) -> pb.ListDeclaredKeysResponse:
+        async with _available(context):
+            known = await declared_keys.all_declared(self._engine)
+        response = pb.ListDeclaredKeysResponse()
+        for key in known:
+            grant, declaration = key.declaration.grant, key.declaration
+            m = response.keys.add(key_id=key.key_id, revoked=key.revoked)
+            m.declaration.owner, m.declaration.namespace = declaration.owner, grant.namespace
+            m.declaration.note, m.declaration.key_hash = declaration.note, declaration.key_hash
+            m.declaration.scope, m.declaration.expires_unix_ms = KEY_SCOPE[grant.scope], grant.expires_unix_ms
+            m.declaration.models.extend(grant.models)
+            fill_rule(declaration.limits, m.declaration.limits)
         return response
 
     async def SetLimit(self, request: pb.LimitRule, context: "Context") -> pb.SetLimitResponse:  # noqa: N802
@@ -214,6 +255,21 @@ def _grant(request: pb.CreateKeyRequest, now_unix_ms: int) -> keys.Grant:
     if request.expires_unix_ms and not now_unix_ms < request.expires_unix_ms < LAST_EXPIRY:
         raise ValueError("a key expires in the future, or never")
     return keys.Grant(request.namespace, scope, models, request.expires_unix_ms)
+
+
+def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
+    """Raises ValueError and PeerError with a sentence for who asks."""
+    if not 0 < len(m.owner) <= MAX_OWNER:
+        raise ValueError(NO_OWNER)
+    if m.scope == pb.KEY_SCOPE_PLATFORM:
+        raise ValueError("an object of a namespace declares no key of the platform")
+    if not HASH.fullmatch(m.key_hash):
+        raise ValueError("key_hash is not the SHA-256 of a key, in hex")
+    wish = pb.CreateKeyRequest(namespace=m.namespace, scope=m.scope, models=m.models, expires_unix_ms=m.expires_unix_ms)
+    rule = pb.LimitRule()
+    rule.CopyFrom(m.limits)
+    rule.subject, rule.model = f"key/{m.key_hash[:8]}", declared_keys.EVERY_MODEL
+    return declared_keys.Declaration(m.owner, m.key_hash, _grant(wish, _now()), m.note, read_rule(rule))
 
 
 def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRoute:

@@ -42,7 +42,7 @@ from weft_devcluster.processes import wait_until
 
 GIVEN = bool(os.environ.get("KUBECONFIG"))  # as it was when the tests began: some set it for themselves
 CONTEXT = "weft-test"
-OURS = ("loraadapters", "servingpools")
+OURS = ("apikeys", "loraadapters", "servingpools")
 PLAYED_NODE: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fake-node"}}
 NO_AUDIT = "the audit log of KUBECONFIG's API server cannot be read from here"
 NO_RESTART = "KUBECONFIG's API server is not restarted by tests"

@@ -69,17 +69,19 @@ POOL_RULES: Rules = (
         "verbs": ["get", "list", "watch", "create", "patch", "delete"],
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
+    # Where APIKeys are served, too.
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
 )
 # Everywhere: our own objects, and Events about them; nodes.
 CLUSTER_RULES: Rules = (
     {
         "apiGroups": ["serving.weft.dev"],
-        "resources": ["loraadapters", "servingpools"],
+        "resources": ["apikeys", "loraadapters", "servingpools"],
         "verbs": ["get", "list", "watch", "patch"],
     },
     {
         "apiGroups": ["serving.weft.dev"],
-        "resources": ["loraadapters/status", "servingpools/status"],
+        "resources": ["apikeys/status", "loraadapters/status", "servingpools/status"],
         "verbs": ["update"],
     },
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},

@@ -183,8 +183,10 @@ def unpack(secret: Json, folder: Path) -> x509.Certificate:
 
 # -------------------------------------------------------------------------------------------------- who reaches whom
 
-# Who connects to whom, from the table of who may call what. Admin is called by people, in the supervisor's pod.
+# Who connects to whom, from the table of who may call what. Admin is called by people, in the
+# supervisor's pod, and by the operator.
 SERVERS = {name: name.lower() for name in ("Scheduler", "Supervisor", "Predictor", "Runner", "Batch")}
+SERVERS["Admin"] = "supervisor"
 
 
 def connections() -> set[tuple[str, str]]:
@@ -192,8 +194,8 @@ def connections() -> set[tuple[str, str]]:
     grpc = {
         (caller, SERVERS[method.split("/")[1].rpartition(".")[2]])
         for method, callers in CALLERS.items()
-        if method.startswith("/weft.v1.") and "Admin/" not in method
-        for caller in callers
+        if method.startswith("/weft.v1.")
+        for caller in callers - {"admin"}
     }
     return grpc | {(caller, "depot") for callers in DEPOT_CALLERS.values() for caller in callers}
 
@@ -262,6 +264,7 @@ def test_addresses_lead_to_services_whose_pods_listen_there(rendered: Rendered, 
         "weft-predictor",
         "weft-depot",
         "weft-batch",
+        "weft-supervisor",
     }
     assert {port for _, port in addresses} == {str(GRPC_PORT)}
     for service in {*asked, "weft-supervisor"}:

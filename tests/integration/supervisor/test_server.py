@@ -1,5 +1,7 @@
 import asyncio
+import hashlib
 import time
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -181,6 +183,50 @@ async def test_a_keys_scope_models_and_expiry_reach_the_scheduler(world):
     assert (key.scope, key.models, key.expires_unix_ms) == (KeyScope.READ_ONLY, ("acme/*",), 1 << 50)
     [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
     assert (listed.scope, [*listed.models], listed.expires_unix_ms) == tuple(asked.values())
+
+
+def declared(**fields: Any) -> supervisor_pb2.KeyDeclaration:
+    return supervisor_pb2.KeyDeclaration(**{"owner": "uid", "namespace": "acme", "key_hash": "a" * 64, **fields})
+
+
+async def test_a_declared_key_reaches_the_scheduler_with_its_limits_and_leaves_it_when_withdrawn(world):
+    await world.scheduler.next(Keys)
+    limits = supervisor_pb2.LimitRule(requests_per_minute=5)
+    answer = await world.admin.DeclareKey(declared(models=["acme/*"], limits=limits))
+    [key] = (await world.scheduler.next(Keys)).keys
+    assert answer.outcome == supervisor_pb2.DeclareKeyResponse.DECLARED
+    assert (key.key_hash, key.key_id, key.models) == ("a" * 64, answer.key_id, ("acme/*",))
+    assert key.limits == (LimitRule(f"key/{answer.key_id}", "*", requests_per_minute=5),)
+    assert (await world.admin.DeclareKey(declared(key_hash="b" * 64))).key_id != answer.key_id
+    [key] = (await world.scheduler.next(Keys)).keys
+    assert (key.key_hash, key.models, key.limits) == ("b" * 64, (), ())
+    [listed] = (await world.admin.ListDeclaredKeys(supervisor_pb2.ListDeclaredKeysRequest())).keys
+    assert (listed.key_id, listed.declaration.owner, listed.declaration.key_hash) == (key.key_id, "uid", "b" * 64)
+    await world.admin.WithdrawKey(supervisor_pb2.WithdrawKeyRequest(owner="uid"))
+    assert (await world.scheduler.next(Keys)).keys == ()
+
+
+async def test_a_key_of_somebody_elses_cannot_be_declared(world):
+    made = await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="globex"))
+    stolen = declared(key_hash=hashlib.sha256(made.key.encode()).hexdigest())
+    assert (await world.admin.DeclareKey(stolen)).outcome == supervisor_pb2.DeclareKeyResponse.TAKEN
+    [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
+    assert (listed.namespace, listed.revoked) == ("globex", False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"owner": ""}, {"owner": "x" * 129}, {"key_hash": "weft-key"}, {"key_hash": "A" * 64}, {"namespace": "A"},
+        {"namespace": ""}, {"scope": supervisor_pb2.KEY_SCOPE_PLATFORM}, {"models": [""]}, {"expires_unix_ms": 1},
+        {"scope": supervisor_pb2.KEY_SCOPE_PLATFORM, "namespace": ""},
+    ],
+)  # fmt: skip
+async def test_a_declaration_of_what_no_tenant_may_have_is_refused(world, wrong):
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await world.admin.DeclareKey(declared(**wrong))
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert not (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
 
 
 async def test_limits_reach_the_scheduler_with_the_keys_that_they_are_for(world):

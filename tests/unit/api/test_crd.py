@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from weft.api.apikey import APIKeySpec, APIKeyStatus
 from weft.api.crd import crds, main, render
 from weft.api.fields import PATTERN_HELP, URI_PATTERN
 from weft.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
@@ -15,6 +16,7 @@ from weft.api.servingpool import ServingPoolSpec, ServingPoolStatus
 
 FOLDER = Path(__file__).parents[3] / "crds"
 POOL, ADAPTER = "servingpools.serving.weft.dev.yaml", "loraadapters.serving.weft.dev.yaml"
+KEY = "apikeys.serving.weft.dev.yaml"
 ALLOWED = {
     "type", "format", "description", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern",
     "minItems", "maxItems", "items", "properties", "additionalProperties", "maxProperties", "required",
@@ -49,7 +51,7 @@ def test_the_files_are_current() -> None:
         assert (FOLDER / name).read_text() == render(crd), "run `make crds`"
 
 
-@pytest.mark.parametrize("name", [POOL, ADAPTER])
+@pytest.mark.parametrize("name", [POOL, ADAPTER, KEY])
 def test_no_default_holds_a_null(name: str) -> None:
     """The API server refuses such a schema: null is of no type."""
 
@@ -65,7 +67,7 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
         assert yaml.safe_load((tmp_path / "new" / name).read_text()) == crd
 
 
-@pytest.mark.parametrize("name", [POOL, ADAPTER])
+@pytest.mark.parametrize("name", [POOL, ADAPTER, KEY])
 def test_the_schema_is_structural_and_described(name: str) -> None:
     for path, field in walk(root(name)):
         assert set(field) <= ALLOWED, (path, set(field) - ALLOWED)
@@ -79,7 +81,7 @@ def test_the_schema_is_structural_and_described(name: str) -> None:
             assert field.get("properties") or field["additionalProperties"], f"{path} would be pruned"
 
 
-@pytest.mark.parametrize("name", [POOL, ADAPTER])
+@pytest.mark.parametrize("name", [POOL, ADAPTER, KEY])
 def test_everything_in_spec_is_bounded_so_that_rules_stay_cheap(name: str) -> None:
     for path, field in walk(root(name)["properties"]["spec"]):
         if field.get("type") == "string" or "x-kubernetes-int-or-string" in field:
@@ -94,7 +96,11 @@ def test_everything_in_spec_is_bounded_so_that_rules_stay_cheap(name: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "spec", "status"),
-    [(POOL, ServingPoolSpec, ServingPoolStatus), (ADAPTER, LoRAAdapterSpec, LoRAAdapterStatus)],
+    [
+        (POOL, ServingPoolSpec, ServingPoolStatus),
+        (ADAPTER, LoRAAdapterSpec, LoRAAdapterStatus),
+        (KEY, APIKeySpec, APIKeyStatus),
+    ],
 )
 def test_fields_and_required_ones_are_those_of_the_types(name: str, spec: Any, status: Any) -> None:
     for part, model in (("spec", spec), ("status", status)):

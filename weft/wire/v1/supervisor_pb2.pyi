@@ -364,6 +364,74 @@ class KeyInfo(_message.Message):
     expires_unix_ms: int
     def __init__(self, key_id: _Optional[str] = ..., namespace: _Optional[str] = ..., note: _Optional[str] = ..., created_unix_s: _Optional[int] = ..., revoked: _Optional[bool] = ..., scope: _Optional[_Union[KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
+class KeyDeclaration(_message.Message):
+    __slots__ = ("owner", "namespace", "note", "key_hash", "scope", "models", "expires_unix_ms", "limits")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    KEY_HASH_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    namespace: str
+    note: str
+    key_hash: str
+    scope: KeyScope
+    models: _containers.RepeatedScalarFieldContainer[str]
+    expires_unix_ms: int
+    limits: LimitRule
+    def __init__(self, owner: _Optional[str] = ..., namespace: _Optional[str] = ..., note: _Optional[str] = ..., key_hash: _Optional[str] = ..., scope: _Optional[_Union[KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ..., limits: _Optional[_Union[LimitRule, _Mapping]] = ...) -> None: ...
+
+class DeclareKeyResponse(_message.Message):
+    __slots__ = ("outcome", "key_id")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[DeclareKeyResponse.Outcome]
+        DECLARED: _ClassVar[DeclareKeyResponse.Outcome]
+        TAKEN: _ClassVar[DeclareKeyResponse.Outcome]
+        REVOKED: _ClassVar[DeclareKeyResponse.Outcome]
+    OUTCOME_UNSPECIFIED: DeclareKeyResponse.Outcome
+    DECLARED: DeclareKeyResponse.Outcome
+    TAKEN: DeclareKeyResponse.Outcome
+    REVOKED: DeclareKeyResponse.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    outcome: DeclareKeyResponse.Outcome
+    key_id: str
+    def __init__(self, outcome: _Optional[_Union[DeclareKeyResponse.Outcome, str]] = ..., key_id: _Optional[str] = ...) -> None: ...
+
+class WithdrawKeyRequest(_message.Message):
+    __slots__ = ("owner",)
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    def __init__(self, owner: _Optional[str] = ...) -> None: ...
+
+class WithdrawKeyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDeclaredKeysRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDeclaredKeysResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[DeclaredKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[DeclaredKey, _Mapping]]] = ...) -> None: ...
+
+class DeclaredKey(_message.Message):
+    __slots__ = ("key_id", "revoked", "declaration")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    DECLARATION_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    revoked: bool
+    declaration: KeyDeclaration
+    def __init__(self, key_id: _Optional[str] = ..., revoked: _Optional[bool] = ..., declaration: _Optional[_Union[KeyDeclaration, _Mapping]] = ...) -> None: ...
+
 class LimitRule(_message.Message):
     __slots__ = ("subject", "model", "requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day", "spent_until_unix_ms")
     SUBJECT_FIELD_NUMBER: _ClassVar[int]

@@ -146,6 +146,21 @@ class AdminStub:
                 request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.DeclareKey = channel.unary_unary(
+                '/weft.v1.Admin/DeclareKey',
+                request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.KeyDeclaration.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.DeclareKeyResponse.FromString,
+                _registered_method=True)
+        self.WithdrawKey = channel.unary_unary(
+                '/weft.v1.Admin/WithdrawKey',
+                request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.WithdrawKeyRequest.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.WithdrawKeyResponse.FromString,
+                _registered_method=True)
+        self.ListDeclaredKeys = channel.unary_unary(
+                '/weft.v1.Admin/ListDeclaredKeys',
+                request_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListDeclaredKeysRequest.SerializeToString,
+                response_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListDeclaredKeysResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -195,6 +210,26 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeclareKey(self, request, context):
+        """For the operator: keys that objects of a cluster declare. It reaches no other key, and none of the platform.
+        in place of what its owner declared before
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WithdrawKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeclaredKeys(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -232,6 +267,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageRequest.FromString,
                     response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'DeclareKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeclareKey,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.KeyDeclaration.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.DeclareKeyResponse.SerializeToString,
+            ),
+            'WithdrawKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawKey,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.WithdrawKeyRequest.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.WithdrawKeyResponse.SerializeToString,
+            ),
+            'ListDeclaredKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeclaredKeys,
+                    request_deserializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListDeclaredKeysRequest.FromString,
+                    response_serializer=weft_dot_wire_dot_v1_dot_supervisor__pb2.ListDeclaredKeysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -424,6 +474,87 @@ class Admin:
             '/weft.v1.Admin/GetUsage',
             weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageRequest.SerializeToString,
             weft_dot_wire_dot_v1_dot_supervisor__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeclareKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Admin/DeclareKey',
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.KeyDeclaration.SerializeToString,
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.DeclareKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Admin/WithdrawKey',
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.WithdrawKeyRequest.SerializeToString,
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.WithdrawKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeclaredKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Admin/ListDeclaredKeys',
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.ListDeclaredKeysRequest.SerializeToString,
+            weft_dot_wire_dot_v1_dot_supervisor__pb2.ListDeclaredKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

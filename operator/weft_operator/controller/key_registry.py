@@ -1,0 +1,95 @@
+"""The keys that this cluster's APIKeys declare, at the supervisor: declared, withdrawn, listed.
+
+Each call is made by the leader alone, and ends before another replica may lead.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from weft.domain.limits import LimitRule
+from weft.domain.routes import KeyScope
+from weft.domain.text import sanitize
+from weft.wire.codec.scheduling import KEY_SCOPE, KEY_SCOPES, fill_rule
+from weft.wire.streams import channel
+from weft.wire.tls import Tls
+from weft.wire.v1 import supervisor_pb2 as pb
+from weft.wire.v1.supervisor_pb2_grpc import AdminStub
+from weft_operator.core.api_keys import DeclaredKey, KeyDeclaration, without_subject
+from weft_operator.errors import SupervisorUnavailable
+
+SCOPES = {"Inference": KeyScope.INFERENCE, "ReadOnly": KeyScope.READ_ONLY, "Metrics": KeyScope.METRICS}
+NAMES = {scope: name for name, scope in SCOPES.items()}
+
+
+class KeyRegistry:
+    """One channel to the supervisor. `lead()` raises where this process does not lead."""
+
+    def __init__(self, address: str, tls: Tls | None, *, lead: Callable[[], None], call_s: float) -> None:
+        self._channel = channel(address, tls, "supervisor")
+        self._admin, self._lead, self._call_s = AdminStub(self._channel), lead, call_s
+
+    async def aclose(self) -> None:
+        await self._channel.close(None)
+
+    async def declare(self, new: KeyDeclaration) -> DeclaredKey | str:
+        """What is in force then, or the outcome (TAKEN, REVOKED) with which it was refused.
+
+        Raises SupervisorUnavailable.
+        """
+        m = pb.KeyDeclaration(
+            owner=new.owner,
+            namespace=new.namespace,
+            note=new.note,
+            key_hash=new.key_hash,
+            scope=KEY_SCOPE[SCOPES[new.scope]],
+            models=new.models,
+            expires_unix_ms=new.expires_unix_ms,
+        )
+        fill_rule(new.limits, m.limits)
+        answer = await self._call(self._admin.DeclareKey, m)
+        outcome = pb.DeclareKeyResponse.Outcome.Name(answer.outcome)
+        return DeclaredKey(answer.key_id, new) if outcome == "DECLARED" else outcome
+
+    async def withdraw(self, owner: str) -> None:
+        """Raises SupervisorUnavailable."""
+        await self._call(self._admin.WithdrawKey, pb.WithdrawKeyRequest(owner=owner))
+
+    async def declared(self) -> list[DeclaredKey]:
+        """Every key in force, and those that a person has revoked. Raises SupervisorUnavailable."""
+        answer = await self._call(self._admin.ListDeclaredKeys, pb.ListDeclaredKeysRequest())
+        return [_declared(m) for m in answer.keys]
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        self._lead()
+        try:
+            return await method(request, timeout=self._call_s)
+        except grpc.aio.AioRpcError as error:
+            raise SupervisorUnavailable(sanitize(f"{error.code().name}: {error.details()}")) from error
+
+
+def _declared(m: pb.DeclaredKey) -> DeclaredKey:
+    of = m.declaration
+    rule = LimitRule(
+        "",
+        requests_per_minute=of.limits.requests_per_minute,
+        tokens_per_minute=of.limits.tokens_per_minute,
+        concurrent=of.limits.concurrent,
+        tokens_per_day=of.limits.tokens_per_day,
+    )
+    scope = NAMES.get(KEY_SCOPES[of.scope], "")
+    return DeclaredKey(
+        m.key_id,
+        KeyDeclaration(
+            owner=of.owner,
+            namespace=of.namespace,
+            note=of.note,
+            key_hash=of.key_hash,
+            scope=scope,
+            models=tuple(of.models),
+            expires_unix_ms=of.expires_unix_ms,
+            limits=without_subject(rule),
+        ),
+        revoked=m.revoked,
+    )

@@ -1,0 +1,331 @@
+"""APIKeys: `next_step(view, now)` is the one thing to do next for an APIKey, or nothing. Pure, level-based.
+
+It looks at the object, at its Secret and at what the supervisor has under the object's uid, never at what happened, so
+a process may end after any step and another one goes on. The Secret is the one place of the key: what it holds is
+declared to the supervisor by its hash; what it holds no more is withdrawn first of all. An object keeps a finalizer
+until nothing is declared for it, so one that has gone has left no key behind; what is declared for no object (somebody
+took the finalizer off) is withdrawn, too (`orphans`). While supervisor or Secret are out of reach, nothing is decided.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from weft.api.fields import duration_s
+from weft.api.meta import sanitize_message
+from weft.domain.limits import LimitRule
+from weft_operator.core.actions import AddFinalizer, RecordEvent, RemoveFinalizer, SetStatus
+from weft_operator.core.resources import UNREADABLE, Malformed, Meta, Object, parse_meta
+from weft_operator.core.status import Condition, merged, timestamp
+
+FINALIZER = "serving.weft.dev/revoke-key"
+ENTRY = "key"  # of a Secret that is made
+MIN_CHARS, MAX_CHARS = 32, 512  # of a key
+TOKEN_DOTS = 2  # a gateway may take what has so many for a token of an issuer
+NAME_LABEL = "serving.weft.dev/apikey"
+_KEY = re.compile(rf"[!-~]{{{MIN_CHARS},{MAX_CHARS}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An APIKey. `expires_after_s` counts from the making of the Secret; `brought`: the Secret is somebody else's."""
+
+    meta: Meta
+    scope: str  # Inference, ReadOnly, Metrics
+    models: tuple[str, ...]
+    expires_at: float | None
+    expires_after_s: float | None
+    limits: LimitRule  # its numbers count
+    secret: str
+    entry: str
+    brought: bool
+    status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDeclaration:
+    """What the supervisor is told of a key."""
+
+    owner: str  # uid of the APIKey
+    namespace: str
+    note: str
+    key_hash: str
+    scope: str
+    models: tuple[str, ...]
+    expires_unix_ms: int  # 0: never
+    limits: LimitRule = field(default=LimitRule(""))
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredKey:
+    """What the supervisor has: a key in force, or one that a person has revoked for good."""
+
+    key_id: str
+    declaration: KeyDeclaration
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SecretKey:
+    """A Secret with a key. Of the key only the hash is known here."""
+
+    key_hash: str
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoSecret:
+    """There is none of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadSecret:
+    """What is there is no key of this APIKey."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadSecret:
+    """What is there is not known: the API server did not show it."""
+
+    reason: str
+    message: str
+
+
+NOT_READ = UnreadSecret("", "nobody has looked")
+Secret = SecretKey | NoSecret | BadSecret | UnreadSecret
+
+
+@dataclass(frozen=True, slots=True)
+class KeyView:
+    """All that a step is planned from. `known`: whether the supervisor has said what is declared."""
+
+    key: Key
+    served: bool  # APIKeys of its namespace are looked after
+    secret: Secret
+    known: bool
+    declared: DeclaredKey | None = None  # in force
+    revoked: frozenset[str] = frozenset()  # hashes of keys of this object that a person has revoked
+    taken: str = ""  # the hash that the supervisor refused as somebody else's
+    refused: str = ""  # why the API server refused the Secret
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSecret:
+    """There is a Secret with a fresh key."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """The supervisor has this key, in place of what the same object declared before."""
+
+    declaration: KeyDeclaration
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The supervisor has no key of this object in force."""
+
+    owner: str
+
+
+Step = AddFinalizer | RemoveFinalizer | CreateSecret | Declare | Withdraw | SetStatus
+
+
+def next_step(view: KeyView, now: float) -> Step | None:
+    """What comes next; None: everything is as it should be, or nothing can be done now."""
+    key, meta = view.key, view.key.meta
+    if meta.deleting or not view.served:
+        return _let_go(view, now)
+    if FINALIZER not in meta.finalizers:
+        return AddFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)
+    if isinstance(view.secret, UnreadSecret):
+        return _tell(view, view.secret.reason, view.secret.message, now)
+    if not view.known:
+        return None if _holds(key) else _tell(view, "Registering", "the supervisor has not answered yet", now)
+    wanted = _wanted(view, now)
+    if isinstance(wanted, KeyDeclaration):
+        if view.declared is not None and view.declared.declaration == wanted:
+            return _tell(view, "Registered", f"gateways take the key in Secret {key.secret}", now)
+        return Declare(wanted)
+    if view.declared is not None:
+        return Withdraw(meta.uid)
+    if isinstance(view.secret, NoSecret) and not key.brought and not view.refused:
+        return CreateSecret(key)
+    return _tell(view, wanted.reason, wanted.message, now)
+
+
+def orphans(declared: Iterable[DeclaredKey], uids: Collection[str]) -> list[str]:
+    """The owners of keys in force of which no object is there."""
+    return sorted({key.declaration.owner for key in declared if not key.revoked} - set(uids))
+
+
+def events_for(key: Key, status: Object) -> list[RecordEvent]:
+    """Events of writing this status."""
+    after, before = _ready(status), _ready(key.status)
+    if (after["reason"], status.get("keyID")) == (before.get("reason"), key.status.get("keyID")):
+        return []
+    kind = "Normal" if after["status"] == "True" or after["reason"] == "Registering" else "Warning"
+    return [RecordEvent(key.meta.ref, key.meta.uid, kind, after["reason"], after["message"])]
+
+
+def _wanted(view: KeyView, now: float) -> KeyDeclaration | BadSecret:
+    """What should be declared, or why nothing should."""
+    key, secret = view.key, view.secret
+    if isinstance(secret, BadSecret):
+        return secret
+    if not isinstance(secret, SecretKey):
+        if view.refused:
+            return BadSecret("SecretRefused", view.refused)
+        return BadSecret("SecretMissing", f"there is no Secret {key.secret} in namespace {key.meta.ref.namespace}")
+    if secret.key_hash in view.revoked:
+        return BadSecret("KeyRevoked", "this key was revoked by hand, for good")
+    if secret.key_hash == view.taken:
+        return BadSecret("KeyTaken", "this key is somebody else's")
+    expires = expiry(key, secret)
+    if expires is not None and expires <= now:
+        return BadSecret("KeyExpired", f"the key has expired at {timestamp(expires)}")
+    return KeyDeclaration(
+        owner=key.meta.uid,
+        namespace=key.meta.ref.namespace,
+        note=f"APIKey {key.meta.ref}",
+        key_hash=secret.key_hash,
+        scope=key.scope,
+        models=key.models,
+        expires_unix_ms=round(expires * 1000) if expires is not None else 0,
+        limits=key.limits,
+    )
+
+
+def expiry(key: Key, secret: SecretKey) -> float | None:
+    """When the key ends, unix seconds; None: never."""
+    return key.expires_at if key.expires_after_s is None else secret.created + key.expires_after_s
+
+
+def _let_go(view: KeyView, now: float) -> Step | None:
+    """Of what goes, or is not looked after: the key first, then the finalizer."""
+    meta = view.key.meta
+    held = FINALIZER in meta.finalizers
+    if held and not view.known:
+        return None
+    if view.declared is not None:
+        return Withdraw(meta.uid)
+    if held:
+        return RemoveFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)
+    if meta.deleting:
+        return None
+    where = f"APIKeys of namespace {meta.ref.namespace} are not served"
+    return _tell(view, "NamespaceNotServed", where, now)
+
+
+def _tell(view: KeyView, reason: str, message: str, now: float) -> SetStatus | None:
+    """Write the status, where it is another one."""
+    key, meta, declared, ready = view.key, view.key.meta, view.declared, reason == "Registered"
+    condition = Condition("Ready", "True" if ready else "False", reason, message)
+    expires = expiry(key, view.secret) if isinstance(view.secret, SecretKey) else None
+    key_id = declared.key_id if declared else None
+    rotated = key.status.get("lastRotated") if key_id == key.status.get("keyID") else timestamp(now)
+    status: dict[str, Any] = {
+        "observedGeneration": meta.generation,
+        "keyID": key_id,
+        "secretName": key.secret if declared else None,
+        "expiresAt": timestamp(expires) if expires is not None else None,
+        "lastRotated": rotated if key_id else None,
+        "conditions": merged(key.status.get("conditions", ()), [condition], meta.generation, now),
+    }
+    status = {name: value for name, value in status.items() if value is not None}
+    return None if status == key.status else SetStatus(meta.ref, meta.uid, meta.resource_version, status)
+
+
+def _holds(key: Key) -> bool:
+    """Whether the stored status is of this spec, and says that the key is taken."""
+    return _ready(key.status).get("status") == "True" and key.status.get("observedGeneration") == key.meta.generation
+
+
+def _ready(status: Object) -> Mapping[str, Any]:
+    return next((one for one in status.get("conditions", ()) if one["type"] == "Ready"), {})
+
+
+# ------------------------------------------------------------------------------------------- from and to objects
+
+
+def parse_key(obj: Object) -> Key | Malformed:
+    """An admitted APIKey -> its value."""
+    meta, spec, status = parse_meta(obj), obj["spec"], obj.get("status") or {}
+    try:
+        reference, after, at = spec.get("secretRef"), spec.get("expiresAfter"), spec.get("expiresAt")
+        limits = spec.get("limits") or {}
+        return Key(
+            meta=meta,
+            scope=spec.get("scope") or "Inference",
+            models=tuple(spec.get("models") or ()),
+            expires_at=datetime.fromisoformat(at).timestamp() if at else None,
+            expires_after_s=float(duration_s(after)) if after else None,
+            limits=LimitRule(
+                "",
+                requests_per_minute=limits.get("requestsPerMinute", 0),
+                tokens_per_minute=limits.get("tokensPerMinute", 0),
+                concurrent=limits.get("concurrent", 0),
+                tokens_per_day=limits.get("tokensPerDay", 0),
+            ),
+            secret=reference["name"] if reference else spec.get("secretName") or meta.ref.name,
+            entry=(reference.get("key") or ENTRY) if reference else ENTRY,
+            brought=reference is not None,
+            status=status,
+        )
+    except UNREADABLE as error:
+        return Malformed(meta, sanitize_message(str(error) or repr(error)), status)
+
+
+def seen_secret(key: Key, obj: Object | None) -> Secret:
+    """The Secret that an APIKey names, as the API server gives it."""
+    if obj is None or (obj["metadata"].get("deletionTimestamp") and not key.brought):
+        return NoSecret()
+    owners = {owner.get("uid") for owner in obj["metadata"].get("ownerReferences") or ()}
+    if not key.brought and key.meta.uid not in owners:
+        return BadSecret("SecretConflict", f"Secret {key.secret} is not of this APIKey")
+    try:
+        text = base64.b64decode((obj.get("data") or {})[key.entry], validate=True).decode("ascii").strip()
+    except KeyError:
+        return BadSecret("SecretInvalid", f"Secret {key.secret} has no entry {key.entry!r}")
+    except (binascii.Error, UnicodeDecodeError):
+        return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is no printable ASCII text")
+    if not _KEY.fullmatch(text) or text.count(".") == TOKEN_DOTS:
+        what = f"no key: {MIN_CHARS} to {MAX_CHARS} printable ASCII characters without spaces, and not two dots"
+        return BadSecret("SecretInvalid", f"the entry {key.entry!r} of Secret {key.secret} is {what}")
+    created = datetime.fromisoformat(obj["metadata"]["creationTimestamp"]).timestamp()
+    return SecretKey(hashlib.sha256(text.encode()).hexdigest(), created)
+
+
+def secret_manifest(key: Key, text: str) -> dict[str, Any]:
+    """The Secret of a fresh key. It is never changed, and goes with its APIKey."""
+    ref = key.meta.ref
+    owner = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": ref.kind, "name": ref.name, "uid": key.meta.uid}
+    labels = {"app.kubernetes.io/part-of": "weft", "app.kubernetes.io/managed-by": "weft-operator"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": key.secret,
+            "namespace": ref.namespace,
+            "labels": {**labels, NAME_LABEL: ref.name},
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": {ENTRY: base64.b64encode(text.encode()).decode()},
+    }
+
+
+def without_subject(rule: LimitRule) -> LimitRule:
+    """The numbers of a rule alone."""
+    return replace(rule, subject="", model="", spent_until_unix_ms=0)

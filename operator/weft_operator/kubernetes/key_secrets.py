@@ -1,0 +1,37 @@
+"""Secrets of APIKeys: read by name, and made. They are never listed, watched, changed or deleted.
+
+One that is made is immutable and goes with its APIKey, by its owner reference. Of one that is read, only the hash of
+its key goes further.
+"""
+
+from collections.abc import Callable
+
+from weft_operator.core.api_keys import Key, Secret, UnreadSecret, secret_manifest, seen_secret
+from weft_operator.errors import ApiFailed
+from weft_operator.kubernetes.client import SECRETS, Api
+
+FORBIDDEN = 403
+
+
+class KeySecrets:
+    """`lead()` raises LeadershipLost; it is asked before each write. `write_s` bounds how long one is under way."""
+
+    def __init__(self, api: Api, *, lead: Callable[[], None], write_s: float) -> None:
+        self._api, self._lead, self._write_s = api, lead, write_s
+
+    async def read(self, key: Key) -> Secret:
+        """Raises ApiUnreachable, ApiFailed."""
+        namespace = key.meta.ref.namespace
+        try:
+            return seen_secret(key, await self._api.get(SECRETS, namespace, key.secret))
+        except ApiFailed as error:
+            if error.status != FORBIDDEN:
+                raise
+            what = f"the operator may not read Secrets of namespace {namespace}"
+            return UnreadSecret("SecretForbidden", f"{what}: {error.message}")
+
+    async def create(self, key: Key, text: str) -> None:
+        """Raises AlreadyExists, ApiFailed, ApiUnreachable."""
+        self._lead()
+        path, body = SECRETS.path(key.meta.ref.namespace), secret_manifest(key, text)
+        await self._api.request("POST", path, body=body, timeout_s=self._write_s)

@@ -1,0 +1,156 @@
+"""Keys that objects of a cluster declare: by owner (the object's uid), known by their hashes.
+
+An owner has at most one key in force. What it declares takes the place of what it declared before, in one transaction;
+declaring the same twice changes nothing. What an owner has withdrawn it may declare again; what a person has revoked
+stays revoked. Keys of other owners, and those without one, are out of its reach.
+
+Their limits stand beside those that people set for the same key: rules of one subject are told apart by their model,
+and those of objects have the pattern that every model fits.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from weft.domain.limits import LimitRule
+from weft.store import limits
+from weft.store.keys import MAX_NOTE, Grant, draw_key, key_of
+from weft.store.models import ApiKeyRow, LimitRow
+from weft.store.transactions import insert_into, transact
+
+EVERY_MODEL = "*"
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What an owner says of its key. `limits`: its numbers count; subject and model are given by the store."""
+
+    owner: str
+    key_hash: str
+    grant: Grant
+    note: str = ""
+    limits: LimitRule = LimitRule("", EVERY_MODEL)  # noqa: RUF009 (frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredKey:
+    """As it is stored: in force, or revoked by a person."""
+
+    key_id: str
+    declaration: Declaration
+    revoked: bool
+
+
+class Refusal(Enum):
+    """Why a key was not taken. The owner has no key in force then."""
+
+    TAKEN = auto()  # it is a key already, and not this owner's
+    REVOKED = auto()  # a person has revoked it
+
+
+async def declare(engine: AsyncEngine, new: Declaration, *, now_unix_ms: int) -> DeclaredKey | Refusal:
+    """The owner's one key in force is this one. Raises StoreUnavailable, Unstorable."""
+
+    async def write(connection: AsyncConnection) -> DeclaredKey | Refusal:
+        await _withdraw(connection, new.owner, now_unix_ms, but=new.key_hash)
+        query = select(ApiKeyRow.__table__).where(ApiKeyRow.key_hash == new.key_hash).with_for_update()
+        known = (await connection.execute(query)).mappings().first()
+        if known is None:
+            key_id = await _insert(connection, new, now_unix_ms)
+        elif known["owner"] != new.owner:
+            return Refusal.TAKEN
+        elif known["revoked_unix_ms"] is not None and not known["withdrawn"]:
+            return Refusal.REVOKED
+        else:
+            key_id = known["key_id"]
+            await _update(connection, known, new)
+        rule = replace(new.limits, subject=f"key/{key_id}", model=EVERY_MODEL, spent_until_unix_ms=0)
+        await _set_limits(connection, rule, now_unix_ms)
+        return DeclaredKey(key_id, replace(new, note=new.note[:MAX_NOTE], limits=rule), revoked=False)
+
+    return await transact(engine, write)
+
+
+async def withdraw(engine: AsyncEngine, owner: str, *, now_unix_ms: int) -> None:
+    """The owner has no key in force. Raises StoreUnavailable."""
+    await transact(engine, lambda connection: _withdraw(connection, owner, now_unix_ms))
+
+
+async def all_declared(engine: AsyncEngine) -> list[DeclaredKey]:
+    """Every declared key in force (or expired), and every one that a person has revoked. Raises StoreUnavailable."""
+    known = select(ApiKeyRow.__table__).where(
+        ApiKeyRow.owner != "", or_(ApiKeyRow.revoked_unix_ms.is_(None), ~ApiKeyRow.withdrawn)
+    )
+    rules = select(LimitRow.subject, *(getattr(LimitRow, name) for name in _LIMITS)).where(
+        LimitRow.model == EVERY_MODEL, LimitRow.subject.startswith("key/")
+    )
+
+    async def read(connection: AsyncConnection) -> list[DeclaredKey]:
+        by_subject = {
+            row["subject"]: LimitRule(**row, model=EVERY_MODEL) for row in (await connection.execute(rules)).mappings()
+        }
+        rows = (await connection.execute(known.order_by(ApiKeyRow.created_unix_ms, ApiKeyRow.key_id))).mappings()
+        return [_declared(row, by_subject) for row in rows]
+
+    return await transact(engine, read)
+
+
+def _declared(row: Any, rules: dict[str, LimitRule]) -> DeclaredKey:
+    key, subject = key_of(row), f"key/{row['key_id']}"
+    rule = rules.get(subject, LimitRule(subject, EVERY_MODEL))
+    return DeclaredKey(
+        key.key_id, Declaration(row["owner"], key.key_hash, key.grant, key.note, rule), key.revoked_unix_ms is not None
+    )
+
+
+async def _withdraw(connection: AsyncConnection, owner: str, now_unix_ms: int, *, but: str = "") -> None:
+    mine = (ApiKeyRow.owner == owner, ApiKeyRow.key_hash != but, ApiKeyRow.revoked_unix_ms.is_(None))
+    gone = (
+        update(ApiKeyRow)
+        .where(*mine)
+        .values(revoked_unix_ms=now_unix_ms, withdrawn=True, changes=ApiKeyRow.changes + 1)
+    )
+    for (key_id,) in (await connection.execute(gone.returning(ApiKeyRow.key_id))).all():
+        await limits.put_within(connection, LimitRule(f"key/{key_id}", EVERY_MODEL), now_unix_ms=now_unix_ms)
+
+
+async def _insert(connection: AsyncConnection, new: Declaration, now_unix_ms: int) -> str:
+    """The id of the new key. One that is taken is drawn again."""
+    insert = insert_into(connection, ApiKeyRow).on_conflict_do_nothing(index_elements=[ApiKeyRow.key_id])
+    while True:
+        key_id = draw_key().key_id
+        row = {"key_id": key_id, "key_hash": new.key_hash, "owner": new.owner, "created_unix_ms": now_unix_ms}
+        if (await connection.execute(insert.returning(ApiKeyRow.key_id), row | _granted(new))).first() is not None:
+            return key_id
+
+
+async def _update(connection: AsyncConnection, known: Any, new: Declaration) -> None:
+    wanted = {**_granted(new), "revoked_unix_ms": None, "withdrawn": False}
+    if any(known[name] != value for name, value in wanted.items()):
+        mine = update(ApiKeyRow).where(ApiKeyRow.key_id == known["key_id"])
+        await connection.execute(mine.values(**wanted, changes=ApiKeyRow.changes + 1))
+
+
+async def _set_limits(connection: AsyncConnection, rule: LimitRule, now_unix_ms: int) -> None:
+    """Written where they differ: each write is news for every gateway."""
+    columns = [getattr(LimitRow, name) for name in _LIMITS]
+    query = select(*columns).where(LimitRow.subject == rule.subject, LimitRow.model == rule.model)
+    stored = (await connection.execute(query)).first()
+    if tuple(stored or (0,) * len(_LIMITS)) != tuple(getattr(rule, name) for name in _LIMITS):
+        await limits.put_within(connection, rule, now_unix_ms=now_unix_ms)
+
+
+def _granted(new: Declaration) -> dict[str, Any]:
+    grant = new.grant
+    return {
+        "namespace": grant.namespace,
+        "scope": grant.scope.value,
+        "models": json.dumps(grant.models),
+        "expires_unix_ms": grant.expires_unix_ms,
+        "note": new.note[:MAX_NOTE],
+    }
