@@ -265,11 +265,13 @@ def _declaration(m: pb.KeyDeclaration) -> declared_keys.Declaration:
         raise ValueError("an object of a namespace declares no key of the platform")
     if not HASH.fullmatch(m.key_hash):
         raise ValueError("key_hash is not the SHA-256 of a key, in hex")
-    wish = pb.CreateKeyRequest(namespace=m.namespace, scope=m.scope, models=m.models, expires_unix_ms=m.expires_unix_ms)
+    asked = pb.CreateKeyRequest(
+        namespace=m.namespace, scope=m.scope, models=m.models, expires_unix_ms=m.expires_unix_ms
+    )
     rule = pb.LimitRule()
     rule.CopyFrom(m.limits)
     rule.subject, rule.model = f"key/{m.key_hash[:8]}", declared_keys.EVERY_MODEL
-    return declared_keys.Declaration(m.owner, m.key_hash, _grant(wish, _now()), m.note, read_rule(rule))
+    return declared_keys.Declaration(m.owner, m.key_hash, _grant(asked, _now()), m.note, read_rule(rule))
 
 
 def _route(key: keys.ApiKey, rules: Mapping[str, Sequence[LimitRule]]) -> KeyRoute:

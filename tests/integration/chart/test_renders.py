@@ -20,6 +20,7 @@ from harness.chart import (
     pod_templates,
     render,
 )
+from weft.api.apikey import APIKey
 from weft.api.loraadapter import LoRAAdapter
 from weft.api.manifests import parse_object
 from weft.api.servingpool import ServingPool
@@ -61,13 +62,13 @@ def test_what_artifact_hub_shows_of_the_crds_is_so() -> None:
         for version in crd["spec"]["versions"]
     }
     examples = yaml.safe_load(notes["artifacthub.io/crdsExamples"])
-    assert {LoRAAdapter, ServingPool} == {type(parse_object(example)) for example in examples}
+    assert {APIKey, LoRAAdapter, ServingPool} == {type(parse_object(example)) for example in examples}
 
 
 def test_crds_are_kept_when_the_release_goes_unless_told_otherwise(rendered: Rendered) -> None:
     kept = [obj for obj in rendered["default"] if obj["kind"] == "CustomResourceDefinition"]
     dropped = objects(render("default", *QUICK, "--set", "crds.keep=false", "--show-only", "templates/crds.yaml"))
-    assert len(kept) == len(dropped) == 2
+    assert len(kept) == len(dropped) == 3
     for with_policy, without in zip(kept, dropped, strict=True):
         annotated = {**without["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
         assert with_policy == {**without, "metadata": annotated}
