@@ -364,6 +364,11 @@ class Rollout(ApiModel):
     """The most runners beyond the wanted ones while runners are replaced, a number or a percentage of the wanted ones,
     rounded up. They need accelerators of their own. Runners of several pods (podsPerRunner) and the processes of weft
     up are replaced without any."""
+    min_ready_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 0
+    """The seconds that a new runner has to be ready before the next one is replaced. So the first one is a canary: as
+    long as it ends, or is not ready, no other runner of the pool is replaced, and no other pool where the change comes
+    from the installation; writing the template that was there before takes it back. Runners of several pods and the
+    processes of weft up do not wait."""
 
 
 class DisruptionBudget(ApiModel):

@@ -1,8 +1,9 @@
 """When runners are replaced by ones of another template: how many at a time, of which group, of which pool. Pure.
 
-A pool's bounds are `spec.rollout`. Of its groups one is replaced at a time, so that the bounds hold for the pool. A
-change that comes from what the installation gives all runners (a new image, a new operator) is made pool by pool: those
-in order first, and none while one that has it is not in order. A change of the pool's own waits for no other pool.
+A pool's bounds are `spec.rollout`; with `minReadySeconds` each runner is a canary for the next one. Of its groups one
+is replaced at a time, so that the bounds hold for the pool. A change that comes from what the installation gives all
+runners (a new image, a new operator) is made pool by pool: those in order first, and none while one that has it is not
+in order. A change of the pool's own waits for no other pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,10 +47,11 @@ class _Part:
     ready: int  # of all its pods
     current_ready: int
     outdated: int
+    available: bool  # all have been ready for its minReadySeconds
 
     @property
     def in_order(self) -> bool:
-        return self.current_ready >= self.replicas and not self.outdated
+        return self.current_ready >= self.replicas and not self.outdated and self.available
 
 
 def hold(
@@ -149,7 +151,17 @@ def _part_of(key: ObjectKey, live: Object, pods: Iterable[Pod], *, pending: bool
     )
     both, outdated = sum(pod.state == "Ready" for pod in current), len(staying) - len(current)
     replicas = int(live["spec"].get("replicas", 1))
-    return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated)
+    available = _is_available(live, replicas)
+    return _Part(key, name, pending, outside, replicas, len(current), len(ready), both, outdated, available)
+
+
+def _is_available(live: Object, replicas: int) -> bool:
+    """By the status of a Deployment with minReadySeconds; of any other object readiness is enough."""
+    if not live["spec"].get("minReadySeconds"):
+        return True
+    status = live.get("status") or {}
+    current = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    return current and status.get("availableReplicas", 0) >= replicas
 
 
 def _progress(parts: Sequence[_Part]) -> str:

@@ -52,7 +52,7 @@ def test_a_pool_has_the_documented_defaults() -> None:
                 "maxPrefills": 4, "maxQueue": 1000, "maxMoves": 8,
             },
             "disruptionBudget": {"maxUnavailable": 1},
-            "rollout": {"maxUnavailable": 1, "maxSurge": 0},
+            "rollout": {"maxUnavailable": 1, "maxSurge": 0, "minReadySeconds": 0},
             "paused": False,
             "drainSeconds": 300,
             "allowedNamespaces": {"from": "Same"},

@@ -139,6 +139,34 @@ def test_a_group_waits_until_the_one_before_it_is_ready_and_the_status_says_so()
     assert ready(world) == 4
 
 
+def test_with_minimum_ready_seconds_the_next_group_and_pool_wait_until_the_runners_are_available() -> None:
+    world, rollout = new_world(), {"minReadySeconds": 60}
+    groups = [{"name": name, "minRunners": 1} for name in ("a", "b")]
+    spec = {"replicas": 2, "runnerGroups": groups, "rollout": rollout}
+    started(world, "base", "other", **spec)
+    _become_available(world)
+    world.at_rest()
+    world.policy = Policy(defaults=NEXT)
+    for _ in range(10):
+        world.step()
+    assert (images(world, "base"), images(world, "other")) == ({SITE.image, NEXT.image}, {SITE.image})
+    assert message(world, pool_ref(), "Progressing") == "group b waits for group a, with 1 of 1 runners ready"
+    for names in (("base",), ("base", "other")):
+        for _ in range(2):
+            _become_available(world)
+            world.at_rest()
+        assert [images(world, name) for name in names] == [{NEXT.image}] * len(names)
+
+
+def _become_available(world: ClusterWorld) -> None:
+    """As the Deployment controller reports it once the time is over."""
+    for key, obj in list(world.cluster.objects.items()):
+        if key.kind == "Deployment":
+            status = {"observedGeneration": obj["metadata"]["generation"], "availableReplicas": obj["spec"]["replicas"]}
+            world.cluster.store(key, {**obj, "metadata": {**obj["metadata"]}, "status": status})
+    world.cluster.seen_by(world.observed)
+
+
 def test_a_group_that_waits_is_scaled_all_the_same() -> None:
     world = new_world()
     groups = [{"name": name, "minRunners": 2} for name in ("a", "b")]
