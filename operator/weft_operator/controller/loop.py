@@ -55,7 +55,6 @@ from weft_operator.core.state import (
     DesiredState,
     ObjectKey,
     Pod,
-    Policy,
     PoolReport,
     RunnerProcess,
     State,
@@ -74,7 +73,7 @@ V = TypeVar("V")
 
 
 class Controller:
-    """Owns the planner's two sides. Feed it with `on_*`; run it with `run()` until cancelled."""
+    """Plans from `desired`, and keeps it from then on. Feed it with `on_*`; run it with `run()` until cancelled."""
 
     def __init__(
         self,
@@ -82,11 +81,11 @@ class Controller:
         depot: Depot,
         registry: Registry,
         *,
-        policy: Policy,
+        desired: DesiredState,
         clock: Clock | None = None,
         metrics: ReconcileMetrics | None = None,
     ) -> None:
-        self.state = State(DesiredState(policy))
+        self.state = State(desired)
         self.planned = asyncio.Event()  # every object that was there at the start was planned once
         self._metrics = metrics or NoMetrics()
         self._first: set[Ref] = set()
@@ -97,15 +96,13 @@ class Controller:
         self._budget = TokenBucket()
         self._depot = Resolver(depot, self.state, clock=clock, mark=self._queue.add)
 
-    def load(self, objects: Iterable[Object], *, nothing_runs: bool) -> None:
-        """Take in the complete list, before `run()`.
+    def load(self, objects: Iterable[Object]) -> None:
+        """Take in the complete list, before `run()`, where runners and scheduler start together with this controller.
 
-        `nothing_runs`: runners and scheduler start together with this controller, so no stored readiness holds.
+        So no stored readiness holds.
         """
-        resources = [parse(obj) for obj in objects]
-        for resource in resources:
+        for resource in map(parse, objects):
             self.state.desired.add(resource)
-        for resource in resources if nothing_runs else ():
             if resource.meta.ref.kind == "ServingPool":
                 self.state.observed.pool_reports[str(resource.meta.ref)] = PoolReport(0)
             else:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,13 @@ from weft_operator.controller.key_registry import KeyRegistry
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref, parse
-from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import AdapterReport, DesiredState, Policy, PoolReport
 from weft_operator.errors import KubernetesError, ObjectNotFound
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.admission import AdmissionServer
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache
-from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, KEYS, NODES, OWN, WATCHED, Api, key_of
+from weft_operator.kubernetes.client import ADAPTERS, BY_KIND, KEYS, NODES, WATCHED, Api, key_of
 from weft_operator.kubernetes.crd_check import check_crds
 from weft_operator.kubernetes.event_mapping import OWN_KINDS, EventMapper
 from weft_operator.kubernetes.events import EventRecorder
@@ -77,12 +76,11 @@ class Manager:
     def __init__(self, settings: Settings, api: Api, tls: Tls | None, stop: asyncio.Event) -> None:
         """Raises CannotStart."""
         self._settings, self._api, self._stop = settings, api, stop
-        self._metrics, self._cache, self._desired = (
-            Metrics(),
-            ObjectCache(),
-            DesiredState(Policy(pool_namespaces=frozenset(settings.namespaces))),
+        policy = Policy(
+            defaults=read_runner_defaults(settings.runner_defaults), pool_namespaces=frozenset(settings.namespaces)
         )
-        self._cache.listen(self._judge_by)
+        self._metrics, self._cache, self._desired = Metrics(), ObjectCache(), DesiredState(policy)
+        self._cache.listen(self._take_in)
         for kind in BY_KIND:
             self._metrics.count_objects(kind, partial(self._cache.count, kind))
         period_s = settings.audit_seconds
@@ -99,9 +97,8 @@ class Manager:
         self._lease = LeaseApi(api.configuration, settings.namespace, settings.lease)
         self._election = Election(self._lease, identity=identity, terms=terms)
         self._metrics.leader.set_function(lambda: float(self._election.leading))
-        defaults = read_runner_defaults(settings.runner_defaults)
         self._leader = Leader(
-            settings, defaults, api, tls, self._cache, self._election, terms, identity, self._metrics, self._resync
+            settings, self._desired, api, tls, self._cache, self._election, terms, identity, self._metrics, self._resync
         )
         self._webhook = self._new_webhook()
         self._known = asyncio.Event()
@@ -174,9 +171,9 @@ class Manager:
         assert settings.webhook_tls_dir is not None  # the settings have seen to it
         return AdmissionServer(settings.webhook, settings.webhook_tls_dir)
 
-    def _judge_by(self, obj: Object, gone: bool) -> None:
-        """Admission judges by all adapters and pools as they are."""
-        if obj["kind"] not in OWN_KINDS:
+    def _take_in(self, obj: Object, gone: bool) -> None:
+        """Admission judges by all adapters and pools as they are. The controller of a leader takes them in itself."""
+        if obj["kind"] not in OWN_KINDS or self._leader.controls:
             return
         key = key_of(obj)
         if gone:
@@ -255,7 +252,7 @@ class Leader:
     def __init__(
         self,
         settings: Settings,
-        defaults: RunnerDefaults,
+        desired: DesiredState,
         api: Api,
         tls: Tls | None,
         cache: ObjectCache,
@@ -267,7 +264,8 @@ class Leader:
     ) -> None:
         self._settings, self._tls, self._cache, self._election = settings, tls, cache, election
         self._metrics, self._resync, self._api, self._write_s = metrics, resync, api, terms.write_s
-        self._policy = Policy(defaults=defaults, pool_namespaces=frozenset(settings.namespaces))
+        self._desired = desired
+        self.controls = False  # the controller keeps `desired`
         self._events = EventRecorder(
             api, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
         )
@@ -289,10 +287,10 @@ class Leader:
         registry = RegistryClient(
             self._settings.scheduler, on_pool=reports.pool, on_adapter=reports.adapter, term=term, tls=self._tls
         )
-        controller = Controller(self._backend, depot, registry, policy=self._policy, metrics=self._metrics)
+        controller = Controller(self._backend, depot, registry, desired=self._desired, metrics=self._metrics)
         reports.controller = controller
-        controller.load(self._objects(), nothing_runs=False)
         EventMapper(controller).connect(self._cache)
+        self.controls = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(controller.run(), name="controller")
@@ -333,9 +331,6 @@ class Leader:
             except KubernetesError as error:
                 log.warning("leading, and waiting for lists", extra=kv(error=str(error)))
             await asyncio.sleep(RETRY_S)
-
-    def _objects(self) -> Iterator[Object]:
-        return (obj for resource in OWN for obj in self._cache.of_kind(resource.kind))
 
 
 class _Reports:

@@ -23,7 +23,7 @@ from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
 from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import AdapterReport, Policy, PoolReport, RunnerProcess
+from weft_operator.core.state import AdapterReport, DesiredState, PoolReport, RunnerProcess
 from weft_operator.errors import ComponentFailed
 from weft_operator.local.admission import Admission
 from weft_operator.local.api import Api, serve
@@ -77,7 +77,7 @@ class Stack:
             on_process=self._on_process,
         )
         self._depot = DepotClient(addresses.depot_url)
-        self._controller = Controller(self.backend, self._depot, self.registry, policy=Policy())
+        self._controller = Controller(self.backend, self._depot, self.registry, desired=DesiredState())
 
     # ------------------------------------------------------------------------------------------- its life
 
@@ -159,7 +159,7 @@ class Stack:
         """The controller, as soon as there is a depot to ask."""
         await self._ready("depot")
         controller = self._controller
-        controller.load(self.store.objects(), nothing_runs=True)
+        controller.load(self.store.objects())
         self.store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
         try:
             async with asyncio.TaskGroup() as tasks:

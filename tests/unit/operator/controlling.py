@@ -29,7 +29,7 @@ from weft_operator.core.actions import (
 )
 from weft_operator.core.artifacts import OperationStatus, Request
 from weft_operator.core.resources import Kind, Object, Ref
-from weft_operator.core.state import AdapterReport, Policy, PoolReport, RunnerProcess
+from weft_operator.core.state import AdapterReport, DesiredState, Policy, PoolReport, RunnerProcess
 from weft_operator.errors import DepotUnavailable, StaleWrite
 from weft_operator.local.objects import ObjectStore
 
@@ -244,9 +244,9 @@ async def operator(
     store, depot = store or ObjectStore(lambda: 1e9), depot or FakeDepot()
     registry, backend = FakeRegistry(), FakeBackend(store)
     policy, metrics = Policy(resolve_period_s=period_s, longest_drain_s=0.0), CountingMeter()
-    controller = Controller(backend, depot, registry, policy=policy, clock=clock, metrics=metrics)
+    controller = Controller(backend, depot, registry, desired=DesiredState(policy), clock=clock, metrics=metrics)
     registry.controller = backend.controller = controller  # type: ignore[assignment]
-    controller.load(store.objects(), nothing_runs=True)
+    controller.load(store.objects())
     store.listen(lambda event: controller.on_object(event.object, gone=event.type == "DELETED"))
     running = asyncio.create_task(controller.run())
     try:

@@ -13,7 +13,7 @@ from weft.domain.routes import PoolSpec
 from weft_operator.controller import loop
 from weft_operator.controller.loop import Controller
 from weft_operator.core.resources import FINALIZER
-from weft_operator.core.state import AdapterReport, ObjectKey, Pod, Policy, PoolReport
+from weft_operator.core.state import AdapterReport, DesiredState, ObjectKey, Pod, PoolReport
 from weft_operator.local.objects import ObjectStore
 
 KEY = ObjectKey("Deployment", "default", "base-runners")
@@ -27,7 +27,7 @@ def with_version(obj: Any, version: object) -> Any:
 
 
 def idle_controller() -> Controller:
-    return Controller(FakeBackend(ObjectStore(lambda: 1e9)), FakeDepot(), FakeRegistry(), policy=Policy())
+    return Controller(FakeBackend(ObjectStore(lambda: 1e9)), FakeDepot(), FakeRegistry(), desired=DesiredState())
 
 
 def stored(obj: dict[str, Any], uid: str = "u1", version: object = 5, **metadata: Any) -> dict[str, Any]:
