@@ -98,11 +98,12 @@ def test_a_renamed_group_gives_its_runners_over_one_by_one(stage: Stage) -> None
 
 
 def test_the_drain_of_a_node_waits_until_its_only_runner_has_moved(stage: Stage) -> None:
-    with_pool(stage, disruptionBudget={"maxUnavailable": 0}, rollout={"minReadySeconds": 1})
-    stage.wait_for_value("poddisruptionbudget", "base-runners", "status.currentHealthy", 1)
+    stage.apply_pool("drained", disruptionBudget={"maxUnavailable": 0}, rollout={"minReadySeconds": 1})
+    stage.wait_for("servingpool", "drained", "Available")
+    stage.wait_for_value("poddisruptionbudget", "drained-runners", "status.currentHealthy", 1)
     before = stage.names("pod")
     with stage.kubelet("another-node"), ThreadPoolExecutor() as threads:
-        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
+        flags = ("--pod-selector=serving.weft.dev/pool=drained", "--delete-emptydir-data")
         drain, fewest = threads.submit(stage.control_plane.kubectl, "drain", NODE, *flags), 1
         while not drain.done():
             fewest = min(fewest, len(ready_pods(stage)))
@@ -111,7 +112,7 @@ def test_the_drain_of_a_node_waits_until_its_only_runner_has_moved(stage: Stage)
         assert fewest == 1
         assert len(ready_pods(stage)) == 1
         assert not before & ready_pods(stage)
-        stage.kubectl("delete", "servingpool", "base")
+        stage.kubectl("delete", "servingpool", "drained")
         until(lambda: not stage.names("pod"), "no pod is left")
 
 

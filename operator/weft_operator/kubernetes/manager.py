@@ -81,7 +81,7 @@ class Manager:
         )
         self._metrics, self._cache, self._desired = Metrics(), ObjectCache(), DesiredState(policy)
         self._cache.listen(self._take_in)
-        for kind in BY_KIND:
+        for kind in BY_KIND.keys() - {NODES.kind}:
             self._metrics.count_objects(kind, partial(self._cache.count, kind))
         period_s = settings.audit_seconds
         self._resync = Resync(
