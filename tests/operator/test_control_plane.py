@@ -12,7 +12,7 @@ CONFIG_MAPS = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["creat
 
 
 @pytest.mark.usefixtures("audited")
-def test_the_audit_log_tells_who_wrote_what_and_what_was_refused(control_plane: Cluster, namespace: str) -> None:
+def test_the_audit_log_has_who_wrote_what_and_what_was_refused(control_plane: Cluster, namespace: str) -> None:
     writer = control_plane.service_account(namespace, "writer", CONFIG_MAPS)
     thing = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "thing", "namespace": namespace}}
     mark = control_plane.mark()

@@ -142,7 +142,7 @@ def test_what_others_change_is_found_and_put_back(control_plane: Cluster, namesp
         assert matches(apply(control_plane, child), child.manifest), patch
 
 
-def test_what_is_no_longer_wished_is_found_and_goes(control_plane: Cluster, namespace: str) -> None:
+def test_what_is_no_longer_intended_is_found_and_deleted(control_plane: Cluster, namespace: str) -> None:
     before, after = (
         next(wish for wish in wishes(pool, SITES["plain"], 1) if wish.kind == "Deployment")
         for pool in (

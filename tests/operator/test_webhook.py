@@ -348,7 +348,9 @@ def test_status_and_finalizers_of_a_refusable_object_are_written(
     assert whole.find(adapter) is None
 
 
-def test_while_nobody_answers_wishes_are_refused_and_everything_else_goes_on(control_plane: Cluster) -> None:
+def test_while_no_webhook_answers_writes_of_specs_are_refused_and_everything_else_goes_on(
+    control_plane: Cluster,
+) -> None:
     name = "weft-webhook-away"
     namespace = control_plane.create_namespace("away", {name: "yes"})
     with control_plane.client() as client, socket.socket() as closed:

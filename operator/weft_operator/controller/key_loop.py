@@ -1,9 +1,9 @@
-"""The loop around `core/api_keys.py`: each APIKey is looked at again and again, and brought on step by step.
+"""The loop around `core/api_keys.py`: each APIKey is reconciled periodically, step by step.
 
-Secrets are read by name and never listed or watched, so a look is what notices that one has changed or gone: after
-`POLL_S`, longer where keys are many. An APIKey that changes is looked at at once. The supervisor's list is asked for at
-the start and each `LIST_S`; in between what this process has declared itself is known. Plaintext keys are drawn here,
-go into a Secret, and are neither kept nor logged.
+Secrets are read by name and never listed or watched, so a reconcile is what notices that one has changed or gone: after
+`POLL_S`, longer where keys are many. An APIKey that changes is reconciled at once. The supervisor's list is asked for
+at the start and each `LIST_S`; in between what this process has declared itself is known. Plaintext keys are drawn
+here, go into a Secret, and are neither kept nor logged.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ from weft_operator.errors import ApiFailed, OperatorError, StaleWrite
 log = logging.getLogger(__name__)
 
 KIND = "APIKey"
-POLL_S, LOOKS_PER_S = 5.0, 20.0
+POLL_S, RECONCILES_PER_S = 5.0, 20.0
 LIST_S = 30.0
 AGAIN_S = 2.0  # after a failure, or while the supervisor does not answer
-STEPS_MAX = 12  # of one look: from nothing to Ready are five
+STEPS_MAX = 12  # of one reconcile: from nothing to Ready are five
 WORKERS = 4
 
 
@@ -101,11 +101,11 @@ class KeyLoop:
         self._uids: dict[Ref, str] = {}  # of every object, readable or not
         self._known = False
         self._unsure: set[str] = set()  # owners of whom a call has failed: what the supervisor did is not known
-        self._told: set[str] = set()  # owners of whom something was told while the list was on its way
+        self._called: set[str] = set()  # owners that a call was about while the list was on its way
         self._declared: dict[str, DeclaredKey] = {}  # in force, by owner
         self._revoked: dict[str, frozenset[str]] = {}  # by owner
         self._taken: dict[str, str] = {}  # by owner: the hash that was refused
-        self._refused: dict[str, str] = {}  # by owner: why its Secret was refused at the last look
+        self._refused: dict[str, str] = {}  # by owner: why its Secret was refused at the last reconcile
 
     def on_object(self, obj: Object, gone: bool) -> None:
         """An object of the cluster is new, changed or gone; only APIKeys are of interest."""
@@ -145,15 +145,16 @@ class KeyLoop:
     async def compare(self) -> None:
         """Ask the supervisor what is declared, and withdraw what is of no object. Raises SupervisorUnavailable.
 
-        Of an owner that was told of while the list was on its way, the list may say what was before: it is passed over.
+        Of an owner that a call was about while the list was on its way, the list may say what was before: it is passed
+        over.
         """
-        unsure, self._told = set(self._unsure), set()
+        unsure, self._called = set(self._unsure), set()
         found = await self._registry.declared()
-        told = self._told
-        self._unsure -= unsure - told
+        called = self._called
+        self._unsure -= unsure - called
         listed = {key.declaration.owner: key for key in found if not key.revoked}
-        own = {owner: key for owner, key in self._declared.items() if owner in told}
-        self._declared = {owner: key for owner, key in listed.items() if owner not in told} | own
+        own = {owner: key for owner, key in self._declared.items() if owner in called}
+        self._declared = {owner: key for owner, key in listed.items() if owner not in called} | own
         revoked = dict[str, frozenset[str]]()
         for key in found:
             if key.revoked:
@@ -176,19 +177,19 @@ class KeyLoop:
 
     async def _work(self, ref: Ref) -> None:
         began, failed = self._clock(), False
-        again_s = max(POLL_S, len(self._keys) / LOOKS_PER_S)
+        again_s = max(POLL_S, len(self._keys) / RECONCILES_PER_S)
         try:
-            await self.look(ref)
+            await self.reconcile(ref)
         except Exception as error:  # one bad object must not stop the others
             again_s, failed = AGAIN_S, not isinstance(error, StaleWrite)
             level = logging.WARNING if failed else logging.DEBUG
             known = isinstance(error, OperatorError)
-            log.log(level, "looked at again later", extra=kv(object=str(ref), error=str(error)), exc_info=not known)
+            log.log(level, "reconciled again later", extra=kv(object=str(ref), error=str(error)), exc_info=not known)
         if ref in self._keys:
             self._queue.add_at(ref, self._clock() + again_s)
         self._metrics.reconciled(KIND, self._clock() - began, failed=failed)
 
-    async def look(self, ref: Ref) -> None:
+    async def reconcile(self, ref: Ref) -> None:
         """Bring one object to where nothing is left to do."""
         for _ in range(STEPS_MAX):
             key = self._keys.get(ref)
@@ -197,8 +198,8 @@ class KeyLoop:
             step = next_step(await self._view(key), self._clock())
             if step is None:
                 break
-            await self._take(step, key)
-        self._refused.pop(self._uids.get(ref, ""), None)  # it is tried again at the next look
+            await self._carry_out(step, key)
+        self._refused.pop(self._uids.get(ref, ""), None)  # it is tried again at the next reconcile
 
     async def _view(self, key: Key) -> KeyView:
         meta, uid = key.meta, key.meta.uid
@@ -214,7 +215,7 @@ class KeyLoop:
             refused=self._refused.get(uid, ""),
         )
 
-    async def _take(self, step: Step, key: Key) -> None:
+    async def _carry_out(self, step: Step, key: Key) -> None:
         uid = key.meta.uid
         match step:
             case AddFinalizer():
@@ -227,11 +228,11 @@ class KeyLoop:
                 except ApiFailed as error:
                     self._refused[uid] = error.message or f"the API server answers {error.status}"
             case Declare():
-                with self._telling(uid):
+                with self._calling(uid):
                     outcome = await self._registry.declare(step.declaration)
                     self._declare(uid, step.declaration, outcome)
             case Withdraw():
-                with self._telling(uid):
+                with self._calling(uid):
                     await self._registry.withdraw(step.owner)
                     self._declared.pop(step.owner, None)
             case SetStatus():
@@ -240,12 +241,12 @@ class KeyLoop:
                     await self._backend.record_event(event)
 
     @contextmanager
-    def _telling(self, owner: str) -> Generator[None]:
+    def _calling(self, owner: str) -> Generator[None]:
         """Until the call has ended well, nothing is known of that owner's key."""
         self._unsure.add(owner)
-        self._told.add(owner)
+        self._called.add(owner)
         yield
-        self._told.add(owner)
+        self._called.add(owner)
         self._unsure.discard(owner)
 
     def _declare(self, uid: str, new: KeyDeclaration, outcome: DeclaredKey | str) -> None:

@@ -16,7 +16,7 @@ from weft.wire.streams import channel
 from weft.wire.tls import Tls
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
-from weft_operator.core.api_keys import DeclaredKey, KeyDeclaration, without_subject
+from weft_operator.core.api_keys import DeclaredKey, KeyDeclaration
 from weft_operator.errors import SupervisorUnavailable
 
 SCOPES = {"Inference": KeyScope.INFERENCE, "ReadOnly": KeyScope.READ_ONLY, "Metrics": KeyScope.METRICS}
@@ -89,7 +89,7 @@ def _declared(m: pb.DeclaredKey) -> DeclaredKey:
             scope=scope,
             models=tuple(of.models),
             expires_unix_ms=of.expires_unix_ms,
-            limits=without_subject(rule),
+            limits=rule,
         ),
         revoked=m.revoked,
     )

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,8 @@ from weft.api.fields import duration_s
 from weft.api.meta import sanitize_message
 from weft.domain.limits import LimitRule
 from weft_operator.core.actions import AddFinalizer, RecordEvent, RemoveFinalizer, SetStatus
-from weft_operator.core.resources import UNREADABLE, Malformed, Meta, Object, parse_meta
+from weft_operator.core.children import MANAGED_BY, MANAGER
+from weft_operator.core.resources import API_VERSION, UNREADABLE, Malformed, Meta, Object, parse_meta
 from weft_operator.core.status import Condition, merged, timestamp
 
 FINALIZER = "serving.weft.dev/revoke-key"
@@ -49,7 +50,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class KeyDeclaration:
-    """What the supervisor is told of a key."""
+    """What is declared to the supervisor of a key."""
 
     owner: str  # uid of the APIKey
     namespace: str
@@ -108,7 +109,7 @@ class KeyView:
     """All that a step is planned from. `known`: whether the supervisor has said what is declared."""
 
     key: Key
-    served: bool  # APIKeys of its namespace are looked after
+    served: bool  # APIKeys of its namespace are served
     secret: Secret
     known: bool
     declared: DeclaredKey | None = None  # in force
@@ -149,19 +150,19 @@ def next_step(view: KeyView, now: float) -> Step | None:
     if FINALIZER not in meta.finalizers:
         return AddFinalizer(meta.ref, meta.uid, meta.resource_version, FINALIZER)
     if isinstance(view.secret, UnreadSecret):
-        return _tell(view, view.secret.reason, view.secret.message, now)
+        return _status_step(view, view.secret.reason, view.secret.message, now)
     if not view.known:
-        return None if _holds(key) else _tell(view, "Registering", "the supervisor has not answered yet", now)
+        return None if _holds(key) else _status_step(view, "Registering", "the supervisor has not answered yet", now)
     wanted = _wanted(view, now)
     if isinstance(wanted, KeyDeclaration):
         if view.declared is not None and view.declared.declaration == wanted:
-            return _tell(view, "Registered", f"gateways take the key in Secret {key.secret}", now)
+            return _status_step(view, "Registered", f"gateways take the key in Secret {key.secret}", now)
         return Declare(wanted)
     if view.declared is not None:
         return Withdraw(meta.uid)
     if isinstance(view.secret, NoSecret) and not key.brought and not view.refused:
         return CreateSecret(key)
-    return _tell(view, wanted.reason, wanted.message, now)
+    return _status_step(view, wanted.reason, wanted.message, now)
 
 
 def orphans(declared: Iterable[DeclaredKey], uids: Collection[str]) -> list[str]:
@@ -212,7 +213,7 @@ def expiry(key: Key, secret: SecretKey) -> float | None:
 
 
 def _let_go(view: KeyView, now: float) -> Step | None:
-    """Of what goes, or is not looked after: the key first, then the finalizer."""
+    """Of what goes, or is not served: the key first, then the finalizer."""
     meta = view.key.meta
     held = FINALIZER in meta.finalizers
     if held and not view.known:
@@ -224,10 +225,10 @@ def _let_go(view: KeyView, now: float) -> Step | None:
     if meta.deleting:
         return None
     where = f"APIKeys of namespace {meta.ref.namespace} are not served"
-    return _tell(view, "NamespaceNotServed", where, now)
+    return _status_step(view, "NamespaceNotServed", where, now)
 
 
-def _tell(view: KeyView, reason: str, message: str, now: float) -> SetStatus | None:
+def _status_step(view: KeyView, reason: str, message: str, now: float) -> SetStatus | None:
     """Write the status, where it is another one."""
     key, meta, declared, ready = view.key, view.key.meta, view.declared, reason == "Registered"
     condition = Condition("Ready", "True" if ready else "False", reason, message)
@@ -309,8 +310,8 @@ def seen_secret(key: Key, obj: Object | None) -> Secret:
 def secret_manifest(key: Key, text: str) -> dict[str, Any]:
     """The Secret of a fresh key. It is never changed, and goes with its APIKey."""
     ref = key.meta.ref
-    owner = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": ref.kind, "name": ref.name, "uid": key.meta.uid}
-    labels = {"app.kubernetes.io/part-of": "weft", "app.kubernetes.io/managed-by": "weft-operator"}
+    owner = {"apiVersion": API_VERSION, "kind": ref.kind, "name": ref.name, "uid": key.meta.uid}
+    labels = {"app.kubernetes.io/part-of": "weft", MANAGED_BY: MANAGER}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -324,8 +325,3 @@ def secret_manifest(key: Key, text: str) -> dict[str, Any]:
         "immutable": True,
         "data": {ENTRY: base64.b64encode(text.encode()).decode()},
     }
-
-
-def without_subject(rule: LimitRule) -> LimitRule:
-    """The numbers of a rule alone."""
-    return replace(rule, subject="", model="", spent_until_unix_ms=0)

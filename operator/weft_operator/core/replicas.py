@@ -125,18 +125,10 @@ def plan_children(
         held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
         intended = children(pool, launch, defaults, sizes) + sets
     else:
-        moving = {group: move for group in sizes if (move := move_off(pool, group, sizes[group], state, now))}
-        for group, size in sizes.items():
-            if group not in moving and size < present.get(group, 0):
-                sizes[group], more = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
-                orders += more
-        if scaling.counts_apart(pool):
-            sizes = scaling.one_for_one(sizes, present, wanted)
-        sizes |= {group: move.size for group, move in moving.items()}
-        orders += [order for move in moving.values() for order in move.orders]
+        sizes, orders, moves = _sizes_now(pool, sizes, present, wanted, bounds, state, now, waited=waited)
         intended = children(pool, launch, defaults, sizes)
         held = hold(pool, intended, own, state, revision)
-        held = replace(held, why="; ".join([move.why for move in moving.values()] + [held.why] * bool(held.why)))
+        held = replace(held, why="; ".join([*moves, *([held.why] if held.why else [])]))
         orders += [
             ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
             for key in sorted(held.children)
@@ -162,6 +154,24 @@ def plan_children(
     # Children of an earlier pool of the same name are deleted; ours are applied once they are gone.
     keep = {child.key for child in intended if child.key in own} | kept | sizes_left.keys()
     return orders + _deletions(ref, live, keep=keep), held.why
+
+
+def _sizes_now(
+    pool: Pool, wanted_sizes: Mapping[str, int], present: Mapping[str, int], wanted: int, bounds: Bounds, state: State,
+    now: float, *, waited: bool,
+) -> tuple[dict[str, int], list[Action], list[str]]:  # fmt: skip
+    """The replicas that each group's Deployment may have now, what is ordered before they change, and who moves."""
+    moving = {group: move for group, size in wanted_sizes.items() if (move := move_off(pool, group, size, state, now))}
+    sizes, orders = dict(wanted_sizes), list[Action]()
+    for group, size in wanted_sizes.items():
+        if group not in moving and size < present.get(group, 0):
+            sizes[group], more = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
+            orders += more
+    if scaling.counts_apart(pool):
+        sizes = scaling.one_for_one(sizes, present, wanted)
+    sizes |= {group: move.size for group, move in moving.items()}
+    orders += [order for move in moving.values() for order in move.orders]
+    return sizes, orders, [move.why for move in moving.values()]
 
 
 def plan_teardown(ref: Ref, state: State) -> list[Action]:

@@ -297,19 +297,19 @@ class Leader:
                 tasks.create_task(registry.run(), name="registry")
                 tasks.create_task(self._events.run(), name="events")
                 if self._settings.supervisor is not None:
-                    tasks.create_task(self._look_after_keys(self._settings.supervisor), name="keys")
+                    tasks.create_task(self._reconcile_keys(self._settings.supervisor), name="keys")
         finally:
             await depot.aclose()
 
-    async def _look_after_keys(self, supervisor: str) -> None:
+    async def _reconcile_keys(self, supervisor: str) -> None:
         """The APIKeys, until cancelled."""
-        lead, write_s, served = self._election.require, self._write_s, self._settings.key_namespaces
+        lead, write_s = self._election.require, self._write_s
         registry = KeyRegistry(supervisor, self._tls, lead=lead, call_s=write_s)
         keys = KeyLoop(
             self._backend,
             KeySecrets(self._api, lead=lead, write_s=write_s),
             registry,
-            namespaces=served.split(",") if served else (),
+            namespaces=self._settings.served_key_namespaces,
             metrics=self._metrics,
         )
         for obj in self._cache.of_kind(KEYS.kind):

@@ -42,7 +42,7 @@ class Settings(ProcessSettings):
         None, description="HOST:PORT of the supervisor, to which keys of APIKeys are declared; unset: to nobody"
     )
     key_namespaces: Annotated[str, AfterValidator(_names)] | None = Field(
-        None, description="namespaces whose APIKeys are looked after, A,B,C: their Secrets are read and made there"
+        None, description="namespaces whose APIKeys are served, A,B,C: their Secrets are read and made there"
     )
     depot: str = Field(f"http://{DEPOT}", description="URL of the depot", pattern="^https?://")
     runner_defaults: Path = Field(description="YAML file: what runner pods of this installation have in common")
@@ -68,6 +68,11 @@ class Settings(ProcessSettings):
     def namespaces(self) -> tuple[str, ...]:
         """Those that pools may live in."""
         return tuple(self.pool_namespaces.split(","))
+
+    @property
+    def served_key_namespaces(self) -> tuple[str, ...]:
+        """Those whose APIKeys are served."""
+        return tuple(self.key_namespaces.split(",")) if self.key_namespaces else ()
 
 
 class BadRunnerDefaults(CannotStart):

@@ -85,7 +85,7 @@ class World:
         loop = self.operator(**how)
         await loop.compare()
         for ref in list(self.objects):
-            await loop.look(ref)
+            await loop.reconcile(ref)
 
     def in_force(self) -> dict[str, str]:
         """Hash -> owner."""
@@ -96,13 +96,13 @@ class World:
     def put(self, obj: dict[str, Any]) -> None:
         obj["metadata"]["resourceVersion"] = str(next(self.versions))
         self.objects[REF] = obj
-        self._tell(obj, gone=False)
+        self._report(obj, gone=False)
 
     def delete(self, *, force: bool = False) -> None:
         obj = self.objects[REF]
         if force or not obj["metadata"]["finalizers"]:
             del self.objects[REF]
-            self._tell(obj, gone=True)
+            self._report(obj, gone=True)
             self._collect(obj["metadata"]["uid"])
         else:
             self.put({**obj, "metadata": {**obj["metadata"], "deletionTimestamp": "2026-11-01T00:00:01Z"}})
@@ -116,7 +116,7 @@ class World:
         for name in mine:
             del self.secrets[name]
 
-    def _tell(self, obj: Object, *, gone: bool) -> None:
+    def _report(self, obj: Object, *, gone: bool) -> None:
         if self.loop:
             self.loop.on_object(obj, gone)
 
@@ -223,7 +223,7 @@ def check(world: World) -> None:
     assert list(force) in ([], [world.hash_of(key.secret, key)])
 
 
-async def test_a_key_is_made_declared_and_told_and_then_nothing_is_written() -> None:
+async def test_a_key_is_made_declared_and_reported_and_then_nothing_is_written() -> None:
     world = World()
     world.put(manifest(limits={"concurrent": 4}, models=["acme/*"]))
     await world.settle()
@@ -316,7 +316,7 @@ async def test_a_supervisor_that_is_away_decides_nothing_and_deletion_waits_for_
     loop = world.operator()
     with pytest.raises(SupervisorUnavailable):
         await loop.compare()
-    await loop.look(REF)
+    await loop.reconcile(REF)
     assert REF in world.objects
     assert len(world.in_force()) == 1
     world.down = False
@@ -338,12 +338,12 @@ async def test_a_call_without_an_answer_is_not_taken_for_one_that_did_nothing() 
 
     world.declare = lost  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(SupervisorUnavailable):
-        await loop.look(REF)
+        await loop.reconcile(REF)
     world.delete()
-    await loop.look(REF)
+    await loop.reconcile(REF)
     assert REF in world.objects, "the finalizer stays until it is known what is declared"
     await loop.compare()
-    await loop.look(REF)
+    await loop.reconcile(REF)
     assert REF not in world.objects
     assert not world.in_force()
 
@@ -365,11 +365,11 @@ async def test_a_list_that_was_on_its_way_does_not_hide_what_was_declared_meanwh
     world.declared = slow  # pyright: ignore[reportAttributeAccessIssue]
     comparing = asyncio.create_task(loop.compare())
     await asked.wait()
-    await loop.look(REF)
+    await loop.reconcile(REF)
     answer.set()
     await comparing
     world.delete()
-    await loop.look(REF)
+    await loop.reconcile(REF)
     assert not world.in_force()
     assert REF not in world.objects
 
@@ -423,7 +423,7 @@ async def test_a_namespace_that_is_not_served_has_no_key_in_force_and_no_finaliz
     assert not world.objects[REF]["metadata"]["finalizers"]
 
 
-async def test_a_secret_that_the_api_server_refuses_is_told_and_tried_again() -> None:
+async def test_a_secret_that_the_api_server_refuses_is_reported_and_tried_again() -> None:
     world = World()
     world.refuse_secrets = True
     world.put(manifest())
