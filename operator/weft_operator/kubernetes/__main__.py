@@ -1,9 +1,10 @@
 """`python -m weft_operator.kubernetes`: settings, logs, then one replica until SIGTERM."""
 
-import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+
+import uvloop
 
 from weft.process import EXIT_CANNOT_START, CannotStart
 from weft.telemetry import logs
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings.parse(argv)
     logs.configure("operator", level=settings.log_level, fmt=settings.log_format)
     try:
-        return asyncio.run(run(settings))
+        return uvloop.run(run(settings))
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START

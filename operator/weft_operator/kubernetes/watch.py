@@ -28,6 +28,19 @@ OnEvent = Callable[[Object], Any]
 OnGone = Callable[[ObjectKey, str], Any]
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """For handlers of events alone: kopf would copy each object to compare it with its last handled state."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        raise AssertionError("no handler of kopf's writes")
+
+
 class WatchEnded(KubernetesError):
     """A watch stopped for good: the API server refuses it, or kopf failed."""
 
@@ -125,6 +138,7 @@ def watch_only_settings(selected: Collection[Resource]) -> kopf.OperatorSettings
     settings.scanning.disabled = True  # CRDs and namespaces are not observed: no rights are asked for that
     settings.watching.chunk_size = CHUNK
     settings.process.ultimate_exiting_timeout = None
+    settings.persistence.diffbase_storage = _NoDiffs()
     for resource in selected:
         settings.watching.label_selectors[resource.group, resource.version, resource.plural] = SELECTOR
     return settings
