@@ -33,6 +33,10 @@ class Writes:
     def total(self) -> int:
         return self.by.total()
 
+    def __add__(self, later: "Writes") -> "Writes":
+        refused = None if self.refused is None or later.refused is None else self.refused + later.refused
+        return Writes(self.by + later.by, refused)
+
 
 class AuditLog:
     """The growing file. `mark(name)` writes something that the log shows under the field manager `name`."""

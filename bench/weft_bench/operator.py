@@ -6,7 +6,8 @@ as a runner without requests does. Adapters are copies of the quickstart's, each
 
 - *converge*: one pool and all adapters are created at once. A status is final when it says Ready and counts every
   runner. `of bound` of a CPU time is its share of one core. Reconciles are timed by the operator itself, from planning
-  an object to the end of its last write; percentiles are interpolated in its histogram.
+  an object to the end of its last write; percentiles are interpolated in its histogram. Beside them stand the time of
+  one write of the operator, and of one create by the benchmark's 16 connections: what the API server itself takes.
 - *steady*: nothing changes. Whatever is written, the Lease aside, is too much. What the CPU still does is ask the depot
   whether sources were edited, and renew leases.
 - *restart*: SIGTERM, then a new operator, from its start. It finds everything as it should be and writes nothing.
@@ -21,6 +22,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from weft_bench.audit_log import Writes
 from weft_bench.lines import Line, Origin
 from weft_bench.scrape import Sample, quantile, total
@@ -30,6 +33,7 @@ MIB = 2**20
 LEAST_WRITES = 2
 EDIT_S = 10.0  # the longest that a new adapter may take
 
+API_WRITE = "weft_operator_api_write_seconds"
 RECONCILE, RECONCILES = "weft_operator_reconcile_seconds", "weft_operator_reconciles_total"
 WRITTEN = "weft_operator_writes_total"
 CPU, RSS = "process_cpu_seconds_total", "process_resident_memory_bytes"
@@ -46,9 +50,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Converged:
-    """Seconds since the first object was sent. `cpu_s` by process; `samples`: the operator's metrics at the end."""
+    """Seconds since the first object was sent. `creates_s`: what each create of the benchmark took; `cpu_s` by process;
+    `samples`: the operator's metrics at the end. `wrote`: until the operator wrote no more."""
 
     applied_s: float
+    creates_s: Sequence[float]
     ready_s: float
     counted_s: float
     final_s: float
@@ -89,9 +95,12 @@ def converged(origin: Origin, size: Size, seen: Converged) -> Iterator[Line]:
     yield origin.line(case, "every pod counted", seen.counted_s, "s")
     yield origin.line(case, "every adapter Ready", seen.ready_s, "s")
     yield origin.line(case, "every status final", seen.final_s, "s")
-    for percent in (50, 99):
-        seconds = quantile(seen.samples, RECONCILE, percent / 100)
-        yield origin.line(case, f"reconcile p{percent}", None if seconds is None else seconds * 1000, "ms")
+    for name, metric in (("reconcile", RECONCILE), ("write of the operator", API_WRITE)):
+        for percent in (50, 99):
+            seconds = quantile(seen.samples, metric, percent / 100)
+            yield origin.line(case, f"{name} p{percent}", None if seconds is None else seconds * 1000, "ms")
+    for percent, seconds in zip((50, 99), np.percentile(seen.creates_s, (50, 99)), strict=True):
+        yield origin.line(case, f"create of the benchmark p{percent}", seconds * 1000, "ms")
     yield origin.line(case, "reconciles", total(seen.samples, RECONCILES), "")
     yield origin.line(case, "failed reconciles", total(seen.samples, RECONCILES, result="failed"), "")
     for name, cpu_s in seen.cpu_s.items():

@@ -68,28 +68,19 @@ class Bench:
             counted = self._pools.until([POOL], self._counts_runners, CONVERGE_S)
             final = self._adapters.until(self._names, self._is_final, CONVERGE_S)
             pool_final = self._pools.until([POOL], self._counts_everything, CONVERGE_S)
-            times = await asyncio.gather(self._apply(uris), counted, ready, final, pool_final)
-        applied_s, counted_s, ready_s, *final_s = (moment - start for moment in times)
-        after = await self._cpu()
+            (applied, creates_s), *times = await asyncio.gather(self._apply(uris), counted, ready, final, pool_final)
+        counted_s, ready_s, *final_s = (moment - start for moment in times)
+        after, samples = await self._cpu(), await self._samples()
         return figures.Converged(
-            applied_s=applied_s,
+            applied_s=applied - start,
+            creates_s=creates_s,
             counted_s=counted_s,
             ready_s=ready_s,
             final_s=max(final_s),
             cpu_s={name: after[name] - before[name] for name in before},
-            samples=await self._samples(),
-            wrote=await self._wrote(),
+            samples=samples,
+            wrote=await self._wrote_until_quiet(),
         )
-
-    async def quiet(self) -> None:
-        """The last Events of what was done before are out. Raises NotInTime when the operator writes on and on."""
-        known = -1.0
-        with in_time(f"the operator still writes {SETTLE_S:.0f} s after every status was final"):
-            async with asyncio.timeout(SETTLE_S):
-                while (count := total(await self._samples(), figures.WRITTEN)) != known:
-                    known = count
-                    await asyncio.sleep(QUIET_S)
-        await self._wrote()
 
     async def rest(self, seconds: float) -> figures.Steady:
         """Nothing changes."""
@@ -156,20 +147,23 @@ class Bench:
         await self._cluster.delete(ADAPTERS, self._names[number])
         return await self._adapters.until_gone(self._names[number], CHANGE_S)
 
-    async def _apply(self, uris: list[str]) -> float:
+    async def _apply(self, uris: list[str]) -> tuple[float, list[float]]:
+        """When everything was accepted, and the seconds that each create took."""
         model = {"name": BASE, "uri": "file:model"}
-        await self._cluster.create(
-            "ServingPool", POOLS, POOL, {"model": model, "replicas": self._size.runners, "lora": {"maxRank": 32}}
-        )
         permits = asyncio.Semaphore(CONNECTIONS)
 
-        async def apply(name: str, uri: str) -> None:
+        async def apply(kind: str, plural: str, name: str, spec: Mapping[str, Any]) -> float:
             async with permits:
-                spec = {"poolRef": {"name": POOL}, "source": {"uri": uri}}
-                await self._cluster.create("LoRAAdapter", ADAPTERS, name, spec)
+                start = time.perf_counter()
+                await self._cluster.create(kind, plural, name, spec)
+                return time.perf_counter() - start
 
-        await asyncio.gather(*(apply(name, uri) for name, uri in zip(self._names, uris, strict=True)))
-        return time.perf_counter()
+        pool = {"model": model, "replicas": self._size.runners, "lora": {"maxRank": 32}}
+        of_pool = await apply("ServingPool", POOLS, POOL, pool)
+        specs = ({"poolRef": {"name": POOL}, "source": {"uri": uri}} for uri in uris)
+        named = zip(self._names, specs, strict=True)
+        of_adapters = await asyncio.gather(*(apply("LoRAAdapter", ADAPTERS, *one) for one in named))
+        return time.perf_counter(), [of_pool, *of_adapters]
 
     def _is_final(self, adapter: Object) -> bool:
         return is_current(adapter) and adapter["status"]["unavailableRunners"] == 0
@@ -195,6 +189,17 @@ class Bench:
             **spent,
             "this benchmark": time.process_time(),
         }
+
+    async def _wrote_until_quiet(self) -> Writes:
+        """Since the last call, until the last Event of it is out. Raises NotInTime when the operator writes on."""
+        wrote = await self._wrote()
+        with in_time(f"the operator still writes {SETTLE_S:.0f} s after every status was final"):
+            async with asyncio.timeout(SETTLE_S):
+                while True:
+                    await asyncio.sleep(QUIET_S)
+                    if not (more := await self._wrote()).total:
+                        return wrote
+                    wrote += more
 
     async def _wrote(self) -> Writes:
         """Since the last call."""

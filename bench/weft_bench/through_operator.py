@@ -24,7 +24,6 @@ async def measure(
     load, source = os.getloadavg()[0], origin(*PACKAGES)
     async with running(kubeconfig, audit_log, size, bar) as bench:
         lines = [figures.surroundings(source, size, load), *figures.converged(source, size, await bench.converge())]
-        await bench.quiet()
         lines += figures.steady(source, size, await bench.rest(steady_s))
         lines += figures.restarted(source, size, await bench.restart())
         lines += figures.singles(source, size, "one edit", await bench.edits())

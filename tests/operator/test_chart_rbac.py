@@ -358,7 +358,7 @@ async def acting(plane: Cluster, installed: Installed, token: str) -> AsyncGener
     configuration.api_key = {"BearerToken": f"Bearer {token}"}
     api, cache = Api(configuration), ObjectCache()
     events = EventRecorder(api, lead=lambda: None, write_s=PATIENCE_S, instance="test", clock=time.time)
-    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=PATIENCE_S)
+    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=PATIENCE_S, observe=lambda *_: None)
     try:
         yield World(plane, installed.release, installed.pools, api, backend, events, cache)
     finally:

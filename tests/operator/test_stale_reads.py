@@ -201,7 +201,7 @@ async def test_what_was_planned_before_an_object_was_known_is_not_applied_to_it(
     stage, cache = history.stage, ObjectCache()
     api = Api(await load_configuration(str(stage.access.kubeconfig)))
     events = EventRecorder(api, lead=lambda: None, write_s=60.0, instance="test", clock=time.time)
-    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=60.0)
+    backend = KubernetesBackend(api, cache, events, lead=lambda: None, write_s=60.0, observe=lambda *_: None)
     mark, pool, there = stage.control_plane.mark(), stage.get("servingpool", "base"), stage.get("deployment", RUNNERS)
     spec = {**there["spec"], "replicas": 1}
     manifest = {**there, "metadata": {"name": RUNNERS, "namespace": stage.namespace}, "spec": spec}

@@ -1,12 +1,15 @@
 """Requests to the depot: sources to resolve, a bounded number at once, which of them have changed, what to keep.
 
 A request lasts as long as its source takes, hours for a large or slow one. So a namespace may only have a few under
-way, and nothing ever waits until none is: a namespace whose sources stand still delays no other.
+way, and nothing ever waits until none is: a namespace whose sources stand still delays no other. Sources
+that were resolved before get half of those, so that a new one does not wait until a new leader has asked for them all.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from weft.telemetry.logs import kv
@@ -24,7 +27,16 @@ log = logging.getLogger(__name__)
 
 RESOLVES_AT_ONCE = 64  # fewer than the depot client has connections
 RESOLVES_OF_NAMESPACE = 8
+RESOLVES_AGAIN = 4  # of those, of sources whose answer is known
 PAUSE_S = 10.0  # between two lists, and before a question that the depot did not answer is asked again
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Turns:
+    """The permits of one namespace."""
+
+    all: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RESOLVES_OF_NAMESPACE))
+    again: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RESOLVES_AGAIN))
 
 
 class Resolver:
@@ -42,7 +54,7 @@ class Resolver:
         self._clock, self._mark = clock, mark
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._permits = asyncio.Semaphore(RESOLVES_AT_ONCE)
-        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()  # by namespace, while one there has requests
+        self._turns = WeakValueDictionary[str, _Turns]()  # by namespace, while one there has requests
         self._drains = asyncio.Event()
 
     def resolve(self, action: Resolve) -> None:
@@ -104,8 +116,9 @@ class Resolver:
         def on_step(answer: OperationStatus) -> None:
             self._updated(action, answer)
 
-        turn = self._turns.setdefault(action.ref.namespace, asyncio.Semaphore(RESOLVES_OF_NAMESPACE))
-        async with turn, self._permits:
+        turns = self._turns.setdefault(action.ref.namespace, _Turns())
+        known = self._state.observed.resolutions[action.uid].answer.finished
+        async with turns.again if known else contextlib.nullcontext(), turns.all, self._permits:
             try:
                 self._updated(action, await self._depot.resolve(action.request, on_step))
             except DepotUnavailable as error:

@@ -5,6 +5,7 @@ least its uid). What a pool owns is ordered from two objects and fenced by one, 
 A fence that does not hold is `StaleWrite`: it is planned again, from what is looked up then.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,12 +39,21 @@ class KubernetesBackend:
     """Owns no state but the cache's: the answer to a write goes there, before its watch event comes.
 
     `lead()` raises LeadershipLost; it is asked right before each write. `write_s` bounds how long one is under way.
+    `observe(method, seconds)` is called after each, whatever its end.
     """
 
     def __init__(
-        self, api: Api, cache: ObjectCache, events: EventRecorder, *, lead: Callable[[], None], write_s: float
+        self,
+        api: Api,
+        cache: ObjectCache,
+        events: EventRecorder,
+        *,
+        lead: Callable[[], None],
+        write_s: float,
+        observe: Callable[[str, float], None],
     ) -> None:
         self._api, self._cache, self._events, self._lead, self._write_s = api, cache, events, lead, write_s
+        self._observe = observe
 
     async def set_status(self, action: SetStatus) -> None:
         """Replace the whole status of exactly that version."""
@@ -200,7 +210,11 @@ class KubernetesBackend:
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any], **how: Any) -> Any:
         self._lead()
-        return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
+        began = time.perf_counter()
+        try:
+            return await self._api.request(method, path, body=body, timeout_s=self._write_s, **how)
+        finally:
+            self._observe(method, time.perf_counter() - began)
 
 
 def _planned_from_another(key: ObjectKey, version: str | None, known: Object | None) -> str:

@@ -269,7 +269,9 @@ class Leader:
         self._events = EventRecorder(
             api, lead=election.require, write_s=terms.write_s, instance=identity, clock=time.time
         )
-        self._backend = KubernetesBackend(api, cache, self._events, lead=election.require, write_s=terms.write_s)
+        self._backend = KubernetesBackend(
+            api, cache, self._events, lead=election.require, write_s=terms.write_s, observe=metrics.api_wrote
+        )
 
     async def run(self) -> None:
         """Wait for the Lease, then lead until cancelled. Raises LeadershipLost."""

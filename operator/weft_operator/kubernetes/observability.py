@@ -43,6 +43,14 @@ class Metrics:
             registry=registry,
         )
 
+        self.api_write_seconds = Histogram(
+            "weft_operator_api_write_seconds",
+            "how long the API server took for a write, by HTTP method, refused ones too",
+            ["method"],
+            buckets=DURATIONS_S,
+            registry=registry,
+        )
+
     def reconciled(self, kind: Kind, seconds: float, *, failed: bool) -> None:
         """An object was planned and its actions were carried out, or not."""
         self.reconciles.labels(kind, "failed" if failed else "done").inc()
@@ -51,6 +59,10 @@ class Metrics:
     def wrote(self, action: str) -> None:
         """The API server has taken a write."""
         self.writes.labels(action).inc()
+
+    def api_wrote(self, method: str, seconds: float) -> None:
+        """The API server has answered a write, or has not."""
+        self.api_write_seconds.labels(method).observe(seconds)
 
     def count_objects(self, kind: str, count: Callable[[], int]) -> None:
         """How many objects of a kind are known is computed at each scrape."""

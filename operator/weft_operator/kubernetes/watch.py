@@ -31,13 +31,13 @@ OnGone = Callable[[ObjectKey, str], Any]
 class _NoDiffs(kopf.DiffBaseStorage):
     """For handlers of events alone: kopf would copy each object to compare it with its last handled state."""
 
-    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+    def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
 
-    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
         return None
 
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+    def store(self, **_: Any) -> None:
         raise AssertionError("no handler of kopf's writes")
 
 

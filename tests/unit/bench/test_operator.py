@@ -39,6 +39,7 @@ def values(lines: list[Line]) -> dict[str, float | None]:
 def after_convergence(wrote: Writes) -> list[Line]:
     seen = Converged(
         applied_s=0.5,
+        creates_s=[0.1, 0.2, 0.3],
         ready_s=2.0,
         counted_s=1.0,
         final_s=4.0,

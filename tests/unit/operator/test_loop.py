@@ -178,6 +178,24 @@ async def test_resolutions_are_bounded() -> None:
         assert 1 < op.depot.most_at_once <= resolver.RESOLVES_OF_NAMESPACE
 
 
+async def test_a_new_source_does_not_wait_behind_those_that_a_new_leader_resolves_again() -> None:
+    names = [f"a{number}" for number in range(resolver.RESOLVES_OF_NAMESPACE * 2)]
+    async with operator() as op:
+        op.store.apply(pool_object())
+        for name in names:
+            op.depot.contents[f"file:{name}"] = verified("a")
+            op.store.apply(adapter_object(name))
+            await op.until(adapter_ref(name), "Ready", "True", "Published")
+        store = op.store
+    depot = FakeDepot()
+    depot.stuck |= {f"file:{name}" for name in names}
+    async with operator(ObjectStore(lambda: 1e9, store.objects(), store.version), depot) as op:
+        await op.until(pool_ref(), "Available", "True", "RunnersReady")
+        op.store.apply(adapter_object("upper"))
+        await op.until(adapter_ref("upper"), "Ready", "True", "Published")
+        assert op.depot.at_once == resolver.RESOLVES_AGAIN
+
+
 async def test_sources_that_stand_still_hold_up_no_other_namespace() -> None:
     async with operator() as op:
         op.store.apply(pool_object(allowedNamespaces={"from": "All"}))
