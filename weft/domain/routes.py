@@ -52,6 +52,7 @@ class PoolSpec:
     groups: tuple["PhaseGroups", ...] = ()  # split: counted apart; empty: runners are counted together
     tool_call_parser: str = ""  # for the route table
     embeds_only: bool = False  # for the route table
+    generation: int = 0  # of the object that this declares
 
     @property
     def has_slo(self) -> bool:
@@ -136,7 +137,7 @@ class PoolStatus:
     ready_runners: int
     wanted_runners: int  # within the pool's bounds
     victims: tuple[str, ...] = ()  # names of the runners that should go, the first one first
-    max_runners: int = 0  # of the PoolSpec that this answers
+    observed_generation: int = 0  # of the PoolSpec that this answers; 0: runners may not have reported yet
     slo: SloAttainment | None = None  # None: no objectives, or no request yet
     roles: RoleCounts | None = None  # None: phases are not split
     wanted: PhaseCounts | None = None  # `wanted_runners` by the phase of their groups; None: not counted apart

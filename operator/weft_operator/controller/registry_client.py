@@ -171,7 +171,7 @@ def pool_report(status: PoolStatus) -> PoolReport:
         ready_runners=status.ready_runners,
         wanted_runners=status.wanted_runners,
         victims=status.victims,
-        max_runners=status.max_runners,
+        observed_generation=status.observed_generation,
         slo=status.slo,
         roles=status.roles,
         wanted=status.wanted,

@@ -43,6 +43,7 @@ def pool_entry(view: PoolView) -> PoolSpec | None:
         created_unix_s=int(pool.meta.created),
         min_runners=view.bounds.min,
         max_runners=view.bounds.max,
+        generation=view.bounds.generation,
         idle_s=scaling.idle_s if scaling else 0.0,
         hold_s=round(scaling.wake_s) if scaling else 0,
         drain_s=pool.drain_s,

@@ -25,10 +25,11 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Runners that a pool may have. Of a fixed number both are it."""
+    """Runners that a pool may have, by one generation of its spec. Of a fixed number both are it."""
 
     min: int
     max: int
+    generation: int
 
     @property
     def fixed(self) -> bool:
@@ -53,22 +54,23 @@ def bounds(pool: Pool, default: int) -> Bounds:
     else:
         low = high = pool.replicas if pool.replicas is not None else default
     room = min(RUNNERS_MAX, sum(RUNNERS_MAX if group.max is None else group.max for group in pool.groups))
-    return Bounds(min(low, room), min(high, room))
+    return Bounds(min(low, room), min(high, room), pool.meta.generation)
 
 
 def target(bounds: Bounds, report: PoolReport | None, present: int) -> int:
     """Runners that the pool should have. Until the scheduler has answered none of those that are there is too many.
 
-    A scheduler that has just started reports no bounds before it knows the runners, and wants more where requests wait.
+    A scheduler that has just started observes no generation before it knows the runners, and wants more where requests
+    wait.
     """
-    if report is None or not (is_current(report, bounds) or report.max_runners == 0):
+    if report is None or not (is_current(report, bounds) or report.observed_generation == 0):
         return bounds.clamp(present)
     return bounds.clamp(report.wanted_runners if is_current(report, bounds) else max(report.wanted_runners, present))
 
 
 def is_current(report: PoolReport, bounds: Bounds) -> bool:
     """Whether the scheduler reported this for these bounds, and the runners that there are."""
-    return report.max_runners == bounds.max
+    return report.observed_generation == bounds.generation
 
 
 def distribute(count: int, groups: Sequence[Group]) -> dict[str, int]:

@@ -176,7 +176,7 @@ class PoolReport:
     ready_runners: int
     wanted_runners: int = 0
     victims: tuple[str, ...] = ()  # names of runners that should go, the first one first
-    max_runners: int = 0  # of the PoolSpec that this answers
+    observed_generation: int = 0  # of the PoolSpec that this answers; 0: runners may not have reported yet
     slo: SloAttainment | None = None  # changes once a minute at most
     roles: RoleCounts | None = None  # of as many runners, too
     wanted: PhaseCounts | None = None  # of `wanted_runners`, where groups are counted apart

@@ -270,13 +270,17 @@ class World:
             wanted = max(entry.min_runners, min(self.demand.get(ref, 0), entry.max_runners))
             victims = tuple(reversed(ready[wanted:]))
             self.observed.pool_reports[str(ref)] = PoolReport(
-                len(ready), wanted, victims, entry.max_runners, kv_pages=self.kv_pages
+                len(ready), wanted, victims, entry.generation, kv_pages=self.kv_pages
             )
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
                 canary = next((self.canaries.get(v.digest) for v in entry.versions if v.weight), None)
                 self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, canary=canary)
         self.observed.unloaded |= self.unloading & self.expectations.unloading
+
+    def generation(self, ref: Ref) -> int:
+        """Of a pool's spec."""
+        return self.desired.pools[ref].meta.generation
 
     def ready_names(self, ref: Ref) -> list[str]:
         """The runners that take requests, by name."""

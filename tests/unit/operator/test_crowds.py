@@ -82,7 +82,7 @@ def test_a_pool_counts_its_crowd_without_looking_at_it(monkeypatch: pytest.Monke
         desired.add(ready(adapter) if number % 4 else adapter)
     check_indexes(desired)
     monkeypatch.setattr(desired, "adapters_of", None)
-    view = pool_view(pool, State(desired), Bounds(1, 1), 1, 0.0)
+    view = pool_view(pool, State(desired), Bounds(1, 1, 1), 1, 0.0)
     assert (view.adapters_total, view.adapters_ready) == (MANY, MANY * 3 // 4)
 
 

@@ -404,7 +404,9 @@ def test_fewer_replicas_stop_those_that_the_scheduler_names(world: World) -> Non
     world.apply(pool_object(replicas=2))
     world.step()
     assert world.plan() == []  # told, not answered
-    world.observed.pool_reports[str(pool_ref())] = PoolReport(4, 2, (runner_name(1), runner_name(0)), 2)
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(
+        4, 2, (runner_name(1), runner_name(0)), world.generation(pool_ref())
+    )
     assert stopped(world.step()) == [1, 0]
     assert list(world.observed.runners[pool_ref()]) == [2, 3]
     world.scheduler_speaks = True
@@ -498,7 +500,7 @@ def test_a_scheduler_that_knows_no_runner_yet_takes_none_away(world: World) -> N
     world.demand[pool_ref()] = 3
     world.settle()
     world.scheduler_speaks = False
-    world.observed.pool_reports[str(pool_ref())] = PoolReport(0, 0, (), 3)
+    world.observed.pool_reports[str(pool_ref())] = PoolReport(0, 0, (), world.generation(pool_ref()))
     world.wait(600)
     assert len(world.observed.runners[pool_ref()]) == 3
     runners = world.observed.runners[pool_ref()]

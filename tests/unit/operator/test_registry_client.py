@@ -199,7 +199,7 @@ async def test_what_a_pool_could_use_comes_back_with_its_load() -> None:
             ready_runners=3,
             wanted_runners=1,
             victims=["b", "a"],
-            max_runners=4,
+            observed_generation=4,
             kv_pages=2048,
         )
         scheduler.outbox.put(pb.SchedulerToRegistry(pool=status))

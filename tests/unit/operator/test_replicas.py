@@ -133,7 +133,9 @@ def test_victims_are_marked_before_the_replicas_are_lowered(cluster: ClusterWorl
     cluster.apply(pool_object(replicas=2))
     cluster.step()
     assert cluster.plan() == []  # told, not answered
-    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(4, 2, (names[2], names[0]), 2)
+    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(
+        4, 2, (names[2], names[0]), cluster.generation(pool_ref())
+    )
     marks = cluster.plan()
     assert {a.name: a.cost for a in marks if isinstance(a, SetPodDeletionCost)} == {names[2]: -2, names[0]: -1}
     assert not any(isinstance(action, ApplyChild) for action in marks)
@@ -202,7 +204,7 @@ def test_the_autoscaler_takes_only_ready_pods_that_the_scheduler_has_named(clust
     started(cluster, scaled(1, 4))
     names = cluster.ready_names(pool_ref())
     cluster.scheduler_speaks = False
-    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(4, 1, (names[1],), 4)
+    cluster.observed.pool_reports[str(pool_ref())] = PoolReport(4, 1, (names[1],), cluster.generation(pool_ref()))
     cluster.at_rest()
     assert cluster.ready_names(pool_ref()) == [names[0], *names[2:]]
 
@@ -258,7 +260,12 @@ def test_groups_for_a_phase_are_as_large_as_the_scheduler_wants_and_give_before_
 
     def wanted(prompt: int, token: int, *victims: str) -> dict[str, int]:
         report = PoolReport(
-            4, prompt + token, victims, 4, roles=RoleCounts(prompt, token, 0), wanted=PhaseCounts(prompt, token)
+            4,
+            prompt + token,
+            victims,
+            cluster.generation(ref),
+            roles=RoleCounts(prompt, token, 0),
+            wanted=PhaseCounts(prompt, token),
         )
         cluster.observed.pool_reports[str(ref)] = report
         cluster.at_rest()
@@ -284,7 +291,8 @@ def test_a_number_that_people_wrote_is_spread_by_phase_and_moves_only_by_victims
 
     def wanted(prompt: int, token: int, *victims: str) -> dict[str, int]:
         counts = PhaseCounts(prompt, token)
-        cluster.observed.pool_reports[str(ref)] = PoolReport(5, 5, victims, 5, wanted=counts)
+        report = PoolReport(5, 5, victims, cluster.generation(ref), wanted=counts)
+        cluster.observed.pool_reports[str(ref)] = report
         cluster.at_rest()
         return cluster.sizes(ref)
 

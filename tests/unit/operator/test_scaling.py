@@ -31,7 +31,8 @@ GROUPS = st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 8)), m
         Group(f"g{i}", {}, low, None if more is None else low + more) for i, (low, more) in enumerate(pairs)
     )
 )
-BOUNDS = st.tuples(COUNTS, COUNTS).map(lambda pair: Bounds(min(pair), max(pair)))
+GENERATION = 7
+BOUNDS = st.tuples(COUNTS, COUNTS).map(lambda pair: Bounds(min(pair), max(pair), GENERATION))
 RUNNERS = st.lists(st.booleans(), max_size=12).map(
     lambda ready: [Runner(f"r{number}", ready) for number, ready in enumerate(ready)]
 )
@@ -96,12 +97,12 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
 ) -> None:
     """Without load. The scheduler counts; until it has answered each group has one before one has two."""
     pool = replace(POOL, replicas=replicas, groups=groups, phases="split")
-    bounds, least = Bounds(replicas, replicas), PhaseCounts(max(1, prompt), max(1, token))
+    bounds, least = Bounds(replicas, replicas, GENERATION), PhaseCounts(max(1, prompt), max(1, token))
     autoscaler, report = Autoscaler(), None
     if answered:
         limits, asked = PhaseBounds(phase_groups(pool), least, share), ReplicaBounds(replicas, replicas)
         autoscaler.recommend(PoolLoad(split=True), asked, 0.0, window_s=60.0, work_s=30.0, keep=False, phases=limits)
-        report = PoolReport(0, replicas, (), replicas, wanted=autoscaler.wanted)
+        report = PoolReport(0, replicas, (), GENERATION, wanted=autoscaler.wanted)
     found, of_phase = sizes(pool, replicas, report, bounds, {}), Counter[str]()
     for group in groups:
         of_phase[group.phase] += found[group.name]
@@ -115,17 +116,25 @@ def test_a_number_that_people_wrote_gives_each_phase_its_least_and_the_rest_by_e
         assert abs(of_phase["Prompt"] - least.prompt - share * (replicas - sum(least))) <= 0.5
 
 
-@given(BOUNDS, COUNTS, st.none() | st.builds(PoolReport, COUNTS, COUNTS, st.just(()), COUNTS))
+@given(
+    BOUNDS,
+    COUNTS,
+    st.none() | st.builds(PoolReport, COUNTS, COUNTS, st.just(()), st.sampled_from((0, GENERATION - 1, GENERATION))),
+)
 def test_the_target_is_within_its_bounds_and_by_the_word_of_a_scheduler_that_knows_them(
     bounds: Bounds, present: int, report: PoolReport | None
 ) -> None:
     count = target(bounds, report, present)
     assert bounds.min <= count <= bounds.max
-    if report is not None and report.max_runners == bounds.max and bounds.min <= report.wanted_runners <= bounds.max:
+    if (
+        report is not None
+        and report.observed_generation == GENERATION
+        and bounds.min <= report.wanted_runners <= bounds.max
+    ):
         assert count == report.wanted_runners
-    elif report is not None and report.max_runners == 0 < bounds.max:
+    elif report is not None and report.observed_generation == 0:
         assert count >= min(present, bounds.max), "one that knows of no runner takes none away"
-    elif (report is None or report.max_runners != bounds.max) and bounds.min <= present <= bounds.max:
+    elif (report is None or report.observed_generation != GENERATION) and bounds.min <= present <= bounds.max:
         assert count == present
 
 
@@ -133,7 +142,7 @@ def test_the_target_is_within_its_bounds_and_by_the_word_of_a_scheduler_that_kno
 def test_who_goes(
     present: list[Runner], wanted: int, bounds: Bounds, names: list[str], count: int, waited: bool
 ) -> None:
-    report = PoolReport(len(present), wanted, tuple(names[:count]), bounds.max)
+    report = PoolReport(len(present), wanted, tuple(names[:count]), GENERATION)
     going = select_victims(present, wanted, report, bounds, waited=waited)
     assert going is not None
     assert len(set(going)) == len(going) <= max(0, len(present) - wanted)
@@ -153,7 +162,7 @@ def test_who_goes(
 def test_nobody_goes_before_the_scheduler_has_answered_or_had_its_time(
     present: list[Runner], wanted: int, bounds: Bounds
 ) -> None:
-    other = PoolReport(1, 1, tuple(runner.name for runner in present), bounds.max + 1)
+    other = PoolReport(1, 1, tuple(runner.name for runner in present), GENERATION - 1)
     for report in (None, other):
         going = select_victims(present, wanted, report, bounds, waited=False)
         assert going == ([] if len(present) <= wanted else None)

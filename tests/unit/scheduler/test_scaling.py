@@ -30,14 +30,22 @@ class Pool:
         self.driver.wait(seconds)
         return self.last
 
-    def bounds(self, least: int, most: int, idle_s: float = 60.0) -> None:
-        spec = PoolSpec(POOL, "sha256:base", "base", min_runners=least, max_runners=most, idle_s=idle_s)
+    def bounds(self, least: int, most: int, idle_s: float = 60.0, generation: int = 1) -> None:
+        spec = PoolSpec(
+            POOL,
+            "sha256:base",
+            "base",
+            min_runners=least,
+            max_runners=most,
+            idle_s=idle_s,
+            generation=generation,
+        )
         self.driver.change(RegistryChange(False, (spec,)))
 
 
 @pytest.fixture
 def pool(driver: Any) -> Pool:
-    driver.start(settle=False, min_runners=0, max_runners=3)
+    driver.start(settle=False, min_runners=0, max_runners=3, generation=5)
     return Pool(driver)
 
 
@@ -61,13 +69,13 @@ def test_it_goes_straight_to_as_many_as_are_needed_and_never_beyond_the_most(dri
     for n in range(10):  # 4 sequences a runner
         driver.submit(f"r{n}")
     assert pool.hear().wanted_runners == 3
-    pool.bounds(0, 9)
+    pool.bounds(0, 9, generation=6)
     assert pool.hear().wanted_runners == 3
     for n in range(10, 30):
         driver.submit(f"r{n}")
     status = pool.hear()
     assert status.wanted_runners == sum(driver.demanded()) == 8
-    assert status.max_runners == 9
+    assert status.observed_generation == 6
     pool.bounds(0, 2)
     assert (pool.hear().wanted_runners, sum(driver.demanded())) == (2, 8)
 
@@ -134,14 +142,14 @@ def test_one_that_drains_or_is_gone_is_no_victim_and_not_counted(driver: Any, po
     assert driver.place("r").runner.uuid == "a"
 
 
-def test_it_answers_to_no_bounds_before_the_runners_there_are_have_had_the_time_to_report(
+def test_it_observes_no_generation_before_the_runners_there_are_have_had_the_time_to_report(
     driver: Any, pool: Pool
 ) -> None:
     driver.submit("r")
     status = pool.hear()
-    assert (status.wanted_runners, status.max_runners) == (1, 0)
+    assert (status.wanted_runners, status.observed_generation) == (1, 0)
     settle(driver)
-    assert pool.hear().max_runners == 3
+    assert pool.hear().observed_generation == 5
 
 
 def test_one_that_comes_after_a_scale_down_is_a_victim(driver: Any, pool: Pool, picked: Any) -> None:

@@ -105,6 +105,6 @@ def test_a_status_reaches_the_registry() -> None:
     streams = Streams(Kind.REGISTRY, "r1")
     session = streams.open()
     session.on_message(registry.REGISTRY_TO_SCHEDULER.encode(RegistryChange(True)))
-    streams.sessions.send(REGISTRY, PoolStatus("n/p", 1, 2, max_runners=3))
+    streams.sessions.send(REGISTRY, PoolStatus("n/p", 1, 2, observed_generation=3))
     sent: Any = session.outbox._queue.get_nowait()  # pyright: ignore[reportPrivateUsage]
-    assert registry.SCHEDULER_TO_REGISTRY.decode(sent) == PoolStatus("n/p", 1, 2, max_runners=3)
+    assert registry.SCHEDULER_TO_REGISTRY.decode(sent) == PoolStatus("n/p", 1, 2, observed_generation=3)

@@ -127,6 +127,7 @@ def _pool(m: pb.PoolDesired) -> PoolSpec:
         groups=tuple([_groups(groups, name) for groups in m.groups]),
         tool_call_parser=text(m.tool_call_parser, f"pool {name}: tool_call_parser"),
         embeds_only=m.embeds_only,
+        generation=m.generation,
     )
 
 
@@ -212,7 +213,7 @@ def _pool_status(m: pb.PoolStatus) -> PoolStatus:
         ready_runners=m.ready_runners,
         wanted_runners=m.wanted_runners,
         victims=texts(m.victims, "a runner's name"),
-        max_runners=m.max_runners,
+        observed_generation=m.observed_generation,
         slo=_attainment(m.slo) if m.HasField("slo") else None,
         roles=_role_counts(m.roles) if m.HasField("roles") else None,
         wanted=_phase_counts(m.wanted) if m.HasField("wanted") else None,

@@ -85,7 +85,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
         wanted_runners=pool.autoscaler.wanted_runners,
         victims=tuple(state.runners[uuid].name for uuid in pool.autoscaler.victims),
         # Until the runners that there are have reported themselves, how many are too many is not known.
-        max_runners=spec.max_runners if state.settled else 0,
+        observed_generation=spec.generation if state.settled else 0,
         slo=attainment,
         roles=roles,
         wanted=pool.autoscaler.wanted if spec.split and spec.groups else None,
