@@ -3,12 +3,16 @@
 A client knows both addresses, as it does by the chart's Service without an address of its own.
 """
 
+import contextlib
+import hashlib
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,7 +20,7 @@ from harness import chart
 from harness.cluster.cluster import Cluster
 from harness.operator.stage import Replica
 from harness.ports import free_addresses
-from harness.waiting import wait_until
+from harness.waiting import PATIENCE_S, wait_until
 from weft.wire.channels import options_to
 
 FAIL_OVER_S = 15.0  # the chart's promise
@@ -28,9 +32,10 @@ class Pair:
 
     def __init__(self, plane: Cluster, namespace: str, folder: Path, component: str) -> None:
         self._plane, self._namespace, self._folder, self._component = plane, namespace, folder, component
-        only = ("--set", f"{component}.replicas=2", "--show-only", "templates/rbac.yaml")
+        values = f"{component}.replicas=2" + (",depot.persistence.existingClaim=c" if component == "depot" else "")
+        only = ("--set", values, "--show-only", "templates/rbac.yaml")
         found = chart.objects(chart.render("default", *chart.QUICK, *only, namespace=namespace))
-        role = chart.one(found, "Role", f"weft-{component}")
+        role = chart.one(found, "Role", f"weft-{component}-lease")
         self.access = plane.service_account(namespace, component, role["rules"])
         self._addresses = free_addresses(2)
         self.processes = [self.start(0), self.start(1)]
@@ -38,9 +43,8 @@ class Pair:
     def start(self, number: int) -> Replica:
         (probes,) = free_addresses(1)
         flags = {
-            "listen": self._addresses[number],
+            **self.flags(number),
             "probes": probes,
-            "data-dir": self._folder / str(number),
             "lease": f"{self._namespace}/weft-{self._component}",
             "kubeconfig": self.access.kubeconfig,
         }
@@ -48,6 +52,10 @@ class Pair:
         made.probes = probes
         wait_until(lambda: "standing by" in made.said() and made.get("/healthz")[0] == 200, "it stands by")
         return made
+
+    def flags(self, number: int) -> dict[str, object]:
+        """Of one of the two."""
+        return {"listen": self._addresses[number], "data-dir": self._folder / str(number)}
 
     def serves(self) -> bool:
         """Does one of the two answer whoever tries both addresses?"""
@@ -75,9 +83,37 @@ class Pair:
         return self._plane.get("lease", f"weft-{self._component}", self._namespace)["spec"]["leaseTransitions"]
 
 
+class Depots(Pair):
+    """Two depots of one data directory."""
+
+    def flags(self, number: int) -> dict[str, object]:
+        """Of one of the two."""
+        quickstart = Path(__file__).parents[2] / "examples" / "quickstart"
+        return {"http": self._addresses[number], "data-dir": self._folder / "shared", "file-root": quickstart}
+
+    def serves(self) -> bool:
+        """Does one of the two answer whoever tries both addresses?"""
+        return self.ask("POST", "/v1/changed", json={"watches": []}) is not None
+
+    def ask(self, method: str, path: str, **how: Any) -> httpx2.Response | None:
+        """The answer of the one that listens; None: none does, or it does not answer."""
+        for address in self._addresses:
+            with contextlib.suppress(httpx2.TransportError):
+                return httpx2.request(method, f"http://{address}{path}", timeout=5.0, trust_env=False, **how)
+        return None
+
+    def resolve(self) -> str:
+        """The digest of the quickstart's model."""
+        request = {"kind": "model", "uri": "file:model", "namespace": "default"}
+        answer = self.ask("POST", "/v1/resolve", params={"wait_s": PATIENCE_S}, json=request)
+        assert answer is not None
+        return answer.json()["digest"]
+
+
 @pytest.fixture
 def pair(control_plane: Cluster, namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    made = Pair(control_plane, namespace, tmp_path, getattr(request, "param", "scheduler"))
+    component = getattr(request, "param", "scheduler")
+    made = (Depots if component == "depot" else Pair)(control_plane, namespace, tmp_path, component)
     yield made
     for process in made.processes:
         process.signal(signal.SIGCONT)
@@ -85,7 +121,7 @@ def pair(control_plane: Cluster, namespace: str, tmp_path: Path, request: pytest
         print(f"----- {process.name}\n{process.said()}")
 
 
-@pytest.mark.parametrize("pair", ["scheduler", "predictor"], indirect=True)
+@pytest.mark.parametrize("pair", ["scheduler", "predictor", "depot"], indirect=True)
 def test_after_kill_9_the_standby_acts_under_a_higher_term(pair: Pair) -> None:
     active, standby = pair.acting()
     for process in (active, standby):
@@ -101,6 +137,22 @@ def test_after_kill_9_the_standby_acts_under_a_higher_term(pair: Pair) -> None:
     assert f"term={pair.term}" in standby.said()
 
 
+@pytest.mark.parametrize("pair", ["depot"], indirect=True)
+def test_what_one_depot_has_fetched_the_other_serves(pair: Depots) -> None:
+    active, standby = pair.acting()
+    digest = pair.resolve()
+    active.pause()
+    assert pair.until_served() < FAIL_OVER_S
+    blob = pair.ask("GET", f"/v1/blobs/{digest}")
+    assert blob is not None
+    assert f"sha256:{hashlib.sha256(blob.content).hexdigest()}" == digest
+    assert pair.resolve() == digest
+    active.signal(signal.SIGCONT)
+    assert active.ended() == 1
+    assert standby.running
+
+
+@pytest.mark.parametrize("pair", ["scheduler", "depot"], indirect=True)
 def test_one_that_stood_still_meanwhile_ends_when_it_wakes_and_the_standby_acts_on(pair: Pair) -> None:
     active, standby = pair.acting()
     active.pause()
@@ -116,6 +168,7 @@ def test_one_that_stood_still_meanwhile_ends_when_it_wakes_and_the_standby_acts_
     assert pair.term == term
 
 
+@pytest.mark.parametrize("pair", ["scheduler", "depot"], indirect=True)
 def test_sigterm_hands_over_at_once_and_one_that_starts_again_in_its_place_stands_by(pair: Pair) -> None:
     active, standby = pair.acting()
     active.signal(signal.SIGTERM)

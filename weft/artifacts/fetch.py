@@ -25,6 +25,7 @@ from weft.artifacts.errors import Damaged, Reason, Refused, Unavailable, Unknown
 from weft.telemetry.logs import kv
 from weft.telemetry.progress import ByteProgress
 
+CONNECT_S = 3.0  # to one address
 MISMATCH_HEADER = "weft-mismatch"  # asks the depot to verify its copy: the last download did not match its digest
 log = logging.getLogger(__name__)
 
@@ -235,6 +236,20 @@ class _Download:
             raise Stopped
 
 
+class _Connection(http.client.HTTPConnection):
+    """Tries the next address of the depot soon: that of a lost machine does not answer."""
+
+    def connect(self) -> None:
+        timeout_s = self.timeout
+        self.timeout = CONNECT_S
+        super().connect()
+        self.sock.settimeout(timeout_s)
+
+
+class _TlsConnection(http.client.HTTPSConnection, _Connection):
+    """With a handshake, which has the whole time."""
+
+
 class _Depot:
     """The depot's HTTP side."""
 
@@ -264,8 +279,8 @@ class _Depot:
         host, port, timeout_s = self._parts.hostname, self._parts.port, self._timeout_s
         assert host
         if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._context)
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+            return _TlsConnection(host, port, timeout=timeout_s, context=self._context)
+        return _Connection(host, port, timeout=timeout_s)
 
     def _check_status(self, response: http.client.HTTPResponse, path: str) -> None:
         match response.status:

@@ -5,8 +5,9 @@ so a client that tries every address of the service finds the one that acts. Wha
 away; it ends once another process holds the Lease, or once it may have been stopped for too long to know. Who it may
 still reach then refuses it by its term.
 
-A process is known by its data directory, which one process owns: one that is killed and started again there acts at
-once, because the process that held the Lease under that name is gone.
+A process with a data directory of its own is known by it (`holder_name`): one that is killed and started again there
+acts at once, because the process that held the Lease under that name is gone. Where processes share a data directory
+each start has a name of its own (`new_identity`), and the Lease of a killed one has to expire.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from weft.files import write_atomically
@@ -46,11 +47,11 @@ class Turn:
 
 @contextlib.asynccontextmanager
 async def turn_of(
-    settings: StandbySettings, data_dir: Path, stop: asyncio.Event, probes: Probes
+    settings: StandbySettings, identity: Callable[[], str], stop: asyncio.Event, probes: Probes | None
 ) -> AsyncGenerator[Turn | None]:
     """Wait until this process acts; None when `stop` came first. `stop` is set when the turn is lost.
 
-    The process owns `data_dir`. Raises CannotStart.
+    `identity()` is this process's name. A Lease needs probes. Raises CannotStart.
     """
     if settings.lease is None:
         yield Turn()
@@ -59,12 +60,13 @@ async def turn_of(
         from weft.leadership.lease_api import LeaseApi, load_configuration
     except ImportError as error:
         raise CannotStart(f"--lease: {error}: pip install 'weft[kubernetes]'") from error
+    assert probes is not None
     namespace, _, name = settings.lease.partition("/")
     kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
     api = LeaseApi(await load_configuration(kubeconfig), namespace, name)
     async with contextlib.aclosing(api):
         timings = LeaseTimings(settings.lease_seconds)
-        election = Election(api, identity=holder_name(data_dir), terms=timings, outlast=True)
+        election = Election(api, identity=identity(), terms=timings, outlast=True)
         try:
             term = await _acquired(election, stop, probes)
             if term is None:

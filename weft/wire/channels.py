@@ -5,6 +5,7 @@ on; the old one lives as long as the calls that began on it.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,16 @@ QUICKLY_FOUND: dict[str, Any] = {
     "grpc.keepalive_timeout_ms": 6_000,
     "grpc.http2.ping_timeout_ms": 6_000,
 }
+
+
+def quickly_found_sockets() -> list[tuple[int, int, int]]:
+    """The same for a connection of HTTP: options of its socket, as far as this system has them."""
+    tcp = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8_000}
+    known = {name: value for name, value in tcp.items() if hasattr(socket, name)}
+    return [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in known.items()),
+    ]
 
 
 def options_to(peer: Role | None) -> list[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 """uvicorn's server without its ten wake-ups a second: at rest they were a third of what an idle process did."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
 import uvicorn
 
@@ -9,7 +10,10 @@ DATE_S = 1.0  # the precision of the Date header
 
 
 class QuietServer(uvicorn.Server):
-    """Ends when `should_exit` is set: on its loop, in a signal handler or in another thread."""
+    """Ends when `should_exit` is set: on its loop, in a signal handler or in another thread.
+
+    Signals are the process's own: uvicorn would end the process by the signal instead of with 0.
+    """
 
     _exit = False
     _loop: asyncio.AbstractEventLoop | None = None
@@ -27,6 +31,10 @@ class QuietServer(uvicorn.Server):
         self._exit = value
         if value and self._loop is not None:
             self._loop.call_soon_threadsafe(self._wake.set)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
 
     async def main_loop(self) -> None:
         """Until `should_exit`."""

@@ -61,7 +61,7 @@ labels:
 
 {{/* (dict "root" $ "component" "scheduler") -> "true" where one of its pods acts and the others stand by */}}
 {{- define "weft.standby" -}}
-{{- if and (has .component (list "scheduler" "predictor")) (gt (int (default 1 (index .root.Values .component).replicas)) 1) -}}
+{{- if and (has .component (list "scheduler" "predictor" "depot")) (gt (int (default 1 (index .root.Values .component).replicas)) 1) -}}
 true
 {{- end -}}
 {{- end -}}

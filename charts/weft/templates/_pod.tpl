@@ -2,7 +2,7 @@
 The pod of a component of the control plane.
 
 (dict "root" $ "component" "scheduler" "module" "weft_scheduler" "args" (list ...) "ports" (list (dict "name" .. "port" ..)) "probes" "port name"
- "graceSeconds" 30, and where there is a reason: "data" "emptyDir" | "claim" | "none", "token" true, "env" (list), "volumes" (list),
+ "graceSeconds" 30, and where there is a reason: "data" "emptyDir" | "claim" | "existing" | "none", "token" true, "env" (list), "volumes" (list),
  "mounts" (list), "annotations" (dict), "preStopSeconds" 5)
 */}}
 {{- define "weft.pod" -}}
@@ -132,6 +132,9 @@ spec:
     {{- if eq .data "emptyDir" }}
     - name: data
       emptyDir: {}
+    {{- else if eq .data "existing" }}
+    - name: data
+      persistentVolumeClaim: {claimName: {{ $values.persistence.existingClaim }}}
     {{- end }}
     {{- if ne .root.Values.tls.mode "none" }}
     - name: tls
@@ -192,7 +195,7 @@ spec:
 {{- if .metrics }}
     - {name: probes, port: 7401, targetPort: probes}
 {{- end }}
-{{- if has .component (list "scheduler" "predictor") }}
+{{- if has .component (list "scheduler" "predictor" "depot") }}
 ---
 # Asked where there is a standby; always there, so that peers find it until they are replaced after `replicas` has changed.
 apiVersion: v1

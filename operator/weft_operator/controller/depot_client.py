@@ -6,6 +6,7 @@ from typing import Any, get_args
 import httpx2
 
 from weft.domain.text import quoted, sanitize
+from weft.wire.channels import quickly_found_sockets
 from weft.wire.tls import Tls
 from weft_operator.core.artifacts import OperationStatus, Request, State
 from weft_operator.errors import DepotFailed, DepotUnavailable
@@ -22,7 +23,9 @@ class DepotClient:
 
     def __init__(self, url: str, tls: Tls | None = None) -> None:
         verify = tls.client_context("depot") if tls else True
-        self._http = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=verify)
+        options = quickly_found_sockets()
+        transport = httpx2.AsyncHTTPTransport(verify=verify, trust_env=False, socket_options=options)
+        self._http = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, transport=transport)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -1,24 +1,28 @@
 """`python -m weft_depot`: parts put together, sockets opened, signals obeyed.
 
-Exit codes: 0 after SIGTERM, 1 when housekeeping has ended by a bug, 2 when it cannot start (wrong settings, port in
-use, data directory in use).
+Exit codes: 0 after SIGTERM, 1 when housekeeping has ended by a bug or another depot acts, 2 when it cannot start (wrong
+settings, port in use, data directory in use, no API server for its Lease).
 """
 
+import asyncio
 import contextlib
 import logging
-import signal
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from weft.artifacts.blobs import BlobStore
+from weft.leadership.election import new_identity
+from weft.leadership.standby import Turn, turn_of
 from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.wire.quiet_server import QuietServer
+from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
 from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.core.fair_queue import ConcurrencyLimits
@@ -56,14 +60,19 @@ def main(argv: list[str] | None = None) -> int:
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
     try:
-        return _serve(settings)
+        # Depots of one Lease share the directory, and the Lease says which of them acts.
+        with contextlib.nullcontext() if settings.lease else lock_data_dir(settings.data_dir, "depot"):
+            return uvloop.run(_run(settings))
     except CannotStart as error:
         log.error("cannot start", extra=kv(error=type(error).__name__, detail=error))
         return EXIT_CANNOT_START
 
 
-def build(settings: DepotSettings) -> Depot:
-    """A depot with its sources. Half-written blobs of a killed one are removed."""
+def build(settings: DepotSettings, require_turn: Callable[[], None] = lambda: None) -> Depot:
+    """A depot with its sources. Half-written blobs of a killed one are removed.
+
+    `require_turn()` raises LeadershipLost where another depot may act.
+    """
     store = BlobStore(settings.data_dir / "blobs")
     removed = store.clean()
     if removed:
@@ -80,7 +89,7 @@ def build(settings: DepotSettings) -> Depot:
     threads = settings.threads
     limits = ConcurrencyLimits(threads, per_host=max(1, threads // 2), per_owner=max(1, threads // 4))
     operations = Operations(keep_s=settings.keep_operation_s)
-    return Depot(resolver, limits=limits, stopping=policy.stopping, operations=operations)
+    return Depot(resolver, limits=limits, stopping=policy.stopping, operations=operations, require_turn=require_turn)
 
 
 def build_sources(settings: DepotSettings, policy: RetryPolicy) -> dict[str, ArtifactSource]:
@@ -128,35 +137,52 @@ def _secrets(kind: str) -> Secrets:
     return FolderSecrets(Path(kind))
 
 
-def _serve(settings: DepotSettings) -> int:
-    with lock_data_dir(settings.data_dir, "depot"), listen(settings.http, "--http") as listener:
+async def _run(settings: DepotSettings) -> int:
+    """Stand by where there is a Lease, then serve until a signal or until the Lease is lost. Raises CannotStart."""
+    stop, serving = stop_on_signals(), asyncio.Event()
+
+    def not_ready() -> str | None:
+        if stop.is_set():
+            return "stopping"
+        return None if settings.lease or serving.is_set() else "starting"
+
+    probes = Probes(settings.probes, not_ready) if settings.probes else None
+    with contextlib.closing(probes) if probes else contextlib.nullcontext():
+        if probes:
+            probes.start()
+        async with turn_of(settings, new_identity, stop, probes) as turn:
+            if turn is None:
+                return 0
+            failed = await _act(settings, stop, probes, turn, serving)
+            return 1 if failed or turn.lost else 0
+
+
+async def _act(
+    settings: DepotSettings, stop: asyncio.Event, probes: Probes | None, turn: Turn, serving: asyncio.Event
+) -> bool:
+    """Serve until `stop`. True: housekeeping has ended by a bug. Raises CannotStart."""
+    failed, secured = asyncio.Event(), dict[str, Any]()
+
+    def fail() -> None:
+        failed.set()
+        stop.set()
+
+    with listen(settings.http, "--http") as listener:
         host, port = listener.getsockname()[:2]
         tls = load_tls(settings.tls_dir, "depot")
-        at = settings.probes
-        probes = Probes(at, lambda: "stopping" if server.should_exit else None) if at else None
-        failed = threading.Event()
-
-        def stop(*_: object) -> None:
-            server.should_exit = True
-
-        def fail() -> None:
-            failed.set()
-            stop()
-
-        app, secured = build_app(build(settings), probes, on_failure=fail), dict[str, Any]()
         if tls:
             secured = {"ssl_context_factory": lambda *_: tls.server_context(), "http": TlsPeerHttp}  # pyright: ignore[reportUnknownLambdaType]
+        app = build_app(build(settings, turn.require), probes, on_failure=fail)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on", **secured
         )
         server = QuietServer(config)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)  # takes what comes early, and what uvicorn raises again at its end
+        http, stopping = asyncio.create_task(server.serve([listener])), asyncio.create_task(stop.wait())
         log.info("serving", extra=kv(listen=f"{host}:{port}", data_dir=settings.data_dir, tls=tls is not None))
-        with contextlib.ExitStack() as stack:
-            if probes:
-                probes.start()
-                stack.callback(probes.close)
-            server.run(sockets=[listener])
+        serving.set()
+        await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        server.should_exit = True
+        await http
         log.info("stopped")
-        return 1 if failed.is_set() else 0
+    return failed.is_set()

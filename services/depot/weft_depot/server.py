@@ -20,6 +20,7 @@ from weft.artifacts.digest import parse_digest
 from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, UnknownDigest
 from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
+from weft.leadership.errors import LeadershipLost
 from weft.telemetry.probes import Probes
 from weft.telemetry.progress import ByteProgress
 from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
@@ -93,7 +94,10 @@ def build_app(
 
     async def retain(request: Request) -> Response:
         wanted = await _body(request, RetainRequest)
-        return JSONResponse({"removed": await depot.retain(wanted.digests)})
+        try:
+            return JSONResponse({"removed": await depot.retain(wanted.digests)})
+        except LeadershipLost as error:
+            return _busy("retain", 503, f"another depot acts: {error}")
 
     async def upload(request: Request) -> Response:
         namespace = request.query_params.get("namespace", "")

@@ -80,8 +80,9 @@ class Depot:
         stopping: threading.Event | None = None,
         operations: Operations | None = None,
         now: Callable[[], float] = time.monotonic,
+        require_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        self._resolver, self._now = resolver, now
+        self._resolver, self._now, self._require_turn = resolver, now, require_turn
         self.store: BlobStore = resolver.store
         self.operations = operations or Operations()
         self._pool = ThreadPoolExecutor(limits.total, thread_name_prefix="resolve")
@@ -166,7 +167,11 @@ class Depot:
         return unknown + [watch for check in checks if check.done() for watch in check.result()]
 
     async def retain(self, digests: tuple[str, ...]) -> int:
-        """Keep these artifacts and those that operations hold; returns the blobs removed."""
+        """Keep these artifacts and those that operations hold; returns the blobs removed.
+
+        Raises LeadershipLost: another depot may have newer blobs in the same folder.
+        """
+        self._require_turn()
         removed = await asyncio.to_thread(self.store.retain, digests)
         self._resolver.resolutions.retain({f"sha256:{name}" for name in self.store.names()})
         log.info("blobs retained", extra=kv(digests=len(digests), removed=removed))

@@ -1,13 +1,13 @@
 """The depot's settings: defaults, then WEFT_DEPOT__FIELD, then flags. Wrong values stop the start, all listed."""
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from weft.artifacts.errors import Refused
-from weft.settings import DEPOT, Address, ProcessSettings, data_dir_field
+from weft.settings import DEPOT, Address, StandbySettings, data_dir_field
 from weft_depot.sources.addresses import split_url
 
 
@@ -49,7 +49,7 @@ Scheme = Literal["file", "pvc", "hf", "s3", "oci", "https"]
 Host = Annotated[str, AfterValidator(_checked_host)]
 
 
-class DepotSettings(ProcessSettings):
+class DepotSettings(StandbySettings):
     """Fetches and verifies adapters and base models, and serves them by digest.
 
     Each flag can also be set as WEFT_DEPOT__NAME in the environment; a flag wins.
@@ -61,7 +61,9 @@ class DepotSettings(ProcessSettings):
     probes: Address | None = Field(
         None, description="/healthz /readyz /metrics over plain HTTP, HOST:PORT; unset: they are on --http"
     )
-    data_dir: Path = data_dir_field("depot", "blobs and what is known of sources")
+    data_dir: Path = data_dir_field(
+        "depot", "blobs and what is known of sources; with --lease all depots of that Lease share it"
+    )
     file_root: DirectoryPath | None = Field(
         None, description="the folder that file: URIs are below; unset: file: is refused (SchemeNotAllowed)"
     )
@@ -98,6 +100,12 @@ class DepotSettings(ProcessSettings):
     keep_operation_s: float = Field(600, ge=1, description="how long a finished operation is remembered")
     max_adapter_bytes: int = Field(4 << 30, ge=1, description="of all files of one adapter")
     max_model_bytes: int = Field(1 << 40, ge=1, description="of all files of one base model")
+
+    @model_validator(mode="after")
+    def _standby_has_probes(self) -> Self:
+        if self.lease and self.probes is None:
+            raise ValueError("--lease needs --probes: a depot that stands by does not listen on --http")
+        return self
 
     @field_validator("secrets")
     @classmethod

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import logging
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import uvicorn
@@ -81,8 +81,6 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
 
 
 class _Server(QuietServer):
-    """uvicorn under our own signal handling: it would end the process by the signal instead of with 0."""
-
     async def end_connections(self, state: AppState, limit_s: float) -> float:
         """Answer what clients send on open connections, asking each to leave, until none is open; the seconds taken.
 
@@ -101,10 +99,6 @@ class _Server(QuietServer):
                 while connections:
                     await next(iter(connections)).closed.wait()
         return min(limit_s, loop.time() - began)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
 
 
 def _config(state: AppState) -> uvicorn.Config:

@@ -9,7 +9,7 @@ from functools import partial
 import grpc.aio
 import uvloop
 
-from weft.leadership.standby import turn_of
+from weft.leadership.standby import holder_name, turn_of
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
@@ -90,7 +90,7 @@ async def _run(settings: PredictorSettings) -> int:
     probes = Probes(settings.probes, not_ready)
     with contextlib.closing(probes):
         probes.start()
-        async with turn_of(settings, settings.data_dir, stop, probes) as turn:
+        async with turn_of(settings, partial(holder_name, settings.data_dir), stop, probes) as turn:
             if turn is None:
                 return 0
             await _act(settings, stop, probes, serving)

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import uvloop
 
-from weft.leadership.standby import Turn, turn_of
+from weft.leadership.standby import Turn, holder_name, turn_of
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
@@ -50,7 +51,7 @@ async def run(settings: SchedulerSettings) -> int:
     probes = Probes(settings.probes, not_ready)
     with contextlib.closing(probes):
         probes.start()
-        async with turn_of(settings, settings.data_dir, stop, probes) as turn:
+        async with turn_of(settings, partial(holder_name, settings.data_dir), stop, probes) as turn:
             if turn is None:
                 return 0
             return await _act(settings, stop, probes, turn, servers)

@@ -180,6 +180,7 @@ def test_a_digest_wins_over_the_tag() -> None:
         ("database.mode=postgresql", "needs database.postgresql.existingSecret"),
         ("poolNamespaces={a,b},tls.mode=certManager", "need tls.certManager.issuerRef with a ClusterIssuer"),
         ("depot.schemes={file}", "depot.fileRoot has to say"),
+        ("depot.replicas=2", "depot.replicas above 1 needs depot.persistence.existingClaim"),
         ("depot.schemes={pvc}", "depot.claims has to say"),
         ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
         ("depot.serviceAccount.create=false", "depot.serviceAccount.name has to name one"),
@@ -277,13 +278,30 @@ def test_of_two_pods_one_acts_by_a_lease_and_peers_know_both_addresses(rendered:
     assert f"--lease=weft-system/{name}" in chart.arguments_of(found, component)
     for peer in ASK[component]:
         assert f"--{component}={name}-pods.weft-system.svc:7400" in chart.arguments_of(found, peer), peer
-    rules = one(found, "Role", name)["rules"]
+    rules = one(found, "Role", f"{name}-lease")["rules"]
     assert [(rule["resources"], rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
         (["leases"], None, ["create"]),
         (["leases"], [name], ["get", "update"]),
     ]
     egress = one(found, "NetworkPolicy", name)["spec"]["egress"]
     assert [[port["port"] for port in rule["ports"]] for rule in egress] == [[443, 6443]]
+
+
+def test_two_depots_share_a_claim_and_one_acts_by_a_lease() -> None:
+    values = "depot.replicas=2,depot.persistence.existingClaim=contents,depot.credentialNamespaces={weft-system}"
+    found = chart.objects(chart.render("default", *chart.QUICK, "--set", values))
+    depot = one(found, "StatefulSet", "weft-depot")["spec"]
+    assert "volumeClaimTemplates" not in depot
+    pod = depot["template"]["spec"]
+    assert {"name": "data", "persistentVolumeClaim": {"claimName": "contents"}} in pod["volumes"]
+    assert pod["automountServiceAccountToken"]
+    assert "--lease=weft-system/weft-depot" in chart.arguments_of(found, "depot")
+    for peer in ("gateway", "operator"):
+        assert "--depot=http://weft-depot-pods.weft-system.svc:7400" in chart.arguments_of(found, peer)
+    assert one(found, "Role", "weft-depot-lease")["rules"][1]["resourceNames"] == ["weft-depot"]
+    assert one(found, "Role", "weft-depot")["rules"][0]["resources"] == ["secrets"]
+    ways = one(found, "NetworkPolicy", "weft-depot")["spec"]["egress"]
+    assert [443, 6443] in [[port["port"] for port in way.get("ports", ())] for way in ways]
 
 
 @pytest.mark.parametrize("component", ASK)

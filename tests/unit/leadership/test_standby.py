@@ -1,11 +1,13 @@
 """Who a process is, and a turn that needs no Lease. What needs one is in `tests/operator/test_standby.py`."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from weft.leadership.election import new_identity
 from weft.leadership.standby import Turn, holder_name, turn_of
 from weft.process import CannotStart
 from weft.settings import StandbySettings
@@ -21,7 +23,7 @@ def test_a_name_is_the_data_directorys_and_no_other_has_it(tmp_path: Path) -> No
 
 async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Path) -> None:
     probes = Probes("127.0.0.1:0", lambda: None)
-    async with turn_of(StandbySettings(), tmp_path, asyncio.Event(), probes) as turn:
+    async with turn_of(StandbySettings(), partial(holder_name, tmp_path), asyncio.Event(), probes) as turn:
         assert isinstance(turn, Turn)
         assert (turn.term, turn.lost) == (0, None)
         turn.require()
@@ -31,7 +33,7 @@ async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Pat
 async def test_a_lease_without_a_cluster_cannot_start(tmp_path: Path) -> None:
     settings = StandbySettings(lease="weft-system/weft-scheduler", kubeconfig=tmp_path / "absent")
     with pytest.raises(CannotStart, match="absent"):
-        async with turn_of(settings, tmp_path, asyncio.Event(), Probes("127.0.0.1:0", lambda: None)):
+        async with turn_of(settings, new_identity, asyncio.Event(), Probes("127.0.0.1:0", lambda: None)):
             pass
 
 

@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from weft.domain.routes import PoolRoute, Route
 from weft.telemetry.tracing import Tracer
+from weft.wire.channels import quickly_found_sockets
 from weft.wire.tls import Tls
 from weft_gateway.core.routes import Principal, UnknownVersion
 from weft_gateway.errors import ModelNotFound
@@ -40,7 +41,8 @@ class AppState:
         self.batch = BatchClient(settings.batch, tls)
         self.grammars = GrammarChecker()
         verify = tls.client_context("depot") if tls else True
-        self.depot = httpx2.AsyncClient(base_url=settings.depot, timeout=10.0, verify=verify)
+        transport = httpx2.AsyncHTTPTransport(verify=verify, socket_options=quickly_found_sockets())
+        self.depot = httpx2.AsyncClient(base_url=settings.depot, timeout=10.0, transport=transport)
         self.tokenizers = TokenizerCache(
             self.depot,
             settings.data_dir / "blobs",
