@@ -101,3 +101,16 @@ async def test_the_scheduler_that_acts_goes_on_while_the_api_server_is_away(
     print(f"api-server: {longest_pause(made.streams)}")
     assert await asyncio.to_thread(holder, two) == pod
     assert_undisturbed(made.streams)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_change_of_replicas_under_load_fails_no_request(
+    two: Installation, cases: list[Case], replicas: int
+) -> None:
+    async with load(two.url, cases, f"replicas-{replicas}", width=WIDTH) as made:
+        await made.until(lambda: len(made.streams) > 3 * WIDTH)
+        await asyncio.to_thread(two.upgrade, scheduler={"replicas": replicas})
+        after = len(made.streams)
+        await made.until(lambda: len(made.streams) > after + 3 * WIDTH)
+    print(f"replicas {replicas}: {longest_pause(made.streams)}")
+    assert_undisturbed(made.streams)

@@ -166,9 +166,16 @@ def emitted(runner: RunnerBook, made: Crowd) -> list[tuple[Watched, int]]:
     ]
 
 
+def _causes(error: BaseException) -> str:
+    """What it was raised from: an error of the client does not say which error of the connection it was."""
+    inner = error.__cause__ or error.__context__
+    return f"{inner!r}, from {_causes(inner)}" if inner else "nothing"
+
+
 def assert_undisturbed(streams: Sequence[Watched]) -> None:
     """Every stream ended well with exactly the text of its case: nothing lost, nothing twice."""
-    assert [w.error for w in streams] == [None] * len(streams)
+    failed = [f"{w.request_id}: {w.error!r}, from {_causes(w.error)}" for w in streams if w.error]
+    assert failed == []
     assert [w.text for w in streams] == [w.case.expect for w in streams]
     assert {w.finish for w in streams} == {"stop"}
     assert [w.completion_tokens for w in streams] == [len(w.case.expect) for w in streams]

@@ -72,14 +72,18 @@ async def answers_and_closes_connections(parts: World, http: httpx2.AsyncClient)
     """For clients that do not know yet: on a connection from before, and on a new one."""
     async with httpx2.AsyncClient(base_url=http.base_url, timeout=PATIENCE_S) as late:
         for client in (http, late):
-            posted = asyncio.create_task(client.post("/v1/completions", json=TEXT))
-            start = await parts.runner.next("start")
-            parts.runner.step(start, 0, parts.tokens(ANSWER), common_pb2.FINISH_REASON_EOS)
-            answer = await soon(posted)
-            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            await answers_once_more(parts, client)
         leaving = await late.get("/readyz")
         assert (leaving.status_code, leaving.text, leaving.headers["connection"]) == (503, "draining\n", "close")
         assert (await late.get("/healthz")).status_code == 200, "it is not to be killed meanwhile"
+
+
+async def answers_once_more(parts: World, client: httpx2.AsyncClient) -> None:
+    posted = asyncio.create_task(client.post("/v1/completions", json=TEXT))
+    start = await parts.runner.next("start")
+    parts.runner.step(start, 0, parts.tokens(ANSWER), common_pb2.FINISH_REASON_EOS)
+    answer = await soon(posted)
+    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
 async def ready(http: httpx2.AsyncClient) -> None:
@@ -109,10 +113,11 @@ async def test_after_sigterm_what_still_arrives_is_answered_until_connections_ar
         parts.runner.step(start, 2, tokens[2:], common_pb2.FINISH_REASON_EOS)
         body = (await soon(response.aread())).decode()
         assert body.endswith("data: [DONE]\n\n")
+        await answers_once_more(parts, http)  # the head of that answer had promised a connection that stays
         assert await soon(running.process.wait()) == 0
         with pytest.raises(httpx2.ConnectError):
             await http.get("/readyz")
-    await until(lambda: len(parts.scheduler.outcomes) == 3)
+    await until(lambda: len(parts.scheduler.outcomes) == 4)
     assert {one.finish_reason for one in parts.scheduler.outcomes.values()} == {common_pb2.FINISH_REASON_EOS}
 
 
