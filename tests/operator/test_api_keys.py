@@ -1,10 +1,12 @@
 """APIKeys against a real API server and a real supervisor: a Secret appears, its key is in force, and ends with it."""
 
 import base64
+import contextlib
 import hashlib
 import json
 
 import grpc
+import httpx2
 import pytest
 
 from harness.operator.stage import Stage, until
@@ -116,3 +118,26 @@ def test_a_key_that_no_tenant_may_have_is_refused_by_the_api_server(
         keyed._apply("APIKey", "wrong", spec)  # pyright: ignore[reportPrivateUsage]
     assert field in str(refused.value)
     assert says in str(refused.value)
+
+
+def test_a_gateway_takes_a_declared_key_until_its_secret_changes_or_it_is_deleted(keyed: Stage) -> None:
+    stage = keyed
+    url = stage.gateway()
+    stage.kubectl("create", "secret", "generic", "mine", f"--from-literal=key={'x' * 40}")
+    stage._apply("APIKey", "brought", {"secretRef": {"name": "mine"}})  # pyright: ignore[reportPrivateUsage]
+
+    def status(key: str) -> int:
+        with contextlib.suppress(httpx2.ConnectError):
+            return ask(key)
+        return 0
+
+    def ask(key: str) -> int:
+        return httpx2.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, trust_env=False).status_code
+
+    until(lambda: status("x" * 40) == 200, "the key is taken")
+    assert status("y" * 40) == 401
+    changed = base64.b64encode(b"y" * 40).decode()
+    stage.kubectl("patch", "secret", "mine", "--type=merge", "-p", json.dumps({"data": {"key": changed}}))
+    until(lambda: (status("x" * 40), status("y" * 40)) == (401, 200), "the other key is taken in its place")
+    stage.kubectl("delete", "apikey", "brought")
+    until(lambda: status("y" * 40) == 401, "the key is refused")

@@ -241,6 +241,20 @@ class Stage:
             until(lambda: replica.get("/readyz")[0] == 200, f"{name} is ready")
         return replica
 
+    def gateway(self) -> str:
+        """Start a gateway that asks for keys; its URL."""
+        http, nobody = free_addresses(2)
+        flags = {
+            "http": http,
+            "scheduler": self.scheduler,
+            "depot": f"http://{self._services.depot}",
+            "predictor": nobody,
+        }
+        process = Process("gateway", "weft_gateway", {**flags, "data-dir": self.folder / "gateway"}, self.folder)
+        self._exits.callback(process.stop)
+        self._processes.append(process)
+        return f"http://{http}"
+
     @staticmethod
     def replace_folder(folder: Path, by: Path) -> None:
         """Another content in the place of a source, in one step."""
