@@ -27,7 +27,7 @@ def cases() -> list[Case]:
     return sure_cases(MODELS, 32, seed=43)
 
 
-@pytest.fixture(scope="module")  # not under load: the gateway is replaced, too
+@pytest.fixture(scope="module")
 def two(installation: Installation) -> Iterator[Installation]:
     installation.upgrade(scheduler={"replicas": 2})
     yield installation
@@ -101,3 +101,18 @@ async def test_the_scheduler_that_acts_goes_on_while_the_api_server_is_away(
     print(f"api-server: {longest_pause(made.streams)}")
     assert await asyncio.to_thread(holder, two) == pod
     assert_undisturbed(made.streams)
+
+
+async def test_a_standby_is_taken_away_and_given_back_and_no_request_fails(
+    two: Installation, cases: list[Case]
+) -> None:
+    await until_both_are_ready(two)
+    for replicas in (1, 2):
+        async with load(two.url, cases, f"to-{replicas}", width=WIDTH) as made:
+            await made.until(lambda made=made: len(made.streams) > 3 * WIDTH)
+            await asyncio.to_thread(two.upgrade, scheduler={"replicas": replicas})
+            after = len(made.streams)
+            await made.until(lambda made=made, after=after: len(made.streams) > after + 3 * WIDTH)
+        print(f"to {replicas}: {longest_pause(made.streams)}")
+        assert_undisturbed(made.streams)
+    await until_both_are_ready(two)

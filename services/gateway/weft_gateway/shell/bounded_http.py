@@ -72,11 +72,13 @@ class BoundedHttp(HttpToolsProtocol):
         self.closed.set()
 
     def close_soon(self, idle_s: float) -> None:
-        """Close behind the answer that is under way; where there is none, after `idle_s` without a request."""
+        """Close after `idle_s` without a request.
+
+        The next answer asks the client to leave. An answer whose head is out could not ask for it: closed behind that
+        one, the connection would be lost under a request that the client sends at once.
+        """
         self.timeout_keep_alive = idle_s
-        if self._answering:
-            self.shutdown()
-        elif self._in_head and self.timeout_keep_alive_task:
+        if not self._answering and self._in_head and self.timeout_keep_alive_task:
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
 
