@@ -14,6 +14,7 @@ from harness.crowd import Crowd, assert_undisturbed, load, longest_pause
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
+from weft_bench.scrape import scrape, total
 
 pytestmark = needs_own("stops processes of a node and its API server")
 
@@ -47,12 +48,24 @@ async def until_both_are_ready(installation: Installation) -> None:
     await eventually(there)
 
 
+def acts(installation: Installation, pod: str) -> float:
+    return total(scrape(installation.reach(f"pod/{pod}", 7401)), "weft_scheduler_leader")
+
+
 async def served_again(made: Crowd) -> float:
     """Seconds from now until a request that is asked from now on has its first token."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     await made.until(lambda: any(one.asked_at > began and one.text for one in made.streams))
     return loop.time() - began
+
+
+async def test_metrics_name_the_pod_that_acts(two: Installation) -> None:
+    await until_both_are_ready(two)
+    pod = holder(two)
+    assert {name: acts(two, name) for name in two.names("scheduler")} == {
+        name: float(name == pod) for name in ("weft-scheduler-0", "weft-scheduler-1")
+    }
 
 
 @pytest.mark.parametrize("blow", ["kill -9", "stand still", "lose the pod", "delete"])

@@ -17,6 +17,8 @@ import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from prometheus_client import Gauge
+
 from weft.files import write_atomically
 from weft.leadership.election import Election
 from weft.leadership.errors import LeadershipLost
@@ -46,13 +48,15 @@ class Turn:
 
 @contextlib.asynccontextmanager
 async def turn_of(
-    settings: StandbySettings, data_dir: Path, stop: asyncio.Event, probes: Probes
+    settings: StandbySettings, data_dir: Path, stop: asyncio.Event, probes: Probes, leader: Gauge
 ) -> AsyncGenerator[Turn | None]:
     """Wait until this process acts; None when `stop` came first. `stop` is set when the turn is lost.
 
+    `leader` is 1 while this process acts, for certain, and 0 before and after that.
     The process owns `data_dir`. Raises CannotStart.
     """
     if settings.lease is None:
+        leader.set(1)
         yield Turn()
         return
     try:
@@ -65,6 +69,7 @@ async def turn_of(
     async with contextlib.aclosing(api):
         timings = LeaseTimings(settings.lease_seconds)
         election = Election(api, identity=holder_name(data_dir), terms=timings, outlast=True)
+        leader.set_function(lambda: float(election.leading))
         try:
             term = await _acquired(election, stop, probes)
             if term is None:

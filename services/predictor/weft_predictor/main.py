@@ -90,7 +90,7 @@ async def _run(settings: PredictorSettings) -> int:
     probes = Probes(settings.probes, not_ready)
     with contextlib.closing(probes):
         probes.start()
-        async with turn_of(settings, settings.data_dir, stop, probes) as turn:
+        async with turn_of(settings, settings.data_dir, stop, probes, metrics.LEADER) as turn:
             if turn is None:
                 return 0
             await _act(settings, stop, probes, serving)

@@ -16,6 +16,7 @@ from weft.telemetry.tracing import tracer
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft_scheduler.errors import TermNotDurable
+from weft_scheduler.metrics import LEADER
 from weft_scheduler.server import SERVICE, Server
 from weft_scheduler.settings import SchedulerSettings
 from weft_scheduler.term_file import TermFile
@@ -50,7 +51,7 @@ async def run(settings: SchedulerSettings) -> int:
     probes = Probes(settings.probes, not_ready)
     with contextlib.closing(probes):
         probes.start()
-        async with turn_of(settings, settings.data_dir, stop, probes) as turn:
+        async with turn_of(settings, settings.data_dir, stop, probes, LEADER) as turn:
             if turn is None:
                 return 0
             return await _act(settings, stop, probes, turn, servers)
