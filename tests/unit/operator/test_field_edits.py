@@ -5,60 +5,24 @@ rest; with the first spec back everything is as a new object has it, and no othe
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.field_edits import Edit, Path, right_edits, wrong_edits
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import adapter_object, adapter_ref, fetched_base, pool_object, pool_ref, verified
-from weft.api.crd import crds
 from weft_operator.core.resources import Ref
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
 from weft_operator.local.objects import ObjectStore
 
 Json = dict[str, Any]
-Path = tuple[str, ...]
-WRONG = ("x y", -1, [], {"unknown": 1}, True, "99999999999")
-KEPT = {("model", "uri"), ("source", "uri")}  # another source is another content
 
 
-def leaves(schema: Json, path: Path = ()) -> Iterator[tuple[Path, Json]]:
-    for name, of in schema.get("properties", {}).items():
-        if of.get("type") == "object" and "properties" in of:
-            yield from leaves(of, (*path, name))
-        elif (*path, name) not in KEPT:
-            yield (*path, name), of
-
-
-def values(schema: Json) -> list[Any]:
-    """Right ones, small enough that no pool becomes large."""
-    if "enum" in schema:
-        return list(schema["enum"])
-    if schema.get("type") == "boolean":
-        return [True, False]
-    if schema.get("type") == "integer":
-        least = schema.get("minimum", 0)
-        return [value for value in (least, least + 1, 3, 128) if least <= value <= min(schema.get("maximum", 128), 128)]
-    return []
-
-
-def small(path: Path) -> bool:
-    return path[-1] not in ("replicas", "minReplicas", "maxReplicas", "tensor", "pipeline", "podsPerRunner")
-
-
-def edits(kind: str) -> st.SearchStrategy[list[tuple[Path, Any]]]:
-    schema = next(crd for crd in crds().values() if crd["spec"]["names"]["kind"] == kind)
-    spec = schema["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    fields = list(leaves(spec))
-    choices = [
-        (path, value)
-        for path, of in fields
-        for value in (*(v for v in values(of) if small(path) or v != 128), *WRONG, None)
-    ]
-    return st.lists(st.sampled_from(choices), min_size=1, max_size=12)
+def some(kind: str) -> st.SearchStrategy[list[Edit]]:
+    return st.lists(st.sampled_from(right_edits(kind, most=3) + wrong_edits(kind)), min_size=1, max_size=12)
 
 
 def edited(obj: Json, path: Path, value: Any) -> Json:
@@ -116,7 +80,7 @@ def as_applied(world: ClusterWorld, ref: Ref) -> Json:
     return {**obj, "metadata": {"namespace": ref.namespace, "name": ref.name}}
 
 
-def through(ref: Ref, steps: list[tuple[Path, Any]]) -> None:
+def through(ref: Ref, steps: list[Edit]) -> None:
     world = new_world()
     first, beside = as_applied(world, ref), versions(world)
     for path, value in steps:
@@ -138,11 +102,11 @@ def through(ref: Ref, steps: list[tuple[Path, Any]]) -> None:
         assert world.condition(ref, kind)[0] == "True"
 
 
-@given(edits("ServingPool"))
-def test_a_pool_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[tuple[Path, Any]]) -> None:
+@given(some("ServingPool"))
+def test_a_pool_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[Edit]) -> None:
     through(pool_ref(), steps)
 
 
-@given(edits("LoRAAdapter"))
-def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[tuple[Path, Any]]) -> None:
+@given(some("LoRAAdapter"))
+def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[Edit]) -> None:
     through(adapter_ref("upper"), steps)
