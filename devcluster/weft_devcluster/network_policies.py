@@ -53,15 +53,20 @@ class NetworkPolicies:
             raise self._failure
 
     def settle(self) -> None:
-        """Wait until what is there now is enforced. Raises StartFailed."""
-        wait_until(lambda: self._rules() == self._written, "the policies are enforced")
+        """Wait until what is there now is enforced. Raises StartFailed, and what ended the thread."""
+        wait_until(self._is_enforced, "the policies are enforced")
+
+    def _is_enforced(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return self._rules() == self._written
 
     def _run(self) -> None:
         try:
             while not self._over.wait(LOOK_S):
                 with contextlib.suppress(Refused):  # asked again
                     self._look()
-        except Exception as failure:  # noqa: BLE001 (raised at the end)
+        except Exception as failure:  # noqa: BLE001 (raised by `settle`, and at the end)
             self._failure = failure
 
     def _look(self) -> None:

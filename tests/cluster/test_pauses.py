@@ -93,3 +93,10 @@ def evict(installation: Installation, pod: str) -> None:
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     installation.plane.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+async def test_every_pod_of_the_release_is_replaced_and_no_request_fails(
+    installation: Installation, cases: list[Case]
+) -> None:
+    async with measured(installation, cases, "release"):
+        await asyncio.to_thread(installation.upgrade, common={"podAnnotations": {"weft.dev/test": "replaced"}})

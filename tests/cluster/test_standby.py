@@ -14,6 +14,7 @@ from harness.crowd import Crowd, assert_undisturbed, load, longest_pause
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
+from weft_bench.scrape import scrape, total
 
 pytestmark = needs_own("stops processes of a node and its API server")
 
@@ -27,7 +28,7 @@ def cases() -> list[Case]:
     return sure_cases(MODELS, 32, seed=43)
 
 
-@pytest.fixture(scope="module")  # not under load: the gateway is replaced, too
+@pytest.fixture(scope="module")
 def two(installation: Installation) -> Iterator[Installation]:
     installation.upgrade(scheduler={"replicas": 2})
     yield installation
@@ -47,12 +48,24 @@ async def until_both_are_ready(installation: Installation) -> None:
     await eventually(there)
 
 
+def acts(installation: Installation, pod: str) -> float:
+    return total(scrape(installation.reach(f"pod/{pod}", 7401)), "weft_scheduler_leader")
+
+
 async def served_again(made: Crowd) -> float:
     """Seconds from now until a request that is asked from now on has its first token."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     await made.until(lambda: any(one.asked_at > began and one.text for one in made.streams))
     return loop.time() - began
+
+
+async def test_metrics_name_the_pod_that_acts(two: Installation) -> None:
+    await until_both_are_ready(two)
+    pod = holder(two)
+    assert {name: acts(two, name) for name in two.names("scheduler")} == {
+        name: float(name == pod) for name in ("weft-scheduler-0", "weft-scheduler-1")
+    }
 
 
 @pytest.mark.parametrize("blow", ["kill -9", "stand still", "lose the pod", "delete"])
@@ -103,14 +116,16 @@ async def test_the_scheduler_that_acts_goes_on_while_the_api_server_is_away(
     assert_undisturbed(made.streams)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_change_of_replicas_under_load_fails_no_request(
-    two: Installation, cases: list[Case], replicas: int
+async def test_a_standby_is_taken_away_and_given_back_and_no_request_fails(
+    two: Installation, cases: list[Case]
 ) -> None:
-    async with load(two.url, cases, f"replicas-{replicas}", width=WIDTH) as made:
-        await made.until(lambda: len(made.streams) > 3 * WIDTH)
-        await asyncio.to_thread(two.upgrade, scheduler={"replicas": replicas})
-        after = len(made.streams)
-        await made.until(lambda: len(made.streams) > after + 3 * WIDTH)
-    print(f"replicas {replicas}: {longest_pause(made.streams)}")
-    assert_undisturbed(made.streams)
+    await until_both_are_ready(two)
+    for replicas in (1, 2):
+        async with load(two.url, cases, f"to-{replicas}", width=WIDTH) as made:
+            await made.until(lambda made=made: len(made.streams) > 3 * WIDTH)
+            await asyncio.to_thread(two.upgrade, scheduler={"replicas": replicas})
+            after = len(made.streams)
+            await made.until(lambda made=made, after=after: len(made.streams) > after + 3 * WIDTH)
+        print(f"to {replicas}: {longest_pause(made.streams)}")
+        assert_undisturbed(made.streams)
+    await until_both_are_ready(two)

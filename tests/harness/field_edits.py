@@ -1,6 +1,5 @@
-"""Edits of every field of a resource's spec, from its CustomResourceDefinition: right values, wrong ones, and none."""
+"""Edits of fields that a person could make: the fields and their values come from the CustomResourceDefinitions."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,33 +7,29 @@ from weft.api.crd import crds
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
-Edit = tuple[Path, Any]  # None: without the field
+Edit = tuple[Path, Any]  # a field of the spec and its value; None: without the field
 WRONG = ("x y", -1, [], {"unknown": 1}, True, "99999999999")
 KEPT = {("model", "uri"), ("source", "uri")}  # another source is another content
+SIZES = ("replicas", "minReplicas", "maxReplicas", "tensor", "pipeline", "podsPerRunner")
 
 
-def edits(kind: str) -> list[Edit]:
-    """Every field with each of its values, small enough that no pool becomes large."""
-    schema = next(crd for crd in crds().values() if crd["spec"]["names"]["kind"] == kind)
-    spec = schema["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+def right_edits(kind: str, *, most: int) -> list[Edit]:
+    """Of each field of a kind: values that it may have, and its removal. No pool becomes larger than `most`."""
     return [
         (path, value)
-        for path, of in _leaves(spec)
-        for value in (*(v for v in _values(of) if _is_small(path) or v != 128), *WRONG, None)
+        for path, of in _fields(kind)
+        for value in (*(v for v in _values(of) if path[-1] not in SIZES or v <= most), None)
     ]
 
 
-def edited(obj: Json, path: Path, value: Any) -> Json:
-    """The object with that field changed."""
-    made = copy.deepcopy(obj)
-    of = made["spec"]
-    for name in path[:-1]:
-        of = of.setdefault(name, {})
-    if value is None:
-        of.pop(path[-1], None)
-    else:
-        of[path[-1]] = value
-    return made
+def wrong_edits(kind: str) -> list[Edit]:
+    """Of each field: values that few fields may have."""
+    return [(path, value) for path, _ in _fields(kind) for value in WRONG]
+
+
+def _fields(kind: str) -> list[tuple[Path, Json]]:
+    schema = next(crd for crd in crds().values() if crd["spec"]["names"]["kind"] == kind)
+    return list(_leaves(schema["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]))
 
 
 def _leaves(schema: Json, path: Path = ()) -> Iterator[tuple[Path, Json]]:
@@ -46,7 +41,6 @@ def _leaves(schema: Json, path: Path = ()) -> Iterator[tuple[Path, Json]]:
 
 
 def _values(schema: Json) -> list[Any]:
-    """Right ones."""
     if "enum" in schema:
         return list(schema["enum"])
     if schema.get("type") == "boolean":
@@ -55,7 +49,3 @@ def _values(schema: Json) -> list[Any]:
         least = schema.get("minimum", 0)
         return [value for value in (least, least + 1, 3, 128) if least <= value <= min(schema.get("maximum", 128), 128)]
     return []
-
-
-def _is_small(path: Path) -> bool:
-    return path[-1] not in ("replicas", "minReplicas", "maxReplicas", "tensor", "pipeline", "podsPerRunner")

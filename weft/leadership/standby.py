@@ -18,6 +18,8 @@ import socket
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+from prometheus_client import Gauge
+
 from weft.files import write_atomically
 from weft.leadership.election import Election
 from weft.leadership.errors import LeadershipLost
@@ -47,13 +49,19 @@ class Turn:
 
 @contextlib.asynccontextmanager
 async def turn_of(
-    settings: StandbySettings, identity: Callable[[], str], stop: asyncio.Event, probes: Probes | None
+    settings: StandbySettings,
+    identity: Callable[[], str],
+    stop: asyncio.Event,
+    probes: Probes | None,
+    leader: Gauge,
 ) -> AsyncGenerator[Turn | None]:
     """Wait until this process acts; None when `stop` came first. `stop` is set when the turn is lost.
 
-    `identity()` is this process's name. A Lease needs probes. Raises CannotStart.
+    `identity()` is this process's name. `leader` is 1 while this process acts, for certain, and 0 before and after
+    that. A Lease needs probes. Raises CannotStart.
     """
     if settings.lease is None:
+        leader.set(1)
         yield Turn()
         return
     try:
@@ -67,6 +75,7 @@ async def turn_of(
     async with contextlib.aclosing(api):
         timings = LeaseTimings(settings.lease_seconds)
         election = Election(api, identity=identity(), terms=timings, outlast=True)
+        leader.set_function(lambda: float(election.leading))
         try:
             term = await _acquired(election, stop, probes)
             if term is None:

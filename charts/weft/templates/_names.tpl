@@ -67,11 +67,12 @@ true
 {{- end -}}
 
 {{/*
-(dict "root" $ "component" "scheduler") -> where its peers find it. Of several pods, one that acts listens: their names
-lead to the addresses of all, ready or not, and a client takes the one that answers.
+(dict "root" $ "component" "scheduler") -> where its peers find it. Of the pods of a scheduler, a predictor or a depot,
+one that acts listens: their names lead to the addresses of all, ready or not, and a client takes the one that answers. So it is
+with one pod, too: peers keep the address, and run on, when `replicas` changes.
 */}}
 {{- define "weft.address" -}}
-{{ include "weft.fullname" .root }}-{{ .component }}{{ include "weft.standby" . | empty | ternary "" "-pods" }}.{{ .root.Release.Namespace }}.svc:7400
+{{ include "weft.fullname" .root }}-{{ .component }}{{ has .component (list "scheduler" "predictor" "depot") | ternary "-pods" "" }}.{{ .root.Release.Namespace }}.svc:7400
 {{- end -}}
 
 {{- define "weft.depotUrl" -}}

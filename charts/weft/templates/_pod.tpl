@@ -197,7 +197,7 @@ spec:
 {{- end }}
 {{- if has .component (list "scheduler" "predictor" "depot") }}
 ---
-# Asked where there is a standby; always there, so that peers find it until they are replaced after `replicas` has changed.
+# The addresses of all pods: peers ask for the one that acts.
 apiVersion: v1
 kind: Service
 metadata:

@@ -235,7 +235,8 @@ def _plan_sets(
             if present[index].launch == launch:
                 intended += parts[index]
             else:
-                kept, behind = kept | _of_runners([live[index]["metadata"]["name"]], own), True
+                kept |= _of_runners([live[index]["metadata"]["name"]], own)
+        behind = behind or any(one.launch != launch for one in scaling.not_terminating(present).values())
     if scaling.counts_apart(pool):
         coming = coming[: max(0, left)]  # one for one
     intended += [part for group, index in coming for part in runner_children(pool, group, launch, defaults, index)]

@@ -165,10 +165,10 @@ def _is_available(live: Object, replicas: int) -> bool:
 
 
 def _progress(parts: Sequence[_Part]) -> str:
-    behind = [part for part in parts if part.current < part.replicas and part.ready]
-    if not behind:
+    new = {part.key: 0 if part.pending else part.current for part in parts}
+    if not any(new[part.key] < part.replicas and (part.pending or part.ready) for part in parts):
         return ""
-    current, replicas = sum(part.current for part in parts), sum(part.replicas for part in parts)
+    current, replicas = sum(new.values()), sum(part.replicas for part in parts)
     return f"{REPLACING}: {current} of {replicas} are of the new template"
 
 

@@ -24,6 +24,7 @@ from weft.telemetry.probes import Probes
 from weft.wire.quiet_server import QuietServer
 from weft.wire.serving import stop_on_signals
 from weft.wire.tls import load_tls
+from weft_depot import metrics
 from weft_depot.artifact_layout import ArtifactLimits
 from weft_depot.core.fair_queue import ConcurrencyLimits
 from weft_depot.core.operations import Operations
@@ -150,7 +151,7 @@ async def _run(settings: DepotSettings) -> int:
     with contextlib.closing(probes) if probes else contextlib.nullcontext():
         if probes:
             probes.start()
-        async with turn_of(settings, new_identity, stop, probes) as turn:
+        async with turn_of(settings, new_identity, stop, probes, metrics.LEADER) as turn:
             if turn is None:
                 return 0
             failed = await _act(settings, stop, probes, turn, serving)

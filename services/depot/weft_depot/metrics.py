@@ -2,6 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+LEADER = Gauge("weft_depot_leader", "1 while this process acts, 0 while it stands by")
 RESOLVES = Counter("weft_depot_resolves", "Finished resolves", ["kind", "reason"])  # reason "" = fetched
 RESOLVE_SECONDS = Histogram(
     "weft_depot_resolve_seconds",

@@ -90,7 +90,8 @@ async def _run(settings: PredictorSettings) -> int:
     probes = Probes(settings.probes, not_ready)
     with contextlib.closing(probes):
         probes.start()
-        async with turn_of(settings, partial(holder_name, settings.data_dir), stop, probes) as turn:
+        identity = partial(holder_name, settings.data_dir)
+        async with turn_of(settings, identity, stop, probes, metrics.LEADER) as turn:
             if turn is None:
                 return 0
             await _act(settings, stop, probes, serving)

@@ -2,6 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+LEADER = Gauge("weft_predictor_leader", "1 while this process acts, 0 while it stands by")
 PREDICTIONS = Counter("weft_predictor_predictions_total", "Prompts predicted")
 PREDICT_SECONDS = Histogram(
     "weft_predictor_predict_seconds",

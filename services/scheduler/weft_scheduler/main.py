@@ -17,6 +17,7 @@ from weft.telemetry.tracing import tracer
 from weft.wire.serving import serve, stop_on_signals
 from weft.wire.tls import load_tls
 from weft_scheduler.errors import TermNotDurable
+from weft_scheduler.metrics import LEADER
 from weft_scheduler.server import SERVICE, Server
 from weft_scheduler.settings import SchedulerSettings
 from weft_scheduler.term_file import TermFile
@@ -51,7 +52,8 @@ async def run(settings: SchedulerSettings) -> int:
     probes = Probes(settings.probes, not_ready)
     with contextlib.closing(probes):
         probes.start()
-        async with turn_of(settings, partial(holder_name, settings.data_dir), stop, probes) as turn:
+        identity = partial(holder_name, settings.data_dir)
+        async with turn_of(settings, identity, stop, probes, LEADER) as turn:
             if turn is None:
                 return 0
             return await _act(settings, stop, probes, turn, servers)

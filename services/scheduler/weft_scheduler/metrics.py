@@ -26,6 +26,7 @@ from weft_scheduler.core.scaling import demand
 from weft_scheduler.core.state import State
 
 PLACEMENT_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 20e-3, 0.1)
+LEADER = Gauge("weft_scheduler_leader", "1 while this process acts, 0 while it stands by")  # a standby has no other one
 
 
 class SchedulerMetrics:

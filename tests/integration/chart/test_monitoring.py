@@ -18,6 +18,7 @@ import weft.wire.errors
 import weft_batch.metrics
 import weft_depot.metrics
 import weft_predictor.metrics
+import weft_scheduler.metrics
 import weft_supervisor.metrics
 from harness import chart
 from harness.chart import CHART, QUICK, Json, objects, one, render
@@ -34,6 +35,7 @@ MODULES = (  # whose metrics are in the process's own registry
     weft_batch.metrics,
     weft_depot.metrics,
     weft_predictor.metrics,
+    weft_scheduler.metrics,
     weft_supervisor.metrics,
 )
 SAMPLES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
@@ -182,9 +184,9 @@ def test_prometheus_takes_the_rules_and_every_expression(tmp_path: Path) -> None
 # Everything is there and well: no alert. A counter `a+bxn` grows by b a minute.
 WELL = {
     "weft_operator_leader": "1x600",
-    "weft_scheduler_term": "1x600",
+    "weft_scheduler_leader": "1x600",
     "weft_supervisor_highest_term": "1x600",
-    "weft_predictor_adapters": "3x600",
+    "weft_predictor_leader": "1x600",
     "weft_depot_blobs": "3x600",
     'weft_gateway_requests_total{status="200"}': "0+100x600",
     'weft_gateway_requests_total{status="503"}': "0x600",
@@ -214,9 +216,9 @@ ILL: dict[str, dict[str, str | None]] = {  # alert -> what is different; None: t
     "WeftDiskLosesBits": {'weft_runner_corrupt_artifacts_total{namespace="n",pod="r"}': "0+1x600"},
     "WeftOperatorNotLeading": {"weft_operator_leader": None},
     "WeftReconcilesFail": {'weft_operator_reconciles_total{kind="LoRAAdapter",result="failed"}': "0+2x600"},
-    "WeftSchedulerAway": {"weft_scheduler_term": None},
+    "WeftSchedulerAway": {"weft_scheduler_leader": "2x600"},
     "WeftSupervisorAway": {"weft_supervisor_highest_term": None},
-    "WeftPredictorAway": {"weft_predictor_adapters": None},
+    "WeftPredictorAway": {"weft_predictor_leader": "0x600"},
     "WeftDepotAway": {"weft_depot_blobs": None},
     "WeftDepotErrors": {'weft_depot_resolves_total{kind="adapter",reason="SourceUnreachable"}': "0+1x600"},
     "WeftDepotFull": {'weft_depot_resolves_total{kind="adapter",reason="DepotFull"}': "0+1x600"},

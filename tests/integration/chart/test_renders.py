@@ -305,14 +305,16 @@ def test_two_depots_share_a_claim_and_one_acts_by_a_lease() -> None:
 
 
 @pytest.mark.parametrize("component", ASK)
-def test_one_pod_asks_no_api_server(rendered: Rendered, component: str) -> None:
+def test_one_pod_asks_no_api_server_and_peers_know_it_by_the_name_that_two_would_have(
+    rendered: Rendered, component: str
+) -> None:
     found, name = rendered["default"], f"weft-{component}"
     assert not any(argument.startswith("--lease") for argument in chart.arguments_of(found, component))
     kinds = {obj["kind"] for obj in found if obj["metadata"]["name"] == name}
     assert kinds == {"NetworkPolicy", "Service", "ServiceAccount", "StatefulSet"}
-    one(found, "Service", f"{name}-pods")  # who asked there before `replicas` went back to 1 finds it
+    one(found, "Service", f"{name}-pods")
     assert one(found, "NetworkPolicy", name)["spec"]["egress"] == []
-    assert f"--{component}={name}.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
+    assert f"--{component}={name}-pods.weft-system.svc:7400" in chart.arguments_of(found, "gateway")
 
 
 def test_gateways_are_scaled_by_their_autoscaler_alone(rendered: Rendered) -> None:

@@ -72,18 +72,26 @@ async def answers_and_closes_connections(parts: World, http: httpx2.AsyncClient)
     """For clients that do not know yet: on a connection from before, and on a new one."""
     async with httpx2.AsyncClient(base_url=http.base_url, timeout=PATIENCE_S) as late:
         for client in (http, late):
-            await answers_once_more(parts, client)
+            await answered_and_asked_to_leave(parts, client)
         leaving = await late.get("/readyz")
         assert (leaving.status_code, leaving.text, leaving.headers["connection"]) == (503, "draining\n", "close")
         assert (await late.get("/healthz")).status_code == 200, "it is not to be killed meanwhile"
 
 
-async def answers_once_more(parts: World, client: httpx2.AsyncClient) -> None:
-    posted = asyncio.create_task(client.post("/v1/completions", json=TEXT))
+async def answered_and_asked_to_leave(parts: World, client: httpx2.AsyncClient) -> Any:
+    """The client's end of the connection that the answer came on."""
+    posted = asyncio.create_task(opened(client, TEXT))
     start = await parts.runner.next("start")
     parts.runner.step(start, 0, parts.tokens(ANSWER), common_pb2.FINISH_REASON_EOS)
     answer = await soon(posted)
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+    used = client_address(answer)
+    await answer.aread()
+    return used
+
+
+def client_address(response: httpx2.Response) -> Any:
+    return response.extensions["network_stream"].get_extra_info("client_addr")
 
 
 async def ready(http: httpx2.AsyncClient) -> None:
@@ -107,13 +115,14 @@ async def test_after_sigterm_what_still_arrives_is_answered_until_connections_ar
         tokens = parts.tokens(ANSWER)
         parts.runner.step(start, 0, tokens[:2])
         response = await soon(posted)
+        used = client_address(response)
         running.process.send_signal(signal.SIGTERM)
         await running.logged("closing connections")
         await answers_and_closes_connections(parts, http)
         parts.runner.step(start, 2, tokens[2:], common_pb2.FINISH_REASON_EOS)
         body = (await soon(response.aread())).decode()
         assert body.endswith("data: [DONE]\n\n")
-        await answers_once_more(parts, http)  # the head of that answer had promised a connection that stays
+        assert await answered_and_asked_to_leave(parts, http) == used, "its head could not ask the client to leave"
         assert await soon(running.process.wait()) == 0
         with pytest.raises(httpx2.ConnectError):
             await http.get("/readyz")

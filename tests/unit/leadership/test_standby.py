@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 from pydantic import ValidationError
 
 from weft.leadership.election import new_identity
@@ -12,6 +13,10 @@ from weft.leadership.standby import Turn, holder_name, turn_of
 from weft.process import CannotStart
 from weft.settings import StandbySettings
 from weft.telemetry.probes import Probes
+
+
+def gauge() -> Gauge:
+    return Gauge("weft_test_leader", "of a process", registry=CollectorRegistry())
 
 
 def test_a_name_is_the_data_directorys_and_no_other_has_it(tmp_path: Path) -> None:
@@ -23,8 +28,10 @@ def test_a_name_is_the_data_directorys_and_no_other_has_it(tmp_path: Path) -> No
 
 async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Path) -> None:
     probes = Probes("127.0.0.1:0", lambda: None)
-    async with turn_of(StandbySettings(), partial(holder_name, tmp_path), asyncio.Event(), probes) as turn:
+    identity = partial(holder_name, tmp_path)
+    async with turn_of(StandbySettings(), identity, asyncio.Event(), probes, leader := gauge()) as turn:
         assert isinstance(turn, Turn)
+        assert leader.collect()[0].samples[0].value == 1
         assert (turn.term, turn.lost) == (0, None)
         turn.require()
     assert list(tmp_path.iterdir()) == []
@@ -33,7 +40,7 @@ async def test_without_a_lease_a_process_acts_at_once_and_for_ever(tmp_path: Pat
 async def test_a_lease_without_a_cluster_cannot_start(tmp_path: Path) -> None:
     settings = StandbySettings(lease="weft-system/weft-scheduler", kubeconfig=tmp_path / "absent")
     with pytest.raises(CannotStart, match="absent"):
-        async with turn_of(settings, new_identity, asyncio.Event(), Probes("127.0.0.1:0", lambda: None)):
+        async with turn_of(settings, new_identity, asyncio.Event(), Probes("127.0.0.1:0", lambda: None), gauge()):
             pass
 
 

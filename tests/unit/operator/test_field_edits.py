@@ -5,11 +5,12 @@ rest; with the first spec back everything is as a new object has it, and no othe
 """
 
 import copy
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.field_edits import Edit, Json, edited, edits
+from harness.field_edits import Edit, Path, right_edits, wrong_edits
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import adapter_object, adapter_ref, fetched_base, pool_object, pool_ref, verified
 from weft_operator.core.resources import Ref
@@ -17,11 +18,24 @@ from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
 from weft_operator.local.objects import ObjectStore
 
-Steps = list[Edit]
+Json = dict[str, Any]
 
 
-def some(kind: str) -> st.SearchStrategy[Steps]:
-    return st.lists(st.sampled_from(edits(kind)), min_size=1, max_size=12)
+def some(kind: str) -> st.SearchStrategy[list[Edit]]:
+    return st.lists(st.sampled_from(right_edits(kind, most=3) + wrong_edits(kind)), min_size=1, max_size=12)
+
+
+def edited(obj: Json, path: Path, value: Any) -> Json:
+    """None: without the field."""
+    made = copy.deepcopy(obj)
+    of = made["spec"]
+    for name in path[:-1]:
+        of = of.setdefault(name, {})
+    if value is None:
+        of.pop(path[-1], None)
+    else:
+        of[path[-1]] = value
+    return made
 
 
 def new_world() -> ClusterWorld:
@@ -66,7 +80,7 @@ def as_applied(world: ClusterWorld, ref: Ref) -> Json:
     return {**obj, "metadata": {"namespace": ref.namespace, "name": ref.name}}
 
 
-def through(ref: Ref, steps: Steps) -> None:
+def through(ref: Ref, steps: list[Edit]) -> None:
     world = new_world()
     first, beside = as_applied(world, ref), versions(world)
     for path, value in steps:
@@ -89,10 +103,10 @@ def through(ref: Ref, steps: Steps) -> None:
 
 
 @given(some("ServingPool"))
-def test_a_pool_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: Steps) -> None:
+def test_a_pool_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[Edit]) -> None:
     through(pool_ref(), steps)
 
 
 @given(some("LoRAAdapter"))
-def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: Steps) -> None:
+def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[Edit]) -> None:
     through(adapter_ref("upper"), steps)

@@ -251,6 +251,25 @@ def test_runners_of_several_pods_wait_for_the_turn_of_their_pool_too() -> None:
     assert [images(world, name) for name in ("one", "two")] == [{NEXT.image}] * 2
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+@pytest.mark.parametrize("spec", [{}, {"parallelism": {"tensor": 2, "pipeline": 1, "podsPerRunner": 2}}])
+def test_from_the_first_status_of_a_new_template_a_pool_is_not_ready_until_every_runner_has_it(
+    spec: Any, is_seen: bool
+) -> None:
+    """Nor where the scheduler's report still counts runners whose pods are not ready any more."""
+    world = new_world()
+    started(world, "base", replicas=2, kvCache=OLD, **spec)
+    world.cluster.pods = {name: replace(pod, ready=is_seen) for name, pod in world.cluster.pods.items()}
+    world.cluster.seen_by(world.observed)
+    world.apply(pool_object(replicas=2, kvCache=NEW, **spec))
+    told = list[str]()
+    for _ in range(40):
+        world.step()
+        told.append(world.condition(pool_ref(), "Ready")[0])
+    assert (told[0], told[-1]) == ("False", "True")
+    assert told == sorted(told)
+
+
 def test_runners_of_several_pods_stay_where_a_change_is_not_of_their_pods() -> None:
     """Of the phases only the scheduler reads; what is noted at the runners' objects follows."""
     world, spec = new_world(), {"parallelism": {"tensor": 1, "pipeline": 2, "podsPerRunner": 2}, "replicas": 2}

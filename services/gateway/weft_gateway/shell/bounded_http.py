@@ -72,10 +72,10 @@ class BoundedHttp(HttpToolsProtocol):
         self.closed.set()
 
     def close_soon(self, idle_s: float) -> None:
-        """Close after `idle_s` without a request. An answer that begins from now on has `Connection: close`.
+        """Close after `idle_s` without a request.
 
-        One that is under way may have told its client that the connection stays: closed behind it, the connection
-        would reset the request that the client sends next.
+        The next answer asks the client to leave. An answer whose head is out could not ask for it: closed behind that
+        one, the connection would be lost under a request that the client sends at once.
         """
         self.timeout_keep_alive = idle_s
         if not self._answering and self._in_head and self.timeout_keep_alive_task:
