@@ -1,7 +1,8 @@
 """Clients of S3: AWS, or any server that speaks S3.
 
-Credentials are a Secret's entries, or there are none (public buckets). Never the environment, a profile or an
-instance's metadata: those are the process's rights, not those of whoever named the bucket.
+Credentials are a Secret's entries, or there are none (public buckets). Where a tenant named the bucket they are never
+the environment's, a profile's or an instance's metadata's: those are the process's rights. A bucket of its own a process
+may use with them (its pod's identity).
 """
 
 from collections.abc import Collection, Mapping
@@ -21,12 +22,13 @@ def missing_keys(found: Collection[str]) -> list[str]:
 
 
 def s3_client(
-    session: Session, url: str | None, region: str, keys: Mapping[str, str], *, connect_s: float, read_s: float,
+    session: Session, url: str | None, region: str, keys: Mapping[str, str] | None, *, connect_s: float, read_s: float,
     tries: int, connections: int,
 ) -> Any:  # fmt: skip
-    """`url`: of the server; None: AWS in that region. `keys`: by `KEYS`; empty: requests are not signed."""
+    """`url`: of the server; None: AWS in that region. `keys`: by `KEYS`; empty: requests are not signed; None: they are
+    signed with what the process has by its environment or its pod's identity."""
     bounded = Config(
-        signature_version=None if keys else UNSIGNED,
+        signature_version=UNSIGNED if keys is not None and not keys else None,
         connect_timeout=connect_s,
         read_timeout=read_s,
         retries={"total_max_attempts": tries, "mode": "standard"},
@@ -40,9 +42,9 @@ def s3_client(
         "s3",
         region_name=region,
         endpoint_url=url,
-        aws_access_key_id=keys.get("accessKeyId"),
-        aws_secret_access_key=keys.get("secretAccessKey"),
-        aws_session_token=keys.get("sessionToken"),
+        aws_access_key_id=(keys or {}).get("accessKeyId"),
+        aws_secret_access_key=(keys or {}).get("secretAccessKey"),
+        aws_session_token=(keys or {}).get("sessionToken"),
         config=bounded,
     )
 

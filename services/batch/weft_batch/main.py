@@ -55,9 +55,10 @@ def open_storage(settings: BatchSettings) -> FileStorage:
         return FolderStorage(settings.data_dir / "files")
     from weft_batch.storage_s3 import S3NotUsable, S3Storage, read_keys
 
-    if settings.s3_credentials is None:
-        raise S3NotUsable("--files s3:// needs --s3-credentials: a folder with accessKeyId and secretAccessKey")
-    keys = read_keys(settings.s3_credentials)
+    if (settings.s3_credentials is None) != settings.s3_pod_identity:
+        either = "a folder with accessKeyId and secretAccessKey, or --s3-pod-identity"
+        raise S3NotUsable(f"--files s3:// needs --s3-credentials: {either}")
+    keys = read_keys(settings.s3_credentials) if settings.s3_credentials else None
     try:
         return S3Storage(settings.files, endpoint=settings.s3_endpoint, region=settings.s3_region, keys=keys)
     except ValueError as error:

@@ -35,6 +35,9 @@ class BatchSettings(ProcessSettings):
     s3_credentials: Path | None = Field(
         None, description="folder with accessKeyId, secretAccessKey and perhaps sessionToken, as a mounted Secret has"
     )
+    s3_pod_identity: bool = Field(
+        False, description="without keys: as the pod's identity, or what the environment holds for AWS's clients"
+    )
     lines_in_flight: int = Field(2_000, ge=1, le=100_000, description="lines at gateways and on their way to the store")
     max_lines: int = Field(50_000, ge=1, le=10_000_000, description="of one batch")
     max_line_bytes: int = Field(1 << 20, ge=1_024, le=32 << 20, description="of one line of an input file")

@@ -1,6 +1,7 @@
 """Bytes of files on S3. Multipart uploads, so memory holds one part of a file.
 
-Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones, sessionToken.
+Credentials are a folder (a mounted Secret) with accessKeyId, secretAccessKey and, for temporary ones, sessionToken; or
+the process's own, where its pod has an identity that may use the bucket.
 """
 
 import contextlib
@@ -50,10 +51,14 @@ def read_keys(folder: Path) -> dict[str, str]:
 class S3Storage:
     """A place in a bucket. Several processes may share it: names are random."""
 
-    def __init__(self, uri: str, *, endpoint: str, region: str, keys: dict[str, str]) -> None:
+    def __init__(self, uri: str, *, endpoint: str, region: str, keys: dict[str, str] | None) -> None:
+        """Without keys: with the process's own credentials. Raises ValueError, S3NotUsable."""
         self._bucket, self._prefix = parse_place(uri)
+        session = Session()
+        if keys is None and session.get_credentials() is None:
+            raise S3NotUsable("--s3-pod-identity: the pod has no identity at AWS: annotate its service account")
         self._client = s3_client(
-            Session(), endpoint or None, region, keys, connect_s=CONNECT_S, read_s=READ_S, tries=TRIES, connections=16
+            session, endpoint or None, region, keys, connect_s=CONNECT_S, read_s=READ_S, tries=TRIES, connections=16
         )
 
     def writer(self, name: str) -> "S3Writer":

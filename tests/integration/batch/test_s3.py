@@ -7,7 +7,7 @@ from tests.integration.batch.conftest import input_file, serving
 from weft.domain.batch import BatchStatus
 from weft_batch import storage_s3
 from weft_batch.errors import BytesMissing, StorageUnavailable
-from weft_batch.storage_s3 import PART_BYTES, S3Storage, parse_place, read_keys
+from weft_batch.storage_s3 import PART_BYTES, S3NotUsable, S3Storage, parse_place, read_keys
 from weft_devcluster.tools import ToolMissing
 
 
@@ -74,6 +74,23 @@ def test_errors_are_ours_and_quote_nothing_signed(s3, monkeypatch) -> None:
         with pytest.raises(StorageUnavailable, match="file storage") as error:
             storage.read("x", 0, 1)
         assert "hush" not in str(error.value)
+
+
+def test_without_keys_it_uses_the_credentials_of_its_process(server, monkeypatch) -> None:
+    place = {"endpoint": server.url, "region": "us-east-1", "keys": None}
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(S3NotUsable, match="no identity"):
+        S3Storage("s3://files/own", **place)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ROOT_KEYS["accessKeyId"].decode())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", ROOT_KEYS["secretAccessKey"].decode())
+    own = S3Storage("s3://files/own", **place)
+    writer = own.writer("f")
+    writer.write(b"content")
+    writer.close()
+    assert own.read("f", 0, 100) == b"content"
+    own.delete("f")
 
 
 @pytest.mark.parametrize("uri", ["s3://", "s3://UPPER/x", "s3://b", "s3://bucket/../x", "s3://bucket/a b", "http://x"])

@@ -184,7 +184,7 @@ def test_a_digest_wins_over_the_tag() -> None:
         ("depot.schemes={pvc}", "depot.claims has to say"),
         ("depot.claims[0].name=weights", "add pvc to depot.schemes"),
         ("depot.serviceAccount.create=false", "depot.serviceAccount.name has to name one"),
-        ("batch.s3.files=s3://b/p", "batch.s3.files needs batch.s3.existingSecret"),
+        ("batch.s3.files=s3://b/p", "batch.s3.files needs either batch.s3.existingSecret"),
         ("gateway.ingress.enabled=true", "gateway.ingress.enabled needs gateway.ingress.hosts"),
         ("gateway.httpRoute.enabled=true", "needs gateway.httpRoute.parentRefs"),
         ("gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=11", "minReplicas is above maxReplicas"),
@@ -259,6 +259,10 @@ def test_the_batch_service_on_postgresql_and_s3_keeps_nothing_of_its_own(rendere
     dns, database, storage = one(found, "NetworkPolicy", "weft-batch")["spec"]["egress"]
     assert {port["port"] for port in (*dns["ports"], *database["ports"])} == {53, 5432}
     assert all("169.254.0.0/16" in peer["ipBlock"]["except"] for peer in storage["to"][:1])
+    own = chart.objects(
+        chart.render("default", *chart.QUICK, "--set", "batch.s3.files=s3://b/p,batch.s3.podIdentity=true")
+    )
+    assert "--s3-pod-identity" in chart.arguments_of(own, "batch")
     default = one(rendered["default"], "StatefulSet", "weft-batch")["spec"]
     assert default["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "50Gi"
     assert one(rendered["default"], "NetworkPolicy", "weft-batch")["spec"]["egress"] == []
