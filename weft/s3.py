@@ -1,7 +1,7 @@
 """Clients of S3: AWS, or any server that speaks S3.
 
 Credentials are a Secret's entries, or there are none (public buckets). Where a tenant named the bucket they are never
-the environment's, a profile's or an instance's metadata's: those are the process's rights. A bucket of its own a process
+the environment's, a profile's or an instance's metadata's: those are the process's rights. Its own bucket a process
 may use with them (its pod's identity).
 """
 

@@ -221,7 +221,7 @@ def test_scaling_up_and_down_marks_the_runners_that_go_before_the_number_is_lowe
     assert [w.split()[:3] for w in lowered] == [["patch", "deployments/", "base-runners"]]
 
 
-def test_a_runner_that_ends_again_and_again_is_told_with_its_last_words(stage: Stage, kubelet: FakeKubelet) -> None:
+def test_a_runner_that_ends_again_and_again_is_reported_with_its_last_words(stage: Stage, kubelet: FakeKubelet) -> None:
     kubelet.crash("base-")
     stage.apply_pool()
     until(lambda: stage.condition("servingpool", "base", "Progressing").get("reason") == "CrashLoop", "it is told")
@@ -248,7 +248,7 @@ def test_a_pool_where_none_are_served_says_what_to_do(stage: Stage) -> None:
 
 
 @pytest.mark.usefixtures("audited")
-def test_events_tell_of_transitions_and_of_nothing_else(stage: Stage) -> None:
+def test_events_report_transitions_and_of_nothing_else(stage: Stage) -> None:
     with_pool(stage)
     stage.apply_adapter("upper", "file:adapters/upper")
     stage.wait_for("loraadapter", "upper", "Ready")

@@ -48,7 +48,7 @@ def test_a_strangers_object_of_the_same_name_is_not_taken_over(stage: Stage) -> 
     assert [owner["kind"] for owner in owners] == ["ServingPool"]
 
 
-def test_a_quota_is_told_for_what_the_pool_owns_and_for_its_pods(stage: Stage) -> None:
+def test_a_quota_is_reported_for_what_the_pool_owns_and_for_its_pods(stage: Stage) -> None:
     def quota(**hard: str) -> None:
         stage.control_plane.apply(
             {

@@ -74,7 +74,7 @@ def test_what_cannot_start_says_why_and_ends_with_2(running: Stage) -> None:
         assert "Traceback" not in replica.said()
 
 
-def test_rights_that_are_missing_are_told_by_readiness(running: Stage) -> None:
+def test_rights_that_are_missing_are_reported_by_readiness(running: Stage) -> None:
     nobody = running.control_plane.service_account(running.namespace, "nobody")
     replica = running.replica(wait=False, by=nobody)
     until(lambda: "cannot list resource" in replica.get("/readyz")[1], "it says which right is missing")

@@ -159,7 +159,7 @@ ONE_MORE = pytest.mark.long  # what it looks back on is a part or a mixture of t
     ids=lambda value: NAMES.get(value, value),
 )
 @pytest.mark.usefixtures("audited")
-def test_a_leader_that_is_told_of_the_past_changes_nothing(
+def test_a_leader_that_gets_reports_of_the_past_changes_nothing(
     history: History, past: str, resources: tuple[str, ...], silent: bool
 ) -> None:
     stage = history.stage

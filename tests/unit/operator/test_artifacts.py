@@ -106,13 +106,13 @@ def test_a_source_that_cannot_be_reached_is_asked_less_often() -> None:
         ({}, None, False),
     ],
 )
-def test_a_status_tells_what_was_good(status: dict[str, Any], answer: OperationStatus | None, has_good: bool) -> None:
+def test_a_status_has_what_was_good(status: dict[str, Any], answer: OperationStatus | None, has_good: bool) -> None:
     found = from_status(ONE, status, 2, pool_ref(), 0.0)
     assert (found.answer if found else None) == answer
     assert bool(found and found.verified) is has_good
 
 
-def test_a_status_tells_of_a_failure_with_its_reason() -> None:
+def test_a_status_has_a_failure_with_its_reason() -> None:
     conditions = [
         {"type": "Validated", "status": "True", "reason": "Validated", "message": ""},
         {"type": "Fetched", "status": "False", "reason": "NotFinite", "message": "NaN"},

@@ -156,7 +156,7 @@ def test_any_history_comes_to_rest_and_then_nothing_is_written(history: list[tup
 
 
 @given(HISTORIES)
-def test_at_rest_everything_is_as_it_was_wished(history: list[tuple[Any, ...]]) -> None:
+def test_at_rest_everything_is_as_desired(history: list[tuple[Any, ...]]) -> None:
     world = new_world()
     for operation in history:
         perform(world, operation)

@@ -35,7 +35,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.parametrize("spec", [{"modelName": "wanted"}, {"pinned": True}, {"modelName": "wanted", "pinned": True}])
-def test_a_wish_is_judged_in_a_few_passes_over_a_crowd(compared: list[None], spec: dict[str, Any]) -> None:
+def test_a_manifest_is_judged_in_a_few_passes_over_a_crowd(compared: list[None], spec: dict[str, Any]) -> None:
     desired = DesiredState()
     for adapter in crowd(**spec):
         desired.add(adapter)

@@ -66,7 +66,7 @@ async def resolve(client: DepotClient) -> tuple[OperationStatus, list[str]]:
     return answer, steps
 
 
-async def test_an_operation_is_followed_to_its_end_and_each_step_is_told_once() -> None:
+async def test_an_operation_is_followed_to_its_end_and_each_step_is_reported_once() -> None:
     verdict = {"rank": 8}
     answers = (
         {"state": "Pending"},
@@ -144,7 +144,7 @@ async def test_a_request_that_the_depot_fails_on_is_a_failure_of_that_object() -
     assert (found.state, found.reason) == ("Failed", "ResolveFailed")
 
 
-async def test_a_list_to_keep_that_the_depot_fails_on_is_told_again() -> None:
+async def test_a_list_to_keep_that_the_depot_fails_on_is_sent_again() -> None:
     async with depot(post=PlainTextResponse("Internal Server Error", status_code=500)) as (client, _):
         with pytest.raises(DepotUnavailable, match="500"):
             await client.retain(frozenset())

@@ -73,7 +73,7 @@ def deployment(template: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 @given(TEMPLATES, SITES, st.integers(0, 3))
-def test_what_the_api_server_makes_of_a_wish_fulfils_it(
+def test_what_the_api_server_makes_of_a_manifest_satisfies_it(
     template: dict[str, Any], defaults: RunnerDefaults, size: int
 ) -> None:
     for child in wishes(template, defaults, size):
@@ -83,7 +83,7 @@ def test_what_the_api_server_makes_of_a_wish_fulfils_it(
 
 
 @given(TEMPLATES, SITES, st.data())
-def test_any_wished_value_that_is_another_one_is_a_difference(
+def test_any_desired_value_that_is_another_one_is_a_difference(
     template: dict[str, Any], defaults: RunnerDefaults, data: st.DataObject
 ) -> None:
     child = data.draw(st.sampled_from(wishes(template, defaults)))
@@ -99,12 +99,12 @@ def test_any_wished_value_that_is_another_one_is_a_difference(
 
 
 @given(TEMPLATES, TEMPLATES)
-def test_two_wishes_have_one_intent_only_when_they_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_two_manifests_have_one_intent_only_when_they_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     first, second = deployment(one), deployment(other)
     assert (spec_hash(first) == spec_hash(second)) == (first == second)
 
 
-def test_a_field_that_the_wish_no_longer_names_is_found_by_the_intent() -> None:
+def test_a_field_that_the_manifest_no_longer_names_is_found_by_the_intent() -> None:
     before, after = deployment({"nodeSelector": {"gpu": "yes"}}), deployment()
     live = served(before)
     assert not matches(live, after)

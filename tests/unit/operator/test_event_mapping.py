@@ -65,7 +65,7 @@ def test_the_state_of_a_pod_and_why(obj: Object, state: str, message: str) -> No
     assert (seen.name, seen.uid, seen.group) == ("base-runners-x", "u1", "runners")
 
 
-def test_why_a_pod_crashes_is_told_in_the_same_words_while_the_kubelet_waits_longer_and_longer() -> None:
+def test_why_a_pod_crashes_is_reported_in_the_same_words_while_the_kubelet_waits_longer_and_longer() -> None:
     last = {"lastState": {"terminated": {"exitCode": 1, "message": "no such device"}}}
     words = [
         observed_pod(pod(container(state={"waiting": {"reason": "CrashLoopBackOff", "message": text}}, **last))).message

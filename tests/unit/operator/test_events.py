@@ -47,7 +47,7 @@ def test_what_is_stored_already_is_no_news(conditions: list[dict[str, Any]]) -> 
 
 
 @given(CONDITIONS, CONDITIONS)
-def test_a_cause_is_told_once_and_only_when_a_condition_has_turned(
+def test_a_cause_is_reported_once_and_only_when_a_condition_has_turned(
     before: list[dict[str, Any]], after: list[dict[str, Any]]
 ) -> None:
     events = events_for(adapter(before), {"conditions": after})
@@ -84,7 +84,7 @@ def test_a_bad_source_is_one_warning_and_its_recovery_one_word(world: World) -> 
     assert all(kind == "Normal" for _, kind, _ in recovered)
 
 
-def test_an_edited_source_that_is_bad_is_told_though_the_old_one_serves(serving: World) -> None:
+def test_an_edited_source_that_is_bad_is_reported_though_the_old_one_serves(serving: World) -> None:
     serving.announced.clear()
     serving.contents["file:upper"] = failed("NotFinite", validated=True)
     serving.wait(3)
@@ -110,7 +110,7 @@ def test_runners_that_are_wanted_in_another_group_are_announced() -> None:
     assert events_for(pool, {"phases": counts | {"wanted": {"prompt": 2, "token": 2, "any": 0}}}) == []
 
 
-def test_a_change_of_scale_is_told_with_its_reason(serving: World) -> None:
+def test_a_change_of_scale_is_reported_with_its_reason(serving: World) -> None:
     serving.announced.clear()
     serving.apply(pool_object(replicas=3))
     serving.settle()

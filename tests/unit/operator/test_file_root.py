@@ -21,7 +21,7 @@ def test_where_none_was_ever_named_there_is_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_gone_is_told_and_can_be_named_anew(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_reported_and_can_be_named_anew(tmp_path: Path) -> None:
     gone, there = tmp_path / "gone", tmp_path / "there"
     gone.mkdir()
     there.mkdir()

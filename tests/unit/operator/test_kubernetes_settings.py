@@ -13,7 +13,7 @@ def test_the_namespaces_of_pools_are_a_list_of_each_once() -> None:
     assert Settings.parse(NEEDED).namespaces == ("a", "b")
 
 
-def test_every_wrong_flag_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_wrong_flag_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         Settings.parse([*NEEDED, "--scheduler", "nowhere", "--depot", "ftp://x", "--lease-seconds", "0"])
     assert ended.value.code == 2
@@ -85,6 +85,6 @@ def test_a_site_that_is_wrong_stops_the_start_and_says_where(tmp_path: Path, tex
         read_runner_defaults(defaults(tmp_path, text))
 
 
-def test_a_site_that_is_not_there_is_told_by_its_path(tmp_path: Path) -> None:
+def test_a_site_that_is_not_there_is_reported_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(BadRunnerDefaults, match="absent"):
         read_runner_defaults(tmp_path / "absent")

@@ -38,7 +38,7 @@ def pool_of(
     return parse_pool(manifest)
 
 
-def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
+def test_a_runner_has_flags_for_all_that_the_scheduler_block_of_its_pool_says_of_it():
     flags = launch_flags(
         runner_config(pool_of(token_time_ms=45, maxSequences=7, maxBatchTokens=99, maxPrefills=3), BASE)
     )
@@ -56,14 +56,14 @@ def test_a_runner_is_told_all_that_the_scheduler_block_of_its_pool_says_of_it():
         ({"tensor": 2, "pipeline": 2}, {"tensor-parallel": 2, "pipeline-parallel": 2}),
     ],
 )
-def test_a_runner_is_told_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):
+def test_a_runner_has_flags_for_how_its_pool_splits_the_model(parallelism: dict[str, int], flags: dict[str, int]):
     told = launch_flags(runner_config(pool_of(parallelism=parallelism), BASE))
     assert {name: value for name, value in told.items() if name.endswith("-parallel")} == flags
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | told).items()])
     assert (settings.tensor_parallel, settings.pipeline_parallel) == tuple(parallelism.values())
 
 
-def test_a_runner_is_told_the_name_that_its_base_is_served_under():
+def test_a_runner_has_a_flag_for_the_name_that_its_base_is_served_under():
     pool = pool_of()
     flags = launch_flags(runner_config(pool, BASE))
     settings = parse_settings([f"--{name}={value}" for name, value in (ADDRESSES | flags).items()])

@@ -40,7 +40,7 @@ def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
     again.close()
 
 
-async def test_a_follower_hears_what_is_written_and_the_end(tmp_path: Path) -> None:
+async def test_a_follower_receives_what_is_written_and_the_end(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "c.log")
     log.write(b"before\n")
     with log.follow() as news:

@@ -26,7 +26,7 @@ async def test_objects_become_ready() -> None:
         assert op.backend.runners == {(pool_ref(), 0)}
 
 
-async def test_a_start_tells_the_registry_nothing_before_everything_that_is_known() -> None:
+async def test_a_start_publishes_nothing_before_everything_that_is_known() -> None:
     async with operator() as op:
         op.store.apply(pool_object())
         for name in ("upper", "lower"):
@@ -84,7 +84,7 @@ async def test_a_deleted_adapter_leaves_the_registry_and_its_source_alone() -> N
         assert op.registry.names == {adapter_ref("lower"): "acme/lower"}
 
 
-async def test_the_depot_is_told_what_to_keep_when_something_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_depot_gets_the_list_to_keep_when_something_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "PAUSE_S", 0.01)
     jump = [0.0]
     async with operator(clock=lambda: time.time() + jump[0]) as op:

@@ -118,7 +118,7 @@ def test_a_stored_object_is_never_changed_in_place() -> None:
     assert first["spec"]["pinned"] is False
 
 
-async def test_a_watch_tells_every_change_once_and_in_order() -> None:
+async def test_a_watch_reports_every_change_once_and_in_order() -> None:
     store = new_store()
     store.apply(adapter_object("a"))
     watch = store.watch(1)
@@ -139,7 +139,7 @@ async def test_a_watch_from_a_version_that_is_not_remembered_has_to_list_again(s
         await anext(store.watch(since))
 
 
-async def test_a_watcher_that_falls_too_far_behind_is_told() -> None:
+async def test_a_watcher_that_falls_too_far_behind_is_reported() -> None:
     store = new_store()
     for number in range(HISTORY + 2):
         store.apply(adapter_object("a", pinned=bool(number % 2)))

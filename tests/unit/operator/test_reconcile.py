@@ -58,7 +58,7 @@ def test_a_source_named_by_digest_is_not_asked_for_again(world: World) -> None:
     assert sum(request.uri == "file:upper" for request in world.asked) == asked == 1
 
 
-def test_an_adapter_of_no_pool_is_told_so_and_is_served_once_the_pool_is_there(world: World) -> None:
+def test_an_adapter_of_no_pool_has_a_condition_and_is_served_once_the_pool_is_there(world: World) -> None:
     world.apply(adapter_object("upper"))
     world.settle()
     assert world.condition(adapter_ref("upper"), "Accepted") == ("False", "PoolNotFound")
@@ -167,7 +167,7 @@ def test_an_adapter_waits_for_its_base(world: World) -> None:
         (OperationStatus("Pending"), ("Unknown", "Resolving"), ("Unknown", "Resolving")),
     ],
 )
-def test_conditions_tell_how_far_a_content_has_come(
+def test_conditions_report_how_far_a_content_has_come(
     serving: World, answer: OperationStatus, validated: tuple[str, str], fetched: tuple[str, str]
 ) -> None:
     serving.contents["file:new"] = answer
@@ -520,7 +520,7 @@ def test_an_operator_that_starts_keeps_the_runners_there_are_until_the_scheduler
     assert after.status_writes == 0
 
 
-def test_a_pool_elsewhere_is_told_that_nobody_serves_it_and_reserves_no_name(world: World) -> None:
+def test_a_pool_elsewhere_has_the_condition_that_nobody_serves_it_and_reserves_no_name(world: World) -> None:
     world.serve_only("default")
     world.apply(pool_object(namespace="attic"))
     world.apply(adapter_object("lower", pool="attic/base"))
@@ -646,7 +646,7 @@ def test_runners_that_cannot_start_are_replaced_at_once(world: World) -> None:
     assert starts == [0, 1]
 
 
-def test_a_crash_loop_is_told_with_its_last_words(world: World) -> None:
+def test_a_crash_loop_is_reported_with_its_last_words(world: World) -> None:
     world.apply(pool_object())
     world.settle()
     runners = world.observed.runners[pool_ref()]

@@ -80,7 +80,7 @@ async def connected(*, start: bool = True, term: int = 0) -> AsyncIterator[tuple
         await server.stop(None)
 
 
-async def test_nothing_is_told_before_the_table_is_complete() -> None:
+async def test_nothing_is_sent_before_the_table_is_complete() -> None:
     async with connected(start=False) as (client, scheduler, _):
         client.update(PublishPool(pool_ref(), POOL))
         await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_the_first_change_leaves_at_once_and_a_crowd_behind_it_is_one_mess
         assert messages < 10
 
 
-async def test_of_one_adapter_only_the_last_word_of_a_turn_is_told() -> None:
+async def test_of_one_adapter_only_the_last_state_of_a_turn_is_sent() -> None:
     async with connected() as (client, scheduler, _):
         await scheduler.next()
         for letter in "acd":
@@ -179,7 +179,7 @@ async def test_the_schedulers_word_comes_back() -> None:
             assert await reports.adapters.get() == ("u", AdapterReport("d", True, 1, ("a", "b")))
 
 
-async def test_bounds_tiers_and_the_term_are_told() -> None:
+async def test_bounds_tiers_and_the_term_are_sent() -> None:
     async with connected(term=7) as (client, scheduler, _):
         first = await scheduler.next()
         client.update(PublishPool(pool_ref(), replace(POOL, min_runners=0, max_runners=4, idle_s=60.0, hold_s=300)))

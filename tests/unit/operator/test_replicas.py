@@ -91,7 +91,7 @@ def test_what_somebody_changes_or_deletes_is_put_back(cluster: ClusterWorld) -> 
     assert budget in cluster.cluster.objects
 
 
-def test_what_the_server_makes_of_a_wish_is_not_applied_again_and_again(cluster: ClusterWorld) -> None:
+def test_what_the_server_makes_of_a_manifest_is_not_applied_again_and_again(cluster: ClusterWorld) -> None:
     started(cluster, pool_object())
 
     def webhook(obj: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def test_victims_are_marked_before_the_replicas_are_lowered(cluster: ClusterWorl
     assert cluster.ready_names(pool_ref()) == [names[1], names[3]]
 
 
-def test_a_mark_that_nobody_tells_of_is_ordered_once_and_waited_for_a_few_seconds(cluster: ClusterWorld) -> None:
+def test_a_mark_that_nobody_reports_is_ordered_once_and_waited_for_a_few_seconds(cluster: ClusterWorld) -> None:
     pinned = {"name": "base", "uri": "file:base", "digest": BASE}  # so that nothing else wakes it
     started(cluster, pool_object(replicas=2, model=pinned))
     cluster.cluster.mark = lambda *_: None  # type: ignore[method-assign]
@@ -401,7 +401,7 @@ def test_a_deleted_pool_does_not_wait_for_the_garbage_collector(cluster: Cluster
     }
 
 
-def test_pods_that_do_not_come_up_are_told_with_their_reason(cluster: ClusterWorld) -> None:
+def test_pods_that_do_not_come_up_are_reported_with_their_reason(cluster: ClusterWorld) -> None:
     cluster.cluster.pods_become_ready = False
     started(cluster, pool_object(replicas=2))
     assert cluster.condition(pool_ref(), "Available") == ("False", "NoReadyRunner")
@@ -418,7 +418,7 @@ def test_pods_that_do_not_come_up_are_told_with_their_reason(cluster: ClusterWor
         assert (cluster.announced[-1].type, cluster.announced[-1].reason) == ("Warning", state)
 
 
-def test_what_the_api_server_refuses_is_told_and_tried_again_now_and_then(cluster: ClusterWorld) -> None:
+def test_what_the_api_server_refuses_is_reported_and_tried_again_now_and_then(cluster: ClusterWorld) -> None:
     cluster.cluster.refuses["Deployment"] = "exceeded quota: count/deployments.apps=1"
     cluster.apply(pool_object())
     cluster.settle()
@@ -438,7 +438,7 @@ def test_what_the_api_server_refuses_is_told_and_tried_again_now_and_then(cluste
     assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
 
 
-def test_another_wish_does_not_wait_for_the_one_that_was_refused(cluster: ClusterWorld) -> None:
+def test_another_manifest_does_not_wait_for_the_one_that_was_refused(cluster: ClusterWorld) -> None:
     cluster.cluster.refuses["Deployment"] = "no"
     started(cluster, pool_object(kvCache={"pageTokens": 16, "pages": 1}))
     cluster.cluster.refuses.clear()
@@ -447,7 +447,7 @@ def test_another_wish_does_not_wait_for_the_one_that_was_refused(cluster: Cluste
     assert cluster.condition(pool_ref(), "Available") == ("True", "RunnersReady")
 
 
-def test_a_refusal_of_what_is_wished_no_more_is_not_told_for_ever(cluster: ClusterWorld) -> None:
+def test_a_refusal_of_what_is_no_longer_desired_is_not_reported_for_ever(cluster: ClusterWorld) -> None:
     started(cluster, pool_object())
     cluster.cluster.refuses["Deployment"] = "no"
     cluster.apply(pool_object(replicas=2))
@@ -458,7 +458,7 @@ def test_a_refusal_of_what_is_wished_no_more_is_not_told_for_ever(cluster: Clust
     assert cluster.condition(pool_ref(), "Progressing") == ("False", "RunnersReady")
 
 
-def test_pods_that_the_api_server_refuses_are_told_without_their_names(cluster: ClusterWorld) -> None:
+def test_pods_that_the_api_server_refuses_are_reported_without_their_names(cluster: ClusterWorld) -> None:
     started(cluster, pool_object())
 
     def refused(name: str) -> None:

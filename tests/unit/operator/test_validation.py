@@ -120,7 +120,7 @@ def test_who_edits_labels_is_not_warned_again() -> None:
     assert validate({**wish, "metadata": {**wish["metadata"], "labels": {"a": "b"}}}, wish, DesiredState()) == Review()
 
 
-def test_a_pool_of_a_namespace_that_is_not_served_is_told_and_takes_no_name() -> None:
+def test_a_pool_of_a_namespace_that_is_not_served_is_reported_and_takes_no_name() -> None:
     store = world(base())
     desired = DesiredState(Policy(pool_namespaces=frozenset({"elsewhere"})))
     for obj in store.objects():
@@ -191,7 +191,7 @@ def check_laws(objects: list[Object]) -> None:
         assert most is None or sum(a.pinned for a in desired.adapters_of(pool.meta.ref)) <= most
 
 
-def test_a_tenant_is_not_told_what_the_adapters_of_others_are_called() -> None:
+def test_a_tenant_is_not_shown_what_the_adapters_of_others_are_called() -> None:
     secrets = (lora("merger", modelName="wanted", pinned=True), lora("layoffs", pinned=True))
     wish = lora("mine", "curious", modelName="wanted", pinned=True)
     said = " ".join(str(objection) for objection in reviewed(Wish("", (base(**slots(3)), *secrets), wish)).objections)

@@ -28,7 +28,7 @@ def desired_of(*manifests: Object) -> DesiredState:
     return desired
 
 
-def test_every_objection_is_told_at_once_with_its_field_and_reason() -> None:
+def test_every_objection_is_reported_at_once_with_its_field_and_reason() -> None:
     desired = desired_of(base(lora={"maxAdapters": 1, "maxRank": 16}))
     wish = admit(lora("a", pinned=True, maxRank=32, baseModel="llama", modelName="base"), lambda _: None)
     with pytest.raises(kopf.AdmissionError) as caught:
@@ -49,7 +49,7 @@ def test_a_warning_is_handed_on_and_refuses_nothing() -> None:
     assert warnings == ["there is no ServingPool platform/base yet: the adapter waits for it (PoolNotFound)"]
 
 
-def test_the_wish_as_the_api_server_sends_it_before_it_is_stored_is_judged() -> None:
+def test_the_manifest_as_the_api_server_sends_it_before_it_is_stored_is_judged() -> None:
     """On CREATE there is a uid and a time, and no resourceVersion yet."""
     wish = dict(stored(lora("a", pinned=True), "u-9"))
     del wish["metadata"]["resourceVersion"]

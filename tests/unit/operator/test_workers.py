@@ -74,7 +74,7 @@ async def test_a_write_that_hangs_keeps_only_its_own_object_waiting() -> None:
         assert op.conditions(adapter_ref("upper"), "Ready") == []
 
 
-async def test_the_scheduler_is_told_everything_before_anything_is_written() -> None:
+async def test_the_scheduler_gets_everything_before_anything_is_written() -> None:
     async with operator() as op:
         op.store.apply(pool_object())
         op.store.apply(adapter_object("upper"))
@@ -138,7 +138,7 @@ async def test_a_conflict_is_no_failure_and_a_bug_is_one(monkeypatch: pytest.Mon
         assert op.metrics.failures == {"ServingPool": 2}
 
 
-def test_children_and_pods_are_told_apart_from_what_is_known() -> None:
+def test_children_and_pods_are_distinguished_from_what_is_known() -> None:
     controller = idle_controller()
     pod = Pod("p", "u1", "runners", "Ready", cost=-1)
     controller.state.expectations.deletion_costs["u1"] = (-1, 0.0)
