@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from harness.operator.stage import Stage, until
+from harness.waiting import PATIENCE_S
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 
@@ -122,8 +123,8 @@ def test_a_key_that_no_tenant_may_have_is_refused_by_the_api_server(
 
 def test_a_gateway_takes_a_declared_key_until_its_secret_changes_or_it_is_deleted(keyed: Stage) -> None:
     stage = keyed
-    url = stage.gateway()
-    stage.kubectl("create", "secret", "generic", "mine", f"--from-literal=key={'x' * 40}")
+    url, first, second = stage.gateway(), "g" * 40, "h" * 40  # of no other test: a revoked key stays revoked
+    stage.kubectl("create", "secret", "generic", "mine", f"--from-literal=key={first}")
     stage._apply("APIKey", "brought", {"secretRef": {"name": "mine"}})  # pyright: ignore[reportPrivateUsage]
 
     def status(key: str) -> int:
@@ -132,12 +133,13 @@ def test_a_gateway_takes_a_declared_key_until_its_secret_changes_or_it_is_delete
         return 0
 
     def ask(key: str) -> int:
-        return httpx2.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, trust_env=False).status_code
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx2.get(f"{url}/v1/models", headers=headers, trust_env=False, timeout=PATIENCE_S).status_code
 
-    until(lambda: status("x" * 40) == 200, "the key is taken")
-    assert status("y" * 40) == 401
-    changed = base64.b64encode(b"y" * 40).decode()
+    until(lambda: status(first) == 200, "the key is taken")
+    assert status(second) == 401
+    changed = base64.b64encode(second.encode()).decode()
     stage.kubectl("patch", "secret", "mine", "--type=merge", "-p", json.dumps({"data": {"key": changed}}))
-    until(lambda: (status("x" * 40), status("y" * 40)) == (401, 200), "the other key is taken in its place")
+    until(lambda: (status(first), status(second)) == (401, 200), "the other key is taken in its place")
     stage.kubectl("delete", "apikey", "brought")
-    until(lambda: status("y" * 40) == 401, "the key is refused")
+    until(lambda: status(second) == 401, "the key is refused")
