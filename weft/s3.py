@@ -27,8 +27,9 @@ def s3_client(
 ) -> Any:  # fmt: skip
     """`url`: of the server; None: AWS in that region. `keys`: by `KEYS`; empty: requests are not signed; None: they are
     signed with what the process has by its environment or its pod's identity."""
+    given = keys or {}
     bounded = Config(
-        signature_version=UNSIGNED if keys is not None and not keys else None,
+        signature_version=None if given or keys is None else UNSIGNED,
         connect_timeout=connect_s,
         read_timeout=read_s,
         retries={"total_max_attempts": tries, "mode": "standard"},
@@ -42,9 +43,9 @@ def s3_client(
         "s3",
         region_name=region,
         endpoint_url=url,
-        aws_access_key_id=(keys or {}).get("accessKeyId"),
-        aws_secret_access_key=(keys or {}).get("secretAccessKey"),
-        aws_session_token=(keys or {}).get("sessionToken"),
+        aws_access_key_id=given.get("accessKeyId"),
+        aws_secret_access_key=given.get("secretAccessKey"),
+        aws_session_token=given.get("sessionToken"),
         config=bounded,
     )
 

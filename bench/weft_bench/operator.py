@@ -22,8 +22,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from weft_bench.audit_log import Writes
 from weft_bench.lines import Line, Origin
 from weft_bench.scrape import Sample, quantile, total
@@ -99,8 +97,9 @@ def converged(origin: Origin, size: Size, seen: Converged) -> Iterator[Line]:
         for percent in (50, 99):
             seconds = quantile(seen.samples, metric, percent / 100)
             yield origin.line(case, f"{name} p{percent}", None if seconds is None else seconds * 1000, "ms")
-    for percent, seconds in zip((50, 99), np.percentile(seen.creates_s, (50, 99)), strict=True):
-        yield origin.line(case, f"create of the benchmark p{percent}", seconds * 1000, "ms")
+    creates_s = statistics.quantiles(seen.creates_s, n=100, method="inclusive")
+    for percent in (50, 99):
+        yield origin.line(case, f"create of the benchmark p{percent}", creates_s[percent - 1] * 1000, "ms")
     yield origin.line(case, "reconciles", total(seen.samples, RECONCILES), "")
     yield origin.line(case, "failed reconciles", total(seen.samples, RECONCILES, result="failed"), "")
     for name, cpu_s in seen.cpu_s.items():

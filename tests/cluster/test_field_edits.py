@@ -5,13 +5,13 @@ is taken has a reason; with the first spec back the object is as it was, and nob
 """
 
 import asyncio
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from conftest import SEED
 from harness.cluster.cluster import Cluster
 from harness.crowd import assert_undisturbed, load, longest_pause
 from harness.field_edits import Edit, right_edits, wrong_edits
@@ -83,7 +83,7 @@ async def test_an_object_whose_fields_were_edited_and_put_back_is_as_before_and_
 ) -> None:
     plane, obj = installation.plane, objects[kind]
     before, others = await asyncio.to_thread(settled, plane, obj), await asyncio.to_thread(beside, installation)
-    chosen = random.Random(f"{os.environ.get('WEFT_TEST_SEED', '1')} {kind}")
+    chosen = random.Random(f"{SEED} {kind}")
     right, wrong = right_edits(kind, most=1), wrong_edits(kind)
     rounds = ([*chosen.choices(right, k=EDITS), *chosen.choices(wrong, k=EDITS)] for _ in range(ROUNDS))
     async with load(installation.url, cases, f"edits-{kind.lower()}", width=WIDTH) as made:

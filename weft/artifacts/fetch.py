@@ -241,7 +241,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         timeout_s = self.timeout
-        self.timeout = CONNECT_S
+        self.timeout = min(timeout_s, CONNECT_S)
         super().connect()
         self.sock.settimeout(timeout_s)
 

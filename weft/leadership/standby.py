@@ -68,7 +68,7 @@ async def turn_of(
         from weft.leadership.lease_api import LeaseApi, load_configuration
     except ImportError as error:
         raise CannotStart(f"--lease: {error}: pip install 'weft[kubernetes]'") from error
-    assert probes is not None
+    assert probes is not None  # the settings have seen to it
     namespace, _, name = settings.lease.partition("/")
     kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
     api = LeaseApi(await load_configuration(kubeconfig), namespace, name)

@@ -59,20 +59,25 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{/* Components of which one pod acts. */}}
+{{- define "weft.singletons" -}}
+scheduler predictor depot
+{{- end -}}
+
 {{/* (dict "root" $ "component" "scheduler") -> "true" where one of its pods acts and the others stand by */}}
 {{- define "weft.standby" -}}
-{{- if and (has .component (list "scheduler" "predictor" "depot")) (gt (int (default 1 (index .root.Values .component).replicas)) 1) -}}
+{{- if and (has .component (splitList " " (include "weft.singletons" .))) (gt (int (default 1 (index .root.Values .component).replicas)) 1) -}}
 true
 {{- end -}}
 {{- end -}}
 
 {{/*
-(dict "root" $ "component" "scheduler") -> where its peers find it. Of the pods of a scheduler, a predictor or a depot,
-one that acts listens: their names lead to the addresses of all, ready or not, and a client takes the one that answers. So it is
-with one pod, too: peers keep the address, and run on, when `replicas` changes.
+(dict "root" $ "component" "scheduler") -> where its peers find it. Of the pods of a singleton the one that acts
+listens: their names lead to the addresses of all, ready or not, and a client takes the one that answers. So it is with
+one pod, too: peers keep the address, and run on, when `replicas` changes.
 */}}
 {{- define "weft.address" -}}
-{{ include "weft.fullname" .root }}-{{ .component }}{{ has .component (list "scheduler" "predictor" "depot") | ternary "-pods" "" }}.{{ .root.Release.Namespace }}.svc:7400
+{{ include "weft.fullname" .root }}-{{ .component }}{{ has .component (splitList " " (include "weft.singletons" .)) | ternary "-pods" "" }}.{{ .root.Release.Namespace }}.svc:7400
 {{- end -}}
 
 {{- define "weft.depotUrl" -}}

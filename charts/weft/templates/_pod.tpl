@@ -195,7 +195,7 @@ spec:
 {{- if .metrics }}
     - {name: probes, port: 7401, targetPort: probes}
 {{- end }}
-{{- if has .component (list "scheduler" "predictor" "depot") }}
+{{- if has .component (splitList " " (include "weft.singletons" .)) }}
 ---
 # The addresses of all pods: peers ask for the one that acts.
 apiVersion: v1

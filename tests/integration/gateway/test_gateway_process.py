@@ -72,13 +72,13 @@ async def answers_and_closes_connections(parts: World, http: httpx2.AsyncClient)
     """For clients that do not know yet: on a connection from before, and on a new one."""
     async with httpx2.AsyncClient(base_url=http.base_url, timeout=PATIENCE_S) as late:
         for client in (http, late):
-            await answered_and_asked_to_leave(parts, client)
+            await answer_with_connection_close(parts, client)
         leaving = await late.get("/readyz")
         assert (leaving.status_code, leaving.text, leaving.headers["connection"]) == (503, "draining\n", "close")
         assert (await late.get("/healthz")).status_code == 200, "it is not to be killed meanwhile"
 
 
-async def answered_and_asked_to_leave(parts: World, client: httpx2.AsyncClient) -> Any:
+async def answer_with_connection_close(parts: World, client: httpx2.AsyncClient) -> Any:
     """The client's end of the connection that the answer came on."""
     posted = asyncio.create_task(opened(client, TEXT))
     start = await parts.runner.next("start")
@@ -122,7 +122,7 @@ async def test_after_sigterm_what_still_arrives_is_answered_until_connections_ar
         parts.runner.step(start, 2, tokens[2:], common_pb2.FINISH_REASON_EOS)
         body = (await soon(response.aread())).decode()
         assert body.endswith("data: [DONE]\n\n")
-        assert await answered_and_asked_to_leave(parts, http) == used, "its head could not ask the client to leave"
+        assert await answer_with_connection_close(parts, http) == used, "its head could not ask the client to leave"
         assert await soon(running.process.wait()) == 0
         with pytest.raises(httpx2.ConnectError):
             await http.get("/readyz")

@@ -1,7 +1,9 @@
 """Downloads against a real HTTP server that breaks in every way a server can."""
 
+import contextlib
 import hashlib
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.loopback import LoopbackServer
+from weft.artifacts import fetch as fetching
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.digest import FileEntry, Manifest, build_manifest, digest_of, hex_of
 from weft.artifacts.errors import BadDigest, Reason, Refused, Unavailable, UnknownDigest
@@ -158,6 +161,25 @@ def test_nobody_listening_is_unavailable(store: BlobStore) -> None:
     gone.close()
     with pytest.raises(Unavailable):
         take(gone, digest_of(b""), store)
+
+
+def test_of_several_addresses_one_that_does_not_answer_is_passed_over(
+    server: Server, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = server.artifact(weights=BIG)
+    monkeypatch.setattr(fetching, "CONNECT_S", 0.2)
+    with contextlib.ExitStack() as sockets:
+        silent = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # whoever comes when its queue is full gets no answer, as from a machine that is lost
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        here = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in (silent.getsockname(), here)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        manifest, pauses = take(server, wanted.digest, store, timeout_s=600.0)
+    assert store.file(manifest, "weights").read_bytes() == BIG
+    assert pauses == []
 
 
 def test_a_digest_the_depot_does_not_hold_is_unknown_at_once(server: Server, store: BlobStore) -> None:

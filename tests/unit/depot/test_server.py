@@ -17,6 +17,7 @@ from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import quick_policy
 from weft.artifacts.digest import digest_of
+from weft.leadership.errors import LeadershipLost
 from weft.telemetry.invariants import VIOLATIONS
 from weft_depot import metrics, service
 from weft_depot.core.fair_queue import ConcurrencyLimits
@@ -438,6 +439,20 @@ async def test_retain_keeps_the_list_and_what_operations_hold(served: Served) ->
     bad = await served.http.post("/v1/retain", json={"digests": ["x"]})
     assert bad.status_code == 400
     assert store.holds(base["digest"])
+
+
+async def test_a_depot_that_another_one_may_have_replaced_removes_nothing(served: Served) -> None:
+    def lost() -> None:
+        raise LeadershipLost("the Lease was not renewed in time")
+
+    base = await served.base()
+    another = Depot(served.bench.resolver, require_turn=lost)
+    transport = httpx2.ASGITransport(app=build_app(another))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://depot") as http:
+        answer = await http.post("/v1/retain", json={"digests": []})
+    another.close()
+    assert (answer.status_code, answer.json()["reason"]) == (503, "Busy")
+    assert served.bench.store.holds(base["digest"])
 
 
 async def test_bad_and_good_adapters_at_once_do_not_disturb_each_other(served: Served) -> None:

@@ -25,6 +25,7 @@ from weft_depot.sources.retry_policy import RetryPolicy
         (("--s3-endpoints", "minio:9000,ce ph:x"), "--s3-endpoints"),
         (("--pvc-root", "/nowhere"), "--pvc-root"),
         (("--recheck-s", "-1"), "--recheck-s"),
+        (("--lease", "weft-system/weft-depot"), "--lease needs --probes"),
     ],
 )
 def test_a_wrong_setting_of_a_source_stops_the_start(
