@@ -241,7 +241,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         timeout_s = self.timeout
-        self.timeout = min(timeout_s, CONNECT_S)
+        self.timeout = CONNECT_S if timeout_s is None else min(timeout_s, CONNECT_S)
         super().connect()
         self.sock.settimeout(timeout_s)
 
