@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -665,6 +666,35 @@ def faults(
                 asyncio.run(measure(runs, data, seed, keep_run, complain))
         finally:
             keep("faults", bench.__doc__ or "", (), docs, bench.page)
+
+
+@app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 75,
+    warm_minutes: Annotated[float, typer.Option(min=0, help="Of them, before slopes are taken.")] = 15,
+    seed: Annotated[int, typer.Option(help="Of what is done.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option(help="An empty folder for data and logs, which stay; default: a temporary one.")
+    ] = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Everything at once for hours: what each process needs of memory, descriptors, threads; answers stay right.
+
+    Starts its own stack on free ports. Slopes do not depend on how busy the machine is; how much is done does.
+    """
+    from weft_bench import soak as bench
+    from weft_bench.machine import origin
+    from weft_bench.through_soak import measure
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
+    if warm_minutes >= minutes:
+        raise typer.BadParameter(f"--warm-minutes {warm_minutes:g}: less than --minutes {minutes:g}")
+    with failures_told(), progress("soak", round(60 * minutes)) as advance, ExitStack() as ends:
+        data = folder or Path(ends.enter_context(TemporaryDirectory(prefix="weft-bench-")))
+        lines = asyncio.run(
+            measure(data, origin(), seed, minutes=minutes, warm_minutes=warm_minutes, advance=advance, say=complain)
+        )
+        keep("soak", bench.__doc__ or "", lines, docs, partial(bench.page, docs=docs))
 
 
 @app.command()

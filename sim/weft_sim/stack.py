@@ -77,7 +77,7 @@ class World:
         self.gateways: list[Process] = []
         for number in range(deployment.gateways):
             gateway = process(f"gateway-{number}", Kind.GATEWAY, GatewayShell(self), control)
-            gateway.link(self.scheduler, lambda gateway=gateway: GatewayHello(gateway.peer.name))
+            gateway.link(self.scheduler, lambda gateway=gateway: GatewayHello(gateway.peer.name, applies_routes=True))
             gateway.link(self.predictor, lambda: None)
             self.gateways.append(gateway)
 

@@ -148,8 +148,8 @@ class Driver:
         pools = (PoolSpec(pool, "sha256:base", "base", **spec),)
         return self.change(RegistryChange(True, pools, adapters))
 
-    def gateway(self, name: str = "g", complete: bool = True) -> list[Effect]:
-        effects = self.handle(Connected(Peer(Kind.GATEWAY, name), GatewayHello(name)))
+    def gateway(self, name: str = "g", complete: bool = True, *, applies_routes: bool = False) -> list[Effect]:
+        effects = self.handle(Connected(Peer(Kind.GATEWAY, name), GatewayHello(name, applies_routes)))
         return effects + self.gateway_sends(ResubmitComplete(), name) if complete else effects
 
     def close_gateway(self, name: str = "g") -> list[Effect]:

@@ -53,6 +53,7 @@ class AdapterSpec:
     message: str = ""
     version: str = ""
     versions: tuple[AdapterVersion, ...] = ()
+    generation: int = 0  # of the object's spec that this follows from
 
     @property
     def contents(self) -> "tuple[AdapterSpec, ...]":

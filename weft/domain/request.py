@@ -279,9 +279,10 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class GatewayHello:
-    """First message of a gateway's stream."""
+    """First message of a gateway's stream. `applies_routes`: it sends RoutesApplied for every route table."""
 
     gateway: str
+    applies_routes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class CanaryCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
-    """From the scheduler to the registry, when it changed.
+    """From the scheduler to the registry, when it changed, and once every gateway has applied its route.
 
     Readers subtract `unavailable_runners` from the pool's `ready_runners`: so a runner more changes one status, the
     pool's, and not that of each adapter.
@@ -170,6 +170,7 @@ class AdapterStatus:
     load_failed: bool = False  # there are load errors, and no Ready runner serves it
     removed: bool = False  # the last status of a removed adapter
     canary: CanaryCounts | None = None  # None: it has none
+    observed_generation: int = 0  # of the AdapterSpec that this answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +291,13 @@ class Routes:
             part = replace(part, full=False, base_version=self.version)
         if not longest:
             yield self
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesApplied:
+    """Every request that a gateway submits from now on is of this version of the route table, or a newer one."""
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

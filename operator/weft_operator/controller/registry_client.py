@@ -163,6 +163,7 @@ def adapter_spec(entry: AdapterRegistration) -> AdapterSpec:
         message=entry.message,
         version=entry.version,
         versions=entry.versions,
+        generation=entry.generation,
     )
 
 
@@ -188,4 +189,5 @@ def adapter_report(status: AdapterStatus) -> AdapterReport:
         status.load_failed,
         status.removed,
         status.canary,
+        status.observed_generation,
     )

@@ -6,7 +6,13 @@ from weft.domain.routes import PoolSpec
 from weft_operator.core.acceptance import AdapterView, PoolView
 from weft_operator.core.scaling import phase_groups
 from weft_operator.core.state import AdapterRegistration
-from weft_operator.core.status import adapter_conditions, canary_version, earlier_versions, model_context_tokens
+from weft_operator.core.status import (
+    adapter_conditions,
+    canary_version,
+    earlier_versions,
+    model_context_tokens,
+    observed_generation,
+)
 
 
 def pool_entry(view: PoolView) -> PoolSpec | None:
@@ -87,4 +93,5 @@ def adapter_entry(view: AdapterView) -> AdapterRegistration:
             AdapterVersion(v["digest"], int(v.get("rank") or 0), int(v.get("sizeBytes") or 0), v.get("name") or "")
             for v in (earlier_versions(view, view.serving) if view.serving else ())
         ),
+        generation=observed_generation(view),
     )

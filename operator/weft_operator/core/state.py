@@ -162,6 +162,7 @@ class AdapterRegistration:
     message: str = ""
     version: str = ""  # the name of the content
     versions: tuple[AdapterVersion, ...] = ()  # the canary, then earlier contents that are served
+    generation: int = 0  # of the spec that this follows from
 
     @property
     def digests(self) -> set[str]:
@@ -194,6 +195,7 @@ class AdapterReport:
     load_failed: bool = False  # everywhere
     removed: bool = False  # it is not routed, and no ready runner has it
     canary: CanaryCounts | None = None  # None: it has none
+    observed_generation: int = 0  # of the registration that this answers; 0: the scheduler does not say
 
 
 @dataclass(frozen=True, slots=True)

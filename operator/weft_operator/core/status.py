@@ -1,7 +1,9 @@
 """Views -> the status of an object: its conditions, what else it shows, and the Events of its transitions. Pure.
 
-Ready of an adapter is about what is *served*; Validated and Fetched are about the *newest content*. When an edited
-source is bad, Fetched turns False with the reason while Ready stays True on the content before it, for UpdateFailed.
+Ready of an adapter is about what is *served*; Validated and Fetched are about the *newest content*. While an edited
+source is read, and until every gateway serves it, Ready stays True on the content before it, and its observedGeneration
+as it was: whoever waits for Ready (`kubectl wait`, kstatus) waits for the new content. When an edited source is bad,
+Fetched turns False with the reason while Ready stays True on the content before it, for UpdateFailed.
 
 Reasons are API. Of a True condition: Accepted, Validated, Fetched, Published and UpdateFailed
 (Ready), RunnersReady (Available). Of the
@@ -32,12 +34,13 @@ SHORT_DIGEST = len("sha256:") + 12
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition before it is written: no times, no generation."""
+    """A condition before it is written: no times. `generation`: that it is about, if that is not the newest."""
 
     type: str
     status: Status
     reason: str
     message: str = ""
+    generation: int | None = None
 
 
 def merged(before: Sequence[Object], after: Iterable[Condition], generation: int, now: float) -> list[dict[str, Any]]:
@@ -130,6 +133,40 @@ def _ready(view: AdapterView, content: Sequence[Condition]) -> Condition:
     return _published(view, digest)
 
 
+def observed_generation(view: AdapterView) -> int:
+    """Of the spec that is followed: the newest one, once its content serves or is refused, or while none serves."""
+    adapter, generation = view.adapter, view.adapter.meta.generation
+    if view.serving is None or view.rejection or view.mismatch or not is_ready(adapter):
+        return generation
+    answer = _answer(view.request, view.resolution) if view.request else OperationStatus()
+    if answer.state == "Failed" or (answer.state == "Fetched" and view.serving.pool == adapter.pool):
+        return generation
+    return int(adapter.status.get("observedGeneration", generation))
+
+
+def _is_confirmed(view: AdapterView) -> bool:
+    """Whether every gateway serves what is published now, as far as the scheduler says."""
+    if view.report is None or view.serving is None:
+        return False
+    if view.report.observed_generation == 0:  # an older scheduler
+        return view.report.digest == view.serving.digest
+    published = view.serving.digest, observed_generation(view)
+    return (view.report.digest, view.report.observed_generation) == published
+
+
+def _is_awaited(view: AdapterView) -> bool:
+    """Whether the status stays as it is until the scheduler confirms what is served now.
+
+    A canary's does not: what was decided of it is kept there.
+    """
+    adapter, report = view.adapter, view.report
+    if view.serving is None or view.rejection or view.canary or adapter.meta.deleting or not is_ready(adapter):
+        return False
+    if report is None:  # it has not spoken yet: it or the operator has just started
+        return adapter.status.get("observedGeneration") != observed_generation(view)
+    return report.routed and not report.load_failed and not _is_confirmed(view)
+
+
 def _ready_unreported(view: AdapterView, digest: str) -> Condition:
     """The scheduler has not spoken yet (it or the operator has just started): what was true of this digest stays."""
     status = view.adapter.status
@@ -154,8 +191,11 @@ def _published(view: AdapterView, digest: str) -> Condition:
         return Condition("Ready", "True", "UpdateFailed", message)
     if view.serving and view.serving.pool != view.adapter.pool:
         message = f"{name!r} serves {short} in {view.serving.pool} until ServingPool {view.adapter.pool} takes requests"
-        return Condition("Ready", "True", "Published", message)
-    return Condition("Ready", "True", "Published", f"{name!r} serves {short}")
+    else:
+        message = f"{name!r} serves {short}"
+    followed = observed_generation(view)
+    seen = followed if _is_confirmed(view) else int(view.adapter.status.get("observedGeneration", followed))
+    return Condition("Ready", "True", "Published", message, seen)
 
 
 def _as_stored(stored: Object) -> Condition:
@@ -238,7 +278,7 @@ def _written(condition: Condition, old: Object | None, generation: int, now: flo
         "status": condition.status,
         "reason": condition.reason,
         "message": sanitize_message(condition.message),
-        "observedGeneration": generation,
+        "observedGeneration": generation if condition.generation is None else condition.generation,
         "lastTransitionTime": timestamp(now) if moved or old is None else old["lastTransitionTime"],
     }
 
@@ -391,13 +431,15 @@ def _canary_status(view: AdapterView) -> dict[str, Any] | None:
 
 def adapter_status(view: AdapterView, now: float) -> dict[str, Any]:
     """The adapter's status as it should be stored: the content that serves, and the conditions."""
+    if _is_awaited(view):
+        return dict(view.adapter.status)
     adapter, serving = view.adapter, view.serving
     generation = adapter.meta.generation
     verdict = serving.verdict if serving else {}
     reported = ("rank", "alpha", "targetModules", "sizeBytes", "dtype")
     unavailable = view.report.unavailable_runners if view.report else adapter.status.get("unavailableRunners", 0)
     status = {
-        "observedGeneration": generation,
+        "observedGeneration": observed_generation(view),
         "digest": serving.digest if serving else None,
         "pool": str(serving.pool) if serving else None,
         "baseDigest": serving.base_digest if serving else None,

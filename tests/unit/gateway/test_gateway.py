@@ -31,7 +31,7 @@ from weft.domain.request import (
     Stop,
     Submit,
 )
-from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes
+from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes, RoutesApplied
 from weft_gateway.core.config import GatewayConfig
 from weft_gateway.core.events import (
     PREDICTOR,
@@ -400,7 +400,8 @@ def test_a_first_table_in_parts_counts_once_it_is_whole() -> None:
     shell.feed(Connected(SCHEDULER), RequestArrived("r"))
     first, last = TABLE.parts(1)
     assert shell.feed(Received(SCHEDULER, first)) == [RoutesChanged(True)], "its tokenizers can be loaded"
-    assert shell.feed(Received(SCHEDULER, last)) == [RoutesChanged(True), Proceed("r")]
+    applied = Send(SCHEDULER, RoutesApplied(TABLE.version))
+    assert shell.feed(Received(SCHEDULER, last)) == [RoutesChanged(True), Proceed("r"), applied]
 
 
 def test_a_scheduler_that_is_away_is_named_when_the_hold_is_over() -> None:

@@ -97,7 +97,7 @@ class FakeRegistry:
         self.told.append(action)
         if isinstance(action, PublishAdapter):
             self.names[action.ref] = action.entry.model_name
-            report = AdapterReport(action.entry.digest, True)
+            report = AdapterReport(action.entry.digest, True, observed_generation=action.entry.generation)
             asyncio.get_running_loop().call_soon(self._controller().on_adapter_report, action.entry.uid, report)
         elif isinstance(action, UnpublishAdapter):
             del self.names[action.ref]

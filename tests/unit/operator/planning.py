@@ -275,7 +275,9 @@ class World:
         for uid, entry in self.routed.items():
             if self.desired.by_uid.get(uid):
                 canary = next((self.canaries.get(v.digest) for v in entry.versions if v.weight), None)
-                self.observed.adapter_reports[uid] = AdapterReport(entry.digest, True, canary=canary)
+                self.observed.adapter_reports[uid] = AdapterReport(
+                    entry.digest, True, canary=canary, observed_generation=entry.generation
+                )
         self.observed.unloaded |= self.unloading & self.expectations.unloading
 
     def generation(self, ref: Ref) -> int:

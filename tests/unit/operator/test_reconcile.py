@@ -273,6 +273,37 @@ def test_ready_does_not_flap_while_a_new_content_takes_over(serving: World) -> N
     assert serving.status(adapter_ref("upper"))["digest"] == digest("d")
 
 
+def test_ready_is_about_the_new_generation_once_the_new_content_is_served(serving: World) -> None:
+    serving.contents["file:new"] = OperationStatus("Pending")
+    serving.apply(adapter_object("upper", source={"uri": "file:new"}))
+    serving.settle()
+    serving.wait(60)  # it is shown that the source is being read
+    upper = adapter_ref("upper")
+    assert serving.condition(upper, "Fetched") == ("Unknown", "Resolving")
+    assert (ready_generation(serving), serving.status(upper)["observedGeneration"]) == (1, 1)
+    serving.contents["file:new"] = verified("d")
+    serving.scheduler_speaks = False
+    serving.wait(60)
+    assert (ready_generation(serving), serving.status(upper)["digest"]) == (1, digest("a")), "no gateway has it yet"
+    serving.scheduler_speaks = True
+    serving.wait(1)
+    assert serving.condition(upper, "Ready") == ("True", "Published")
+    assert (ready_generation(serving), serving.status(upper)["digest"]) == (2, digest("d"))
+    assert serving.status(upper)["observedGeneration"] == 2
+
+
+def test_a_spec_that_changes_nothing_but_itself_is_observed_with_one_write(serving: World) -> None:
+    writes = serving.status_writes
+    serving.apply(adapter_object("upper", tier="Disk"))
+    serving.settle()
+    assert (ready_generation(serving), serving.status_writes - writes) == (2, 1)
+
+
+def ready_generation(world: World) -> int:
+    conditions = world.status(adapter_ref("upper"))["conditions"]
+    return next(c["observedGeneration"] for c in conditions if c["type"] == "Ready")
+
+
 def test_a_source_that_became_bad_leaves_the_old_content_serving(serving: World) -> None:
     serving.contents["file:upper"] = failed("NotFinite", "NaN in layer 3", validated=True)
     serving.wait(2.1)

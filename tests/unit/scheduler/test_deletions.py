@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.domain.adapter import AdapterVersion
-from weft.domain.routes import AdapterStatus, RegistryChange
+from weft.domain.routes import AdapterStatus, RegistryChange, RoutesApplied
 
 Picked = Callable[..., list[Any]]
 
@@ -53,6 +53,16 @@ def test_while_a_stream_uses_it_it_is_not_gone(driver: Any, removed: Any) -> Non
     assert removed(uid, seconds=20.0) == []
     driver.wait(11.0)  # its drain time ends, and with it the stream
     driver.runner("r", desired_version=pool.adapters.version, ready=True)
+    assert removed() == [uid]
+
+
+def test_while_a_gateway_may_still_route_to_it_it_is_not_gone(driver: Any, picked: Picked, removed: Any) -> None:
+    driver.start("sha256:1")
+    driver.gateway("g2", applies_routes=True)
+    driver.gateway_sends(RoutesApplied(driver.state.routes.book.version), "g2")
+    uid = uid_of(driver, "sha256:1")
+    assert removed(uid, seconds=60.0) == []
+    driver.gateway_sends(RoutesApplied(driver.state.routes.book.version), "g2")
     assert removed() == [uid]
 
 

@@ -26,6 +26,7 @@ from weft.domain.routes import (
     Route,
     RouteBook,
     Routes,
+    RoutesApplied,
     Unserved,
 )
 from weft.domain.runner import OrderedRunner, Resync
@@ -112,6 +113,49 @@ def test_every_gateway_hears_a_change_and_a_new_one_hears_the_last_table(driver:
     assert (one.full, one.base_version, [r.adapter for r in one.routes]) == (False, before.version, ["sha256:2"])
     (gone,) = picked(driver.change(RegistryChange(False, removed_adapters=("uid-sha256:1",))), Routes)[:1]
     assert (gone.removed_models, gone.routes, gone.base_version) == (("acme/sha256:1",), (), one.version)
+
+
+def test_an_adapter_is_reported_once_every_gateway_that_says_so_has_applied_its_route(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start("sha256:1")  # with a gateway that does not say what it has applied
+    for name in ("g2", "g3"):
+        (table,) = picked(driver.gateway(name, applies_routes=True), Routes)
+        driver.gateway_sends(RoutesApplied(table.version), name)
+    driver.wait(1.0)
+    change = picked(driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2"),))), Routes)[0]
+    assert not picked(driver.wait(5.0), AdapterStatus)
+    driver.gateway_sends(RoutesApplied(change.version), "g2")
+    driver.gateway_sends(RoutesApplied(change.base_version), "g3")
+    assert not picked(driver.wait(5.0), AdapterStatus), "g3 may still submit requests of the table before"
+    driver.gateway_sends(RoutesApplied(change.version), "g3")
+    assert [(s.digest, s.routed) for s in picked(driver.wait(1.0), AdapterStatus)] == [("sha256:2", True)]
+
+
+def test_a_gateway_is_waited_for_until_it_is_gone_and_again_once_it_is_back(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start("sha256:1")
+    driver.gateway("g2", applies_routes=True)
+    driver.wait(1.0)
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:2"),)))
+    assert not picked(driver.wait(1.0), AdapterStatus)
+    driver.close_gateway("g2")
+    assert [s.digest for s in picked(driver.wait(1.0), AdapterStatus)] == ["sha256:2"]
+    (table,) = picked(driver.gateway("g2", applies_routes=True), Routes)
+    driver.change(RegistryChange(False, adapters=(adapter_of("sha256:3"),)))
+    driver.gateway_sends(RoutesApplied(table.version), "g2")
+    assert not picked(driver.wait(1.0), AdapterStatus), "that was the table that its stream began with"
+
+
+def test_a_table_says_again_what_an_adapters_status_says_of_its_generation(
+    driver: Any, picked: Picked, adapter_of: Any
+) -> None:
+    driver.start("sha256:1")
+    driver.wait(1.0)
+    [uid] = driver.pool().adapters.by_digest["sha256:1"]
+    driver.change(RegistryChange(False, adapters=(replace(adapter_of("sha256:1", uid=uid), generation=7),)))
+    assert [s.observed_generation for s in picked(driver.wait(1.0), AdapterStatus)] == [7]
 
 
 def test_a_gateway_whose_table_has_a_gap_gets_all_of_it(driver: Any, picked: Picked) -> None:

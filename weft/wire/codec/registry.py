@@ -173,6 +173,7 @@ def _adapter(m: pb.AdapterDesired) -> AdapterSpec:
         message=m.message[:MAX_DETAIL],
         version=text(m.version, f"adapter {uid}: version"),
         versions=_versions(m.versions, uid),
+        generation=m.generation,
     )
 
 
@@ -244,6 +245,7 @@ def _adapter_status(m: pb.AdapterStatus) -> AdapterStatus:
         removed=m.removed,
         load_errors=tuple([error[: 2 * MAX_DETAIL] for error in m.load_errors]),
         canary=_canary(m.canary) if m.HasField("canary") else None,
+        observed_generation=m.observed_generation,
     )
 
 

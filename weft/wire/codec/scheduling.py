@@ -23,7 +23,7 @@ from weft.domain.request import (
     Submit,
     TokenRunner,
 )
-from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, ResyncRoutes, Route, Routes, Unserved
+from weft.domain.routes import KeyRoute, KeyScope, PoolRoute, ResyncRoutes, Route, Routes, RoutesApplied, Unserved
 from weft.wire.codec.direction import Direction, Entry
 from weft.wire.codec.fleet import fill_fleet, fleet
 from weft.wire.codec.session import FINISH, FINISHED
@@ -87,11 +87,19 @@ KEY_SCOPES = inverted(KEY_SCOPE)
 
 
 def _fill_hello(hello: GatewayHello, m: pb.GatewayHello) -> None:
-    m.gateway_id = hello.gateway
+    m.gateway_id, m.applies_routes = hello.gateway, hello.applies_routes
 
 
 def _hello(m: pb.GatewayHello) -> GatewayHello:
-    return GatewayHello(named(m.gateway_id, "a gateway's id"))
+    return GatewayHello(named(m.gateway_id, "a gateway's id"), m.applies_routes)
+
+
+def _fill_applied(applied: RoutesApplied, m: pb.RoutesApplied) -> None:
+    m.version = applied.version
+
+
+def _applied(m: pb.RoutesApplied) -> RoutesApplied:
+    return RoutesApplied(m.version)
 
 
 def _fill_submit(submit: Submit, m: pb.Submit) -> None:
@@ -504,6 +512,7 @@ GatewayMessage = (
     | Started
     | OutcomeReport
     | ResyncRoutes
+    | RoutesApplied
     | LimitReport
     | FleetQuery
 )
@@ -520,6 +529,7 @@ GATEWAY_TO_SCHEDULER: Direction[pb.GatewayToScheduler, GatewayMessage] = Directi
     Entry("started", Started, _fill_started, _started),
     Entry("outcome_report", OutcomeReport, fill_outcome_report, outcome_report),
     Entry("resync_routes", ResyncRoutes),
+    Entry("routes_applied", RoutesApplied, _fill_applied, _applied),
     Entry("limit_report", LimitReport, _fill_limit_report, _limit_report),
     Entry("fleet_query", FleetQuery),
 )

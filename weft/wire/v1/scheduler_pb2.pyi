@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayToScheduler(_message.Message):
-    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report", "fleet_query")
+    __slots__ = ("hello", "submit", "failed", "cancel", "started", "outcome_report", "resubmit_complete", "resync_routes", "limit_report", "fleet_query", "routes_applied")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class GatewayToScheduler(_message.Message):
     RESYNC_ROUTES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_REPORT_FIELD_NUMBER: _ClassVar[int]
     FLEET_QUERY_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_APPLIED_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
     failed: Failed
@@ -31,13 +32,22 @@ class GatewayToScheduler(_message.Message):
     resync_routes: ResyncRoutes
     limit_report: LimitReport
     fleet_query: FleetQuery
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ...) -> None: ...
+    routes_applied: RoutesApplied
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., outcome_report: _Optional[_Union[OutcomeReport, _Mapping]] = ..., resubmit_complete: _Optional[_Union[ResubmitComplete, _Mapping]] = ..., resync_routes: _Optional[_Union[ResyncRoutes, _Mapping]] = ..., limit_report: _Optional[_Union[LimitReport, _Mapping]] = ..., fleet_query: _Optional[_Union[FleetQuery, _Mapping]] = ..., routes_applied: _Optional[_Union[RoutesApplied, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
-    __slots__ = ("gateway_id",)
+    __slots__ = ("gateway_id", "applies_routes")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    APPLIES_ROUTES_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
-    def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
+    applies_routes: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., applies_routes: _Optional[bool] = ...) -> None: ...
+
+class RoutesApplied(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class ResubmitComplete(_message.Message):
     __slots__ = ()
@@ -693,7 +703,7 @@ class PhaseGroups(_message.Message):
     def __init__(self, phase: _Optional[_Union[PhaseGroups.Phase, str]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ...) -> None: ...
 
 class AdapterDesired(_message.Message):
-    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "reason", "message", "tier", "version", "versions")
+    __slots__ = ("uid", "namespace", "name", "model_name", "pool", "digest", "rank", "bytes", "pinned", "created_unix_s", "reason", "message", "tier", "version", "versions", "generation")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -709,6 +719,7 @@ class AdapterDesired(_message.Message):
     TIER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     uid: str
     namespace: str
     name: str
@@ -724,7 +735,8 @@ class AdapterDesired(_message.Message):
     tier: _supervisor_pb2.AdapterState.Tier
     version: str
     versions: _containers.RepeatedCompositeFieldContainer[AdapterVersion]
-    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ...) -> None: ...
+    generation: int
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., model_name: _Optional[str] = ..., pool: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., created_unix_s: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., tier: _Optional[_Union[_supervisor_pb2.AdapterState.Tier, str]] = ..., version: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[AdapterVersion, _Mapping]]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class SchedulerToRegistry(_message.Message):
     __slots__ = ("pool", "adapter")
@@ -789,7 +801,7 @@ class SloAttainment(_message.Message):
     def __init__(self, attained: _Optional[int] = ..., ttft: _Optional[int] = ..., token_time: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
-    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed", "canary")
+    __slots__ = ("uid", "digest", "routed", "unavailable_runners", "load_errors", "load_failed", "removed", "canary", "observed_generation")
     UID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
@@ -798,6 +810,7 @@ class AdapterStatus(_message.Message):
     LOAD_FAILED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_GENERATION_FIELD_NUMBER: _ClassVar[int]
     uid: str
     digest: str
     routed: bool
@@ -806,7 +819,8 @@ class AdapterStatus(_message.Message):
     load_failed: bool
     removed: bool
     canary: CanaryCounts
-    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ..., canary: _Optional[_Union[CanaryCounts, _Mapping]] = ...) -> None: ...
+    observed_generation: int
+    def __init__(self, uid: _Optional[str] = ..., digest: _Optional[str] = ..., routed: _Optional[bool] = ..., unavailable_runners: _Optional[int] = ..., load_errors: _Optional[_Iterable[str]] = ..., load_failed: _Optional[bool] = ..., removed: _Optional[bool] = ..., canary: _Optional[_Union[CanaryCounts, _Mapping]] = ..., observed_generation: _Optional[int] = ...) -> None: ...
 
 class CanaryCounts(_message.Message):
     __slots__ = ("digest", "requests", "failed", "stable_requests", "stable_failed")

@@ -39,7 +39,7 @@ from weft.domain.request import (
     Step,
     Submit,
 )
-from weft.domain.routes import ResyncRoutes, Routes, RoutesGap
+from weft.domain.routes import ResyncRoutes, Routes, RoutesApplied, RoutesGap
 from weft_gateway.core import events
 from weft_gateway.core.admission import Admission, Arrival
 from weft_gateway.core.config import Deadline, GatewayConfig, Timers
@@ -236,6 +236,8 @@ class Gateway:
             effects += self.admission.on_routes()
         for pool in pools:
             effects += self._on_availability(pool, now)
+        if not change.more:
+            effects.append(Send(SCHEDULER, RoutesApplied(change.version)))
         return effects
 
     def _is_available(self, pool: str) -> bool:

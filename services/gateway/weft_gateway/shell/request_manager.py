@@ -91,7 +91,7 @@ class RequestManager:
         self.scheduler: ClientStream[scheduler_pb2.GatewayToScheduler, scheduler_pb2.SchedulerToGateway] = ClientStream(
             "scheduler",
             scheduler_pb2_grpc.SchedulerStub(self._channel).Gateway,
-            hello=lambda: [GATEWAY_TO_SCHEDULER.encode(GatewayHello(self.machine.gateway_id))],
+            hello=lambda: [GATEWAY_TO_SCHEDULER.encode(GatewayHello(self.machine.gateway_id, applies_routes=True))],
             on_message=self._on_scheduler,
             on_up=self._on_scheduler_up,
             on_down=lambda reason: self.feed(Closed(SCHEDULER, reason)),

@@ -6,6 +6,7 @@ from weft.domain.limits import LimitReport
 from weft.domain.machine import Close, Kind, Peer
 from weft.domain.request import (
     Cancel,
+    GatewayHello,
     OutcomeAck,
     OutcomeReport,
     Preempt,
@@ -16,7 +17,7 @@ from weft.domain.request import (
     Started,
     Submit,
 )
-from weft.domain.routes import ResyncRoutes
+from weft.domain.routes import ResyncRoutes, RoutesApplied
 from weft_scheduler.core import canaries, prefetch
 from weft_scheduler.core.effects import Judged, Queued, Stale
 from weft_scheduler.core.model.gateway import GatewayStream
@@ -28,13 +29,15 @@ from weft_scheduler.core.policy.reservation.policies import ExpectedOutput
 from weft_scheduler.core.request_lifecycle import acknowledge, add_to_runners, drop, enqueue, hand_off, reject, stop
 from weft_scheduler.core.scheduling import infeasible_reason, schedule_pool
 from weft_scheduler.core.state import State
+from weft_scheduler.core.status import routes_applied
 from weft_scheduler.core.timers import Timer, TimerKind
 
 
-def on_connected(state: State, name: str) -> None:
+def on_connected(state: State, hello: GatewayHello) -> None:
     """Start from nothing: everything that it holds is submitted again."""
+    name = hello.gateway
     on_closed(state, name)
-    gateway = state.gateways[name] = GatewayStream(name)
+    gateway = state.gateways[name] = GatewayStream(name, applies_routes=hello.applies_routes)
     state.timers.set(Timer(TimerKind.RESUBMIT, name), state.now + state.config.assign_s)
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
@@ -51,12 +54,19 @@ def on_closed(state: State, name: str) -> None:
     state.timers.clear(Timer(TimerKind.GATEWAY_AVOIDANCE, name))
     state.outcomes.rejected_gateways.discard(name)  # its next stream sends them again anyway
     del state.gateways[name]
+    routes_applied(state)
 
 
 def on_resync_routes(state: State, gateway: GatewayStream, _: ResyncRoutes) -> None:
     """Its route table has a gap."""
     if state.routes.published:
         state.send(gateway.peer, state.routes.full())
+
+
+def on_routes_applied(state: State, gateway: GatewayStream, applied: RoutesApplied) -> None:
+    """Its requests are of that route table from now on."""
+    gateway.apply_routes(applied.version)
+    routes_applied(state)
 
 
 def on_limit_report(state: State, gateway: GatewayStream, report: LimitReport) -> None:

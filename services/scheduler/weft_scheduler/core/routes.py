@@ -22,6 +22,7 @@ class RouteTable:
         self._changed_keys: dict[str, None] = {}
         self._changed_unserved: dict[str, None] = {}
         self._full: Routes | None = None  # of the book's version
+        self._unapplied: dict[str, int] = {}  # uid -> the version that changed its route, lowest first
 
     # ------------------------------------------------------------ what should be routed
 
@@ -108,7 +109,25 @@ class RouteTable:
         )
         self.book.apply(change)
         self._full = None
+        for uid in uids:
+            self._unapplied.pop(uid, None)
+            self._unapplied[uid] = change.version
         return change, uids
+
+    def is_applied(self, uid: str) -> bool:
+        """Whether every gateway has applied the last change of an adapter's route."""
+        return uid not in self._unapplied
+
+    def applied(self, version: int | None) -> list[str]:
+        """Every gateway has applied that version; None: no gateway is waited for. Returns the uids that waited."""
+        done: list[str] = []
+        for uid, changed in self._unapplied.items():
+            if version is not None and changed > version:
+                break
+            done.append(uid)
+        for uid in done:
+            del self._unapplied[uid]
+        return done
 
     def full(self) -> Routes:
         """The whole published table; one object a version, so that it is encoded once."""

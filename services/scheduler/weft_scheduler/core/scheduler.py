@@ -9,8 +9,8 @@ from typing import Any
 from weft.domain.fleet import FleetQuery
 from weft.domain.limits import LimitReport
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
-from weft.domain.request import Cancel, Failed, OutcomeReport, ResubmitComplete, Started, Submit
-from weft.domain.routes import RegistryChange, RegistryHello, ResyncRoutes
+from weft.domain.request import Cancel, Failed, GatewayHello, OutcomeReport, ResubmitComplete, Started, Submit
+from weft.domain.routes import RegistryChange, RegistryHello, ResyncRoutes, RoutesApplied
 from weft.domain.runner import SupervisorHello
 from weft_scheduler.core import (
     check,
@@ -41,6 +41,7 @@ FROM_GATEWAY: dict[type, Callable[[State, GatewayStream, Any], None]] = {
     OutcomeReport: requests.on_outcome,
     ResubmitComplete: requests.on_resubmit_complete,
     ResyncRoutes: requests.on_resync_routes,
+    RoutesApplied: requests.on_routes_applied,
     LimitReport: requests.on_limit_report,
     Failed: rescheduling.on_failed,
     FleetQuery: fleet.on_fleet_query,
@@ -82,7 +83,8 @@ class Scheduler:
     def _on_connected(self, peer: Peer, hello: object) -> None:
         match peer.kind:
             case Kind.GATEWAY:
-                requests.on_connected(self.state, peer.name)
+                known = hello if isinstance(hello, GatewayHello) else GatewayHello(peer.name)
+                requests.on_connected(self.state, known)
             case Kind.SUPERVISOR:
                 known = hello if isinstance(hello, SupervisorHello) else SupervisorHello(peer.name)
                 runner_reports.on_connected(self.state, peer, known)

@@ -51,7 +51,20 @@ def publish_routes(state: State, *, without_keys: bool = False) -> None:
     if change is not None:
         for gateway in state.gateways.values():
             state.send(gateway.peer, change)
+    routes_applied(state)
     if state.published.dirty:
+        state.schedule_publish()
+
+
+def routes_applied(state: State) -> None:
+    """What a registry is sent of an adapter holds for every request that a client sends afterwards.
+
+    So its status waits until every gateway has applied the adapter's route: after Ready none serves older content,
+    after a deletion none serves any.
+    """
+    versions = [gateway.applied_routes for gateway in state.gateways.values() if gateway.applied_routes is not None]
+    if done := state.routes.applied(min(versions, default=None)):
+        state.published.mark_adapters(uid for uid in done if uid in state.adapter_pool)
         state.schedule_publish()
 
 
@@ -95,7 +108,7 @@ def _pool_status(state: State, pool: Pool, spec: PoolSpec) -> PoolStatus:
 
 def _publish_adapter(state: State, uid: str) -> None:
     name = state.adapter_pool.get(uid)
-    if name is None:
+    if name is None or not state.routes.is_applied(uid):
         return
     pool = state.pools[name]
     spec = pool.adapters.by_uid[uid]
@@ -110,6 +123,7 @@ def _publish_adapter(state: State, uid: str) -> None:
         load_errors=tuple(errors),
         load_failed=bool(errors) and unavailable == pool.ready_runners,
         canary=state.canaries[uid][1] if uid in state.canaries else None,
+        observed_generation=spec.generation,
     )
     if state.published.adapters.get(uid) != status:
         state.published.adapters[uid] = status
@@ -124,6 +138,8 @@ def _is_gone(state: State, uid: str, deletion: PendingDeletion) -> bool:
     """
     pool = state.pools.get(deletion.pool)
     if deletion.model_name and state.routes.is_routed(deletion.model_name, uid):
+        return False
+    if not state.routes.is_applied(uid):
         return False
     if pool is None:
         return True  # no runner is there

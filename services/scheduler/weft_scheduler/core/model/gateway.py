@@ -36,8 +36,10 @@ class Avoidance:
 class GatewayStream:
     """One stream of a gateway: what an earlier one carried is void."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, applies_routes: bool = False) -> None:
+        """`applies_routes`: it says which route table it has applied, and is waited for."""
         self.id = name
+        self.applied_routes: int | None = 0 if applies_routes else None  # a version; None: it does not say
         self.peer = Peer(Kind.GATEWAY, name)
         self.complete = False  # it has submitted again everything that it holds
         self.requests: set[str] = set()
@@ -54,6 +56,10 @@ class GatewayStream:
         self.pools[pool] -= 1
         if not self.pools[pool]:
             del self.pools[pool]
+
+    def apply_routes(self, version: int) -> None:
+        """Whatever it submits from now on is of this route table, or a newer one."""
+        self.applied_routes = version
 
     def resubmitted(self) -> None:
         """The order of its requests is known now."""
