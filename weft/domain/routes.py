@@ -248,9 +248,17 @@ def limits_entry(namespace: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """All API keys."""
+    """All API keys. `version`: grows with every change in the store; 0: of a supervisor that confirms nothing."""
 
     keys: tuple[KeyRoute, ...]
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeysConfirmed:
+    """A supervisor has read the store: it has the keys of this version, which were sent before."""
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

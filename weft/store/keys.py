@@ -110,17 +110,18 @@ async def all_keys(engine: AsyncEngine) -> list[ApiKey]:
     return await transact(engine, read)
 
 
-async def mark(engine: AsyncEngine) -> tuple[int, int, int]:
-    """(keys made, keys revoked, changes by owners): an equal mark is an equal list. Raises StoreUnavailable.
+async def version(engine: AsyncEngine) -> int:
+    """A number that grows with every change of the keys in force. Raises StoreUnavailable.
 
-    Keys made and changes only grow; what is revoked is in force again by a change alone.
+    Keys made and changes by owners only grow; what is revoked is in force again by such a change alone, which counts
+    twice for that reason.
     """
     changes = func.coalesce(func.sum(ApiKeyRow.changes), 0)
     query = select(func.count(), func.count(ApiKeyRow.revoked_unix_ms), changes).select_from(ApiKeyRow)
 
-    async def read(connection: AsyncConnection) -> tuple[int, int, int]:
+    async def read(connection: AsyncConnection) -> int:
         made, revoked, changed = (await connection.execute(query)).one()
-        return int(made), int(revoked), int(changed)
+        return int(made) + int(revoked) + 2 * int(changed)
 
     return await transact(engine, read)
 

@@ -25,6 +25,9 @@ class SchedulerSettings(StandbySettings):
     same_class_ms: int = Field(5000, ge=0, description="a request waits this long for a runner of its numerics class")
     drain_s: int = Field(300, ge=1, description="streams of a deleted or replaced adapter may run on this long")
     absent_ms: int = Field(10000, ge=1, description="a runner that no supervisor reports is gone after this long")
+    keys_grace_s: int = Field(
+        600, ge=0, description="API keys are refused when the store has not confirmed them for so long; 0: never"
+    )
     status_ms: int = Field(200, ge=1, description="statuses to the registry are gathered this long")
     give_back_s: int = Field(60, ge=1, description="idle runners are kept this long, where a pool sets no time")
     starvation_bound: int = Field(32, ge=0, description="how often a waiting request may be overtaken by later ones")
@@ -42,6 +45,7 @@ class SchedulerSettings(StandbySettings):
             same_class_s=self.same_class_ms / 1000,
             drain_s=float(self.drain_s),
             absent_s=self.absent_ms / 1000,
+            keys_grace_s=float(self.keys_grace_s),
             status_s=self.status_ms / 1000,
             give_back_s=float(self.give_back_s),
             starvation_bound=self.starvation_bound,

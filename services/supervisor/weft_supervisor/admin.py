@@ -200,13 +200,14 @@ class AdminServer(AdminServicer):
             for rule in await self._rules():
                 rules[rule.subject].append(rule)
             of_namespaces = [KeyRoute(name, "", "", limits=tuple(of)) for name, of in rules.items() if _is_entry(name)]
-            self._supervisor.set_keys((*(_route(key, rules) for key in in_force), *of_namespaces))
+            routes = (*(_route(key, rules) for key in in_force), *of_namespaces)
+            self._supervisor.set_keys(routes, version=1 + mark[0])
             self._sent = mark
 
-    async def _mark(self) -> object:
-        """Of keys, limits and the quotas that are spent: an equal one stands for equal keys."""
+    async def _mark(self) -> tuple[int, object]:
+        """The keys' version, then limits and the quotas that are spent: an equal mark stands for equal keys."""
         spent = [rule for rule in await self._rules() if rule.spent_until_unix_ms]
-        return await keys.mark(self._engine), await limits.mark(self._engine), spent
+        return await keys.version(self._engine), (await limits.mark(self._engine), spent)
 
     async def _rules(self) -> list[LimitRule]:
         """Every limit, with whether its day's tokens are used up by the outcomes that are stored."""
@@ -222,7 +223,7 @@ class AdminServer(AdminServicer):
         return with_spent(rules, used, today)
 
     async def follow_keys(self, every_s: float) -> None:
-        """Send the scheduler what other supervisors change, and quotas that are spent, until cancelled.
+        """Send the scheduler what other supervisors change, and quotas that are spent, or that nothing has changed.
 
         A store out of reach is asked again.
         """
@@ -232,6 +233,8 @@ class AdminServer(AdminServicer):
             try:
                 if await self._mark() != self._sent:
                     await self.send_keys()
+                else:
+                    self._supervisor.confirm_keys()
                 reached = True
             except (StoreError, SQLAlchemyError) as error:
                 if reached:

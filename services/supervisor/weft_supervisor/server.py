@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, PersistTerm, Received, Send, Tick
 from weft.domain.request import OutcomeAck, OutcomeReport
-from weft.domain.routes import KeyRoute, Keys
+from weft.domain.routes import KeyRoute, Keys, KeysConfirmed
 from weft.domain.runner import ClusterReport, Heartbeat, RunnerSpec, SupervisorHello
 from weft.domain.text import quoted
 from weft.telemetry.invariants import IdleCheck, InvariantViolated, violation
@@ -163,10 +163,14 @@ class SupervisorServer(SupervisorServicer):
         self._closed.set()
         self._wake.set()
 
-    def set_keys(self, keys: Sequence[KeyRoute]) -> None:
+    def set_keys(self, keys: Sequence[KeyRoute], version: int) -> None:
         """The complete list of keys in force, for the scheduler now and on every new stream."""
-        self._keys = Keys(tuple(keys))
+        self._keys = Keys(tuple(keys), version)
         self.scheduler.send(self._keys)
+
+    def confirm_keys(self) -> None:
+        """The store has been read, and has what was sent last."""
+        self.scheduler.send(KeysConfirmed(self._keys.version))
 
     def _stored(self, batch: Sequence[OutcomeReport]) -> None:
         """Committed: the scheduler may forget them, the predictor learns them.

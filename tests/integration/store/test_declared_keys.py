@@ -22,9 +22,9 @@ async def in_force(engine, now: int = 100) -> list[str]:
 
 
 async def test_declaring_twice_is_declaring_once(engine):
-    first, mark = await made(engine, MINE), await keys.mark(engine)
+    first, mark = await made(engine, MINE), await keys.version(engine)
     assert await made(engine, MINE, now=2) == first
-    assert await keys.mark(engine) == mark
+    assert await keys.version(engine) == mark
     assert await all_declared(engine) == [first]
 
 
@@ -39,12 +39,12 @@ async def test_another_key_of_the_owner_takes_the_place_of_the_one_before(engine
 async def test_grant_and_limits_are_changed_in_place_and_each_change_is_seen(engine):
     first = await made(engine, replace(MINE, limits=LimitRule("", "*", requests_per_minute=5)))
     assert await limits.all_rules(engine) == [LimitRule(f"key/{first.key_id}", "*", requests_per_minute=5)]
-    marks = [(await keys.mark(engine), await limits.mark(engine))]
+    marks = [(await keys.version(engine), await limits.mark(engine))]
     for grant in (keys.Grant("acme", KeyScope.METRICS), keys.Grant("acme", models=("x",), expires_unix_ms=9)):
         changed = await made(engine, replace(MINE, grant=grant))
         assert changed.key_id == first.key_id
         assert await all_declared(engine) == [changed]
-        marks.append((await keys.mark(engine), await limits.mark(engine)))
+        marks.append((await keys.version(engine), await limits.mark(engine)))
     assert len(set(marks)) == 3
     assert not await limits.all_rules(engine)
 

@@ -31,16 +31,16 @@ async def test_an_id_that_is_taken_is_drawn_again(engine, monkeypatch):
     assert (await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=2)).key_id == "ffff0000"
 
 
-async def test_the_mark_changes_with_every_change_of_the_keys_in_force_and_with_nothing_else(engine):
-    marks = [await keys.mark(engine)]
+async def test_the_version_grows_with_every_change_of_the_keys_in_force_and_with_nothing_else(engine):
+    versions = [await keys.version(engine)]
     new = await keys.create(engine, keys.Grant("acme"), "", now_unix_ms=1)
-    marks.append(await keys.mark(engine))
+    versions.append(await keys.version(engine))
     await keys.revoke(engine, new.key_id, now_unix_ms=2)
-    marks.append(await keys.mark(engine))
+    versions.append(await keys.version(engine))
     await keys.revoke(engine, new.key_id, now_unix_ms=3)
     await keys.revoke(engine, "unknown", now_unix_ms=3)
-    assert await keys.mark(engine) == marks[-1]
-    assert len(set(marks)) == 3
+    assert await keys.version(engine) == versions[-1]
+    assert versions == sorted(set(versions))
 
 
 def test_keys_have_the_form_that_people_can_grep_for():

@@ -106,7 +106,7 @@ async def test_a_term_never_falls_whoever_raises_it(two: tuple[AsyncEngine, Asyn
 async def test_a_key_made_at_one_is_known_at_the_other(two: tuple[AsyncEngine, AsyncEngine]) -> None:
     made = await asyncio.gather(*(keys.create(two[i % 2], keys.Grant("acme"), "", now_unix_ms=i) for i in range(10)))
     assert {key.key_id for key in await keys.all_keys(two[0])} == {key.key_id for key in made}
-    assert await keys.mark(two[0]) == await keys.mark(two[1]) == (10, 0, 0)
+    assert await keys.version(two[0]) == await keys.version(two[1]) == 10
 
 
 # ------------------------------------------------------------------------------------------------ repetitions

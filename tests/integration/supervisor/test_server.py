@@ -11,7 +11,7 @@ from weft.domain.adapter import AdapterState, DesiredAdapter, DesiredChange, Tie
 from weft.domain.ids import Epoch
 from weft.domain.limits import LimitRule
 from weft.domain.request import FinishReason, Outcome
-from weft.domain.routes import Keys, KeyScope, limits_entry
+from weft.domain.routes import Keys, KeysConfirmed, KeyScope, limits_entry
 from weft.domain.runner import (
     ClusterReport,
     OrderedRunner,
@@ -173,6 +173,17 @@ async def test_a_key_is_known_to_the_scheduler_before_its_owner_sees_it(world):
     assert (await world.scheduler.next(Keys)).keys == ()
     [listed] = (await world.admin.ListKeys(supervisor_pb2.ListKeysRequest())).keys
     assert (listed.revoked, listed.note) == (True, "demo")
+
+
+async def test_keys_are_confirmed_each_time_that_the_store_was_read(world, store):
+    first = await world.scheduler.next(Keys)
+    await world.admin.CreateKey(supervisor_pb2.CreateKeyRequest(namespace="acme"))
+    second = await world.scheduler.next(Keys)
+    assert 0 < first.version < second.version
+    following = asyncio.create_task(AdminServer(store, world.server).follow_keys(0.01))
+    await world.scheduler.next(Keys)  # this one has not sent any
+    assert await world.scheduler.next(KeysConfirmed) == KeysConfirmed(second.version)
+    following.cancel()
 
 
 async def test_a_keys_scope_models_and_expiry_reach_the_scheduler(world):

@@ -8,7 +8,7 @@ from typing import cast
 
 from weft.domain.adapter import MOST_NAMES, AdapterState, DesiredAdapter, DesiredChange, Tier
 from weft.domain.request import OutcomeAck, OutcomeReport
-from weft.domain.routes import Keys
+from weft.domain.routes import Keys, KeysConfirmed
 from weft.domain.runner import (
     ClusterReport,
     Heartbeat,
@@ -421,10 +421,19 @@ def _cluster_report(m: pb.ClusterReport) -> ClusterReport:
 def _fill_keys(keys: Keys, m: pb.Keys) -> None:
     for one in keys.keys:
         fill_key(one, m.keys.add())
+    m.version = keys.version
 
 
 def _keys(m: pb.Keys) -> Keys:
-    return Keys(tuple([key(one) for one in m.keys]))
+    return Keys(tuple([key(one) for one in m.keys]), m.version)
+
+
+def _fill_confirmed(confirmed: KeysConfirmed, m: pb.KeysConfirmed) -> None:
+    m.version = confirmed.version
+
+
+def _confirmed(m: pb.KeysConfirmed) -> KeysConfirmed:
+    return KeysConfirmed(m.version)
 
 
 def _fill_ordered(ordered: OrderedRunner, m: pb.RunnerOrders) -> None:
@@ -437,7 +446,7 @@ def _ordered(m: pb.RunnerOrders) -> OrderedRunner:
 
 
 RunnerMessage = RunnerSpec | RunnerReport | Heartbeat
-SupervisorMessage = SupervisorHello | ClusterReport | OutcomeAck | Keys
+SupervisorMessage = SupervisorHello | ClusterReport | OutcomeAck | Keys | KeysConfirmed
 OrderMessage = SchedulerHello | OrderedRunner | OutcomeReport | Resync
 
 RUNNER_TO_SUPERVISOR: Direction[spb.RunnerToSupervisor, RunnerMessage] = Direction(
@@ -461,6 +470,7 @@ SUPERVISOR_TO_SCHEDULER: Direction[pb.SupervisorToScheduler, SupervisorMessage] 
     Entry("report", ClusterReport, _fill_cluster_report, _cluster_report),
     Entry("outcome_ack", OutcomeAck, fill_outcome_ack, outcome_ack),
     Entry("keys", Keys, _fill_keys, _keys),
+    Entry("keys_confirmed", KeysConfirmed, _fill_confirmed, _confirmed),
 )
 SCHEDULER_TO_SUPERVISOR: Direction[pb.SchedulerToSupervisor, OrderMessage] = Direction(
     pb.SchedulerToSupervisor,

@@ -512,16 +512,18 @@ class KeyRoute(_message.Message):
     def __init__(self, key_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., key_id: _Optional[str] = ..., scope: _Optional[_Union[_supervisor_pb2.KeyScope, str]] = ..., models: _Optional[_Iterable[str]] = ..., expires_unix_ms: _Optional[int] = ..., limits: _Optional[_Iterable[_Union[_supervisor_pb2.LimitRule, _Mapping]]] = ...) -> None: ...
 
 class SupervisorToScheduler(_message.Message):
-    __slots__ = ("hello", "report", "outcome_ack", "keys")
+    __slots__ = ("hello", "report", "outcome_ack", "keys", "keys_confirmed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_ACK_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     hello: SupervisorHello
     report: ClusterReport
     outcome_ack: OutcomeAck
     keys: Keys
-    def __init__(self, hello: _Optional[_Union[SupervisorHello, _Mapping]] = ..., report: _Optional[_Union[ClusterReport, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ...) -> None: ...
+    keys_confirmed: KeysConfirmed
+    def __init__(self, hello: _Optional[_Union[SupervisorHello, _Mapping]] = ..., report: _Optional[_Union[ClusterReport, _Mapping]] = ..., outcome_ack: _Optional[_Union[OutcomeAck, _Mapping]] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., keys_confirmed: _Optional[_Union[KeysConfirmed, _Mapping]] = ...) -> None: ...
 
 class SupervisorHello(_message.Message):
     __slots__ = ("supervisor_id", "highest_term")
@@ -556,10 +558,18 @@ class PreemptDecision(_message.Message):
     def __init__(self, runner: _Optional[_Union[_common_pb2.RunnerId, _Mapping]] = ..., request_id: _Optional[str] = ..., epoch: _Optional[_Union[_common_pb2.Epoch, _Mapping]] = ..., for_request_id: _Optional[str] = ..., reservation_tokens: _Optional[int] = ...) -> None: ...
 
 class Keys(_message.Message):
-    __slots__ = ("keys",)
+    __slots__ = ("keys", "version")
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedCompositeFieldContainer[KeyRoute]
-    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ...) -> None: ...
+    version: int
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRoute, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class KeysConfirmed(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class SchedulerToSupervisor(_message.Message):
     __slots__ = ("hello", "orders", "outcome_report", "resync")

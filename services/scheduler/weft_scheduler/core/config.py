@@ -14,6 +14,8 @@ class SchedulerConfig:
     same_class_s: float = 5.0  # a request with tokens waits this long for a runner of their numerics class
     no_capacity_s: float = 0.1  # a request first avoids a runner that had no capacity this long; doubles up to assign_s
     first_routes_s: float = 2.0  # the first route table waits this long for the API keys
+    keys_grace_s: float = 600.0  # API keys that no supervisor has confirmed for so long are refused; 0: never
+    keys_lapse_s: float = 10.0  # a version of the keys that nobody confirms for so long gives way to a lower one
     status_s: float = 0.2  # statuses to the registry are gathered this long
     slo_status_s: float = 60.0  # a pool's status has its attainment anew at most this often
     canary_status_s: float = 5.0  # how a canary's requests ended is published at most this often

@@ -4,8 +4,26 @@ Gateways are sent what changed since the version that they have; a change of one
 """
 
 from collections.abc import Callable, Iterable
+from math import inf
 
-from weft.domain.routes import KeyRoute, PoolRoute, Route, RouteBook, Routes, Unserved
+from weft.domain.routes import KeyRoute, Keys, PoolRoute, Route, RouteBook, Routes, Unserved
+
+
+class KeyList:
+    """The version of the keys in force, when a supervisor confirmed it last, and a list of a lower version."""
+
+    def __init__(self) -> None:
+        self.version, self.confirmed_at = 0, -inf
+        self.aside: Keys | None = None
+
+    def replaced_by(self, version: int, now: float) -> None:
+        self.version, self.confirmed_at, self.aside = version, now, None
+
+    def confirm(self, now: float) -> None:
+        self.confirmed_at = max(self.confirmed_at, now)
+
+    def keep_aside(self, keys: Keys) -> None:
+        self.aside = keys
 
 
 class RouteTable:
@@ -15,6 +33,7 @@ class RouteTable:
         self.book = RouteBook()  # as published
         self.keys: dict[str, KeyRoute] = {}
         self.keys_known = False
+        self.key_list = KeyList()
         self._claims: dict[str, dict[str, Route]] = {}  # model name -> uid -> route
         self.unserved: dict[str, Unserved] = {}  # by uid
         self._changed_models: dict[str, None] = {}
@@ -46,6 +65,11 @@ class RouteTable:
         self._changed_keys |= dict.fromkeys(changed)
         known, self.keys_known = self.keys_known, True
         return bool(changed) or not known
+
+    def trust_keys(self, *, known: bool) -> bool:
+        """Whether gateways may go by the keys. True where that is a change."""
+        before, self.keys_known = self.keys_known, known
+        return before != known
 
     def pool_changed(self, pool: str) -> None:
         """What gateways know of a pool may have changed."""

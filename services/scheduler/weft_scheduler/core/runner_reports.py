@@ -10,7 +10,7 @@ from weft.domain.adapter import DesiredChange, Tier
 from weft.domain.ids import RunnerId
 from weft.domain.machine import Peer
 from weft.domain.request import OutcomeAck
-from weft.domain.routes import Keys
+from weft.domain.routes import Keys, KeysConfirmed
 from weft.domain.runner import (
     ClusterReport,
     OrderedRunner,
@@ -24,7 +24,7 @@ from weft.domain.runner import (
     SchedulerHello,
     SupervisorHello,
 )
-from weft_scheduler.core import migration
+from weft_scheduler.core import keys, migration
 from weft_scheduler.core.effects import RunnerLost, Stale
 from weft_scheduler.core.model.pool import Pool
 from weft_scheduler.core.model.runner import RunnerAccount, StaleReport
@@ -33,7 +33,6 @@ from weft_scheduler.core.request_lifecycle import account, acknowledge
 from weft_scheduler.core.requests import forward_outcome, on_outcomes_stored
 from weft_scheduler.core.rescheduling import on_preempt_decision, stop_requests_of
 from weft_scheduler.core.state import State
-from weft_scheduler.core.status import publish_routes
 from weft_scheduler.core.timers import Timer, TimerKind
 
 MAX_INTERVAL_S = 5.0  # between two reports of a loaded runner: a longer one proves that some were lost
@@ -73,8 +72,9 @@ def on_message(state: State, peer: Peer, message: object) -> None:
     if isinstance(message, ClusterReport):
         on_cluster_report(state, peer, message)
     elif isinstance(message, Keys):
-        if state.routes.set_keys(message.keys):
-            publish_routes(state)
+        keys.on_keys(state, peer, message)
+    elif isinstance(message, KeysConfirmed):
+        keys.on_confirmed(state, peer, message)
     elif isinstance(message, OutcomeAck):
         on_outcomes_stored(state, message)
     else:

@@ -16,6 +16,7 @@ from weft_scheduler.core import (
     check,
     consolidation,
     fleet,
+    keys,
     migration,
     phases,
     prefetch,
@@ -132,6 +133,8 @@ class Scheduler:
                 rescheduling.on_avoid_expired(state, timer, gateway.avoidance, gateway.pools)
             case TimerKind.RESUBMIT:
                 requests.on_resubmit_complete(state, state.gateways[timer.name])
+            case TimerKind.KEYS_UNCONFIRMED:
+                keys.on_unconfirmed(state)
             case TimerKind.RUNNER_UNREPORTED:
                 runner_reports.on_unreported(state, timer.name)
             case TimerKind.ADAPTER_DRAIN if timer.name in state.pools:

@@ -16,6 +16,7 @@ class TimerKind(StrEnum):
     CONSOLIDATION = "consolidation"  # pool: a lightly loaded runner may be emptied
     FIRST_ROUTES = "first_routes"  # the route table is published without the keys
     GATEWAY_AVOIDANCE = "gateway_avoidance"  # gateway: a runner that its requests avoid may be used again
+    KEYS_UNCONFIRMED = "keys_unconfirmed"  # no supervisor has confirmed the API keys for too long
     MIGRATION = "migration"  # pool: what runs on runners that should go may move
     PREFETCH = "prefetch"  # pool: adapters may be worth a fetch to runners' disks
     RESUBMIT = "resubmit"  # gateway: it counts as complete
