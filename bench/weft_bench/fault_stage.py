@@ -8,6 +8,8 @@ an adapter is loading, whether KV is in host memory.
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import random
 import shutil
@@ -23,6 +25,7 @@ import yaml
 
 from weft.domain.runner import RunnerBook, RunnerRole
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
+from weft_bench import linked_up
 from weft_bench.errors import StackFailed
 from weft_bench.fault_streams import Ask, Stream, Streams, Token, recorded
 from weft_bench.linked_runner import RUNNER, behind
@@ -31,7 +34,7 @@ from weft_bench.path import WORDS
 from weft_bench.process import Process
 from weft_bench.reports import books, listed
 from weft_bench.scrape import scrape, total
-from weft_bench.stack import UP, Stack, copy_adapter, quickstart
+from weft_bench.stack import UP, Stack, copy_adapter, is_ready, quickstart
 
 PATIENCE_S, POLL_S = 180.0, 0.01
 RUNNERS, SEQUENCES, STREAMS, LATE = 2, 16, 10, 2
@@ -87,6 +90,8 @@ class Stage:
         self._next_long, self._cold_models = 0, iter(range(cold))
         self.answers: dict[Ask, list[Token]] = {}
         self.kv_peers: list[str] = []  # where linked runners take KV
+        self.mesh: dict[str, Links] = {"gateway": links}  # by source
+        self._applied = itertools.count()
 
     # ------------------------------------------------------------------------------------------- answers
 
@@ -213,6 +218,29 @@ class Stage:
     async def runners(self) -> list[RunnerBook]:
         return books(await listed(self._admin))
 
+    async def apply_adapter(self) -> str:
+        """Apply an adapter that is new. Returns its name."""
+        name = f"new-{next(self._applied)}"
+        manifests = self.stack.data_dir.parent / "manifests"
+        copy_adapter(manifests / "adapters" / COLD_OF, manifests / "adapters" / name, name)
+        obj = await asyncio.to_thread(self.stack.controller.get, "loraadapters", "acme", COLD_OF)
+        spec = obj["spec"] | {"source": {"uri": f"file:adapters/{name}"}}
+        new = {key: obj[key] for key in ("apiVersion", "kind")} | {
+            "metadata": {"name": name, "namespace": "acme"}, "spec": spec,
+        }  # fmt: skip
+        for answer in await asyncio.to_thread(lambda: list(self.stack.controller.apply([new]))):
+            if not isinstance(answer, str):
+                raise StackFailed(f"{name}: {answer}")
+        return name
+
+    async def adapter_ready(self, name: str) -> None:
+        """It becomes Ready. Raises StackFailed."""
+
+        async def ready() -> bool:
+            return is_ready(await asyncio.to_thread(self.stack.controller.get, "loraadapters", "acme", name))
+
+        await self._eventually(ready, f"{name} Ready")
+
     # ------------------------------------------------------------------------------------------- after a strike
 
     async def healthy(self, streams: Streams, replaced: int | None) -> None:
@@ -278,6 +306,28 @@ def _ask(rng: random.Random, number: int, chars: int, max_tokens: int) -> Ask:
 
 
 @contextlib.asynccontextmanager
+async def meshed_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
+    """As `stage`, with links between all processes."""
+    manifests = _manifests(folder / "manifests", cold, POOL)
+    async with contextlib.AsyncExitStack() as ends:
+        mesh = {source: await ends.enter_async_context(Links()) for source in linked_up.SOURCES}
+        proxies = {source: links.environment["grpc_proxy"].removeprefix("http://") for source, links in mesh.items()}
+        environment = {**SLOW, **mesh[linked_up.CONTROLLER].environment, linked_up.VARIABLE: json.dumps(proxies)}
+        up = (*linked_up.UP, "--")
+        with Stack(manifests, folder / "data", environment=environment, up=up) as stack:
+            while not stack.components():
+                stack.require_alive()
+                await asyncio.sleep(POLL_S)
+            depot = stack.address("depot").removeprefix("http://")
+            for source, links in mesh.items():
+                await links.forward(depot, linked_up.depot_of(source, depot))
+            async with _on(stack, folder, seed, cold) as made:
+                made.mesh |= mesh
+                await made.record()
+                yield made
+
+
+@contextlib.asynccontextmanager
 async def stage(
     folder: Path, seed: int, cold: int, *, split: bool = False, kv_links: bool = False
 ) -> AsyncGenerator[Stage]:
@@ -287,15 +337,22 @@ async def stage(
     """
     manifests = _manifests(folder / "manifests", cold, SPLIT_POOL if split else POOL)
     with Stack(manifests, folder / "data", environment=SLOW, up=(*RUNNER, "--") if kv_links else UP) as stack:
-        await asyncio.to_thread(stack.wait_for_models)
-        supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
-        async with Links() as links, _gateway(stack, links, folder) as gateway, supervisor as channel:
-            made = Stage(stack, gateway, links, AdminStub(channel), seed, cold, split)
-            await made.ready(None)
+        async with _on(stack, folder, seed, cold, split=split) as made:
             if kv_links:
                 await made.link_runners()
             await made.record()
             yield made
+
+
+@contextlib.asynccontextmanager
+async def _on(stack: Stack, folder: Path, seed: int, cold: int, *, split: bool = False) -> AsyncGenerator[Stage]:
+    """The gateway of our own, and everything ready."""
+    await asyncio.to_thread(stack.wait_for_models)
+    supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
+    async with Links() as links, _gateway(stack, links, folder) as gateway, supervisor as channel:
+        made = Stage(stack, gateway, links, AdminStub(channel), seed, cold, split)
+        await made.ready(None)
+        yield made
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""`weft bench faults`: processes killed and stopped, links cut and stalled, while streams run.
+"""`weft bench faults`: processes killed and stopped, links cut, stalled and made bad, while streams run.
 
 A stack of its own: two runners of the quickstart's base on the CPU. Streams, greedy and sampled, go
 through a gateway whose connections to its peers can be cut. A fault strikes in the phase that its cell names, which
@@ -16,6 +16,15 @@ the link *between runners* is struck, over TCP, as between hosts.
 - *cut*: every connection of the gateway to that peer is reset in the middle of a message. *stall*: for 10 s no byte
   passes, and the connections stay. Between runners a cut resets the streams of KV of both, and a stall lasts 14 s: a
   runner waits for 10 s, then gives a transfer up, and its prompt is computed again.
+
+Cells `FAULT SOURCE to TARGET` strike the link through which one process reaches another, or (*loss*) all links to it,
+on a stack where every one can be struck; an adapter is applied at that moment, which has to be Ready afterwards, too.
+
+- *delay*: for 10 s every byte is 200 ms late, and up to 200 more. *narrow*: for 10 s 32 KiB pass a second.
+- *deaf*: for 14 s no byte reaches the target, *mute*: none comes from it; longer than a peer is waited for (8 s).
+  *stall* for 14 s is both. *abandon*: what is written into the connections that there are is gone, and nobody is told;
+  new ones are whole.
+- *loss*: for 10 s a tenth of the packets to and from the target is dropped (iptables: needs its rights).
 
 Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
 probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
@@ -38,11 +47,20 @@ LINKED = ("runner", "scheduler", "predictor")
 LEAST_STREAMS = 8  # that run when a fault strikes
 PHASES = ("decode", "prefill", "loading", "swapping")
 PROMPT_RUNNER, TOKEN_RUNNER, RUNNERS = "prompt runner", "token runner", "runners"
+PAIRS = (  # who reaches whom
+    *(("gateway", target) for target in LINKED),
+    *(("supervisor", target) for target in ("scheduler", "predictor")),
+    *(("runner", target) for target in ("supervisor", "depot")),
+    *(("controller", target) for target in ("scheduler", "depot")),
+)
+BAD_LINKS = ("delay", "narrow", "deaf", "mute", "abandon", "cut", "stall")
+LOSS, LOSSY = "loss", ("scheduler", "supervisor", "predictor", "runner", "depot")
 SPLIT_TARGETS = (PROMPT_RUNNER, TOKEN_RUNNER, "scheduler", "supervisor")
 BEFORE, AFTER = "before", "after"
 SPLIT_PHASES = (BEFORE, *(f"{tenth}/10" for tenth in range(1, 10)), AFTER)
 NOT_AVAILABLE = {  # cells of the matrix that cannot be struck, and why
     "* link to depot *": "a gateway that has a pool's tokenizer has no connection to the depot",
+    "cut gateway to *, stall gateway to *": "they are struck in every phase: `cut link to *`, `stall link to *`",
 }
 TOKENS = ("lost", "repeated", "wrong")
 STRUCK, FAILED, GAP_P50, GAP_MAX, HEALTHY = (
@@ -62,10 +80,11 @@ HEAD = (
 class Cell:
     """A fault at a process or a link, in a phase."""
 
-    fault: str  # kill, stop; cut, stall
+    fault: str  # kill, stop; cut, stall; one of BAD_LINKS; loss
     target: str
     phase: str
     split: bool = False  # of a pool in this mode
+    source: str = ""  # of the link to the target, in a mesh of links
 
     @property
     def share(self) -> float:
@@ -74,11 +93,16 @@ class Cell:
 
     @property
     def lasts(self) -> bool:
-        return self.fault in ("stop", "stall")
+        return self.fault not in ("kill", "cut")
 
     @property
     def is_link(self) -> bool:
-        return self.fault in ("cut", "stall")
+        return self.fault in (*BAD_LINKS, LOSS)
+
+    @property
+    def meshed(self) -> bool:
+        """On a stack where every process has links of its own."""
+        return bool(self.source) or self.fault == LOSS
 
     @property
     def between_runners(self) -> bool:
@@ -86,6 +110,8 @@ class Cell:
         return self.target == RUNNERS
 
     def __str__(self) -> str:
+        if self.meshed:
+            return f"{self.fault} {f'{self.source} to' if self.source else 'at'} {self.target} {self.phase}"
         mode = "split " if self.split else ""
         link = "link between " if self.between_runners else "link to " if self.is_link else ""
         return f"{mode}{self.fault} {link}{self.target} {self.phase}"
@@ -96,6 +122,12 @@ CELLS = [
     *(Cell(*of) for of in product(("cut", "stall"), LINKED, PHASES)),
     *(Cell("kill", *of, split=True) for of in product(SPLIT_TARGETS, SPLIT_PHASES)),
     *(Cell(fault, RUNNERS, phase, split=True) for fault, phase in product(("cut", "stall"), SPLIT_PHASES)),
+    *(
+        Cell(fault, target, "loading" if target == "depot" else "decode", source=source)
+        for (source, target), fault in product(PAIRS, BAD_LINKS)
+        if source != "gateway" or fault not in ("cut", "stall")
+    ),
+    *(Cell(LOSS, target, "loading" if target == "depot" else "decode") for target in LOSSY),
 ]
 
 

@@ -1,20 +1,24 @@
-"""TCP links that can be cut and stalled: the proxy through which a process dials its peers.
+"""TCP links that can be cut, stalled and made bad: the proxy through which a process dials its peers.
 
 A process with `environment` reaches every gRPC peer through here (gRPC asks a proxy with CONNECT), whatever address it
 dials; what it speaks besides gRPC is given an address of `forward`. A cut is in the middle of a message where one
 passes: half of the next bytes still arrive, then both ends see a reset. A stalled link keeps its connections, and new
-ones are accepted; no byte passes until it goes on.
+ones are accepted; no byte passes until it goes on, in both directions or in one. A slow link delays every byte, a
+narrow one lets few pass a second. An abandoned connection stays open at both ends, and what is written into it is gone.
 """
 
 import asyncio
 import contextlib
+import random
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 CHUNK_BYTES = 1 << 16
+MAX_PIECES = 64  # of CHUNK_BYTES, on their way in one direction of a connection
 HEAD_S = 10.0
 CUT_S = 0.2  # so long a cut waits for bytes to cut in half
 LINGER_RESET = struct.pack("ii", 1, 0)
@@ -25,6 +29,33 @@ Edit = Callable[[bytes], bytes]  # of what comes -> what is passed on
 Edits = Callable[[], tuple[Edit, Edit]]  # of a connection: to the target, and from it
 
 
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How bytes pass: each so much later (more at random, at most `jitter_s`), at most so many a second; 0: any."""
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+class Direction:
+    """One direction of all connections to a target."""
+
+    def __init__(self) -> None:
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+        self.quality = Quality()
+        self._free_at = 0.0  # when a narrow link has passed what it has
+
+    def due(self, size: int, now: float, rng: random.Random) -> float:
+        """When so many bytes that come now have passed."""
+        quality = self.quality
+        if quality.bytes_per_s:
+            self._free_at = max(self._free_at, now) + size / quality.bytes_per_s
+            now = self._free_at
+        return now + quality.delay_s + rng.uniform(0.0, quality.jitter_s)
+
+
 @dataclass(eq=False, slots=True)
 class Connection:
     """Two sockets and what is copied between them."""
@@ -33,14 +64,15 @@ class Connection:
     peer: Ends
     edits: tuple[Edit, Edit]
     cutting: bool = False
+    abandoned: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def copy(self, flowing: asyncio.Event) -> None:
+    async def copy(self, there: Direction, back: Direction) -> None:
         """Both ways, until both have ended."""
-        there, back = self.edits
-        to_peer = self._one_way(self.client, self.peer, flowing, there)
+        to_peer, to_client = self.edits
+        ways = (self.client, self.peer, there, to_peer), (self.peer, self.client, back, to_client)
         try:
-            await asyncio.gather(to_peer, self._one_way(self.peer, self.client, flowing, back))
+            await asyncio.gather(*(self._one_way(*way) for way in ways))
         finally:
             self.reset()
 
@@ -52,16 +84,40 @@ class Connection:
             writer.transport.abort()
         self.over.set()
 
-    async def _one_way(self, source: Ends, to: Ends, flowing: asyncio.Event, edit: Edit) -> None:
-        try:
+    async def _one_way(self, source: Ends, to: Ends, direction: Direction, edit: Edit) -> None:
+        """In their order, each piece once it is due. What waits is bounded by what a peer sends unread."""
+        pieces = asyncio.Queue[tuple[float, bytes]](MAX_PIECES)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read(source, direction, pieces))
+            tasks.create_task(self._write(to, direction, edit, pieces))
+
+    async def _read(self, source: Ends, direction: Direction, pieces: "asyncio.Queue[tuple[float, bytes]]") -> None:
+        rng, data = random.Random(0), b"-"
+        with contextlib.suppress(OSError):
             while data := await source[0].read(CHUNK_BYTES):
-                await flowing.wait()
+                await pieces.put((direction.due(len(data), time.monotonic(), rng), data))
+        if data:
+            self.reset()
+        await pieces.put((0.0, b""))
+
+    async def _write(
+        self, to: Ends, direction: Direction, edit: Edit, pieces: "asyncio.Queue[tuple[float, bytes]]"
+    ) -> None:
+        try:
+            while True:
+                due, data = await pieces.get()
+                if (wait_s := due - time.monotonic()) > 0:
+                    await asyncio.sleep(wait_s)
+                await direction.flowing.wait()
+                if self.abandoned:
+                    continue
+                if not data:
+                    return to[1].write_eof()
                 data = edit(data)
                 to[1].write(data[: len(data) // 2] if self.cutting else data)
                 await to[1].drain()
                 if self.cutting:
                     return self.reset()
-            to[1].write_eof()
         except OSError:
             self.reset()
 
@@ -71,7 +127,7 @@ class Links:
 
     def __init__(self) -> None:
         self._connections: dict[str, set[Connection]] = {}
-        self._flowing: dict[str, asyncio.Event] = {}
+        self._directions: dict[str, tuple[Direction, Direction]] = {}
         self._servers = contextlib.ExitStack()
         self._tasks = set[asyncio.Task[None]]()
         self._proxy = ""
@@ -111,19 +167,30 @@ class Links:
         for connection in connections:
             connection.reset()
 
-    def stall(self, target: str) -> None:
-        """No byte passes from now on."""
-        self._passing(target).clear()
+    def stall(self, target: str, *, there: bool = True, back: bool = True) -> None:
+        """No byte passes from now on, to the target, from it, or both."""
+        for direction, stalled in zip(self._of(target), (there, back), strict=True):
+            if stalled:
+                direction.flowing.clear()
 
     def resume(self, target: str) -> None:
-        """What waited passes."""
-        self._passing(target).set()
+        """What waited passes, as well as ever."""
+        for direction in self._of(target):
+            direction.flowing.set()
+            direction.quality = Quality()
 
-    def _passing(self, target: str) -> asyncio.Event:
-        if target not in self._flowing:
-            self._flowing[target] = asyncio.Event()
-            self._flowing[target].set()
-        return self._flowing[target]
+    def degrade(self, target: str, quality: Quality) -> None:
+        """Both directions are this bad from now on."""
+        for direction in self._of(target):
+            direction.quality = quality
+
+    def abandon(self, target: str) -> None:
+        """What is written into the connections that there are arrives nowhere, unseen; new ones are whole."""
+        for connection in self._connections.get(target, ()):
+            connection.abandoned = True
+
+    def _of(self, target: str) -> tuple[Direction, Direction]:
+        return self._directions.setdefault(target, (Direction(), Direction()))
 
     async def _listen(self, serve: Serve, at: str = f"{LOOPBACK}:0") -> str:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,13 +225,14 @@ class Links:
     async def _join(
         self, client: Ends, target: str, greeting: bytes = b"", edits: Edits = lambda: (bytes, bytes)
     ) -> None:
-        passing = self._passing(target)
-        await passing.wait()
+        there, back = self._of(target)
+        await there.flowing.wait()
+        await back.flowing.wait()
         host, _, port = target.rpartition(":")
         connection = Connection(client, await asyncio.open_connection(host, int(port)), edits())
         client[1].write(greeting)
         self._connections.setdefault(target, set()).add(connection)
         try:
-            await connection.copy(passing)
+            await connection.copy(there, back)
         finally:
             self._connections[target].discard(connection)

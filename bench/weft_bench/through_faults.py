@@ -1,22 +1,35 @@
 """Run cells of `weft bench faults` on a stack of our own."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from weft_bench.errors import StackFailed
-from weft_bench.fault_stage import LATE, Moment, Stage, stage
+from weft_bench.fault_stage import LATE, Moment, Stage, meshed_stage, stage
 from weft_bench.fault_streams import Difference, Streams, difference
-from weft_bench.faults import LEAST_STREAMS, PROMPT_RUNNER, TOKEN_RUNNER, Cell, Run
+from weft_bench.faults import LEAST_STREAMS, LOSS, PROMPT_RUNNER, TOKEN_RUNNER, Cell, Run
+from weft_bench.links import Links, Quality
 
 LASTS_S, EVERY_S = 10.0, 2.0  # of a stop or stall; between two requests meanwhile
-BETWEEN_RUNNERS_S = 14.0  # longer than a runner waits for the other one
+SILENCE_S = 14.0  # longer than one process waits for another one
+BAD = {"delay": Quality(delay_s=0.2, jitter_s=0.2), "narrow": Quality(bytes_per_s=32 * 1024)}
+LOST_SHARE = 0.1
 ATTEMPTS = 5  # rounds in which the moment to strike may come
+STAGES: Mapping[str, Callable[[Path, int, int], AbstractAsyncContextManager[Stage]]] = {
+    "unified": stage,
+    "split": partial(stage, split=True),
+    "linked": partial(stage, split=True, kv_links=True),
+    "meshed": meshed_stage,
+}
 Aim = Callable[[Stage, Streams], Awaitable[Moment | None]]
 AIMS: Mapping[str, Aim] = {
     "decode": Stage.in_decode,
@@ -30,15 +43,20 @@ async def measure(
     runs: Sequence[tuple[Cell, int]], folder: Path, seed: int, keep: Callable[[Run], None], say: Callable[[str], None]
 ) -> None:
     """Each run in turn; `keep` gets it when it is over. Raises StackFailed."""
-    for stack, split, kv_links in (("unified", False, False), ("split", True, False), ("linked", True, True)):
-        wanted = [(c, number) for c, number in runs if (c.split, c.between_runners) == (split, kv_links)]
-        if not wanted:
-            continue
+    by_stack = groupby(sorted(runs, key=lambda run: _stack_of(run[0])), key=lambda run: _stack_of(run[0]))
+    for stack, of_stack in by_stack:
+        wanted = list(of_stack)
         cold = ATTEMPTS * sum(cell.phase == "loading" for cell, _ in wanted)
         say("recording the answers of an undisturbed run")
-        async with stage(folder / stack, seed, cold, split=split, kv_links=kv_links) as made:
+        async with STAGES[stack](folder / stack, seed, cold) as made:
             for cell, number in wanted:
                 keep(await _run(made, cell, number, say))
+
+
+def _stack_of(cell: Cell) -> str:
+    if cell.meshed:
+        return "meshed"
+    return "linked" if cell.between_runners else "split" if cell.split else "unified"
 
 
 async def _run(made: Stage, cell: Cell, number: int, say: Callable[[str], None]) -> Run:
@@ -53,7 +71,7 @@ async def _run(made: Stage, cell: Cell, number: int, say: Callable[[str], None])
 
 async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callable[[str], None]) -> Run | None:
     """None: the moment did not come."""
-    killed, struck_at = None, 0.0
+    killed, struck_at, applied = None, 0.0, ""
     async with Streams(made.url, name) as streams:
         moment = await (made.in_transfer(streams, cell.share) if cell.split else AIMS[cell.phase](made, streams))
         running = sum(not stream.ended for stream in streams.all)
@@ -61,10 +79,13 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
             moment.release()
             moment = None
         if moment is not None:
+            applied = await made.apply_adapter() if cell.meshed else ""
             struck_at = time.perf_counter()
             killed = await _strike(made, cell, moment, streams)
     over_at = time.perf_counter()
     await made.healthy(streams, killed)
+    if applied:
+        await made.adapter_ready(applied)
     if moment is None:
         return None
     total = Difference()
@@ -84,16 +105,18 @@ async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> 
         cell.target, cell.target
     )
     addresses = made.kv_peers if cell.between_runners else [made.peer(component)]
-    if cell.is_link and not any(map(made.links.count, addresses)):
+    links = made.mesh.get(cell.source, made.links)
+    if cell.is_link and cell.fault != LOSS and not any(map(links.count, addresses)):
         raise StackFailed(f"{cell}: no connection passes through it")
     pid = None if cell.between_runners else made.stack.pid(component)
-    late, lasts_s = iter(made.late), BETWEEN_RUNNERS_S if cell.between_runners else LASTS_S
-    with _lasting(made, cell, addresses, pid):
+    silent = cell.between_runners or (cell.meshed and cell.fault in ("stall", "deaf", "mute"))
+    late, lasts_s = iter(made.late), SILENCE_S if silent else LASTS_S
+    with _lasting(cell, links, addresses, pid):
         if cell.fault == "kill" and pid is not None:
             os.kill(pid, signal.SIGKILL)
         elif cell.fault == "cut":
-            await asyncio.gather(*map(made.links.cut, addresses))
-        moment.release(pid)
+            await asyncio.gather(*map(links.cut, addresses))
+        moment.release(None if cell.is_link else pid)
         streams.start(itertools.islice(late, LATE))
         for _ in range(round(lasts_s / EVERY_S) if cell.lasts else 0):
             await asyncio.sleep(EVERY_S)
@@ -102,18 +125,55 @@ async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> 
 
 
 @contextmanager
-def _lasting(made: Stage, cell: Cell, addresses: Sequence[str], pid: int | None) -> Generator[None]:
-    """A process that stands still, or a link, for the length of the block."""
+def _lasting(cell: Cell, links: Links, addresses: Sequence[str], pid: int | None) -> Generator[None]:
+    """A process that stands still, or a link that is bad, for the length of the block."""
+    if cell.fault == LOSS:
+        with contextlib.ExitStack() as rules:
+            for address in addresses:
+                rules.enter_context(_lossy(address))
+            yield
+        return
     if cell.fault == "stop" and pid is not None:
         os.kill(pid, signal.SIGSTOP)
-    elif cell.fault == "stall":
-        for address in addresses:
-            made.links.stall(address)
+    for address in addresses if cell.is_link else ():
+        match cell.fault:
+            case "stall" | "deaf" | "mute":
+                links.stall(address, there=cell.fault != "mute", back=cell.fault != "deaf")
+            case "abandon":
+                links.abandon(address)
+            case "delay" | "narrow":
+                links.degrade(address, BAD[cell.fault])
+            case _:
+                pass
     try:
         yield
     finally:
         if cell.fault == "stop" and pid is not None:
             os.kill(pid, signal.SIGCONT)
-        elif cell.fault == "stall":
-            for address in addresses:
-                made.links.resume(address)
+        for address in addresses if cell.is_link else ():
+            links.resume(address)
+
+
+@contextmanager
+def _lossy(address: str) -> Generator[None]:
+    """A share of the packets to and from an address is dropped. Raises StackFailed."""
+    port = address.rpartition(":")[2]
+    rules = [
+        ["INPUT", "--protocol", "tcp", side, port, "--match", "statistic", "--mode", "random", "--probability",
+         str(LOST_SHARE), "--jump", "DROP"]
+        for side in ("--dport", "--sport")
+    ]  # fmt: skip
+    with contextlib.ExitStack() as ends:
+        for rule in rules:
+            _iptables("--insert", rule)
+            ends.callback(_iptables, "--delete", rule)
+        yield
+
+
+def _iptables(action: str, rule: Sequence[str]) -> None:
+    command = ["iptables", "--wait", action, *rule]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        words = getattr(error, "stderr", "") or str(error)
+        raise StackFailed(f"{' '.join(command)}: {words.strip()}") from error

@@ -1,4 +1,5 @@
 import asyncio
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -7,7 +8,9 @@ from harness.waiting import soon
 from weft_bench.fault_streams import Difference, Token, difference
 from weft_bench.faults import CELLS, Cell, Run, chosen, lines, missing, page
 from weft_bench.lines import Line, Origin
-from weft_bench.links import Links
+from weft_bench.linked_up import linked
+from weft_bench.links import Direction, Links, Quality
+from weft_operator.local.processes import Program
 
 ORIGIN = Origin("weft bench faults", "a machine", "Python")
 CELL = Cell("kill", "runner", "decode")
@@ -65,6 +68,15 @@ def test_cells_are_chosen_by_patterns_of_their_names() -> None:
         ("stall", 0.3, True),
     ]
     assert not chosen(["kill gateway *"])
+    assert [str(cell) for cell in chosen(["deaf * to depot *", "loss at runner *"])] == [
+        "deaf runner to depot loading",
+        "deaf controller to depot loading",
+        "loss at runner decode",
+    ]
+
+
+def test_no_two_cells_have_one_name() -> None:
+    assert len({str(cell) for cell in CELLS}) == len(CELLS)
 
 
 def test_the_page_adds_up_the_newest_runs_of_a_cell() -> None:
@@ -129,6 +141,57 @@ async def test_a_link_leads_on_from_the_address_that_others_were_given() -> None
         host, _, port = given.rpartition(":")
         assert await echoed(await asyncio.open_connection(host, int(port)), b"hello") == b"hello"
         assert links.count(target) == 1
+
+
+async def test_a_deaf_or_mute_link_passes_what_waited_once_it_goes_on() -> None:
+    async with Links() as links:
+        peer = Peer()
+        target = await peer.listen()
+        reader, writer = await dialled(links, target)
+        await soon(peer.joined.wait())
+        for stalled in ({"back": False}, {"there": False}):  # deaf, mute
+            links.stall(target, **stalled)
+            writer.write(b"hello")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(100), 0.2)
+            links.resume(target)
+            assert await soon(reader.readexactly(5)) == b"hello"
+
+
+async def test_what_is_written_into_an_abandoned_connection_is_gone_and_a_new_one_is_whole() -> None:
+    async with Links() as links:
+        target = await Peer().listen()
+        reader, writer = await dialled(links, target)
+        assert await echoed((reader, writer), b"hello") == b"hello"
+        links.abandon(target)
+        writer.write(b"lost")
+        assert await echoed(await dialled(links, target), b"again") == b"again"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(100), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("quality", "due"),
+    [
+        (Quality(), [0.0, 0.0, 0.0]),
+        (Quality(delay_s=0.5), [0.5, 0.5, 0.5]),
+        (Quality(bytes_per_s=10.0), [1.0, 2.0, 3.0]),
+        (Quality(delay_s=0.5, bytes_per_s=10.0), [1.5, 2.5, 3.5]),
+    ],
+)
+def test_bytes_are_due_as_the_quality_of_a_direction_says(quality: Quality, due: list[float]) -> None:
+    direction = Direction()
+    direction.quality = quality
+    assert [direction.due(10, 0.0, random.Random(0)) for _ in due] == due
+
+
+def test_a_program_dials_through_its_own_links_and_finds_the_depot_behind_them() -> None:
+    proxies = {"controller": "127.0.0.1:1", "runner": "127.0.0.1:2", "supervisor": "127.0.0.1:3"}
+    runner = linked(Program("runner-weft-system.base-0", ("python", "--depot", "http://127.0.0.1:99", "-v")), proxies)
+    assert runner.env == {"grpc_proxy": "http://127.0.0.1:2"}
+    assert runner.argv == ("python", "--depot", "http://127.0.0.11:99", "-v")
+    gateway = linked(Program("gateway", ("python", "--depot", "http://127.0.0.1:99")), proxies)
+    assert (gateway.env, gateway.argv[2]) == ({"grpc_proxy": ""}, "http://127.0.0.1:99")
 
 
 async def read_all(reader: asyncio.StreamReader) -> bytes:

@@ -1,0 +1,54 @@
+"""`python -m weft_bench.linked_up -- FLAGS`: `weft up` whose processes reach their peers through links.
+
+`LINKS` in the environment has, by the source of a link, the address of the proxy through which it dials its gRPC peers;
+at the port of the depot on the source's own loopback address (`depot_of`) the links lead to the depot. Sources are
+components by the beginning of their names, and the controller, which is this process (its proxy is that of its
+environment).
+"""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from weft_bench.runner_up import main
+from weft_operator.local import backend, stack
+from weft_operator.local.processes import Process, Program
+from weft_operator.local.stack import DepotClient
+
+VARIABLE = "WEFT_BENCH_LINKS"
+UP = ("weft_bench.linked_up", "weft_runner")
+CONTROLLER, RUNNER, SUPERVISOR = "controller", "runner", "supervisor"
+SOURCES = (CONTROLLER, RUNNER, SUPERVISOR)
+
+
+def depot_of(source: str, depot: str) -> str:
+    """Where a source finds the depot, HOST:PORT, of which others know that address."""
+    return f"127.0.0.{10 + SOURCES.index(source)}:{depot.rpartition(':')[2]}"
+
+
+def linked(program: Program, proxies: dict[str, str]) -> Program:
+    """The program, which dials through its own links."""
+    source = next((source for source in proxies if program.name.startswith(source)), "")
+    argv = list(program.argv)
+    if source and "--depot" in argv:
+        at = argv.index("--depot") + 1
+        argv[at] = f"http://{depot_of(source, argv[at])}"
+    proxy = {"grpc_proxy": f"http://{proxies[source]}" if source else ""}
+    return replace(program, argv=tuple(argv), env={**program.env, **proxy})
+
+
+def _through_links(proxies: dict[str, str], make: Callable[..., Process], program: Program, *rest: Any) -> Process:
+    return make(linked(program, proxies), *rest)
+
+
+if __name__ == "__main__":
+    given: dict[str, str] = json.loads(os.environ[VARIABLE])
+    process = functools.partial(_through_links, given, Process)
+    stack.Process = process  # pyright: ignore[reportAttributeAccessIssue]
+    backend.Process = process  # pyright: ignore[reportAttributeAccessIssue]
+    stack.DepotClient = lambda url: DepotClient(f"http://{depot_of(CONTROLLER, url)}")  # pyright: ignore
+    sys.exit(main(sys.argv[1:]))
