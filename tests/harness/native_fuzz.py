@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from weft_kernels.cpu.sources import SOURCES, Sources
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "kernels" / "cpu" / "fuzz"
 TARGET, CORPUS = FOLDER / "native_step.cpp", FOLDER / "corpus"
-NAME = "native-step"
+NAME, OBJECTS = "native-step", "objects"
 SANITIZERS = "address,undefined"
 INPUT_BYTES, INPUT_S = 1024, 120  # of an input, and how long it may run: a busy machine is ten times slower
 ENDED_S = 600  # beyond the seconds that were asked for
@@ -47,29 +46,34 @@ class Fuzzed:
 
 
 def build(sanitizers: str = SANITIZERS, what: Sources = SOURCES) -> Path:
-    """The target's executable; compiled if this machine's cache has none of these sources.
-
-    Raises NativeUnavailable: no clang, or it failed.
+    """The target's executable; what this machine's cache lacks is compiled. Raises NativeUnavailable: no clang, or it
+    failed.
     """
-    compiler = sanitizing(f"fuzzer-no-link,{sanitizers}")
-    name = hashlib.sha256(f"{key(what, compiler)} {TARGET.read_text()}".encode()).hexdigest()[:32]
-    target = tools.cache() / "fuzz" / "targets" / name / NAME
+    compiler, limit = sanitizing(f"fuzzer-no-link,{sanitizers}"), Limit(LIMIT_S)
+    folder = tools.cache() / "fuzz" / key(what, compiler)
+    if not folder.exists():
+        _compile(compiler, what, folder, limit)
+    target = folder / f"{NAME}-{hashlib.sha256(TARGET.read_bytes()).hexdigest()[:12]}"
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as work:
-            shutil.move(_compiled(compiler, sanitizers, what, Path(work)), target)
+        flags = ("-std=c++17", "-O1", "-pthread", f"-fsanitize=fuzzer,{sanitizers}", f"-I{what.folder}")
+        objects = (folder / OBJECTS).read_text().split()
+        link = (*compiler.command, *flags, str(TARGET), *objects, "-o", NAME)
+        (end,) = run_all([link], folder, at_once=AT_ONCE, limit=limit)
+        if end.code:
+            raise NativeUnavailable(f"the compiler failed ({TARGET.name}): {trimmed(end.output)}")
+        (folder / NAME).rename(target)
     return target
 
 
-def _compiled(compiler: Compiler, sanitizers: str, what: Sources, folder: Path) -> Path:
-    limit = Limit(LIMIT_S)
-    objects, _ = compile_all(what, compiler, folder, limit)
-    flags = ("-std=c++17", "-O1", "-pthread", f"-fsanitize=fuzzer,{sanitizers}", f"-I{what.folder}")
-    link = (*compiler.command, *flags, str(TARGET), *map(str, objects), "-o", NAME)
-    (end,) = run_all([link], folder, at_once=AT_ONCE, limit=limit)
-    if end.code:
-        raise NativeUnavailable(f"the compiler failed ({TARGET.name}): {trimmed(end.output)}")
-    return folder / NAME
+def _compile(compiler: Compiler, what: Sources, folder: Path, limit: Limit) -> None:
+    """The library's units, and their order."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+        made = Path(work) / folder.name
+        made.mkdir()
+        objects, _ = compile_all(what, compiler, made, limit)
+        (made / OBJECTS).write_text("\n".join(file.name for file in objects))
+        made.rename(folder)
 
 
 def fuzz(target: Path, seconds: int, findings: Path, *, seed: int = 0, corpus: Path | None = None) -> Fuzzed:

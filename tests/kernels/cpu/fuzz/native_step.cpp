@@ -135,8 +135,8 @@ struct Model {
     m.heads = m.kv_heads * in.of({1, 2, 3, 4, 17});
     m.head_dim = 16 * in.of({1, 2, 3, 4, 5, 6, 8, 16});
     while (m.heads * m.head_dim > 544) m.head_dim -= 16;  // an input shall take milliseconds
-    m.hidden = 16 * (1 + in.below(9));
-    m.inner = 16 * (1 + in.below(8));
+    m.hidden = 16 * (1 + in.below(6));
+    m.inner = 16 * (1 + in.below(6));
     m.vocab = 1 + in.below(90);
     weights_ = in.of({WEFT_BF16, WEFT_FP32, WEFT_INT8, WEFT_INT4});
     m.kind = weights_ == WEFT_FP32 ? WEFT_FP32 : WEFT_BF16;
@@ -520,11 +520,11 @@ void sample_any(Bytes& in, const std::vector<int>& levels) {
 // ---- a whole input
 
 std::vector<Sequence> sequences_of(Bytes& in, const Model& model, Random& random, int64_t& n_pages) {
-  std::vector<Sequence> sequences(size_t(1 + in.below(5)));
+  std::vector<Sequence> sequences(size_t(1 + in.below(4)));
   n_pages = in.below(3);
   for (Sequence& sequence : sequences) {
     sequence.slot = in.below(int(model.slots.size()) + 1) - 1;
-    sequence.tokens.resize(size_t(1 + (in.one_in(8) ? in.below(300) : in.below(70))));
+    sequence.tokens.resize(size_t(1 + (in.one_in(8) ? in.below(260) : in.below(40))));
     for (int32_t& token : sequence.tokens) token = int32_t(random.next() % uint64_t(model.m.vocab));
     sequence.pages.resize((sequence.tokens.size() + size_t(model.m.page_tokens) - 1) / size_t(model.m.page_tokens));
     n_pages += int64_t(sequence.pages.size());
