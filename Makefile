@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,9 @@ test: kernels  ## all tests; no GPU, no network beyond package installation
 
 test-long: kernels autoscalers  ## more examples, sizes and combinations, and KEDA (needs Go once; not part of CI)
 	@$(BIN)/python tests/suites.py long
+
+sanitize: install  ## the native library's tests under ASan + UBSan and TSan, on every level of this CPU: SANITIZE="tsan avx2" for one (needs clang)
+	@$(HARNESS).sanitize $(SANITIZE)
 
 test-operator: $(CLUSTER_OF_TESTS)  ## the operator against a real Kubernetes API server: that of KUBECONFIG, else our own (needs Go once)
 	@$(BIN)/python tests/suites.py operator

@@ -39,11 +39,8 @@ def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = L
         "building the CPU kernels, once: about half a minute",
         extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}},
     )
-    levels, left_out = _levels(what, compiler, folder, limit)
-    missing = [level for level in sources.LEVELS if level not in levels]
-    definitions = (f'-DWEFT_SOURCE_HASH="{digest}"', *map(sources.without, missing))
-    plain = _plain(what, compiler, folder, definitions, limit)
-    library = _link(compiler, folder, [*plain, *levels.values()], limit)
+    objects, left_out = compile_all(what, compiler, folder, limit)
+    library = _link(compiler, folder, objects, limit)
     if what.digest() != digest:
         raise NativeUnavailable(f"{what.folder} changed while it was compiled: start again")
     (folder / CHECKSUM).write_text(checksum(library))
@@ -52,6 +49,14 @@ def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = L
         log.warning("the CPU kernels lack a level", extra={"kv": {"level": level, "compiler_says": why}})
     log.info("CPU kernels built", extra={"kv": {"seconds": built.seconds, "bytes": library.stat().st_size}})
     return built
+
+
+def compile_all(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[list[Path], Mapping[str, str]]:
+    """(Objects of all units in the order of their linking, `left_out` of `Built`). Raises NativeUnavailable."""
+    levels, left_out = _levels(what, compiler, folder, limit)
+    missing = [level for level in sources.LEVELS if level not in levels]
+    definitions = (f'-DWEFT_SOURCE_HASH="{what.digest()}"', *map(sources.without, missing))
+    return [*_plain(what, compiler, folder, definitions, limit), *levels.values()], left_out
 
 
 def checksum(library: Path) -> str:

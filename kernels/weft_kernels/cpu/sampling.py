@@ -26,7 +26,7 @@ SAMPLED = np.dtype(
     ],
     align=True,
 )  # fmt: skip
-_CODES = {**CODES, -2: "a size, a temperature, a token, top_k or a number of log probabilities is out of bounds"}
+_CODES = {**CODES, -2: "a size, a temperature, a token, min_p, top_k or a number of log probabilities is out of bounds"}
 _ALIGNMENT = 64
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.int4 import rounded_to_int4
-from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sources import LEVELS
 from weft_kernels.cpu.structs import BF16, FP32, INT4, INT8
@@ -148,6 +148,29 @@ def test_a_packed_matrix_lies_where_vectors_can_load_it(library: Library):
     assert packed.data.data_ptr() % 64 == 0
     assert packed.n_bytes == library.packed_bytes(BF16, 20, 40) == 32 * 64 * 2
     assert all(aligned(n, 4096).data_ptr() % 4096 == 0 for n in (1, 100, 5000))
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_out", "n_in", "pad_in"),
+    [
+        (-1, 16, 32, 32),
+        (4, 16, 32, 32),
+        (BF16, -1, 32, 32),
+        (BF16, 16, 0, 32),
+        (BF16, 16, 32, 0),
+        (INT4, 16, 1 << 22, 32),
+    ],
+)
+def test_matrices_that_no_kernel_reads_are_refused(best: Library, kind: int, n_out: int, n_in: int, pad_in: int):
+    with pytest.raises(CallRefused, match="a size is not supported"):
+        best.packed_bytes(kind, n_out, n_in, pad_in)
+    with best.pool(1) as pool, pytest.raises(CallRefused, match="a size is not supported"):
+        best.pack(pool, 0, BF16, n_in, (n_out, n_in), 0, kind, pad_in=pad_in)
+
+
+def test_int8_without_a_place_for_its_scales_is_refused(best: Library):
+    with best.pool(1) as pool, pytest.raises(CallRefused, match="a size is not supported"):
+        best.pack(pool, 0, BF16, 32, (16, 32), 0, INT8)
 
 
 def test_the_machine_can_be_measured(library: Library):

@@ -282,6 +282,8 @@ def test_inputs_stay_as_they_are(choosers):
         ("given", 11),
         ("temperature", -1.0),
         ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("min_p", 1.5),
     ],
 )
 def test_a_draw_that_makes_no_sense_is_refused_before_anything_is_read(library, field, value):

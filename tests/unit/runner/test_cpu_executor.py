@@ -25,7 +25,9 @@ from harness.native_library import native_library
 from harness.native_models import Scales, adapter_tensors, make_step, write_model
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
+from weft_kernels.cpu.errors import CallRefused
 from weft_kernels.cpu.library import Library, load
+from weft_kernels.cpu.structs import INT8, ModelStruct, StepStruct
 from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason
@@ -447,6 +449,26 @@ def test_layers_in_two_calls_are_layers_in_one(stage_of: Callable[[str], Stage])
     got = executor.run(step, first=1, hidden=hidden, layer_done=done.append)
     assert np.array_equal(got, expected)
     assert done == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("hidden", -16), ("inner", 0), ("heads", 0), ("kv_heads", 0), ("head_dim", 0), ("page_tokens", 0), ("kind", INT8),
+])  # fmt: skip
+def test_a_model_of_sizes_that_no_kernel_has_is_refused(
+    stage_of: Callable[[str], Stage], field: str, value: int
+) -> None:
+    executor = stage_of("llama").native(LEVELS[0], "bf16")
+    model = ModelStruct.from_buffer_copy(executor._base.model)
+    setattr(model, field, value)
+    with pytest.raises(CallRefused, match="a size is not supported"):
+        executor._library.run(executor._pool, model, StepStruct(n_tokens=1, last=1))
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 1), (1, 0), (0, 3)])
+def test_layers_that_a_model_does_not_have_are_refused(stage_of: Callable[[str], Stage], first: int, last: int) -> None:
+    executor = stage_of("llama").native(LEVELS[0], "bf16")
+    with pytest.raises(CallRefused, match="a size is not supported"):
+        executor._library.run(executor._pool, executor._base.model, StepStruct(n_tokens=1, first=first, last=last))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -83,7 +83,7 @@ static inline void attend_best(AttentionTile<Kind>& t, Kv kv, int window, const 
           const F weight = where_less(x, set1(bound[m]), zero(), exp_negative(sub(x, set1(t.peak[m]))));
           total = add(total, Kv::kWeightsRounded ? rounded(Kind{}, weight) : weight);
           store(s + 16 * g, weight);
-          for (int p = 0; one_token && p < 16; p += 2)
+          for (int p = 0; one_token && g < b.groups && p < 16; p += 2)  // a NaN is a weight behind the last key, too
             if (s[16 * g + p] != 0 || s[16 * g + p + 1] != 0) kv.fetch_values(b, 16 * g + p);
         }
         store(t.sums[m], total);

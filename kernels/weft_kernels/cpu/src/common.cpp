@@ -134,9 +134,16 @@ bool scores_fit(const weft_model& m, const weft_step& step) {
 constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: beyond it the ranks are most likely wrong
 
 bool fits(const weft_model& m) {
-  const bool sixteens = m.hidden % 16 == 0 && m.inner % 16 == 0 && m.head_dim % 16 == 0 && m.page_tokens % 16 == 0;
-  const bool kv = m.kv_kind == m.kind || (m.kv_kind == WEFT_INT4 && m.head_dim % 32 == 0);
-  return sixteens && kv && m.head_dim <= 256 && m.kv_heads > 0 && m.heads % m.kv_heads == 0;
+  const auto whole = [](int32_t n, int32_t of) { return n > 0 && n % of == 0; };
+  const bool sixteens = whole(m.hidden, 16) && whole(m.inner, 16) && whole(m.head_dim, 16) && whole(m.page_tokens, 16);
+  const bool kinds = (m.kind == WEFT_BF16 || m.kind == WEFT_FP32) && (m.kv_kind == m.kind || (m.kv_kind == WEFT_INT4 && m.head_dim % 32 == 0));
+  return sixteens && kinds && m.head_dim <= 256 && m.kv_heads > 0 && whole(m.heads, m.kv_heads);
+}
+
+bool has_layers(const weft_model& m, const weft_step& step) { return 0 <= step.first && step.first <= step.last && step.last <= m.layers; }
+
+bool packs(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in) {
+  return kind >= WEFT_BF16 && kind <= WEFT_INT4 && n_out >= 0 && n_in > 0 && pad_in > 0 && (kind != WEFT_INT4 || n_in <= kMostInt4Inputs);
 }
 
 }  // namespace
@@ -162,7 +169,7 @@ WEFT_EXPORT int64_t weft_workspace_bytes(const weft_model* model, int32_t n_toke
 WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* model, const weft_step* step) {
   const weft::Level* with = weft::level_of(level);
   if (with == nullptr) return WEFT_E_LEVEL;
-  if (!weft::fits(*model) || step->n_tokens < 1) return WEFT_E_SIZE;
+  if (!weft::fits(*model) || !weft::has_layers(*model, *step) || step->n_tokens < 1) return WEFT_E_SIZE;
   const int64_t site_rank = weft::widest_site(*step);
   if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
   if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes) return WEFT_E_WORKSPACE;
@@ -200,12 +207,13 @@ WEFT_EXPORT int64_t weft_await_layers(const int64_t* counter, int64_t count, int
   return done;
 }
 
-WEFT_EXPORT int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in) { return weft::packed_bytes(kind, n_out, n_in, pad_in); }
+WEFT_EXPORT int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in) {
+  return weft::packs(kind, n_out, n_in, pad_in) ? weft::packed_bytes(kind, n_out, n_in, pad_in) : WEFT_E_SIZE;
+}
 
 WEFT_EXPORT int32_t weft_pack(weft_pool* pool, const void* source, int32_t from, int64_t stride, int64_t n_out, int64_t n_in, int32_t pad_in, void* to,
                               int32_t kind, float* scale) {
-  if (from != WEFT_BF16 && from != WEFT_FP32) return WEFT_E_SIZE;
-  if (kind == WEFT_INT4 && n_in > weft::kMostInt4Inputs) return WEFT_E_SIZE;
+  if ((from != WEFT_BF16 && from != WEFT_FP32) || !weft::packs(kind, n_out, n_in, pad_in) || (kind == WEFT_INT8 && scale == nullptr)) return WEFT_E_SIZE;
   weft::pack(pool->team, source, from, stride, n_out, n_in, pad_in, to, kind, scale);
   return 0;
 }

@@ -176,11 +176,12 @@ struct Space {
 
 int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Bytes of it all; without a base, these alone.
 int64_t lay_out(char* base, int64_t vocab, Space* space) {
   const int64_t blocks = (vocab + kBlock - 1) / kBlock;
   int64_t used = 0;
   const auto take = [&](int64_t bytes) {
-    char* const here = base + used;
+    char* const here = base == nullptr ? nullptr : base + used;
     used += padded(bytes);
     return here;
   };
@@ -481,7 +482,7 @@ __attribute__((visibility("default"))) int32_t weft_sample(int32_t level, const 
   if (vocab < 1 || n_rows < 0 || row_stride < vocab) return WEFT_E_SIZE;
   for (int32_t i = 0; rows != nullptr && i < n_rows; ++i)
     if (rows[i].n_top > WEFT_MAX_TOP || rows[i].n_shifted < 0 || rows[i].top_k < 0 || rows[i].given < 0 ||
-        rows[i].given > vocab || !(rows[i].temperature >= 0.0))
+        rows[i].given > vocab || !(rows[i].temperature >= 0.0) || !std::isfinite(rows[i].temperature) || rows[i].min_p > 1.0)
       return WEFT_E_SIZE;
   if (workspace_bytes < weft_sample_workspace_bytes(vocab)) return WEFT_E_WORKSPACE;
   Space space;

@@ -128,6 +128,8 @@ int32_t weft_levels(void);                       // bit i: level i is usable her
 weft_pool* weft_pool_new(int32_t threads);       // threads - 1 workers; the caller is the remaining one
 void weft_pool_free(weft_pool*);
 
+// `weft_run` refuses a level, kinds, sizes, layers and workspaces that it cannot run with. It trusts the caller in what it
+// cannot see: pointers and the sizes behind them, ids of tokens, pages and slots, the order of rows and segments.
 int64_t weft_workspace_bytes(const weft_model*, int32_t n_tokens, int32_t site_rank, int32_t n_sampled);
 int32_t weft_run(int32_t level, weft_pool*, const weft_model*, const weft_step*);
 

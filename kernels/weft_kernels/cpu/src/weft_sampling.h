@@ -15,7 +15,7 @@ typedef struct {            // how one row's token is chosen
   uint64_t seed, choice, position;  // the draw is a pure function of these three
   double temperature;       // 0: the likeliest token; else finite and > 0
   double top_p;             // >= 1: all of the distribution; <= 0: the likeliest token
-  double min_p;             // tokens less likely than so much of the likeliest are not drawn; <= 0: all may be
+  double min_p;             // tokens less likely than so much (<= 1) of the likeliest are not drawn; <= 0: all may be
   const int32_t* shifted;   // [n_shifted] distinct tokens; one outside the vocabulary is passed over
   const double* shift;      // [n_shifted] what is added to their logits before anything is chosen
   const double* bias;       // [n_shifted] what was added before `scale`
@@ -40,6 +40,7 @@ int64_t weft_sample_workspace_bytes(int32_t vocab);
 
 // A token for each row of logits [n_rows, vocab] (row stride in elements). `rows` NULL: the likeliest one everywhere and no
 // log probabilities. The workspace is 64-byte aligned; calls with different workspaces may run at the same time.
+// WEFT_E_SIZE for numbers of a draw that are out of these bounds.
 int32_t weft_sample(int32_t level, const float* logits, int64_t row_stride, int32_t vocab, int32_t n_rows,
                     const weft_draw* rows, weft_sampled* out, void* workspace, int64_t workspace_bytes);
 
