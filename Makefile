@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,12 @@ test: kernels  ## all tests; no GPU, no network beyond package installation
 
 test-long: kernels autoscalers  ## more examples, sizes and combinations, and KEDA (needs Go once; not part of CI)
 	@$(BIN)/python tests/suites.py long
+
+TARGET ?=
+SECONDS ?= 60
+fuzz: install  ## what strangers send, under coverage-guided fuzzing: TARGET=chat SECONDS=600 (all targets, a minute each: 20 minutes)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
+	@PYTHONPATH=tests $(BIN)/python -m fuzz --target "$(TARGET)" --seconds $(SECONDS)
 
 sanitize: install  ## the native library's tests under ASan + UBSan and TSan, on every level of this CPU: SANITIZE="tsan avx2" for one (needs clang)
 	@$(HARNESS).sanitize $(SANITIZE)

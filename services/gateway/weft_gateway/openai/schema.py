@@ -8,7 +8,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS
@@ -236,6 +236,13 @@ class Common(Strict):
             raise ParameterError(text, param="max_tokens")
 
 
+def _calls(calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    for call in calls or ():
+        if not isinstance(call.get("function") or {}, dict):
+            raise ValueError("function of a call is an object with name and arguments")
+    return calls
+
+
 class ChatMessage(BaseModel):
     """One message of a chat; fields that are not named here have no effect."""
 
@@ -246,7 +253,7 @@ class ChatMessage(BaseModel):
     content: Content
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]] | None, Bounded] = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, Bounded, AfterValidator(_calls)] = None
     reasoning_content: str | None = None
 
     @model_validator(mode="before")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from jinja2 import nodes, pass_context
+from jinja2 import TemplateSyntaxError, nodes, pass_context
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -83,7 +83,12 @@ class ChatTemplate:
         filters: dict[str, Any] = {"tojson": _tojson, _COUNTED: _counted}
         environment.filters.update(filters)
         known: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": strftime}
-        self._template = environment.from_string(source, globals=known)
+        try:
+            self._template = environment.from_string(source, globals=known)
+        except TemplateSyntaxError:
+            raise
+        except Exception as error:  # what jinja2 takes and Python's compiler does not: a break outside of loops, depth
+            raise TemplateSyntaxError(str(error) or type(error).__name__, 1) from error
         self.source, self._has_developer = source, "developer" in source
         self._special_tokens = dict(special_tokens)
 

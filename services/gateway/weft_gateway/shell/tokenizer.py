@@ -48,6 +48,10 @@ class TooLong(NotEncodable):
         return cls(f"This model's maximum context length is {context_tokens} tokens. However, {however}")
 
 
+class BadTokenizer(ValueError):
+    """These files are no tokenizer; the message has the reason."""
+
+
 class TokenizerPanic(ValueError):
     """The tokenizer library panicked on these files or this text: a bug of the library, or files made to find one."""
 
@@ -58,10 +62,10 @@ class ModelTokenizer:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """`files`: name -> content, at least tokenizer.json.
 
-        Raises ValueError (UnsupportedDecoder, TokenizerPanic, a bad JSON), jinja2.TemplateSyntaxError.
+        Raises ValueError (BadTokenizer, UnsupportedDecoder, TokenizerPanic), jinja2.TemplateSyntaxError.
         """
-        spec: dict[str, Any] = json.loads(files["tokenizer.json"])
-        with _panics_named("tokenizer.json cannot be loaded"):
+        spec = _json(files, "tokenizer.json")
+        with _bad_files_named(), _panics_named("tokenizer.json cannot be loaded"):
             self._tokenizer = _plainly(tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode()))
             self._uncontrolled = _plainly(_without_control(spec))
         self._longest_piece = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
@@ -262,6 +266,16 @@ def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str], *, add_special_to
 
 
 @contextlib.contextmanager
+def _bad_files_named() -> Generator[None]:
+    try:
+        yield
+    except TokenizerPanic:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise BadTokenizer(f"tokenizer.json cannot be loaded: {error}") from error
+
+
+@contextlib.contextmanager
 def _panics_named(what: str) -> Generator[None]:
     """The library's panics are no Exception and would end a whole task unseen; their class cannot be imported."""
     try:
@@ -298,7 +312,10 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> ChatTemplat
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    value = json.loads(files.get(name, b"{}"))
+    try:
+        value = json.loads(files.get(name, b"{}"))
+    except RecursionError as error:
+        raise BadTokenizer(f"{name} is nested too deeply") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is not an object")
+        raise BadTokenizer(f"{name} is not an object")
     return value

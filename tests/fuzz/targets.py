@@ -1,0 +1,441 @@
+"""The targets by name, each with its examples."""
+
+import io
+import json
+import logging
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jinja2
+from google.protobuf.message import DecodeError, Message
+
+from fuzz.building import Choices, Words, encoded, filled
+from harness.scheduler_driver import Driver
+from weft.api.manifests import ManifestError, load_text
+from weft.artifacts.adapter_config import parse_adapter_config
+from weft.artifacts.errors import Unavailable
+from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
+from weft.domain.model.adapter import check_adapter
+from weft.domain.model.config import parse_model_config
+from weft.domain.model.errors import Refused
+from weft.domain.model.safetensors import read_header
+from weft.domain.model.tensors import check_model_tensors
+from weft.domain.request import GatewayHello
+from weft.domain.routes import RegistryHello
+from weft.domain.runner import SupervisorHello
+from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
+from weft.wire.codec.cluster import (
+    RUNNER_TO_SUPERVISOR,
+    SCHEDULER_TO_SUPERVISOR,
+    SUPERVISOR_TO_RUNNER,
+    SUPERVISOR_TO_SCHEDULER,
+)
+from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER
+from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
+from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
+from weft.wire.errors import PeerError
+from weft_batch.core.input_lines import read_line
+from weft_depot.sources.hf import parse_revision
+from weft_depot.sources.oci import parse_manifest, parse_reference
+from weft_gateway.errors import ApiError
+from weft_gateway.openai.chat import CHAT
+from weft_gateway.openai.completions import COMPLETIONS
+from weft_gateway.openai.embeddings import EMBEDDINGS, RerankRequest, ScoreRequest
+from weft_gateway.openai.messages import parse_messages
+from weft_gateway.openai.responses import parse_responses
+from weft_gateway.openai.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parse
+from weft_gateway.openai.validation import ParsedRequest
+from weft_gateway.shell.chat_template import Chat, ChatTemplate, TemplateRefused
+from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
+from weft_operator.local.admission import Invalid, admit
+from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+CONTEXT_TOKENS = 256
+Run = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """`run` raises nothing but findings. `examples`: valid inputs."""
+
+    run: Run
+    examples: Sequence[bytes]
+
+
+def _read(*parts: str) -> bytes:
+    return QUICKSTART.joinpath(*parts).read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------ request bodies
+
+
+TOKENIZER_FILES = {
+    path.name: path.read_bytes()
+    for path in (QUICKSTART / "model").iterdir()
+    if path.suffix in (".json", ".jinja") and path.name != "config.json"
+}
+TOKENIZER = ModelTokenizer(TOKENIZER_FILES)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CHATS: Sequence[Any] = (
+    {
+        "model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+        "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "stop": ["x"], "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": True, "top_logprobs": 3, "seed": 1, "n": 2, "logit_bias": {"5": 1.5}, "presence_penalty": 0.1,
+    },
+    {
+        "model": "m", "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "u"}]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": "3", "tool_call_id": "c"},
+        ],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+        "chat_template_kwargs": {"enable_thinking": True}, "add_generation_prompt": False,
+        "continue_final_message": True, "documents": [{"title": "t"}], "reasoning_effort": "low",
+    },
+)  # fmt: skip
+COMPLETED: Sequence[Any] = (
+    {
+        "model": "m", "prompt": ["a", "b"], "max_tokens": 5, "echo": True, "logprobs": 2, "best_of": 3, "n": 2,
+        "suffix": "z", "stop": "x", "user": "u", "top_k": 4, "min_p": 0.1, "ignore_eos": True, "prompt_logprobs": 1,
+        "repetition_penalty": 1.1, "structured_outputs": {"regex": "[a-c]+"}, "stop_token_ids": [3],
+    },
+    {"model": "m", "prompt": [[1, 2, 3]], "guided_choice": ["a", "b"], "stream": False, "min_tokens": 2},
+)  # fmt: skip
+EMBEDDED: Sequence[Any] = (
+    {"model": "m", "input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": 8, "truncate_prompt_tokens": 4},
+    {"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True},
+    {"model": "m", "text_1": "a", "text_2": ["b", "c"]},
+    {"model": "m", "messages": [{"role": "user", "content": "u"}]},
+)
+MESSAGES: Sequence[Any] = (
+    {
+        "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "u"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"},
+        "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 3}, "stream": True, "top_k": 3,
+    },
+)  # fmt: skip
+RESPONSES: Sequence[Any] = (
+    {
+        "model": "m", "instructions": "i", "max_output_tokens": 5, "previous_response_id": "resp_1", "store": True,
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "u"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "3"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}]},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}], "tool_choice": "auto",
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}, "stream": True,
+        "reasoning": {"effort": "low"}, "metadata": {"a": "b"}, "truncation": "auto", "include": [],
+    },
+    {"model": "m", "input": "u"},
+)  # fmt: skip
+
+
+def _prompts(endpoint: Any, body: bytes) -> None:
+    params = endpoint.parse(body)
+    pool: Any = SimpleNamespace(tool_call_parser="", embeds_only=False, max_context_tokens=CONTEXT_TOKENS)
+    route: Any = SimpleNamespace(model_name="m")
+    for prompt in endpoint.prompts_of(ParsedRequest(params, route, pool, TOKENIZER)):
+        prompt.encode(TOKENIZER, CONTEXT_TOKENS)
+
+
+def _vectors(body: bytes) -> None:
+    for form in (EMBEDDINGS.parse, partial(parse, RerankRequest), partial(parse, ScoreRequest)):
+        _passing(form, (ApiError,))(body)
+
+
+def _tokenize(body: bytes) -> None:
+    for kind in (TokenizeRequest, TokenizeChatRequest, DetokenizeRequest):
+        _passing(partial(parse, kind), (ApiError,))(body)
+
+
+# ------------------------------------------------------------------------------------------------ files of tenants
+
+
+CONFIG = json.loads(_read("adapters", "upper", "adapter_config.json"))
+MODEL = json.loads(_read("model", "config.json"))
+SPEC = parse_model_config(encoded(MODEL))
+
+
+def _header_of(path: Path) -> Any:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(length))
+
+
+ADAPTER_HEADER = _header_of(QUICKSTART / "adapters" / "upper" / "adapter_model.safetensors")
+MODEL_HEADER = _header_of(QUICKSTART / "model" / "model.safetensors")
+
+
+def _safetensors(header: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header
+
+
+def _size(raw: bytes) -> int:
+    """Of a file that has everything that its header names: no data has to be there."""
+    try:
+        rows: Any = json.loads(raw[8:])
+        ends = [row["data_offsets"][1] for name, row in rows.items() if name != "__metadata__"]
+        return len(raw) + max([end for end in ends if isinstance(end, int) and 0 <= end < 1 << 50], default=0)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return len(raw)
+
+
+def _adapter_weights(raw: bytes) -> None:
+    header = read_header(io.BytesIO(raw), _size(raw))
+    check_adapter(parse_adapter_config(encoded(CONFIG)), header, SPEC, max_rank=64)
+
+
+def _adapter_config(raw: bytes) -> None:
+    config = parse_adapter_config(raw)
+    header = _safetensors(encoded(ADAPTER_HEADER))
+    check_adapter(config, read_header(io.BytesIO(header), _size(header)), SPEC, max_rank=64)
+
+
+def _model_weights(raw: bytes) -> None:
+    check_model_tensors(SPEC, {"model.safetensors": read_header(io.BytesIO(raw), _size(raw))})
+
+
+def _model_config(raw: bytes) -> None:
+    header = _safetensors(encoded(MODEL_HEADER))
+    check_model_tensors(parse_model_config(raw), {"model.safetensors": read_header(io.BytesIO(header), _size(header))})
+
+
+def _tokenizer(raw: bytes) -> None:
+    tokenizer = ModelTokenizer({**TOKENIZER_FILES, "tokenizer.json": raw})
+    tokenizer.decode(tokenizer.encode("Hello world", CONTEXT_TOKENS))
+
+
+TEMPLATES = (
+    TOKENIZER.template,
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}{{ eos_token }}\n{% endfor %}",
+    "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ raise_exception('no') if messages | length > 9 }}",
+    "{% set ns = namespace(a=0) %}{% for i in range(9) %}{% set ns.a = ns.a + i * 2 %}{% endfor %}{{ ns.a ** 2 }}",
+    "{% macro f(x, y=1) %}{{ x ~ y }}{% endmacro %}{{ f('a', y='b' * 3) }}{{ messages | map(attribute='role') }}",
+    "{{ messages[0].content.split(' ')[::-1] | reverse | list | string | replace('a', 'b') | upper }}{% break %}",
+)
+
+
+def _template(raw: bytes) -> None:
+    template = ChatTemplate(raw.decode("utf-8", "replace"), {"eos_token": "</s>"}, lambda _form: "today")
+    chat = Chat([{"role": "user", "content": "Hello <b>you</b>"}, {"role": "assistant", "content": "x"}], tools=[TOOL])
+    template.render(chat, 10_000)
+
+
+# ------------------------------------------------------------------------------------------------ manifests, sources
+
+
+def _manifests(raw: bytes) -> None:
+    for obj in load_text(raw.decode("utf-8", "replace")):
+        _passing(lambda manifest: admit(manifest, lambda _ref: None), (Invalid,))(obj.model_dump(by_alias=True))  # pyright: ignore
+
+
+MANIFESTS = [path.read_bytes() for path in sorted(QUICKSTART.glob("*.yaml"))]
+OCI: Sequence[Any] = (
+    {
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": {"digest": "sha256:0"},
+        "layers": [
+            {
+                "mediaType": "a", "digest": "sha256:" + "a" * 64, "size": 5,
+                "annotations": {"org.opencontainers.image.title": "adapter_config.json"},
+            }
+        ],
+    },
+)  # fmt: skip
+HUB: Sequence[Any] = (
+    {
+        "sha": "a" * 40,
+        "siblings": [
+            {"rfilename": "adapter_config.json", "size": 5, "blobId": "b" * 40},
+            {"rfilename": "f/adapter_model.safetensors", "size": 5, "lfs": {"sha256": "c" * 64, "size": 5}},
+        ],
+    },
+)  # fmt: skip
+
+
+def _oci(raw: bytes) -> None:
+    parse_manifest(raw, lambda _name: True, "oci:x")
+    parse_reference(raw.decode("utf-8", "replace")[:300])
+
+
+def _hub(raw: bytes) -> None:
+    try:
+        answer = json.loads(raw)
+    except (ValueError, RecursionError):
+        return  # httpx's own error, which the hub's client names
+    for folder in ("", "f/"):
+        if isinstance(answer, dict):
+            parse_revision(answer, folder, lambda _name: True, "hf:a/b")
+
+
+LINES: Sequence[Any] = (
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHATS[0]},
+    {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {}},
+)
+
+# ------------------------------------------------------------------------------------------------ peers
+
+
+DIRECTIONS: Mapping[str, Any] = {
+    "gateway-to-scheduler": GATEWAY_TO_SCHEDULER,
+    "scheduler-to-gateway": SCHEDULER_TO_GATEWAY,
+    "supervisor-to-scheduler": SUPERVISOR_TO_SCHEDULER,
+    "scheduler-to-supervisor": SCHEDULER_TO_SUPERVISOR,
+    "runner-to-supervisor": RUNNER_TO_SUPERVISOR,
+    "supervisor-to-runner": SUPERVISOR_TO_RUNNER,
+    "registry-to-scheduler": REGISTRY_TO_SCHEDULER,
+    "scheduler-to-registry": SCHEDULER_TO_REGISTRY,
+    "kv-from-sender": KV_FROM_SENDER,
+    "kv-from-receiver": KV_FROM_RECEIVER,
+    "gateway-to-batch": GATEWAY_TO_BATCH,
+    "batch-to-gateway": BATCH_TO_GATEWAY,
+}
+NAMES = ("g", "s", "r", "q", "acme", "acme/p", "acme/m", "base", "sha256:1", "sha256:base", "uid-sha256:1", "cpu/x")
+
+
+def _decoded(data: bytes) -> None:
+    """A message of one direction: raw bytes, or a filled envelope."""
+    choices = Choices(data)
+    direction: Any = choices.of([*DIRECTIONS.values()])
+    _decode(direction, choices, data[1:])
+
+
+def _decode(direction: Any, choices: Choices, raw: bytes) -> Any:
+    envelope: Message = direction.envelope()
+    if choices.number(8):
+        filled(envelope, choices, NAMES)
+    else:
+        envelope.ParseFromString(raw)
+    return direction.decode(envelope)
+
+
+logging.getLogger("weft.wire.errors").setLevel(logging.CRITICAL)  # thousands of refusals a second are no news
+GATEWAY, SUPERVISOR, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s"), Peer(Kind.REGISTRY, "registry")
+HELLOS = {
+    GATEWAY: GatewayHello("g", applies_routes=True),
+    SUPERVISOR: SupervisorHello("s"),
+    REGISTRY: RegistryHello(None),
+}
+SENDS = {GATEWAY: GATEWAY_TO_SCHEDULER, SUPERVISOR: SUPERVISOR_TO_SCHEDULER, REGISTRY: REGISTRY_TO_SCHEDULER}
+
+
+def _scheduler(data: bytes) -> None:
+    """Peers of every kind say anything in any order; the scheduler goes on, and its books balance."""
+    choices, driver = Choices(data), Driver().start("sha256:1")
+    driver.runner("r")
+    for _ in range(1 + choices.number(12)):
+        peer = choices.of([*SENDS])
+        match choices.number(10):
+            case 0:
+                driver.handle(Closed(peer))
+                driver.handle(Connected(peer, HELLOS[peer]))
+            case 1:
+                driver.now += choices.of((0.001, 0.3, 6.0, 61.0))
+                driver.handle(TICK)
+            case 2:
+                driver.submit("q", "sha256:1")
+            case _:
+                try:
+                    message = _decode(SENDS[peer], choices, data[1:])
+                except (PeerError, DecodeError):
+                    continue
+                if not isinstance(message, GatewayHello | SupervisorHello):
+                    driver.handle(Received(peer, message))
+    driver.core.check()
+
+
+def _supervisor(data: bytes) -> None:
+    """Runners and a scheduler say anything in any order; the supervisor goes on, and its books balance."""
+    choices, core, now = Choices(data), Supervisor(SupervisorConfig()), 0.0
+    scheduler, runners = Peer(Kind.SCHEDULER, "scheduler"), dict[str, Peer]()
+    core.handle(Connected(scheduler), now)
+    for _ in range(1 + choices.number(12)):
+        now += choices.of((0.001, 0.3, 1.0, 3.0))
+        try:
+            if choices.number(4):
+                message = _decode(RUNNER_TO_SUPERVISOR, choices, data[1:])
+                if hasattr(message, "total_pages"):
+                    peer = runner_peer(message.runner)
+                    runners[peer.name] = peer
+                    core.handle(Connected(peer, message), now)
+                elif runners:
+                    core.handle(Received(choices.of([*runners.values()]), message), now)
+            else:
+                core.handle(Received(scheduler, _decode(SCHEDULER_TO_SUPERVISOR, choices, data[1:])), now)
+        except (PeerError, DecodeError):
+            continue
+        core.handle(TICK, now)
+    core.check()
+
+
+# ------------------------------------------------------------------------------------------------ all of them
+
+
+def _passing(run: Callable[[Any], Any], named: tuple[type[Exception], ...]) -> Callable[[Any], None]:
+    """The same; errors that the edge names are as good as an answer."""
+
+    def passing(data: Any) -> None:
+        try:
+            run(data)
+        except named as error:
+            if not str(error):
+                raise AssertionError(f"{type(error).__name__} without a word") from error
+
+    return passing
+
+
+def _json(run: Run, examples: Sequence[Any], *named: type[Exception], wrap: Callable[[bytes], bytes] = bytes) -> Target:
+    """Of JSON: bytes as they are, built of words, or an example that is edited."""
+    words, checked = Words(examples), _passing(run, named)
+
+    def either(data: bytes) -> None:
+        match data[:1]:
+            case b"" | b"{" | b"[":
+                checked(wrap(data))
+            case first:
+                choices = Choices(data[1:])
+                value = words.edited(choices, choices.of(examples)) if first[0] % 4 else words.value(choices)
+                checked(wrap(encoded(value)))
+
+    return Target(either, [*map(encoded, examples), b"\1", b"\4abcdefgh"])
+
+
+TARGETS: Mapping[str, Target] = {
+    "chat": _json(lambda body: _prompts(CHAT, body), CHATS, ApiError, NotEncodable),
+    "completions": _json(lambda body: _prompts(COMPLETIONS, body), COMPLETED, ApiError, NotEncodable),
+    "embeddings": _json(_vectors, EMBEDDED),
+    "messages": _json(parse_messages, MESSAGES, ApiError),
+    "responses": _json(parse_responses, RESPONSES, ApiError),
+    "tokenize": _json(_tokenize, [{"model": "m", "prompt": "a"}, CHATS[0], {"model": "m", "tokens": [1]}]),
+    "batch-line": _json(lambda raw: read_line(raw, "/v1/chat/completions", 1 << 20), LINES),
+    "chat-template": Target(
+        _passing(_template, (TemplateRefused, jinja2.TemplateSyntaxError)), [text.encode() for text in TEMPLATES]
+    ),
+    "manifests": Target(_passing(_manifests, (ManifestError,)), MANIFESTS),
+    "adapter-config": _json(_adapter_config, [CONFIG], Refused),
+    "adapter-weights": _json(_adapter_weights, [ADAPTER_HEADER], Refused, wrap=_safetensors),
+    "model-config": _json(_model_config, [MODEL], Refused),
+    "model-weights": _json(_model_weights, [MODEL_HEADER], Refused, wrap=_safetensors),
+    "tokenizer": _json(
+        _tokenizer, [json.loads(TOKENIZER_FILES["tokenizer.json"])], ValueError, jinja2.TemplateSyntaxError
+    ),
+    "oci-manifest": _json(_oci, OCI, Refused),
+    "hub-revision": _json(_hub, HUB, Refused, Unavailable),
+    "peer-messages": Target(_passing(_decoded, (PeerError, DecodeError)), [bytes(range(n, 200)) for n in range(12)]),
+    "scheduler": Target(_scheduler, [bytes(range(n, 250)) for n in range(8)]),
+    "supervisor": Target(_supervisor, [bytes(range(n, 250)) for n in range(8)]),
+}
