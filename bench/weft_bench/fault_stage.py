@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from weft.domain.runner import RunnerBook, RunnerRole
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench import linked_up
 from weft_bench.errors import StackFailed
+from weft_bench.fault_store import PostgresStore, SqliteStore, Store, small_disk_of_sqlite
 from weft_bench.fault_streams import Ask, Stream, Streams, Token, recorded
 from weft_bench.linked_runner import RUNNER, behind
 from weft_bench.links import Links
@@ -90,6 +90,7 @@ class Stage:
         self._next_long, self._cold_models = 0, iter(range(cold))
         self.answers: dict[Ask, list[Token]] = {}
         self.kv_peers: list[str] = []  # where linked runners take KV
+        self.store: Store = SqliteStore(stack.data_dir / "supervisor" / "weft.sqlite")
         self.mesh: dict[str, Links] = {"gateway": links}  # by source
         self._applied = itertools.count()
 
@@ -270,10 +271,7 @@ class Stage:
         return not left and whole and not any(book.sequences for book in found)
 
     async def _stored(self, streams: Streams) -> bool:
-        path = self.stack.data_dir / "supervisor" / "weft.sqlite"
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PATIENCE_S)) as store:
-            count = "SELECT count(*) FROM outcomes WHERE request_id LIKE ?"
-            return store.execute(count, (f"{streams.name}-%",)).fetchone()[0] == len(streams.all)
+        return await self.store.outcomes(streams.name) == len(streams.all) and await self.store.balances()
 
     async def _eventually(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         end = time.perf_counter() + PATIENCE_S
@@ -303,6 +301,34 @@ def _ask(rng: random.Random, number: int, chars: int, max_tokens: int) -> Ask:
     """In turn greedy and sampled, in turn over the models."""
     words = " ".join(rng.choices(WORDS, k=chars // 3))[:chars]
     return Ask(MODELS[number % len(MODELS)], words, max_tokens, float(number // len(MODELS) % 2), rng.getrandbits(32))
+
+
+@contextlib.asynccontextmanager
+async def sqlite_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
+    """As `stage`, with the supervisor's file on a small disk."""
+    manifests = _manifests(folder / "manifests", cold, POOL)
+    with (
+        small_disk_of_sqlite(folder / "data"),
+        Stack(manifests, folder / "data", environment=SLOW) as stack,
+    ):
+        async with _on(stack, folder, seed, cold) as made:
+            await made.record()
+            yield made
+
+
+@contextlib.asynccontextmanager
+async def postgresql_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
+    """As `stage`, with the store in PostgreSQL."""
+    manifests = _manifests(folder / "manifests", cold, POOL)
+    async with Links() as links:
+        store = PostgresStore(folder / "postgresql", links)
+        async with store.running() as url:
+            environment = {**SLOW, "WEFT_SUPERVISOR__DATABASE": url}
+            with Stack(manifests, folder / "data", environment=environment) as stack:
+                async with _on(stack, folder, seed, cold) as made:
+                    made.store = store
+                    await made.record()
+                    yield made
 
 
 @contextlib.asynccontextmanager

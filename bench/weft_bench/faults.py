@@ -26,6 +26,11 @@ on a stack where every one can be struck; an adapter is applied at that moment, 
   new ones are whole.
 - *loss*: for 10 s a tenth of the packets to and from the target is dropped (iptables: needs its rights).
 
+Cells `FAULT SQLite` and `FAULT PostgreSQL` strike the store for 10 s. *locked*: another process has the file.
+*full*: its disk has no byte left. *kill*: SIGKILL, and started again. *stop*: it stands still. *read-only*: it takes
+no writes. *slow*: every answer takes 2 s more. *crowded*: somebody else has all of its connections. Afterwards there is
+one outcome of each stream, and usage counts each once.
+
 Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
 probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
 *failed* are streams that ended with an error. *longest gap* is the longest time without a token, of each stream that
@@ -55,6 +60,11 @@ PAIRS = (  # who reaches whom
 )
 BAD_LINKS = ("delay", "narrow", "deaf", "mute", "abandon", "cut", "stall")
 LOSS, LOSSY = "loss", ("scheduler", "supervisor", "predictor", "runner", "depot")
+SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
+FAULTS_OF_STORES = {
+    SQLITE: ("locked", "full"),
+    POSTGRESQL: ("kill", "stop", "read-only", "slow", "crowded", "full"),
+}
 SPLIT_TARGETS = (PROMPT_RUNNER, TOKEN_RUNNER, "scheduler", "supervisor")
 BEFORE, AFTER = "before", "after"
 SPLIT_PHASES = (BEFORE, *(f"{tenth}/10" for tenth in range(1, 10)), AFTER)
@@ -93,11 +103,15 @@ class Cell:
 
     @property
     def lasts(self) -> bool:
-        return self.fault not in ("kill", "cut")
+        return self.of_store or self.fault not in ("kill", "cut")
 
     @property
     def is_link(self) -> bool:
         return self.fault in (*BAD_LINKS, LOSS)
+
+    @property
+    def of_store(self) -> bool:
+        return self.target in FAULTS_OF_STORES
 
     @property
     def meshed(self) -> bool:
@@ -127,6 +141,7 @@ CELLS = [
         for (source, target), fault in product(PAIRS, BAD_LINKS)
         if source != "gateway" or fault not in ("cut", "stall")
     ),
+    *(Cell(fault, store, "decode") for store, faults in FAULTS_OF_STORES.items() for fault in faults),
     *(Cell(LOSS, target, "loading" if target == "depot" else "decode") for target in LOSSY),
 ]
 

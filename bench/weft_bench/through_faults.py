@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 
 from weft_bench.errors import StackFailed
-from weft_bench.fault_stage import LATE, Moment, Stage, meshed_stage, stage
+from weft_bench.fault_stage import LATE, Moment, Stage, meshed_stage, postgresql_stage, sqlite_stage, stage
 from weft_bench.fault_streams import Difference, Streams, difference
-from weft_bench.faults import LEAST_STREAMS, LOSS, PROMPT_RUNNER, TOKEN_RUNNER, Cell, Run
+from weft_bench.faults import LEAST_STREAMS, LOSS, POSTGRESQL, PROMPT_RUNNER, SQLITE, TOKEN_RUNNER, Cell, Run
 from weft_bench.links import Links, Quality
 
 LASTS_S, EVERY_S = 10.0, 2.0  # of a stop or stall; between two requests meanwhile
@@ -29,6 +29,8 @@ STAGES: Mapping[str, Callable[[Path, int, int], AbstractAsyncContextManager[Stag
     "split": partial(stage, split=True),
     "linked": partial(stage, split=True, kv_links=True),
     "meshed": meshed_stage,
+    SQLITE: sqlite_stage,
+    POSTGRESQL: postgresql_stage,
 }
 Aim = Callable[[Stage, Streams], Awaitable[Moment | None]]
 AIMS: Mapping[str, Aim] = {
@@ -56,6 +58,8 @@ async def measure(
 def _stack_of(cell: Cell) -> str:
     if cell.meshed:
         return "meshed"
+    if cell.of_store:
+        return cell.target
     return "linked" if cell.between_runners else "split" if cell.split else "unified"
 
 
@@ -101,6 +105,11 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
 
 async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> int | None:
     """The fault from its beginning to its end, and requests meanwhile. Returns the process that was killed."""
+    if cell.of_store:
+        async with made.store.struck(cell.fault):
+            moment.release()
+            await _meanwhile(made, streams, LASTS_S)
+        return None
     component = {"runner": moment.runner, PROMPT_RUNNER: moment.runner, TOKEN_RUNNER: moment.token_runner}.get(
         cell.target, cell.target
     )
@@ -110,18 +119,24 @@ async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> 
         raise StackFailed(f"{cell}: no connection passes through it")
     pid = None if cell.between_runners else made.stack.pid(component)
     silent = cell.between_runners or (cell.meshed and cell.fault in ("stall", "deaf", "mute"))
-    late, lasts_s = iter(made.late), SILENCE_S if silent else LASTS_S
+    lasts_s = SILENCE_S if silent else LASTS_S
     with _lasting(cell, links, addresses, pid):
         if cell.fault == "kill" and pid is not None:
             os.kill(pid, signal.SIGKILL)
         elif cell.fault == "cut":
             await asyncio.gather(*map(links.cut, addresses))
         moment.release(None if cell.is_link else pid)
-        streams.start(itertools.islice(late, LATE))
-        for _ in range(round(lasts_s / EVERY_S) if cell.lasts else 0):
-            await asyncio.sleep(EVERY_S)
-            streams.start([next(late)])
+        await _meanwhile(made, streams, lasts_s if cell.lasts else 0.0)
     return pid if cell.fault == "kill" else None
+
+
+async def _meanwhile(made: Stage, streams: Streams, lasts_s: float) -> None:
+    """Requests right after the strike, and now and then while it lasts."""
+    late = iter(made.late)
+    streams.start(itertools.islice(late, LATE))
+    for _ in range(round(lasts_s / EVERY_S)):
+        await asyncio.sleep(EVERY_S)
+        streams.start([next(late)])
 
 
 @contextmanager

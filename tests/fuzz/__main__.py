@@ -7,6 +7,7 @@ them, and is to be mended and then copied into `tests/fuzz/corpus/NAME/`. Exit c
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -60,7 +61,10 @@ def fuzz(name: str, seconds: int) -> Tried:
     options = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-rss_limit_mb={RSS_MB}", "-max_len=4096"]
     command = [sys.executable, "-m", "fuzz.child", name, *seeds, f"-artifact_prefix={kept}/", *options]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds + GRACE_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=seconds + GRACE_S,
+            env={**os.environ, "RUST_BACKTRACE": "0"},  # of a panic that is caught: it takes more than an input may
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         said = (error.stderr or b"").decode(errors="replace")
         return Tried(name, _last(r"#(\d+)", said), _last(r"cov: (\d+)", said), f"it does not end:\n{said[-2000:]}")

@@ -22,7 +22,7 @@ from weft_operator.errors import PortInUse
 RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST, EPHEMERAL_DEFAULT = 10_000, 32_768
 LOOPBACK = "127.0.0.1"
-RESERVED = 200
+RESERVED = 64
 
 
 class PortSource:

@@ -127,7 +127,7 @@ def _file(row: object, uri: str) -> HubFile:
         or not 0 <= size <= MAX_FILE_BYTES
     ):
         raise Unavailable(f"{uri}: the hub gives no size or no content id of {quoted(path, 200)}")
-    if sha256 is not None and not _SHA256.fullmatch(sha256):
+    if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
         raise Unavailable(f"{uri}: the hub gives no SHA-256 of {quoted(path, 200)}")
     return HubFile(path, size, content_id, sha256)
 

@@ -1,0 +1,266 @@
+"""Stores that `weft bench faults` strikes: a PostgreSQL behind a link, or the supervisor's SQLite file.
+
+Their data lies on a file system in memory of a few megabytes, so that a full disk is that of the store alone; mounting
+it needs the rights of the machine's administrator.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from random import SystemRandom
+from typing import Protocol
+
+import asyncpg
+
+from weft_bench.errors import StackFailed
+from weft_bench.links import Links, Quality
+from weft_operator.local.sockets import PortSource
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+USER, START_S, POLL_S, LOCK_S = "postgres", 60.0, 0.05, 60.0
+POSTGRES_MB, SQLITE_MB = 256, 24
+CONNECTIONS = 10
+FLAGS = (
+    "fsync=off", "listen_addresses=127.0.0.1", f"max_connections={CONNECTIONS}", "superuser_reserved_connections=3",
+    "dynamic_shared_memory_type=mmap", "wal_keep_size=16MB", "max_wal_size=64MB", "min_wal_size=5MB",
+)  # fmt: skip
+SLOW = Quality(delay_s=1.0)  # each way: a statement takes two seconds more
+CUT_OFF = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'weft'"
+COUNTS = (
+    "SELECT count(*) FROM outcomes WHERE request_id LIKE ",
+    "SELECT count(*) FROM outcomes",
+    "SELECT coalesce(sum(requests), 0) FROM usage",
+)
+
+
+class Store(Protocol):
+    """Where outcomes are, and what can happen to it."""
+
+    async def outcomes(self, name: str) -> int:
+        """Of the requests whose ids begin with a name."""
+        ...
+
+    async def balances(self) -> bool:
+        """As many requests are in the usage as there are outcomes: each was counted once."""
+        ...
+
+    def struck(self, fault: str) -> contextlib.AbstractAsyncContextManager[None]: ...
+
+
+class SqliteStore:
+    """The supervisor's file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def outcomes(self, name: str) -> int:
+        return await asyncio.to_thread(self._one, f"{COUNTS[0]}?", f"{name}-%")
+
+    async def balances(self) -> bool:
+        return await asyncio.to_thread(self._one, COUNTS[1]) == await asyncio.to_thread(self._one, COUNTS[2])
+
+    @asynccontextmanager
+    async def struck(self, fault: str) -> AsyncGenerator[None]:
+        """*locked*: another process has the file. *full*: its disk has no byte left."""
+        with _filled(self._path.parent) if fault == "full" else self._locked():
+            yield
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        other = sqlite3.connect(self._path, timeout=LOCK_S, isolation_level=None)
+        try:
+            other.execute("BEGIN EXCLUSIVE")
+            yield
+            other.execute("ROLLBACK")
+        finally:
+            other.close()
+
+    def _one(self, query: str, *values: str) -> int:
+        with contextlib.closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=LOCK_S)) as store:
+            return store.execute(query, values).fetchone()[0]
+
+
+class PostgresStore:
+    """A server of our own."""
+
+    def __init__(self, folder: Path, links: Links) -> None:
+        self._folder, self._links = folder, links
+        (self._port,) = PortSource(SystemRandom())(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[str]:
+        """Its URL, through the link. Raises StackFailed."""
+        if not BINARIES:
+            raise StackFailed("no PostgreSQL server below /usr/lib/postgresql (Debian: apt-get install postgresql)")
+        with _small_disk(self._folder, POSTGRES_MB):
+            shutil.chown(self._folder, USER, USER)
+            flags = ("-U", USER, "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "--wal-segsize=1")
+            await asyncio.to_thread(_run, "initdb", "-D", str(self._folder / "data"), *flags)
+            await self._start()
+            try:
+                await self._say("CREATE DATABASE weft")
+                yield f"postgresql://{USER}@{await self._links.forward(self.target)}/weft"
+            finally:
+                self._end(signal.SIGQUIT)
+
+    async def outcomes(self, name: str) -> int:
+        return await self._one(f"{COUNTS[0]}$1", f"{name}-%")
+
+    async def balances(self) -> bool:
+        return await self._one(COUNTS[1]) == await self._one(COUNTS[2])
+
+    @asynccontextmanager
+    async def struck(self, fault: str) -> AsyncGenerator[None]:
+        """*kill*: SIGKILL, and started again at the end. *stop*: it stands still. *read-only*: it takes no writes.
+        *slow*: every answer takes 2 s more. *crowded*: somebody else has all of its connections. *full*: its disk is.
+        """
+        match fault:
+            case "kill":
+                self._end(signal.SIGKILL)
+                yield
+                await self._start()
+            case "stop":
+                self._signal(signal.SIGSTOP)
+                yield
+                self._signal(signal.SIGCONT)
+            case "read-only":
+                await self._say("ALTER SYSTEM SET default_transaction_read_only = on")
+                await self._say("SELECT pg_reload_conf()", CUT_OFF)
+                yield
+                writable = "SET default_transaction_read_only = off"
+                await self._say(writable, "ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()", CUT_OFF)
+            case "slow":
+                self._links.degrade(self.target, SLOW)
+                yield
+                self._links.resume(self.target)
+            case "crowded":
+                await self._say(CUT_OFF)
+                async with contextlib.AsyncExitStack() as others:
+                    for _ in range(CONNECTIONS):
+                        with contextlib.suppress(asyncpg.TooManyConnectionsError):
+                            others.push_async_callback((await self._connect()).close)
+                    yield
+            case "full":
+                with _filled(self._folder):
+                    yield
+                if self._process is not None and self._process.poll() is not None:
+                    await self._start()
+            case _:
+                raise StackFailed(f"no fault of PostgreSQL: {fault}")
+
+    async def _start(self) -> None:
+        """Start it, and wait until it takes connections. Raises StackFailed."""
+        flags = [word for flag in FLAGS for word in ("-c", flag)]
+        command = ["-D", str(self._folder / "data"), "-p", str(self._port), "-k", str(self._folder), *flags]
+        with (self._folder / "log").open("ab") as log:
+            command = _as_user("postgres", *command)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)  # noqa: ASYNC220
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                return await (await self._connect("postgres")).close()
+            except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+                if time.monotonic() > end or self._process.poll() is not None:
+                    said = (self._folder / "log").read_text(errors="replace")[-1000:]
+                    raise StackFailed(f"PostgreSQL does not start: {error}\n{said}") from error
+            await asyncio.sleep(POLL_S)
+
+    def _end(self, number: int) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        if number == signal.SIGKILL:
+            self._signal(signal.SIGSTOP)
+        self._signal(number)
+        self._process.wait(START_S)
+
+    def _signal(self, number: int) -> None:
+        """The server, and the processes that it has started."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        for pid in (self._process.pid, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def _connect(self, database: str = "weft") -> asyncpg.Connection:
+        return await asyncpg.connect(
+            host="127.0.0.1", port=self._port, user=USER, database=database, timeout=int(START_S)
+        )
+
+    async def _say(self, *statements: str) -> None:
+        connection = await self._connect("postgres")
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def _one(self, query: str, *values: str) -> int:
+        connection = await self._connect()
+        try:
+            return int(await connection.fetchval(query, *values) or 0)
+        finally:
+            await connection.close()
+
+
+def _as_user(program: str, *arguments: str) -> list[str]:
+    """PostgreSQL refuses to run as root."""
+    own = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--pdeathsig=KILL", "--"]
+    return [*(own if os.geteuid() == 0 else ()), str(BINARIES[-1] / program), *arguments]
+
+
+def _run(program: str, *arguments: str) -> None:
+    done = subprocess.run(_as_user(program, *arguments), capture_output=True, text=True, check=False, cwd="/")
+    if done.returncode:
+        raise StackFailed(f"{program}: {done.stderr[-1000:]}")
+
+
+@contextmanager
+def _small_disk(folder: Path, megabytes: int) -> Generator[None]:
+    """A file system in memory at the folder. Raises StackFailed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _mount_command("mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _mount_command("umount", "--lazy", str(folder))
+
+
+@contextmanager
+def small_disk_of_sqlite(data_dir: Path) -> Generator[None]:
+    """For the supervisor's folder of a stack that is not there yet."""
+    with _small_disk(data_dir / "supervisor", SQLITE_MB):
+        yield
+
+
+def _mount_command(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StackFailed(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@contextmanager
+def _filled(folder: Path) -> Generator[None]:
+    """Not a byte is left on the folder's file system."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+    try:
+        yield
+    finally:
+        filler.unlink()
