@@ -31,13 +31,16 @@ OF_OTHERS = {  # flags of kubectl, helm and podman
     "all", "cascade", "create-namespace", "for", "force", "from-literal", "raw", "replicas", "set", "take-ownership",
     "timeout", "type", "values", "wait",
 }  # fmt: skip
+TESTED = ("docs/features.md", "docs/threat-model.md")  # what they say is shown by tests
 NOT_OURS = ("docs/benchmarks", "docs/plans", "examples")  # flags as they were then; of train.py
 
 
 def faults() -> Iterator[str]:
     """Each as `PAGE: what is wrong`."""
+    for name in TESTED:
+        commands = _missing_tests((ROOT / name).read_text())
+        yield from (f"{name}: `pytest {command}` selects no test" for command in commands)
     features = (ROOT / "docs" / "features.md").read_text()
-    yield from (f"docs/features.md: `pytest {command}` selects no test" for command in _missing_tests(features))
     yield from (f"docs/features.md: {name} is not there" for name in _missing_files(features))
     yield from _reasons(REASONS.read_text())
     flags = known_flags() | OF_OTHERS
