@@ -6,6 +6,7 @@ it needs the rights of the machine's administrator.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -26,8 +27,9 @@ from weft_operator.local.sockets import PortSource
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 USER, START_S, POLL_S, LOCK_S = "postgres", 60.0, 0.05, 60.0
-POSTGRES_MB, SQLITE_MB = 256, 24
+POSTGRES_MB, SQLITE_MB = 384, 24
 CONNECTIONS = 10
+FAILOVER_S = 3.0
 FLAGS = (
     "fsync=off", "listen_addresses=127.0.0.1", f"max_connections={CONNECTIONS}", "superuser_reserved_connections=3",
     "dynamic_shared_memory_type=mmap", "wal_keep_size=16MB", "max_wal_size=64MB", "min_wal_size=5MB",
@@ -88,33 +90,92 @@ class SqliteStore:
             return store.execute(query, values).fetchone()[0]
 
 
-class PostgresStore:
-    """A server of our own."""
+class Server:
+    """One PostgreSQL of our own, with its data in a folder."""
 
-    def __init__(self, folder: Path, links: Links) -> None:
-        self._folder, self._links = folder, links
-        (self._port,) = PortSource(SystemRandom())(1)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (self.port,) = PortSource(SystemRandom())(1)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def target(self) -> str:
-        return f"127.0.0.1:{self._port}"
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    async def start(self) -> None:
+        """Start it, and wait until it takes connections. Raises StackFailed."""
+        flags = [word for flag in FLAGS for word in ("-c", flag)]
+        command = ["-D", str(self.folder), "-p", str(self.port), "-k", str(self.folder.parent), *flags]
+        log_path = self.folder.parent / f"{self.folder.name}.log"
+        with log_path.open("ab") as log:
+            command = _as_user("postgres", *command)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/")  # noqa: ASYNC220
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                return await (await self.connect("postgres")).close()
+            except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+                if time.monotonic() > end or self.ended:
+                    said = log_path.read_text(errors="replace")[-1000:]
+                    raise StackFailed(f"PostgreSQL does not start: {error}\n{said}") from error
+            await asyncio.sleep(POLL_S)
+
+    def end(self, number: int) -> None:
+        if self._process is None or self.ended:
+            return
+        if number == signal.SIGKILL:
+            self.signal(signal.SIGSTOP)
+        self.signal(number)
+        self._process.wait(START_S)
+
+    def signal(self, number: int) -> None:
+        """The server, and the processes that it has started."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        for pid in (self._process.pid, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def connect(self, database: str = "weft") -> asyncpg.Connection:
+        return await asyncpg.connect(
+            host="127.0.0.1", port=self.port, user=USER, database=database, timeout=int(START_S)
+        )
+
+    async def say(self, *statements: str) -> None:
+        connection = await self.connect("postgres")
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+class PostgresStore:
+    """A server that takes writes, and another one that is its synchronous replica."""
+
+    def __init__(self, folder: Path, links: Links) -> None:
+        self._folder, self._links = folder, links
+        self._primary, self._numbers = Server(folder / "data-0"), itertools.count(1)
+        self._replica: Server | None = None
+        self._target = f"127.0.0.1:{self._primary.port}"  # of the link, whoever is the primary
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[str]:
-        """Its URL, through the link. Raises StackFailed."""
+        """The URL of the database, through the link. Raises StackFailed."""
         if not BINARIES:
             raise StackFailed("no PostgreSQL server below /usr/lib/postgresql (Debian: apt-get install postgresql)")
         with _small_disk(self._folder, POSTGRES_MB):
             shutil.chown(self._folder, USER, USER)
             flags = ("-U", USER, "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "--wal-segsize=1")
-            await asyncio.to_thread(_run, "initdb", "-D", str(self._folder / "data"), *flags)
-            await self._start()
+            await asyncio.to_thread(_run, "initdb", "-D", str(self._primary.folder), *flags)
             try:
-                await self._say("CREATE DATABASE weft")
-                yield f"postgresql://{USER}@{await self._links.forward(self.target)}/weft"
+                await self._primary.start()
+                await self._primary.say("CREATE DATABASE weft")
+                await self._replicate()
+                yield f"postgresql://{USER}@{await self._links.forward(self._target)}/weft"
             finally:
-                self._end(signal.SIGQUIT)
+                for server in filter(None, (self._primary, self._replica)):
+                    server.end(signal.SIGQUIT)
 
     async def outcomes(self, name: str) -> int:
         return await self._one(f"{COUNTS[0]}$1", f"{name}-%")
@@ -126,89 +187,69 @@ class PostgresStore:
     async def struck(self, fault: str) -> AsyncGenerator[None]:
         """*kill*: SIGKILL, and started again at the end. *stop*: it stands still. *read-only*: it takes no writes.
         *slow*: every answer takes 2 s more. *crowded*: somebody else has all of its connections. *full*: its disk is.
+        *failover*: SIGKILL, and after 3 s its replica takes its place.
         """
+        primary = self._primary
         match fault:
             case "kill":
-                self._end(signal.SIGKILL)
+                primary.end(signal.SIGKILL)
                 yield
-                await self._start()
+                await primary.start()
             case "stop":
-                self._signal(signal.SIGSTOP)
+                primary.signal(signal.SIGSTOP)
                 yield
-                self._signal(signal.SIGCONT)
+                primary.signal(signal.SIGCONT)
             case "read-only":
-                await self._say("ALTER SYSTEM SET default_transaction_read_only = on")
-                await self._say("SELECT pg_reload_conf()", CUT_OFF)
+                await primary.say("ALTER SYSTEM SET default_transaction_read_only = on")
+                await primary.say("SELECT pg_reload_conf()", CUT_OFF)
                 yield
                 writable = "SET default_transaction_read_only = off"
-                await self._say(writable, "ALTER SYSTEM RESET ALL", "SELECT pg_reload_conf()", CUT_OFF)
+                reset = "ALTER SYSTEM RESET default_transaction_read_only"
+                await primary.say(writable, reset, "SELECT pg_reload_conf()", CUT_OFF)
             case "slow":
-                self._links.degrade(self.target, SLOW)
+                self._links.degrade(self._target, SLOW)
                 yield
-                self._links.resume(self.target)
+                self._links.resume(self._target)
             case "crowded":
-                await self._say(CUT_OFF)
+                await primary.say(CUT_OFF)
                 async with contextlib.AsyncExitStack() as others:
                     for _ in range(CONNECTIONS):
                         with contextlib.suppress(asyncpg.TooManyConnectionsError):
-                            others.push_async_callback((await self._connect()).close)
+                            others.push_async_callback((await primary.connect()).close)
                     yield
             case "full":
                 with _filled(self._folder):
                     yield
-                if self._process is not None and self._process.poll() is not None:
-                    await self._start()
+                if primary.ended:
+                    await primary.start()
+            case "failover":
+                primary.end(signal.SIGKILL)
+                promotion = asyncio.create_task(self._promote())
+                yield
+                await promotion
+                await self._replicate()
             case _:
                 raise StackFailed(f"no fault of PostgreSQL: {fault}")
 
-    async def _start(self) -> None:
-        """Start it, and wait until it takes connections. Raises StackFailed."""
-        flags = [word for flag in FLAGS for word in ("-c", flag)]
-        command = ["-D", str(self._folder / "data"), "-p", str(self._port), "-k", str(self._folder), *flags]
-        with (self._folder / "log").open("ab") as log:
-            command = _as_user("postgres", *command)
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)  # noqa: ASYNC220
-        end = time.monotonic() + START_S
-        while True:
-            try:
-                return await (await self._connect("postgres")).close()
-            except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-                if time.monotonic() > end or self._process.poll() is not None:
-                    said = (self._folder / "log").read_text(errors="replace")[-1000:]
-                    raise StackFailed(f"PostgreSQL does not start: {error}\n{said}") from error
-            await asyncio.sleep(POLL_S)
+    async def _replicate(self) -> None:
+        """Another server follows the primary from now on: nothing is acknowledged that it does not have."""
+        replica = Server(self._folder / f"data-{next(self._numbers)}")
+        source = ("-h", "127.0.0.1", "-p", str(self._primary.port), "-U", USER)
+        await asyncio.to_thread(_run, "pg_basebackup", *source, "-D", str(replica.folder), "-R", "-X", "stream")
+        await replica.start()
+        await self._primary.say("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+        self._replica = replica
 
-    def _end(self, number: int) -> None:
-        if self._process is None or self._process.poll() is not None:
-            return
-        if number == signal.SIGKILL:
-            self._signal(signal.SIGSTOP)
-        self._signal(number)
-        self._process.wait(START_S)
-
-    def _signal(self, number: int) -> None:
-        """The server, and the processes that it has started."""
-        assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        for pid in (self._process.pid, *map(int, children)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    async def _connect(self, database: str = "weft") -> asyncpg.Connection:
-        return await asyncpg.connect(
-            host="127.0.0.1", port=self._port, user=USER, database=database, timeout=int(START_S)
-        )
-
-    async def _say(self, *statements: str) -> None:
-        connection = await self._connect("postgres")
-        try:
-            for statement in statements:
-                await connection.execute(statement)
-        finally:
-            await connection.close()
+    async def _promote(self) -> None:
+        assert self._replica is not None
+        await asyncio.sleep(FAILOVER_S)
+        shutil.rmtree(self._primary.folder)
+        self._primary, self._replica = self._replica, None
+        await self._primary.say("SELECT pg_promote()")
+        self._links.move(self._target, f"127.0.0.1:{self._primary.port}")
 
     async def _one(self, query: str, *values: str) -> int:
-        connection = await self._connect()
+        connection = await self._primary.connect()
         try:
             return int(await connection.fetchval(query, *values) or 0)
         finally:

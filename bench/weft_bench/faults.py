@@ -28,8 +28,9 @@ on a stack where every one can be struck; an adapter is applied at that moment, 
 
 Cells `FAULT SQLite` and `FAULT PostgreSQL` strike the store for 10 s. *locked*: another process has the file.
 *full*: its disk has no byte left. *kill*: SIGKILL, and started again. *stop*: it stands still. *read-only*: it takes
-no writes. *slow*: every answer takes 2 s more. *crowded*: somebody else has all of its connections. Afterwards there is
-one outcome of each stream, and usage counts each once.
+no writes. *slow*: every answer takes 2 s more. *crowded*: somebody else has all of its connections. *failover*:
+SIGKILL, and after 3 s its synchronous replica takes its place. Afterwards there is one outcome of each stream, and
+usage counts each once.
 
 Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
 probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
@@ -63,7 +64,7 @@ LOSS, LOSSY = "loss", ("scheduler", "supervisor", "predictor", "runner", "depot"
 SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
 FAULTS_OF_STORES = {
     SQLITE: ("locked", "full"),
-    POSTGRESQL: ("kill", "stop", "read-only", "slow", "crowded", "full"),
+    POSTGRESQL: ("kill", "stop", "read-only", "slow", "crowded", "full", "failover"),
 }
 SPLIT_TARGETS = (PROMPT_RUNNER, TOKEN_RUNNER, "scheduler", "supervisor")
 BEFORE, AFTER = "before", "after"

@@ -128,6 +128,7 @@ class Links:
     def __init__(self) -> None:
         self._connections: dict[str, set[Connection]] = {}
         self._directions: dict[str, tuple[Direction, Direction]] = {}
+        self._moved: dict[str, str] = {}
         self._servers = contextlib.ExitStack()
         self._tasks = set[asyncio.Task[None]]()
         self._proxy = ""
@@ -189,6 +190,10 @@ class Links:
         for connection in self._connections.get(target, ()):
             connection.abandoned = True
 
+    def move(self, target: str, to: str) -> None:
+        """New connections to the target reach another address: it has taken the target's place."""
+        self._moved[target] = to
+
     def _of(self, target: str) -> tuple[Direction, Direction]:
         return self._directions.setdefault(target, (Direction(), Direction()))
 
@@ -228,7 +233,7 @@ class Links:
         there, back = self._of(target)
         await there.flowing.wait()
         await back.flowing.wait()
-        host, _, port = target.rpartition(":")
+        host, _, port = self._moved.get(target, target).rpartition(":")
         connection = Connection(client, await asyncio.open_connection(host, int(port)), edits())
         client[1].write(greeting)
         self._connections.setdefault(target, set()).add(connection)

@@ -1,5 +1,6 @@
 """`python -m fuzz.child TARGET SEEDS... OPTIONS`: one target under libFuzzer, with the bounds of each input."""
 
+import logging
 import resource
 import sys
 import time
@@ -20,6 +21,7 @@ class TooMuch(Exception):
 
 def main() -> None:
     target = TARGETS[sys.argv[1]]
+    logging.disable()  # thousands of refusals a second are no news
     for example in target.examples:
         target.run(example)  # whatever is imported or built at first
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -323,7 +322,6 @@ def _decode(direction: Any, choices: Choices, raw: bytes) -> Any:
     return direction.decode(envelope)
 
 
-logging.getLogger("weft.wire.errors").setLevel(logging.CRITICAL)  # thousands of refusals a second are no news
 GATEWAY, SUPERVISOR, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s"), Peer(Kind.REGISTRY, "registry")
 HELLOS = {
     GATEWAY: GatewayHello("g", applies_routes=True),
