@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc.aio
 import yaml
@@ -320,8 +321,8 @@ async def sqlite_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Sta
 async def postgresql_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
     """As `stage`, with the store in PostgreSQL."""
     manifests = _manifests(folder / "manifests", cold, POOL)
-    async with Links() as links:
-        store = PostgresStore(folder / "postgresql", links)
+    async with Links() as links, contextlib.AsyncExitStack() as ends:
+        store = PostgresStore(ends.enter_context(_open_folder()) / "disk", links)
         async with store.running() as url:
             environment = {**SLOW, "WEFT_SUPERVISOR__DATABASE": url}
             with Stack(manifests, folder / "data", environment=environment) as stack:
@@ -329,6 +330,15 @@ async def postgresql_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator
                     made.store = store
                     await made.record()
                     yield made
+
+
+@contextlib.contextmanager
+def _open_folder() -> Generator[Path]:
+    """A temporary one that other users can get to: PostgreSQL has one of its own."""
+    with TemporaryDirectory(prefix="weft-bench-postgresql-") as made:
+        folder = Path(made)
+        folder.chmod(0o711)
+        yield folder
 
 
 @contextlib.asynccontextmanager

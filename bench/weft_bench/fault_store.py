@@ -154,6 +154,7 @@ class PostgresStore:
     """A server that takes writes, and another one that is its synchronous replica."""
 
     def __init__(self, folder: Path, links: Links) -> None:
+        """`folder`: an empty one, which PostgreSQL's own user can get to."""
         self._folder, self._links = folder, links
         self._primary, self._numbers = Server(folder / "data-0"), itertools.count(1)
         self._replica: Server | None = None

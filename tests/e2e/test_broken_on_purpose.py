@@ -1,0 +1,49 @@
+"""Short forms of `weft bench faults` (links, stores) and of `weft bench soak`: what `docs/reliability.md` promises."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.postgres import needs_postgres
+from weft_bench.fault_streams import Difference
+from weft_bench.faults import Run, chosen
+from weft_bench.lines import Origin
+from weft_bench.soak import STACK
+from weft_bench.through_faults import measure
+from weft_bench.through_soak import measure as soak
+
+MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="a disk of the store's own is mounted, as root")
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["deaf runner to supervisor *", "abandon gateway to scheduler *"],
+        pytest.param(["* PostgreSQL *"], marks=[MOUNTS, needs_postgres, pytest.mark.long]),
+        pytest.param(["* SQLite *"], marks=[MOUNTS, pytest.mark.long]),
+        pytest.param(["mute *", "narrow *"], marks=pytest.mark.long),
+    ],
+    ids=lambda cells: cells[0],
+)
+async def test_no_token_is_lost_repeated_or_wrong(cells: list[str], tmp_path: Path) -> None:
+    runs = list[Run]()
+    await measure([(cell, 1) for cell in chosen(cells)], tmp_path, 0, runs.append, print)
+    assert runs
+    assert {str(run.cell): (run.difference, run.failed) for run in runs} == {
+        str(run.cell): (Difference(), 0) for run in runs
+    }
+
+
+async def test_everything_at_once_is_right(tmp_path: Path) -> None:
+    said = list[str]()
+    found = await soak(
+        tmp_path, Origin("", "", ""), 0, minutes=0.3, warm_minutes=0.1, advance=lambda _s: None, say=said.append
+    )
+    of_stack = {line.metric: line.value for line in found if line.case == STACK}
+    assert of_stack["wrong"] == 0, said
+    assert of_stack["runners whose pages do not balance"] == 0
+    assert {name for name in of_stack if name.startswith("right: ")} >= {
+        f"right: {activity}"
+        for activity in ("streams", "adapters that come, change and go", "keys made, used and revoked")
+    }
