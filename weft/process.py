@@ -6,7 +6,9 @@ Standard library only: the runner imports it.
 import fcntl
 import gc
 import os
+import resource
 import socket
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,3 +117,11 @@ def listen(address: str, flag: str) -> socket.socket:
         raise AddressInUse(flag, address, error.strerror or str(error)) from error
     listener.setblocking(False)
     return listener
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process open as many descriptors as its host allows; how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else sys.maxsize

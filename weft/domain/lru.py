@@ -1,8 +1,8 @@
-"""A dictionary of bounded size."""
+"""Dictionaries of bounded size."""
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -32,3 +32,27 @@ class LruDict(OrderedDict[K, V]):
         else:
             self[key] = make()
         return self[key]
+
+
+class ExpiringDict(Generic[K, V]):
+    """At most `limit` entries, each for `keep_s` after it was written last. Every call says what time it is (seconds).
+
+    Expired entries are dropped when something is written, so that what nobody needs any more takes no memory.
+    """
+
+    def __init__(self, limit: int, keep_s: float) -> None:
+        self._entries = LruDict[K, tuple[float, V]](limit)
+        self._keep_s = keep_s
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K, now: float) -> V | None:
+        found = self._entries.get(key)
+        return None if found is None or now - found[0] >= self._keep_s else found[1]
+
+    def put(self, key: K, value: V, now: float) -> None:
+        """Write an entry; it is kept from now on."""
+        self._entries[key] = now, value
+        while self._entries and now - next(iter(self._entries.values()))[0] >= self._keep_s:
+            self._entries.popitem(last=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from weft.artifacts.digest import Digest, Kind, parse_digest
 from weft.artifacts.verify import last_part
-from weft.domain.lru import LruDict
+from weft.domain.lru import ExpiringDict
 from weft.files import write_atomically
 
 MAX_ENTRY_BYTES = 1 << 14
@@ -38,14 +38,14 @@ class ResolutionCache:
 
     def __init__(self, folder: Path, recheck_ttl_s: float = 0.0) -> None:
         """`recheck_ttl_s`: how long a request that was resolved counts as recent."""
-        self._folder, self._recheck_ttl_s = folder, recheck_ttl_s
+        self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
             left.unlink()
         self._lock = threading.Lock()
         self._entries = {path.stem: entry for path in folder.glob("*.json") if (entry := _load(path))}
         self._models = {name: entry for name, entry in self._entries.items() if entry.kind == "model"}  # few
-        self._resolved_at: LruDict[str, float] = LruDict(MAX_RECENT)  # by the request's key
+        self._recent = ExpiringDict[str, bool](MAX_RECENT, recheck_ttl_s)  # by the request's key
 
     def find(self, kind: Kind, source: str) -> CachedResolution | None:
         """The source's state when it was resolved last."""
@@ -77,13 +77,12 @@ class ResolutionCache:
     def mark_resolved(self, key: str, now: float) -> None:
         """A request has succeeded at `now` (seconds)."""
         with self._lock:
-            self._resolved_at[key] = now
+            self._recent.put(key, True, now)
 
     def is_recent(self, key: str, now: float) -> bool:
         """Whether a request has succeeded within the TTL."""
         with self._lock:
-            resolved_at = self._resolved_at.get(key)
-        return resolved_at is not None and now - resolved_at < self._recheck_ttl_s
+            return bool(self._recent.get(key, now))
 
 
 def _name(kind: Kind, source: str) -> str:

@@ -66,7 +66,7 @@ class Resolver:
     now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "watches", Watches(self.store.names, self.store.holds))
+        object.__setattr__(self, "watches", Watches(self.store.names, self.store.holds, self.now))
 
     def queue_key(self, request: ResolveRequest) -> QueueKey:
         """The jobs that a request shares its threads with."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, Manifest
 from weft.artifacts.errors import ArtifactError, Damaged, Unavailable, UnknownDigest
-from weft.domain.lru import LruDict
+from weft.domain.lru import ExpiringDict, LruDict
 from weft.domain.text import sanitize
 from weft.telemetry.invariants import holds
 from weft.telemetry.logs import kv
@@ -43,6 +43,7 @@ HOUSEKEEPING_S = 5.0
 KEEP_BROKEN_S = 3600.0  # a broken-off download that no operation continues
 CHECK_S = 5.0  # before an answer goes without the sources of a host that hangs
 CHECKER = ""  # the owner of checks in the queue: no namespace has that name
+RESULT_S = 900.0  # so long a result is remembered that is not found again
 MAX_RESULTS = 20_000  # of requests, the latest: a result is logged at INFO where it differs from the one before
 VERIFIED_S = 60.0  # a report about a blob that was verified within that time is ignored
 REFETCH_S = 120.0  # the answer for a blob that was removed as damaged: 503 within that time, then 404
@@ -91,7 +92,7 @@ class Depot:
         self._leases: dict[str, Lease] = {}
         self._changes: dict[str, asyncio.Event] = {}
         self._unfinished: dict[str, _Resolve] = {}
-        self._results: LruDict[str, tuple[str, str]] = LruDict(MAX_RESULTS)  # request key -> digest, reason
+        self._results = ExpiringDict[str, tuple[str, str]](MAX_RESULTS, RESULT_S)  # request key -> digest, reason
         self._suspects: dict[str, asyncio.Task[None]] = {}
         self._verifying = asyncio.Lock()
         self._verified: LruDict[str, float] = LruDict(10_000)
@@ -283,8 +284,8 @@ class Depot:
     ) -> Operation:  # fmt: skip
         """INFO for a result that is new: the operator resolves every source all the time."""
         result = (found.digest, reason)
-        level = logging.DEBUG if self._results.get(request.key) == result else logging.INFO
-        self._results[request.key] = result
+        level = logging.DEBUG if self._results.get(request.key, self._now()) == result else logging.INFO
+        self._results.put(request.key, result, self._now())
         fields = kv(operation=operation_id, uri=request.uri, digest=found.digest, reason=reason)
         log.log(level, "resolved", extra=fields)
         if wait_s and self._rate_limited.get(key, 0.0) <= self._now():  # else by that time, not by an answer

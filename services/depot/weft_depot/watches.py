@@ -1,7 +1,8 @@
 """What resolved sources were, so that a question whether they have changed costs a few `stat` calls.
 
-A watch names one state of one source, and the blobs that were made of it. Watches are in memory only and bounded: an
-unknown one counts as changed, which costs a resolve and gives a new watch. The watch of a source whose state shows only
+A watch names one state of one source, and the blobs that were made of it. Watches are in memory only and bounded, and
+one that nobody has asked for in a quarter of an hour is forgotten: an unknown one counts as changed, which costs a
+resolve and gives a new watch. The watch of a source whose state shows only
 by asking its host is the digest of its artifact: it has changed where the depot does not hold that any more.
 """
 
@@ -9,12 +10,13 @@ import hashlib
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from weft.artifacts.digest import Digest, hex_of
 from weft.artifacts.errors import ArtifactError
-from weft.domain.lru import LruDict
+from weft.domain.lru import ExpiringDict
 from weft_depot.sources import Marks
 from weft_depot.sources.folder import identity_of
 
@@ -27,15 +29,22 @@ class _State(NamedTuple):
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 OWN_DISK = "the depot's disk"  # in place of a host, for watches that are digests
+KEEP_S = 900.0  # operators ask for each of theirs every few seconds
 
 
 class Watches:
     """The states, the longest unasked first. Called from any thread."""
 
-    def __init__(self, list_blobs: Callable[[], set[str]], holds: Callable[[str], bool], limit: int = 50_000) -> None:
+    def __init__(
+        self,
+        list_blobs: Callable[[], set[str]],
+        holds: Callable[[str], bool],
+        now: Callable[[], float] = time.monotonic,
+        limit: int = 50_000,
+    ) -> None:
         """`list_blobs` gives the names of all blobs in the store, `holds` whether an artifact is there whole."""
-        self._list_blobs, self._holds_artifact = list_blobs, holds
-        self._states: LruDict[str, _State] = LruDict(limit)
+        self._list_blobs, self._holds_artifact, self._now = list_blobs, holds, now
+        self._states = ExpiringDict[str, _State](limit, KEEP_S)
         self._lock = threading.Lock()
 
     def add(self, host: str, marks: Marks, blobs: Iterable[str]) -> str:
@@ -43,25 +52,27 @@ class Watches:
         state = _State(host, marks, frozenset(blobs))
         watch = hashlib.sha256(repr((host, marks, sorted(state.blobs))).encode()).hexdigest()[:32]
         with self._lock:
-            self._states[watch] = state
+            self._states.put(watch, state, self._now())
         return watch
 
     def by_host(self, watches: Iterable[str]) -> dict[str | None, list[str]]:
         """Watches by the host whose files they are on; None: unknown watches."""
         found: dict[str | None, list[str]] = {}
+        now = self._now()
         with self._lock:
             for watch in watches:
-                state = self._states.get(watch)
+                state = self._states.get(watch, now)
                 if state:
-                    self._states.move_to_end(watch)
+                    self._states.put(watch, state, now)
                 host = state.host if state else OWN_DISK if is_digest(watch) else None
                 found.setdefault(host, []).append(watch)
         return found
 
     def changed(self, watches: Iterable[str]) -> list[str]:
         """Those whose state is no more. Blocks as the file system does; raises OSError of the depot's own disk."""
+        now = self._now()
         with self._lock:
-            states = {watch: self._states.get(watch) for watch in watches}
+            states = {watch: self._states.get(watch, now) for watch in watches}
         blobs = self._list_blobs()
         return [watch for watch, state in states.items() if not self._is_current(watch, state, blobs)]
 

@@ -6,12 +6,13 @@ import gc
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import uvicorn
 import uvloop
 
-from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir
+from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir, raise_descriptor_limit
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft.telemetry.tracing import tracer
@@ -22,13 +23,14 @@ from weft_gateway.openai.lines import LineRunner
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.app import build_app
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.bounded_http import BoundedHttp
+from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
 
 CLOSE_SECONDS = 5  # for clients that read the last bytes of an answer slowly
 # After SIGTERM: for connections that send no further request. Clients keep idle ones for 4 to 15 s, mostly.
 IDLE_SECONDS = 10.0
 # After SIGINT, which is a person's Ctrl-C: for running answers to finish, and for their clients to read.
 INTERRUPTED_DRAIN_SECONDS, INTERRUPTED_CLOSE_SECONDS = 0.5, 1
+OWN_DESCRIPTORS = 512  # that are left for files, peers and sessions to runners
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,10 @@ async def run(settings: GatewaySettings, listener: socket.socket) -> int:
     spans = tracer("gateway")
     state = AppState(settings, tls=load_tls(settings.tls_dir, "gateway"), tracer=spans)
     lines = LineRunner(state) if settings.batch else None
-    server = _Server(_config(state))
+    bound = ConnectionBound(max(1, min(settings.max_connections, raise_descriptor_limit() - OWN_DESCRIPTORS)))
+    if bound.limit < settings.max_connections:
+        log.warning("fewer connections than asked for", extra=kv(limit=bound.limit, why="the limit of open files"))
+    server = _Server(_config(state, bound))
     gc.collect()
     gc.freeze()  # of 75,000 objects of modules and schemas none ever goes: to visit them takes the collector 40 ms
     async with contextlib.AsyncExitStack() as parts:
@@ -101,11 +106,11 @@ class _Server(QuietServer):
         return min(limit_s, loop.time() - began)
 
 
-def _config(state: AppState) -> uvicorn.Config:
+def _config(state: AppState, bound: ConnectionBound) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(state),
         loop="uvloop",
-        http=BoundedHttp,
+        http=partial(BoundedHttp, bound=bound),  # pyright: ignore[reportArgumentType]
         ws="none",
         lifespan="off",
         access_log=False,

@@ -65,6 +65,9 @@ class GatewaySettings(ProcessSettings):
     )
     default_max_tokens: int = Field(1024, ge=1, le=1 << 20, description="when a request gives no max_tokens")
     max_in_flight: int = Field(2000, ge=1, le=10_000, description="requests at once; beyond it 429 with Retry-After")
+    max_connections: int = Field(
+        16_384, ge=16, le=1 << 20, description="beyond it the one that is idle longest is closed; none is idle: 503"
+    )
     max_body_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="of a request's body; beyond it 413")
     max_upload_bytes: int = Field(
         200 << 20, ge=1024, le=1 << 33, description="of an uploaded file, which streams through; beyond it 413"

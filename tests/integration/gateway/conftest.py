@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from weft.wire.v1 import (
 from weft_gateway.settings import GatewaySettings
 from weft_gateway.shell.app import build_app
 from weft_gateway.shell.app_state import AppState
-from weft_gateway.shell.bounded_http import BoundedHttp
+from weft_gateway.shell.bounded_http import BoundedHttp, ConnectionBound
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}<|assistant|>"
 ANSWER = "Grüße, dear reader \N{SLIGHTLY SMILING FACE}!"
@@ -204,7 +205,8 @@ async def serving(world: World, settings: GatewaySettings) -> AsyncIterator[Worl
     """The real gateway on a real socket, in this event loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     gateway = AppState(settings, registry=CollectorRegistry())
-    config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http=BoundedHttp, ws="none")
+    http_protocol: Any = partial(BoundedHttp, bound=ConnectionBound(settings.max_connections))
+    config = uvicorn.Config(build_app(gateway), lifespan="off", log_config=None, http=http_protocol, ws="none")
     server = world.server = Server(config)
     world.gateway, world.url = gateway, f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with gateway.running(), httpx2.AsyncClient(timeout=PATIENCE_S) as world.pool:

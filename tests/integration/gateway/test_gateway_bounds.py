@@ -209,6 +209,53 @@ async def test_a_client_that_stops_reading_is_cut_off(world: World, monkeypatch:
         await until(lambda: not world.server.server_state.connections)
 
 
+# ---------------------------------------------------------------- crowds
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+FEW = 16
+
+
+async def asked(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
+    """Whether /healthz is answered on this connection."""
+    connection[1].write(HEALTH)
+    with suppress(ConnectionError, asyncio.IncompleteReadError):
+        return b" 200 " in await soon(connection[0].readuntil(b"\r\n\r\n"))
+    return False
+
+
+async def test_beyond_the_bound_the_connection_that_is_idle_longest_gives_way(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, max_connections=FEW)) as world:
+        idle = [await connected(world) for _ in range(FEW)]
+        await until(lambda: len(world.server.server_state.connections) == FEW)
+        first, second, third, *_ = idle
+        assert await asked(first), "idle since now"
+        await until(lambda: all(len(one._bound.idle) == FEW for one in world.server.server_state.connections))
+        crowd = [await connected(world) for _ in range(2)]
+        assert all([await asked(one) for one in crowd])
+        assert not await soon(second[0].read())
+        assert not await soon(third[0].read())
+        assert await asked(first)
+        for _, writer in (*idle, *crowd):
+            writer.close()
+
+
+async def test_with_no_idle_connection_a_new_one_is_a_503_and_the_others_go_on(parts: World, tmp_path: Path) -> None:
+    async with serving(parts, parts.settings(tmp_path, max_connections=FEW)) as world:
+        busy = [await connected(world) for _ in range(FEW)]
+        for _, writer in busy:
+            writer.write(HEALTH[:-2])
+        await until(lambda: all(not one._bound.idle for one in world.server.server_state.connections))
+        late = await connected(world)
+        answer = await soon(late[0].read())
+        assert b" 503 " in answer.partition(b"\r\n")[0]
+        assert orjson.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        for reader, writer in busy:
+            writer.write(HEALTH[-2:])
+            assert b" 200 " in await soon(reader.readuntil(b"\r\n\r\n"))
+        for _, writer in (*busy, late):
+            writer.close()
+
+
 def stalled(world: World) -> list[Any]:
     """Connections whose client reads nothing."""
     connections: list[Any] = list(world.server.server_state.connections)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
-from weft_depot.watches import OWN_DISK, Watches
+from weft_depot.watches import KEEP_S, OWN_DISK, Watches
 
 
 def edit(bench: Bench) -> None:
@@ -102,6 +102,19 @@ def test_what_is_not_known_has_changed_and_the_longest_unasked_go_first(tmp_path
     third = watched.add("c", (mark,), ())
     assert watched.by_host([first, second, third, "x"]) == {"a": [first], None: [second, "x"], "c": [third]}
     assert watched.changed([first, second, third]) == [second]
+
+
+def test_what_nobody_asks_for_is_forgotten(tmp_path: Path) -> None:
+    now = 0.0
+    watched = Watches(set[str], lambda _: False, lambda: now)
+    status = tmp_path.stat()
+    mark = (str(tmp_path), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    asked, unasked = watched.add("a", (mark,), ()), watched.add("b", (mark,), ())
+    now = KEEP_S / 2
+    assert watched.by_host([asked]) == {"a": [asked]}
+    now = KEEP_S
+    assert watched.by_host([asked, unasked]) == {"a": [asked], None: [unasked]}
+    assert watched.changed([asked, unasked]) == [unasked]
 
 
 def test_the_digest_of_an_artifact_is_current_while_the_depot_holds_it_whole(bench: Bench) -> None:

@@ -4,9 +4,11 @@
 - A request's head has to be complete in bounded time: 408.
 - The rest of a body whose request is answered already is read for a bounded time, then the connection is closed.
 - A client that reads nothing of its answer for too long is cut off, so no answer's task waits for it for ever.
+- Connections are bounded. A new one beyond the bound takes the place of the one that is idle longest: 503 if none is.
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -21,12 +23,21 @@ STALL_SECONDS = 60.0  # for a client that reads nothing while its answer waits
 _PIECE_BYTES = 16 << 10  # the bound's precision
 
 
+@dataclass(eq=False, slots=True)
+class ConnectionBound:
+    """How many connections there may be, and those without a request, the one that is idle longest first."""
+
+    limit: int
+    idle: dict["BoundedHttp", None] = field(default_factory=dict["BoundedHttp", None])
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection. uvicorn makes one for each."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, bound: ConnectionBound, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.closed = asyncio.Event()
+        self._bound = bound
         self._head_bytes = 0  # since the parser's last event
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
@@ -38,8 +49,21 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] (as uvicorn's)
         super().connection_made(transport)
         self._await_head()
+        if len(self.connections) > self._bound.limit:
+            longest = next(iter(self._bound.idle), None)
+            if longest is None:
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", _TOO_MANY)
+                return
+            longest.give_way()
+        self._bound.idle[self] = None
+
+    def give_way(self) -> None:
+        """Close this idle connection, as HTTP allows at any time."""
+        self._bound.idle.pop(self, None)
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
+        self._bound.idle.pop(self, None)
         if self._in_head and self._head_timer is None:
             self._await_head()
         for start in range(0, len(data), _PIECE_BYTES):
@@ -68,6 +92,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head_timer, self._rest_timer, self._stall_timer):
             _cancelled(timer)
+        self._bound.idle.pop(self, None)
         super().connection_lost(exc)
         self.closed.set()
 
@@ -88,6 +113,8 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._in_head and not self.pipeline:  # what is being read is the body of what was answered
             self._rest_timer = self.loop.call_later(REST_SECONDS, self.transport.close)
         super().on_response_complete()
+        if self._in_head and not self._head_bytes and not self._answering and not self.transport.is_closing():
+            self._bound.idle[self] = None
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -134,6 +161,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 _TOO_LARGE = f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter ones."
+_TOO_MANY = "This gateway has as many connections as it may have, and none of them is idle; try again later."
 _TOO_SLOW = "The request's headers did not arrive in time; send them at once."
 
 

@@ -97,7 +97,7 @@ class HighestEpochs:
     Beyond `limit` the least recently seen are forgotten: far more than can be in flight between gateways and a runner.
     """
 
-    def __init__(self, limit: int = 65_536) -> None:
+    def __init__(self, limit: int = 16_384) -> None:
         self._seen: LruDict[str, Epoch] = LruDict(limit)
 
     def __len__(self) -> int:
