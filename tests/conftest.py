@@ -19,7 +19,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from weft.process import uncollected_imports
+from weft.process import long_lived_imports
 
 pytest.register_assert_rewrite("harness")  # its assertions show what they compared
 
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Thousands of tests and what they import are no garbage: the collector would visit them in every test."""
-    with uncollected_imports():
+    with long_lived_imports():
         return (yield)
 
 

@@ -25,7 +25,7 @@ import yaml
 
 from weft.domain.runner import RunnerBook, RunnerRole
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
-from weft_bench import linked_up
+from weft_bench import fault_host, linked_up
 from weft_bench.errors import StackFailed
 from weft_bench.fault_store import PostgresStore, SqliteStore, Store, small_disk_of_sqlite
 from weft_bench.fault_streams import Ask, Stream, Streams, Token, recorded
@@ -35,7 +35,7 @@ from weft_bench.path import WORDS
 from weft_bench.process import Process
 from weft_bench.reports import books, listed
 from weft_bench.scrape import scrape, total
-from weft_bench.stack import UP, Stack, copy_adapter, is_ready, quickstart
+from weft_bench.stack import CONTROLLER, UP, Stack, copy_adapter, is_ready, quickstart
 
 PATIENCE_S, POLL_S = 180.0, 0.01
 RUNNERS, SEQUENCES, STREAMS, LATE = 2, 16, 10, 2
@@ -93,6 +93,7 @@ class Stage:
         self.kv_peers: list[str] = []  # where linked runners take KV
         self.store: Store = SqliteStore(stack.data_dir / "supervisor" / "weft.sqlite")
         self.mesh: dict[str, Links] = {"gateway": links}  # by source
+        self.host: Path | None = None  # by which disks, clocks and memory are struck
         self._applied = itertools.count()
 
     # ------------------------------------------------------------------------------------------- answers
@@ -210,6 +211,13 @@ class Stage:
     def peer(self, component: str) -> str:
         """Where a component serves its peers, HOST:PORT."""
         return self.stack.components()[component]["listen"]
+
+    def files(self, component: str) -> Path:
+        """Where a component keeps what it writes; of the controller everything, as its own process sees it."""
+        data = self.stack.data_dir
+        if component.startswith("runner-"):
+            return data / "runners" / component.removeprefix("runner-")
+        return {"gateway": data.parent / "gateway", CONTROLLER: data}.get(component, data / component)
 
     async def link_runners(self) -> None:
         """What they send each other passes through links from now on."""
@@ -342,13 +350,16 @@ def _open_folder() -> Generator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def meshed_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Stage]:
-    """As `stage`, with links between all processes."""
+async def meshed_stage(folder: Path, seed: int, cold: int, *, hosted: bool = False) -> AsyncGenerator[Stage]:
+    """As `stage`, with links between all processes. `hosted`: with disks, clocks and memory that can be struck."""
+    host = fault_host.make(folder / "host") if hosted else None
     manifests = _manifests(folder / "manifests", cold, POOL)
     async with contextlib.AsyncExitStack() as ends:
         mesh = {source: await ends.enter_async_context(Links()) for source in linked_up.SOURCES}
         proxies = {source: links.environment["grpc_proxy"].removeprefix("http://") for source, links in mesh.items()}
         environment = {**SLOW, **mesh[linked_up.CONTROLLER].environment, linked_up.VARIABLE: json.dumps(proxies)}
+        if host:
+            environment |= {linked_up.HOST_VARIABLE: str(host), **fault_host.environment(host, CONTROLLER)}
         up = (*linked_up.UP, "--")
         with Stack(manifests, folder / "data", environment=environment, up=up) as stack:
             while not stack.components():
@@ -357,8 +368,9 @@ async def meshed_stage(folder: Path, seed: int, cold: int) -> AsyncGenerator[Sta
             depot = stack.address("depot").removeprefix("http://")
             for source, links in mesh.items():
                 await links.forward(depot, linked_up.depot_of(source, depot))
-            async with _on(stack, folder, seed, cold) as made:
+            async with _on(stack, folder, seed, cold, host=host) as made:
                 made.mesh |= mesh
+                made.host = host
                 await made.record()
                 yield made
 
@@ -381,27 +393,28 @@ async def stage(
 
 
 @contextlib.asynccontextmanager
-async def _on(stack: Stack, folder: Path, seed: int, cold: int, *, split: bool = False) -> AsyncGenerator[Stage]:
+async def _on(
+    stack: Stack, folder: Path, seed: int, cold: int, *, split: bool = False, host: Path | None = None
+) -> AsyncGenerator[Stage]:
     """The gateway of our own, and everything ready."""
     await asyncio.to_thread(stack.wait_for_models)
     supervisor = grpc.aio.insecure_channel(stack.address("supervisor"))
-    async with Links() as links, _gateway(stack, links, folder) as gateway, supervisor as channel:
+    async with Links() as links, _gateway(stack, links, folder, host) as gateway, supervisor as channel:
         made = Stage(stack, gateway, links, AdminStub(channel), seed, cold, split)
         await made.ready(None)
         yield made
 
 
 @contextlib.asynccontextmanager
-async def _gateway(stack: Stack, links: Links, folder: Path) -> AsyncGenerator[Process]:
+async def _gateway(stack: Stack, links: Links, folder: Path, host: Path | None) -> AsyncGenerator[Process]:
     """A second gateway of the stack, whose peers are behind links."""
     depot = await links.forward(stack.address("depot").removeprefix("http://"))
     (port,) = stack.ports(1)
     address = f"127.0.0.1:{port}"
     flags = {"http": address, "depot": f"http://{depot}", "data-dir": folder / "gateway"}
     flags |= {peer: stack.address(peer) for peer in ("scheduler", "predictor")}
-    made = Process(
-        "gateway", "weft_gateway", flags, address, folder, words=["--no-auth"], environment=links.environment
-    )
+    environment = {**links.environment, **(fault_host.environment(host, "gateway") if host else {})}
+    made = Process("gateway", "weft_gateway", flags, address, folder, words=["--no-auth"], environment=environment)
     try:
         await made.until(made.ready, "ready")
         yield made

@@ -32,6 +32,11 @@ no writes. *slow*: every answer takes 2 s more. *crowded*: somebody else has all
 SIGKILL, and after 3 s its synchronous replica takes its place. Afterwards there is one outcome of each stream, and
 usage counts each once.
 
+Cells of disks, clocks and memory strike what one process stands on, on the stack with links everywhere; an adapter is
+applied at that moment, too. *disk-full*: for 10 s its files can be made no larger and no new one is made (ENOSPC).
+*disk-broken*: reading, writing and syncing them are EIO. *disk-read-only*: EROFS. *clock-ahead*, *clock-behind*: for
+10 s its clock is an hour off, then right again. *out-of-memory*: the kernel kills it for want of memory.
+
 Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
 probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
 *failed* are streams that ended with an error. *longest gap* is the longest time without a token, of each stream that
@@ -60,6 +65,9 @@ PAIRS = (  # who reaches whom
     *(("controller", target) for target in ("scheduler", "depot")),
 )
 BAD_LINKS = ("delay", "narrow", "deaf", "mute", "abandon", "cut", "stall")
+DISK_FAULTS, DISKS = ("disk-full", "disk-broken", "disk-read-only"), (*PROCESSES, "gateway", "controller")
+CLOCK_FAULTS, CLOCKS = ("clock-ahead", "clock-behind"), (*PROCESSES, "gateway", "controller")
+OUT_OF_MEMORY = "out-of-memory"
 LOSS, LOSSY = "loss", ("scheduler", "supervisor", "predictor", "runner", "depot")
 SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
 FAULTS_OF_STORES = {
@@ -104,7 +112,7 @@ class Cell:
 
     @property
     def lasts(self) -> bool:
-        return self.of_store or self.fault not in ("kill", "cut")
+        return self.of_store or self.fault not in ("kill", "cut", OUT_OF_MEMORY)
 
     @property
     def is_link(self) -> bool:
@@ -113,6 +121,11 @@ class Cell:
     @property
     def of_store(self) -> bool:
         return self.target in FAULTS_OF_STORES
+
+    @property
+    def of_host(self) -> bool:
+        """Of what a process stands on."""
+        return self.fault in (*DISK_FAULTS, *CLOCK_FAULTS, OUT_OF_MEMORY)
 
     @property
     def meshed(self) -> bool:
@@ -143,6 +156,13 @@ CELLS = [
         if source != "gateway" or fault not in ("cut", "stall")
     ),
     *(Cell(fault, store, "decode") for store, faults in FAULTS_OF_STORES.items() for fault in faults),
+    *(
+        Cell(fault, target, "loading" if target in ("depot", "runner") else "decode")
+        for fault, target in product(DISK_FAULTS, DISKS)
+        if target not in ("scheduler", "supervisor")
+    ),
+    *(Cell(*of, "decode") for of in product(CLOCK_FAULTS, CLOCKS)),
+    *(Cell(OUT_OF_MEMORY, target, "decode") for target in PROCESSES),
     *(Cell(LOSS, target, "loading" if target == "depot" else "decode") for target in LOSSY),
 ]
 

@@ -1,9 +1,9 @@
 """`python -m weft_bench.linked_up -- FLAGS`: `weft up` whose processes reach their peers through links.
 
-`LINKS` in the environment has, by the source of a link, the address of the proxy through which it dials its gRPC peers;
-at the port of the depot on the source's own loopback address (`depot_of`) the links lead to the depot. Sources are
-components by the beginning of their names, and the controller, which is this process (its proxy is that of its
-environment).
+`WEFT_BENCH_LINKS` in the environment has, by the source of a link, the address of the proxy through which it dials its
+gRPC peers; at the port of the depot on the source's own loopback address (`depot_of`) the links lead to the depot.
+Sources are components by the beginning of their names, and the controller, which is this process (its proxy is that of
+its environment). `WEFT_BENCH_HOST`: a folder by which components' disks and clocks can be struck (`fault_host.py`).
 """
 
 import functools
@@ -12,14 +12,16 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from weft_bench import fault_host
 from weft_bench.runner_up import main
 from weft_operator.local import backend, stack
 from weft_operator.local.processes import Process, Program
 from weft_operator.local.stack import DepotClient
 
-VARIABLE = "WEFT_BENCH_LINKS"
+VARIABLE, HOST_VARIABLE = "WEFT_BENCH_LINKS", "WEFT_BENCH_HOST"
 UP = ("weft_bench.linked_up", "weft_runner")
 CONTROLLER, RUNNER, SUPERVISOR = "controller", "runner", "supervisor"
 SOURCES = (CONTROLLER, RUNNER, SUPERVISOR)
@@ -38,7 +40,9 @@ def linked(program: Program, proxies: dict[str, str]) -> Program:
         at = argv.index("--depot") + 1
         argv[at] = f"http://{depot_of(source, argv[at])}"
     proxy = {"grpc_proxy": f"http://{proxies[source]}" if source else ""}
-    return replace(program, argv=tuple(argv), env={**program.env, **proxy})
+    host = os.environ.get(HOST_VARIABLE)
+    shim = fault_host.environment(Path(host), program.name) if host else {}
+    return replace(program, argv=tuple(argv), env={**program.env, **proxy, **shim})
 
 
 def _through_links(proxies: dict[str, str], make: Callable[..., Process], program: Program, *rest: Any) -> Process:

@@ -23,6 +23,7 @@ from weft_bench.render import page
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
 
+CROWDS = ("idle", "slow heads", "slow bodies", "stopped readers", "flood")
 Docs = Annotated[Path, typer.Option("--docs", help="Where pages and raw lines are kept.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; absent ones are skipped.")]
 Models = Annotated[Path | None, typer.Option("--models", help="Where models are kept; default: the user's cache.")]
@@ -695,6 +696,28 @@ def soak(
             measure(data, origin(), seed, minutes=minutes, warm_minutes=warm_minutes, advance=advance, say=complain)
         )
         keep("soak", bench.__doc__ or "", lines, docs, partial(bench.page, docs=docs))
+
+
+@app.command()
+def clients(
+    only: Annotated[str, typer.Option(help="Crowds, separated by commas.")] = ",".join(CROWDS),
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds without and beside each crowd.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Crowds of idle, slow, stopped and flooding clients: what others notice, and the gateway's memory.
+
+    Starts its own stack on free ports; 10 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
+    """
+    from weft_bench import clients as bench
+    from weft_bench.machine import origin
+    from weft_bench.through_clients import measure
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
+    crowds = among("only", only, CROWDS)
+    with failures_told():
+        lines = asyncio.run(measure(crowds, repeat, seed, origin(), complain))
+        keep("clients", bench.__doc__ or "", lines, docs)
 
 
 @app.command()

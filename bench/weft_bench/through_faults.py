@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from weft_bench import fault_host
 from weft_bench.errors import StackFailed
 from weft_bench.fault_stage import LATE, Moment, Stage, meshed_stage, postgresql_stage, sqlite_stage, stage
 from weft_bench.fault_streams import Difference, Streams, difference
@@ -29,6 +30,7 @@ STAGES: Mapping[str, Callable[[Path, int, int], AbstractAsyncContextManager[Stag
     "split": partial(stage, split=True),
     "linked": partial(stage, split=True, kv_links=True),
     "meshed": meshed_stage,
+    "hosted": partial(meshed_stage, hosted=True),
     SQLITE: sqlite_stage,
     POSTGRESQL: postgresql_stage,
 }
@@ -58,6 +60,8 @@ async def measure(
 def _stack_of(cell: Cell) -> str:
     if cell.meshed:
         return "meshed"
+    if cell.of_host:
+        return "hosted"
     if cell.of_store:
         return cell.target
     return "linked" if cell.between_runners else "split" if cell.split else "unified"
@@ -83,7 +87,7 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
             moment.release()
             moment = None
         if moment is not None:
-            applied = await made.apply_adapter() if cell.meshed else ""
+            applied = await made.apply_adapter() if cell.meshed or cell.of_host else ""
             struck_at = time.perf_counter()
             killed = await _strike(made, cell, moment, streams)
     over_at = time.perf_counter()
@@ -113,6 +117,12 @@ async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> 
     component = {"runner": moment.runner, PROMPT_RUNNER: moment.runner, TOKEN_RUNNER: moment.token_runner}.get(
         cell.target, cell.target
     )
+    if made.host and cell.of_host:
+        struck = made.stack.pid(component)
+        async with fault_host.struck(made.host, cell.fault, component, struck, made.files(component)):
+            moment.release(struck if cell.fault == fault_host.OUT_OF_MEMORY else None)
+            await _meanwhile(made, streams, LASTS_S if cell.lasts else 0.0)
+        return struck if cell.fault == fault_host.OUT_OF_MEMORY else None
     addresses = made.kv_peers if cell.between_runners else [made.peer(component)]
     links = made.mesh.get(cell.source, made.links)
     if cell.is_link and cell.fault != LOSS and not any(map(links.count, addresses)):

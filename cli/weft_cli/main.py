@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from weft.domain.routes import ToolCallParserName
-from weft.process import serve_root, uncollected_imports
+from weft.process import serve_root, long_lived_imports
 from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
@@ -157,7 +157,7 @@ def up(
 
     - `weft up`  with what was applied before
     """
-    with uncollected_imports():
+    with long_lived_imports():
         from weft_cli.up import up as run
 
     return run(
@@ -226,7 +226,7 @@ def serve(
 
     It serves what its command line names; what is applied or pushed meanwhile ends with it. `weft up` keeps objects.
     """
-    with uncollected_imports():
+    with long_lived_imports():
         from weft_cli.serve import Request
         from weft_cli.serve import serve as run
 

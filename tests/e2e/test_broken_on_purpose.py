@@ -1,4 +1,4 @@
-"""Short forms of `weft bench faults` (links, stores) and of `weft bench soak`: what `docs/reliability.md` promises."""
+"""Short forms of `weft bench faults`, `soak` and `clients`: what `docs/reliability.md` promises."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from harness.postgres import needs_postgres
+from weft_bench.crowds import FLOOD, IDLE, SLOW_BODIES, SLOW_HEADS
 from weft_bench.fault_streams import Difference
 from weft_bench.faults import Run, chosen
 from weft_bench.lines import Origin
 from weft_bench.soak import STACK
+from weft_bench.through_clients import measure as beside_crowds
 from weft_bench.through_faults import measure
 from weft_bench.through_soak import measure as soak
 
-MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="a disk of the store's own is mounted, as root")
+MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="disks are mounted and control groups made, as root")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,8 @@ MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="a disk of the store's own
         pytest.param(["* PostgreSQL *"], marks=[MOUNTS, needs_postgres, pytest.mark.long]),
         pytest.param(["* SQLite *"], marks=[MOUNTS, pytest.mark.long]),
         pytest.param(["mute *", "narrow *"], marks=pytest.mark.long),
+        ["disk-broken depot *", "disk-full controller *"],
+        pytest.param(["clock-*", "out-of-memory *"], marks=[MOUNTS, pytest.mark.long]),
     ],
     ids=lambda cells: cells[0],
 )
@@ -47,3 +51,13 @@ async def test_everything_at_once_is_right(tmp_path: Path) -> None:
         f"right: {activity}"
         for activity in ("streams", "adapters that come, change and go", "keys made, used and revoked")
     }
+
+
+async def test_others_have_their_answers_beside_crowds() -> None:
+    crowds = (IDLE, SLOW_HEADS, SLOW_BODIES, FLOOD)
+    found = await beside_crowds(crowds, 1, 0, Origin("", "", ""), print, scale=0.05)
+    values = {(line.case, line.metric): line.value or 0.0 for line in found}
+    assert sum(metric == "others' whole answer p99" for _, metric in values) == len(crowds)
+    assert values["5 flood", "of the crowd: status 200"] > 0
+    assert values["5 flood", "of the crowd: status 429"] > 0
+    assert set(values) >= {("500 idle", "gateway, most resident"), ("25 slow heads", "gateway, most resident")}

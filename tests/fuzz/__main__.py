@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "fuzz"
 CORPUS = Path(__file__).parent / "corpus"
 NATIVE = "native-step"
-GRACE_S = 120  # of a process to import everything and to end
+INPUT_S = 60  # until libFuzzer calls an input that does not end a finding, and keeps it
+GRACE_S = 600  # of a process to import everything and to end, on a busy machine
 RSS_MB = 4096  # of a process with what libFuzzer keeps; an input's own memory is `fuzz.child`'s to watch
 NAMES = (
     *("chat", "completions", "embeddings", "messages", "responses", "tokenize", "batch-line"),
@@ -59,6 +60,7 @@ def fuzz(name: str, seconds: int) -> Tried:
     kept.mkdir(parents=True, exist_ok=True)
     seeds = [str(folder) for folder in (kept, CORPUS / name) if folder.is_dir()]
     options = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-rss_limit_mb={RSS_MB}", "-max_len=4096"]
+    options.append(f"-timeout={INPUT_S}")
     command = [sys.executable, "-m", "fuzz.child", name, *seeds, f"-artifact_prefix={kept}/", *options]
     try:
         done = subprocess.run(

@@ -2,9 +2,9 @@
 
 import sys
 
-from weft.process import uncollected_imports
+from weft.process import long_lived_imports
 
-with uncollected_imports():
+with long_lived_imports():
     from weft_gateway.main import main
 
 sys.exit(main())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir, uncollected_imports
+from weft.process import EXIT_CANNOT_START, CannotStart, listen, lock_data_dir, long_lived_imports
 from weft.telemetry.logs import configure, kv
 from weft.telemetry.probes import Probes
 from weft.telemetry.tracing import tracer
@@ -90,7 +90,7 @@ def _run(settings: RunnerSettings, wrap: "WrapExecutor | None") -> int:
     probes = Probes(settings.probes, lambda: not_ready[-1]())
     probes.start()
     try:
-        with uncollected_imports():
+        with long_lived_imports():
             from weft_runner.shell.process import serve_runner  # after everything that fails fast
 
         return uvloop.run(serve_runner(settings, probes, not_ready.append, tls, wrap, spans))

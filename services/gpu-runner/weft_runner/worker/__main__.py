@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 
-from weft.process import uncollected_imports
+from weft.process import long_lived_imports
 from weft_runner.parallel.ipc import Channel
 
 
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
     """Never returns."""
     channels = [Channel(int(number)) for number in argv[:3]]
     threading.Thread(target=_end_with, args=(channels[1],), name="watch", daemon=True).start()
-    with uncollected_imports():
+    with long_lived_imports():
         from weft_runner.worker.loop import serve_child  # torch is imported here
 
     code = serve_child(channels, [int(number) for number in argv[3:]])

@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 
-from weft.process import uncollected_imports
+from weft.process import long_lived_imports
 from weft.telemetry.logs import configure, kv
 from weft.wire.tls import load_tls
 from weft_runner.errors import RunnerError
@@ -23,7 +23,7 @@ def main() -> None:
     settings, files, rank = pickle.load(sys.stdin.buffer)  # noqa: S301 (of this runner's own process)
     threading.Thread(target=_end_with_input, name="input", daemon=True).start()
     configure(f"rank {rank}", level=settings.log_level, fmt=settings.log_format)
-    with uncollected_imports():
+    with long_lived_imports():
         from weft_runner.shell.rank_link import join_runner  # torch is imported here
         from weft_runner.worker.loop import OwnHost, serve
 

@@ -1,0 +1,62 @@
+"""`weft bench clients`: what clients of one gateway notice of crowds that are no good clients.
+
+*Others* send streamed requests of 24 tokens at a fixed rate, each at its time; half of the rounds alone, half beside a
+crowd, in turn. A ratio is that of a crowd's rounds to those without. The gateway's resident memory is looked at four
+times a second while the crowd is there.
+
+- *idle*: connections that have made one request and make no other; the gateway closes each after a minute, and another
+  one comes. *slow heads*, *slow bodies*: a byte a second. *stopped readers*: they ask for 900 tokens with log
+  probabilities and read no more after the first event; the round begins once the runner has computed them. *flood*: a
+  tenant with a limit of 2 concurrent requests sends, on each of its connections, five a second.
+
+Crowd, gateway, runner and who measures share the cores.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft_bench.crowds import FLOOD, IDLE, READERS, SLOW_BODIES, SLOW_HEADS
+from weft_bench.lines import Line, Origin
+from weft_bench.path import percentile
+from weft_bench.sse import Streamed
+
+COUNTS = {IDLE: 10_000, SLOW_HEADS: 500, SLOW_BODIES: 500, READERS: 200, FLOOD: 100}
+OF_MEMORY, OF_P99 = "<= 300", 1.2
+BOUND = (IDLE, READERS)  # crowds with a target for others' p99
+TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of one crowd: answers to others without and beside it, the gateway's memory, and what the crowd saw."""
+
+    crowd: str
+    count: int
+    alone: Sequence[Streamed]
+    beside: Sequence[Streamed]
+    most_resident_mb: float
+    cut_off_s: float  # until the gateway had closed the last of them; 0: it does not
+    seen: Mapping[str, int]
+
+
+def lines(origin: Origin, found: Found) -> Iterator[Line]:
+    """The figures of one crowd."""
+    case = f"{found.count:,} {found.crowd}"
+    for metric, of in (("first token", _first), ("whole answer", _whole)):
+        for percent in (50, 99):
+            alone, beside = (percentile(of(answers), percent) * 1e3 for answers in (found.alone, found.beside))
+            target = f"<= {OF_P99 * alone:.1f}" if percent == 99 and found.crowd in BOUND else None
+            yield origin.line(case, f"others' {metric} p{percent}", beside, "ms", baseline=alone, target=target)
+    yield origin.line(case, "gateway, most resident", found.most_resident_mb, "MB", target=OF_MEMORY)
+    if found.cut_off_s:
+        yield origin.line(case, "cut off after", found.cut_off_s, "s")
+    for what, count in sorted(found.seen.items()):
+        yield origin.line(case, f"of the crowd: {what}", count, "times")
+
+
+def _first(answers: Sequence[Streamed]) -> list[float]:
+    return [answer.first - answer.start for answer in answers]
+
+
+def _whole(answers: Sequence[Streamed]) -> list[float]:
+    return [answer.end - answer.start for answer in answers]
