@@ -70,10 +70,14 @@ async def struck(folder: Path, fault: str, component: str, pid: int, files: Path
 async def _killed(pid: int) -> None:
     """Wait until the kernel has killed the process, and its parent knows. Raises StackFailed."""
     end = time.monotonic() + KILLED_S
-    while Path(f"/proc/{pid}").exists():
+    while _lives(pid):
         if time.monotonic() > end:
             raise StackFailed(f"process {pid} lives in {LIMIT_BYTES} bytes of memory")
         await asyncio.sleep(POLL_S)
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _control(folder: Path, component: str) -> Path:

@@ -161,7 +161,7 @@ class Activities:
         try:
             for content in rng.sample([*CONTENTS, *CONTENTS], k=3):
                 folders.append(self._content(content, f"soak-{next(self._versions)}"))
-                await self._apply(ADAPTER, NAMESPACE, name, _adapter_spec(folders[-1].name))
+                await self._apply(ADAPTER, NAMESPACE, name, adapter_spec(folders[-1].name))
                 await self._until(lambda: self._is_ready("loraadapters", NAMESPACE, name), f"{name} Ready")
                 own = replace(ask, model=f"{NAMESPACE}/{name}")
                 self._check(own, replace(ask, model=f"{NAMESPACE}/{content}"), await self._answer(own))
@@ -189,7 +189,7 @@ class Activities:
                 weights.unlink()
                 weights.write_bytes(b"\xff" * 4096)
         try:
-            await self._apply(ADAPTER, NAMESPACE, name, _adapter_spec(name))
+            await self._apply(ADAPTER, NAMESPACE, name, adapter_spec(name))
             await self._until(lambda: self._is_refused(name), f"{name} not Ready for a reason")
             await self._gone(replace(rng.choice(self._asks), model=f"{NAMESPACE}/{name}"))
         finally:
@@ -287,7 +287,7 @@ def spare_pool(replicas: int) -> dict[str, Any]:
     return {"model": model, "replicas": replicas, "lora": {"maxRank": 32}, "allowedNamespaces": shared}
 
 
-def _adapter_spec(folder: str) -> dict[str, Any]:
+def adapter_spec(folder: str) -> dict[str, Any]:
     return {"poolRef": {"name": MAIN_POOL, "namespace": PLATFORM}, "source": {"uri": f"file:adapters/{folder}"}}
 
 

@@ -27,7 +27,7 @@ async def measure(
     say: Callable[[str], None],
 ) -> list[Line]:  # fmt: skip
     """Soak for `minutes`. `advance` is called with the seconds since it was last. Raises StackFailed."""
-    manifests = _manifests(folder / "manifests")
+    found = manifests(folder / "manifests")
     with Stack(manifests, folder / "data", "--auth") as stack:
         stack.key = await asyncio.to_thread(stack.create_key, NAMESPACE)
         await asyncio.to_thread(stack.wait_for_models)
@@ -111,7 +111,7 @@ async def _unbalanced(admin: AdminStub) -> list[str]:
         await asyncio.sleep(POLL_S)
 
 
-def _manifests(folder: Path) -> Path:
+def manifests(folder: Path) -> Path:
     """The quickstart with the adapters of one tenant, and a pool that is at zero."""
     folder.mkdir(parents=True)
     for name in MANIFESTS:

@@ -1,7 +1,8 @@
 """Log files of the components and of the controller: bounded in size, read by tail, followed without polling.
 
 At `limit_bytes` the file becomes NAME.log.1 (one old one is kept) and a new one begins, so a component takes at most
-twice the limit.
+twice the limit. What the disk does not take is lost, not waited for: nobody's work ends for want of a log. Once the
+disk takes lines again, the first one says how much is missing and why.
 """
 
 import asyncio
@@ -24,9 +25,9 @@ class LogFile:
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path, self._limit_bytes = path, limit_bytes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        self._fd: int | None = None
+        self._size = 0
+        self._lost_bytes, self._lost_why = 0, ""
         self._followers: set[Follower] = set()
 
     @property
@@ -34,16 +35,31 @@ class LogFile:
         return self._path
 
     def write(self, data: bytes) -> None:
-        """Append, and hand it to whoever follows."""
-        if self._size + len(data) > self._limit_bytes and self._size:
-            self._rotate()
-        self._size += os.write(self._fd, data)
+        """Append, and hand it to whoever follows. Never raises."""
+        try:
+            fd = self._opened() if self._fd is None else self._fd
+            if self._size + len(data) > self._limit_bytes and self._size:
+                fd = self._rotate()
+            if self._lost_bytes:
+                self._append(fd, f"--- {self._lost_bytes} bytes of this log are lost: {self._lost_why}\n".encode())
+                self._lost_bytes = 0
+            self._append(fd, data)
+        except OSError as error:
+            self._lost_bytes += len(data)
+            self._lost_why = error.strerror or str(error)
         for follower in self._followers:
             follower.put(data)
 
+    def _append(self, fd: int, data: bytes) -> None:
+        """Whole, or OSError."""
+        while data:
+            written = os.write(fd, data)
+            self._size += written
+            data = data[written:]
+
     def close(self) -> None:
         """No more lines: followers end."""
-        os.close(self._fd)
+        self._close()
         for follower in self._followers:
             follower.put(None)
 
@@ -61,11 +77,21 @@ class LogFile:
         finally:
             self._followers.discard(follower)
 
-    def _rotate(self) -> None:
-        os.close(self._fd)
-        self._path.replace(_old(self._path))
+    def _opened(self) -> int:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._size = 0
+        self._size = os.fstat(self._fd).st_size
+        return self._fd
+
+    def _rotate(self) -> int:
+        self._path.replace(_old(self._path))
+        self._close()
+        return self._opened()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
 
 
 def last_lines(path: Path, lines: int | None) -> list[str]:

@@ -7,6 +7,7 @@ controller (a lock), and whatever it started ends with it, also after `kill -9`.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from weft.api.conversion import with_defaults
 from weft.files import write_atomically
 from weft.process import EXIT_CANNOT_START, DataDirUnusable, lock_data_dir
+from weft.telemetry.logs import kv
 from weft_operator.controller.depot_client import DepotClient
 from weft_operator.controller.loop import Controller
 from weft_operator.controller.registry_client import RegistryClient
@@ -31,9 +33,11 @@ from weft_operator.local.backend import LocalBackend, Machine
 from weft_operator.local.components import Addresses, Options, Ports, choose_addresses, component_programs
 from weft_operator.local.logs import CONTROLLER, LogFile, logging_to
 from weft_operator.local.objects import ObjectStore
-from weft_operator.local.persistence import Durable, open_store, settle_file_root
+from weft_operator.local.persistence import RETRY_S, Durable, open_store, settle_file_root
 from weft_operator.local.processes import Process, ProcessState, Program, described
 from weft_operator.local.sockets import PortSource, require_free
+
+log = logging.getLogger(__name__)
 
 # After a Ctrl-C a program is killed that has not ended in this time. What is durable is so before it is acknowledged.
 INTERRUPTED_STOP_S = 2.0
@@ -214,7 +218,12 @@ class Stack:
         """`stack.json` follows the processes."""
         while True:
             self._changed.clear()  # whoever else waits checks its condition after it clears, so it misses nothing
-            self._write_description()
+            try:
+                self._write_description()
+            except OSError as error:
+                log.error("stack.json is not written", extra=kv(error=error))
+                await asyncio.sleep(RETRY_S)
+                continue
             await self._changed.wait()
             await asyncio.sleep(0.05)  # many changes come together at the start
 
@@ -225,8 +234,8 @@ class Stack:
             return
         description = self.describe()
         if description != self._written:
-            self._written = description
             write_atomically(path, json.dumps(description, indent=1).encode() + b"\n")
+            self._written = description
 
 
 @asynccontextmanager

@@ -1,8 +1,11 @@
 """Logs: bounded on disk, read from the end, followed without polling."""
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +41,38 @@ def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
     again = LogFile(tmp_path / "c.log")
     assert again.tail(10) == ["one", "two"]
     again.close()
+
+
+def test_a_disk_that_takes_nothing_loses_lines_and_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the log has to be made or turned over just then."""
+    log, write, opened = LogFile(tmp_path / "logs" / "c.log", limit_bytes=100), os.write, os.open
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with log.follow() as news:
+        for step in range(3):
+            monkeypatch.setattr(os, "write", full)
+            monkeypatch.setattr(os, "open", full)
+            log.write(b"lost\n" * 10)
+            monkeypatch.setattr(os, "write", write)
+            monkeypatch.setattr(os, "open", opened)
+            log.write(b"kept %d\n" % step)
+            missing, kept = log.tail(2)
+            assert missing == "--- 50 bytes of this log are lost: No space left on device"
+            assert kept == f"kept {step}"
+        assert news._bytes == 3 * len(b"lost\n" * 10 + b"kept 0\n"), "who follows misses nothing"
+    log.close()
+    assert max(path.stat().st_size for path in (tmp_path / "logs").iterdir()) <= 200
+
+
+def test_what_a_disk_takes_in_pieces_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    log = LogFile(tmp_path / "c.log")
+    log.write(b"one line in pieces\n")
+    assert log.tail(1) == ["one line in pieces"]
+    log.close()
 
 
 async def test_a_follower_receives_what_is_written_and_the_end(tmp_path: Path) -> None:

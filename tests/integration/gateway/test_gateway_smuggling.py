@@ -1,0 +1,102 @@
+"""One connection, bytes as no library sends them: what a proxy before the gateway could take for another request."""
+
+import asyncio
+import re
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+
+from .conftest import ANSWER, World, soon
+from .test_gateway_bounds import connected
+from .test_gateway_refusals import TEXT
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+START = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+CHUNKED = b"0\r\n\r\n" + SMUGGLED
+LENGTH = b"content-length: %d\r\n" % len(CHUNKED)
+
+
+async def sent(world: World, request: bytes) -> bytes:
+    """Everything that is answered until the gateway closes the connection."""
+    reader, writer = await connected(world)
+    try:
+        writer.write(request)
+        with suppress(ConnectionError):
+            return await soon(reader.read())
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        LENGTH + b"transfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked\r\n" + LENGTH,
+        b"content-length: 5\r\ncontent-length: %d\r\n" % len(CHUNKED),
+        b"content-length: 5, 5\r\n",
+        b"content-length: +5\r\n",
+        b"content-length: -5\r\n",
+        b"content-length: 0x5\r\n",
+        b"content-length: 5 5\r\n",
+        b"content-length: 99999999999999999999999\r\n",
+        b"transfer-encoding: xchunked\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"transfer-encoding: identity\r\ntransfer-encoding: chunked, x\r\n",
+        b"transfer-encoding : chunked\r\n",
+        b"content-length : 5\r\n",
+        b" content-length: 5\r\n",
+        b"x: y\n\r\n",
+        b"x: y\r\ncontent-length: 5\r",
+        b"x\x00y: 5\r\n",
+        b"x: a\x00b\r\n",
+        b": 5\r\n",
+    ],
+    ids=str,
+)
+async def test_an_ambiguous_length_is_no_request_and_ends_the_connection(world: World, head: bytes) -> None:
+    answer = await sent(world, START + head + b"\r\n" + CHUNKED)
+    statuses = re.findall(rb"HTTP/1\.1 (\d{3})", answer)
+    assert statuses == [b"400"], answer
+    assert b"smuggled" not in answer
+
+
+@pytest.mark.parametrize("size", [b"0x5", b"-5", b"+5", b"5 ", b" 5", b"5_0", b"fffffffffffffffff", b"5\n", b""])
+async def test_a_chunk_without_a_plain_size_ends_the_connection(world: World, size: bytes) -> None:
+    answer = await sent(world, START + b"transfer-encoding: chunked\r\n\r\n" + size + b"\r\nabcde\r\n" + CHUNKED)
+    assert len(re.findall(rb"HTTP/1\.1 ", answer)) <= 1, answer
+    assert b" 200 " not in answer
+
+
+async def test_requests_sent_ahead_are_answered_in_their_order_each_its_own(world: World) -> None:
+    """HTTP pipelining: no answer is another request's, and an error in the middle ends none of the others."""
+    bodies: list[dict[str, Any]] = [TEXT, TEXT | {"model": "acme/upper"}, TEXT | {"model": "nothing"}, TEXT]
+    requests = b""
+    for body in bodies:
+        content = orjson.dumps(body)
+        requests += START + b"content-length: %d\r\n\r\n" % len(content) + content
+    requests += b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    answers = (await sent(world, requests)).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200", b"200", b"404", b"200", b"200"]
+    found = [orjson.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers[:4]]
+    assert [one.get("model") for one in found] == ["tiny", "acme/upper", None, "tiny"]
+    assert [one["choices"][0]["text"] for one in (found[0], found[1], found[3])] == [ANSWER] * 3
+
+
+async def test_thousands_of_requests_sent_ahead_are_bounded_by_who_reads_them(world: World) -> None:
+    """Their answers wait in the kernel, not in the gateway: it stops reading."""
+    count = 5000
+    reader, writer = await connected(world)
+    sending = asyncio.create_task(_write(writer, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * count))
+    answered = 0
+    while answered < count:
+        answered += (await soon(reader.readuntil(b"\r\n\r\n"))).count(b" 200 ")
+    await soon(sending)
+    writer.close()
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    await writer.drain()
