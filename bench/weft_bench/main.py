@@ -721,6 +721,30 @@ def clients(
 
 
 @app.command()
+def histories(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of what is done.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option(help="An empty folder for data and logs, which stay; default: a temporary one.")
+    ] = None,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """Many clients publish, delete, ask, make and revoke keys; what each saw is recorded, and checked afterwards.
+
+    Starts its own stack on free ports. What it says does not depend on how busy the machine is.
+    """
+    from weft_bench import histories as bench
+    from weft_bench.machine import origin
+    from weft_bench.through_histories import measure
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
+    with failures_told(), ExitStack() as ends:
+        data = folder or Path(ends.enter_context(TemporaryDirectory(prefix="weft-bench-")))
+        lines, _ = asyncio.run(measure(data, origin(), seed, minutes=minutes, say=complain))
+        keep("histories", bench.__doc__ or "", lines, docs)
+
+
+@app.command()
 def check(docs: Docs = DEFAULT_DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""
     failures = [(raw.stem, line) for raw in sorted((docs / "raw").glob("*.jsonl")) for line in missed(read(raw))]

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import itertools
 import random
-import shutil
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -128,26 +127,25 @@ class Clients:
             obj = {**ADAPTER, "metadata": {"name": name, "namespace": NAMESPACE}}
             begin = time.monotonic()
             await asyncio.to_thread(lambda: list(self._stack.controller.delete([obj])))
-            while await self._object(name) is not None:
-                await asyncio.sleep(POLL_S)
+            await self._until(lambda: self._gone(name), f"{name} gone")
             await asyncio.sleep(GONE_S)
             self.history.deleted.append(Deleted(name, self._lives[name], begin, time.monotonic()))
 
     async def _publish_beside(self, name: str, rng: random.Random) -> None:
         """Another publisher of the same adapter, which does not make it."""
         await asyncio.sleep(rng.expovariate(1 / 0.5))
-        if name in self._alive:
-            await self._publish(name, rng, beside=True)
+        await self._publish(name, rng, makes=False)
 
-    async def _publish(self, name: str, rng: random.Random, *, beside: bool = False) -> None:
+    async def _publish(self, name: str, rng: random.Random, *, makes: bool = True) -> None:
+        """A content that is new; `makes`: also the adapter, where it is not there."""
         number = next(self._numbers)
         content = self._manifests / "adapters" / f"content-{number}"
         copy_adapter(self._manifests / "adapters" / rng.choice(CONTENTS), content, content.name)
         digest = _digest(content)
         async with self._turns[name]:
-            if beside and name not in self._alive:
-                return shutil.rmtree(content)
             if name not in self._alive:
+                if not makes:
+                    return
                 self._lives[name] += 1
             metadata, spec = {"name": name, "namespace": NAMESPACE}, adapter_spec(content.name)
             begin, obj = time.monotonic(), {**ADAPTER, "metadata": metadata, "spec": spec}
@@ -163,14 +161,20 @@ class Clients:
 
     async def _until_ready(self, name: str) -> None:
         """The newest generation is Ready."""
+        await self._until(lambda: self._ready(name), f"{name} Ready")
+
+    async def _until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         end = time.monotonic() + PATIENCE_S
-        while (found := await self._ready(name)) is None or not found:
+        while not await holds():
             if time.monotonic() > end:
-                raise StackFailed(f"not within {PATIENCE_S:.0f} s: {name} Ready")
+                raise StackFailed(f"not within {PATIENCE_S:.0f} s: {what}")
             await asyncio.sleep(POLL_S)
 
-    async def _look(self, name: str, rng: random.Random) -> None:
+    async def _look(self, name: str, _: random.Random) -> None:
         await self._ready(name)
+
+    async def _gone(self, name: str) -> bool:
+        return await self._object(name) is None
 
     async def _ready(self, name: str) -> bool:
         """Note what is Ready now; whether that is the newest generation."""

@@ -27,13 +27,13 @@ async def measure(
     say: Callable[[str], None],
 ) -> list[Line]:  # fmt: skip
     """Soak for `minutes`. `advance` is called with the seconds since it was last. Raises StackFailed."""
-    found = manifests(folder / "manifests")
-    with Stack(manifests, folder / "data", "--auth") as stack:
+    made = manifests(folder / "manifests")
+    with Stack(made, folder / "data", "--auth") as stack:
         stack.key = await asyncio.to_thread(stack.create_key, NAMESPACE)
         await asyncio.to_thread(stack.wait_for_models)
         async with grpc.aio.insecure_channel(stack.address("supervisor")) as channel:
             admin = AdminStub(channel)
-            activities = Activities(stack, admin, manifests, seed)
+            activities = Activities(stack, admin, made, seed)
             await activities.record()
             samples, grown = await _soak(stack, activities, minutes * 60, warm_minutes * 60, advance, say)
             unbalanced = await _unbalanced(admin)

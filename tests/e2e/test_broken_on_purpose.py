@@ -1,4 +1,4 @@
-"""Short forms of `weft bench faults`, `soak` and `clients`: what `docs/reliability.md` promises."""
+"""Short forms of `weft bench faults`, `soak`, `histories` and `clients`: what `docs/reliability.md` promises."""
 
 import os
 from pathlib import Path
@@ -13,6 +13,7 @@ from weft_bench.lines import Origin
 from weft_bench.soak import STACK
 from weft_bench.through_clients import measure as beside_crowds
 from weft_bench.through_faults import measure
+from weft_bench.through_histories import measure as histories
 from weft_bench.through_soak import measure as soak
 
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="disks are mounted and control groups made, as root")
@@ -51,6 +52,15 @@ async def test_everything_at_once_is_right(tmp_path: Path) -> None:
         f"right: {activity}"
         for activity in ("streams", "adapters that come, change and go", "keys made, used and revoked")
     }
+
+
+async def test_what_many_clients_see_may_be(tmp_path: Path) -> None:
+    said = list[str]()
+    found, history = await histories(tmp_path, Origin("", "", ""), 0, minutes=0.25, say=said.append)
+    assert {line.metric: line.value for line in found}["wrong"] == 0, said
+    assert history.deleted
+    assert history.revoked
+    assert len({ask.digest for ask in history.asked if ask.digest}) > 1
 
 
 async def test_others_have_their_answers_beside_crowds() -> None:

@@ -21,6 +21,7 @@ from weft.artifacts.errors import ArtifactError, BadDigest, DepotFull, Refused, 
 from weft.artifacts.fetch import MISMATCH_HEADER
 from weft.domain.text import quoted
 from weft.leadership.errors import LeadershipLost
+from weft.telemetry.logs import kv
 from weft.telemetry.probes import Probes
 from weft.telemetry.progress import ByteProgress
 from weft.wire.multipart import FORM, FormError, boundary_of, form_pieces
@@ -136,7 +137,12 @@ def build_app(
             Route("/v1/changed", changed, methods=["POST"]),
             *([] if probes else _PROBES),
         ],
-        exception_handlers={_BadRequest: _bad_request, ArtifactError: _artifact_error, ClientDisconnect: _gone},
+        exception_handlers={
+            _BadRequest: _bad_request,
+            ArtifactError: _artifact_error,
+            OSError: _disk_error,
+            ClientDisconnect: _gone,
+        },
         lifespan=lambda _: _housekeeping(depot, probes, on_failure),
     )
 
@@ -171,12 +177,22 @@ class _BlobResponse(FileResponse):
         self._downloads = downloads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
         async def counted(message: Message) -> None:
+            nonlocal begun
             await send(message)
+            begun = True
             metrics.BLOB_BYTES_SENT.inc(len(message.get("body", b"")))
 
         async with self._downloads:
-            await super().__call__(scope, receive, counted)
+            try:
+                await super().__call__(scope, receive, counted)
+            except OSError as error:
+                if not begun:
+                    raise
+                # Without the rest of the body the server ends the connection, and the client asks for the rest.
+                log.error("a blob cannot be read", extra=kv(path=self.path, error=error))
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
@@ -241,6 +257,13 @@ async def _artifact_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ArtifactError)
     status = 400 if isinstance(error, BadDigest) else 404 if isinstance(error, UnknownDigest) else 500
     return JSONResponse({"reason": str(error.reason), "message": error.message}, status)
+
+
+async def _disk_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    log.error("the disk fails", extra=kv(error=error))
+    message = f"the depot's disk fails: {error.strerror or error}"
+    return JSONResponse({"reason": "DiskFailed", "message": message}, 503, {"retry-after": "1"})
 
 
 async def _ok(_: Request) -> Response:

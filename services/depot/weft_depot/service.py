@@ -328,6 +328,9 @@ class Depot:
         except ArtifactError as error:
             reason, message = str(error.reason), error.message
             wait_s = min(error.retry_after_s, MAX_WAIT_S) if isinstance(error, Unavailable) else 0
+        except OSError as error:
+            log.error("the disk fails", extra=kv(operation=operation_id, uri=request.uri, error=error))
+            reason, message = "SourceUnreachable", sanitize(f"the depot's disk fails: {error.strerror or error}")
         except Exception as error:
             log.exception("resolve failed by a bug", extra=kv(operation=operation_id, uri=request.uri))
             reason = "SourceUnreachable"

@@ -1,9 +1,11 @@
 """The HTTP side on a real application: resolve to blob, bad bodies, ranges, retain and its leases, stopping."""
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,6 +18,7 @@ from harness.waiting import PATIENCE_S, soon
 from tests.unit.artifacts.making import write_adapter
 from tests.unit.depot.conftest import Bench
 from tests.unit.depot.reading import quick_policy
+from weft.artifacts.blobs import BlobStore
 from weft.artifacts.digest import digest_of
 from weft.leadership.errors import LeadershipLost
 from weft.telemetry.invariants import VIOLATIONS
@@ -478,6 +481,34 @@ async def test_an_unexpected_error_ends_the_operation_and_the_next_one_works(
     assert (found["state"], found["reason"]) == ("Failed", "DepotFull")
     assert "No space left" in found["message"]
     assert (await served.resolve(MODEL))["state"] == "Fetched"
+
+
+async def test_a_disk_that_fails_is_named_and_no_bug(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fails(*_: object, **__: object) -> Any:
+        raise broken
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlobStore, "writer", fails)
+        failed = await served.resolve(MODEL)
+        assert failed["reason"] == "SourceUnreachable"
+        assert failed["message"] == "the depot's disk fails: Input/output error"
+    done = await served.resolve(MODEL)
+    with monkeypatch.context() as patched:
+        patched.setattr(BlobStore, "path", fails)
+        answer = await served.http.get(f"/v1/blobs/{done['digest']}")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "DiskFailed")
+        assert "Input/output error" in answer.json()["message"]
+    with monkeypatch.context() as patched:  # in the middle of an answer
+        patched.setattr(BlobStore, "path", lambda *_: Path("/proc/self/mem"))
+        with pytest.raises(AssertionError):  # the test's transport: an answer without an end
+            await served.http.get(f"/v1/blobs/{done['digest']}")
+    assert [record.message for record in caplog.records if record.exc_info] == []
+    assert {"the disk fails", "a blob cannot be read"} <= {record.message for record in caplog.records}
+    assert (await served.http.get(f"/v1/blobs/{done['digest']}")).status_code == 200
 
 
 async def test_probes_answer(served: Served) -> None:
