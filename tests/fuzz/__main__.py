@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "fuzz"
 CORPUS = Path(__file__).parent / "corpus"
-NATIVE = "native-step"
+NATIVE, OPENAPI = "native-step", "openapi"
 INPUT_S = 60  # until libFuzzer calls an input that does not end a finding, and keeps it
 GRACE_S = 600  # of a process to import everything and to end, on a busy machine
 RSS_MB = 4096  # of a process with what libFuzzer keeps; an input's own memory is `fuzz.child`'s to watch
@@ -40,11 +40,15 @@ class Tried(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--target", choices=["", *NAMES, NATIVE], default="", help="one target; default: all in turn")
+    parser.add_argument(
+        "--target", choices=["", *NAMES, NATIVE, OPENAPI], default="", help="one target; default: all in turn"
+    )
     parser.add_argument("--seconds", type=int, default=60, help="of each target")
     given = parser.parse_args(argv)
     if given.target == NATIVE:
         return subprocess.call([sys.executable, "-m", "harness.native_fuzz", "--seconds", str(given.seconds)])
+    if given.target == OPENAPI:
+        return subprocess.call([sys.executable, "-m", "harness.openapi_fuzz", "--examples", str(given.seconds)])
     tried = list[Tried]()
     for name in [given.target] if given.target else NAMES:
         tried.append(fuzz(name, given.seconds))

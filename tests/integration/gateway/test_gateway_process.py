@@ -305,6 +305,11 @@ async def test_the_openapi_document_describes_both_requests(world: World) -> Non
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"messages", "model", "stop", "max_completion_tokens"} <= set(body["properties"])
     assert "$ref" not in orjson.dumps(body).decode()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            defined = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert defined == set(re.findall(r"{(\w+)}", path)), path
+            assert {"200", "default"} <= set(operation["responses"])
 
 
 # ---------------------------------------------------------------- predictions

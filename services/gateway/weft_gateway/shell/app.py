@@ -1,8 +1,9 @@
 """The ASGI application: routes, OpenAI's error shape on every path, probes, the page."""
 
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -56,6 +57,14 @@ EXPOSED = [
     "x-should-retry",
     *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 ]  # to pages of other origins
+_JSON, _BYTES = "application/json", "application/octet-stream"
+_TEXTS = ("/healthz", "/health", "/ping", "/readyz", "/metrics")
+_STREAMED = (ChatRequest, CompletionRequest, ResponsesRequest, messages.MessagesRequest)
+_PARAMETER = re.compile(r"\{(\w+)")
+_ERROR = {
+    "description": "An error, in OpenAI's shape.",
+    "content": {"*/*": {"schema": {"type": "object", "properties": {"error": {"type": "object"}}}}},
+}
 _NAMES = {404: "not_found", 405: "method_not_allowed", 403: "permission_denied"}
 
 
@@ -133,10 +142,30 @@ def _route(
     async def handle(request: Request) -> Response:
         return await endpoint(state, request)
 
-    schema = body and {"requestBody": {"content": {"application/json": {"schema": _inlined(body)}}, "required": True}}
+    answer = {"description": "What was asked for.", "content": {media: {} for media in _media_of(path, body)}}
+    schema: dict[str, Any] = {"responses": {"200": answer, "default": _ERROR}}
+    if body:
+        schema["requestBody"] = {"content": {_JSON: {"schema": _inlined(body)}}, "required": True}
+    if names := _PARAMETER.findall(path):
+        text = {"type": "string", "minLength": 1}
+        schema["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
     app.add_api_route(
-        path, handle, methods=methods, name=endpoint.__name__.strip("_"), summary=endpoint.__doc__, openapi_extra=schema
-    )
+        path, handle, methods=methods, name=endpoint.__name__.strip("_"), summary=endpoint.__doc__,
+        openapi_extra=schema, response_class=Response,
+    )  # fmt: skip
+
+
+def _media_of(path: str, body: type[BaseModel] | None) -> Sequence[str]:
+    """Of the answer, for the OpenAPI document."""
+    if body in _STREAMED:
+        return _JSON, "text/event-stream"
+    if body is embeddings.EmbeddingsRequest:
+        return _JSON, _BYTES
+    if path == "/" or path.startswith("/ui/"):
+        return ("*/*",)
+    if path in _TEXTS:
+        return ("text/plain",)
+    return (_BYTES if path.endswith("/content") else _JSON,)
 
 
 def _inlined(body: type[BaseModel]) -> dict[str, Any]:
