@@ -1,11 +1,12 @@
 """What a process of `weft bench faults` stands on: its disk, its clock, its memory.
 
 A library that is preloaded into every process (`host_faults.c`, made with `cc`) lets calls on files below a folder
-fail, and the clock be off, as a control file says, one for each component. Memory: a control group whose limit the
-process has passed; it takes the rights of the machine's administrator.
+fail, and the clock be off, as a control file says, one for each component. Memory: a control group in which the process
+can have no more than it has; it takes the rights of the machine's administrator.
 """
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import time
@@ -24,8 +25,8 @@ CONTROL_BYTES = 4096
 CONTROL = Struct("<qc")  # what it begins with: seconds, the disk's fault; then the folder
 NO_FAULT = CONTROL.pack(0, b"\0")
 SOURCE, LIBRARY = Path(__file__).with_name("host_faults.c"), "host_faults.so"
-LIMIT_BYTES = 64 << 10  # of a process that is out of memory
-KILLED_S, POLL_S = 60.0, 0.01
+LIMIT_BYTES = 64 << 10  # more than a process has
+PROCESSES, LEFT_S, POLL_S = "cgroup.procs", 60.0, 0.01
 
 
 def make(folder: Path) -> Path:
@@ -51,9 +52,11 @@ async def struck(folder: Path, fault: str, component: str, pid: int, files: Path
     """The fault, from enter to exit. `files`: what is on its disk."""
     if fault == OUT_OF_MEMORY:
         with memory_group(LIMIT_BYTES) as group:
-            (group.path / "cgroup.procs").write_text(str(pid))
-            await _killed(pid)
-        yield
+            (group.path / PROCESSES).write_text(str(pid))
+            try:
+                yield
+            finally:
+                await _left(group.path, pid)
         return
     with _control(folder, component).open("r+b", buffering=0) as file:
         file.seek(CONTROL.size)
@@ -67,16 +70,19 @@ async def struck(folder: Path, fault: str, component: str, pid: int, files: Path
             file.write(NO_FAULT)
 
 
-async def _killed(pid: int) -> None:
-    """Wait until the kernel has killed the process, and its parent knows. Raises StackFailed."""
-    end = time.monotonic() + KILLED_S
-    while _lives(pid):
+async def _left(group: Path, pid: int) -> None:
+    """Take the process out of the group; one that was killed goes by itself. Raises StackFailed."""
+    with contextlib.suppress(ProcessLookupError):
+        (group.parent / PROCESSES).write_text(str(pid))
+    end = time.monotonic() + LEFT_S
+    while (group / PROCESSES).read_text():
         if time.monotonic() > end:
-            raise StackFailed(f"process {pid} lives in {LIMIT_BYTES} bytes of memory")
+            raise StackFailed(f"process {pid} stays in {group}")
         await asyncio.sleep(POLL_S)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether a process is there."""
     return Path(f"/proc/{pid}").exists()
 
 

@@ -35,7 +35,8 @@ usage counts each once.
 Cells of disks, clocks and memory strike what one process stands on, on the stack with links everywhere; an adapter is
 applied at that moment, too. *disk-full*: for 10 s its files can be made no larger and no new one is made (ENOSPC).
 *disk-broken*: reading, writing and syncing them are EIO. *disk-read-only*: EROFS. *clock-ahead*, *clock-behind*: for
-10 s its clock is an hour off, then right again. *out-of-memory*: the kernel kills it for want of memory.
+10 s its clock is an hour off, then right again. *out-of-memory*: for 10 s it gets no more memory than it has; when it
+asks for more than 64 KiB the kernel kills it.
 
 Two requests more are sent right after the strike, and another every 2 s of a stop or stall. Every token and its log
 probability are compared with those of the same request without a fault: *lost*, *repeated* and *wrong* are tokens,
@@ -112,7 +113,7 @@ class Cell:
 
     @property
     def lasts(self) -> bool:
-        return self.of_store or self.fault not in ("kill", "cut", OUT_OF_MEMORY)
+        return self.of_store or self.fault not in ("kill", "cut")
 
     @property
     def is_link(self) -> bool:

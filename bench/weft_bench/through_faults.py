@@ -118,11 +118,11 @@ async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> 
         cell.target, cell.target
     )
     if made.host and cell.of_host:
-        struck = made.stack.pid(component)
-        async with fault_host.struck(made.host, cell.fault, component, struck, made.files(component)):
-            moment.release(struck if cell.fault == fault_host.OUT_OF_MEMORY else None)
-            await _meanwhile(made, streams, LASTS_S if cell.lasts else 0.0)
-        return struck if cell.fault == fault_host.OUT_OF_MEMORY else None
+        pid = made.stack.pid(component)
+        async with fault_host.struck(made.host, cell.fault, component, pid, made.files(component)):
+            moment.release()
+            await _meanwhile(made, streams, LASTS_S)
+        return None if fault_host.lives(pid) else pid
     addresses = made.kv_peers if cell.between_runners else [made.peer(component)]
     links = made.mesh.get(cell.source, made.links)
     if cell.is_link and cell.fault != LOSS and not any(map(links.count, addresses)):
