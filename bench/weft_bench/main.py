@@ -744,6 +744,26 @@ def histories(
         keep("histories", bench.__doc__ or "", lines, docs)
 
 
+@app.command("side-channels")
+def side_channels(
+    requests: Annotated[int, typer.Option(min=10, help="Of each kind.")] = 400,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    docs: Docs = DEFAULT_DOCS,
+) -> None:
+    """What a tenant can learn from the time of its own requests: others' prompts, models, keys, load.
+
+    Starts its own stack on free ports; two minutes. Both kinds of requests are sent in turn, on a busy machine too.
+    """
+    from weft_bench import side_channels as bench
+    from weft_bench.machine import origin
+    from weft_bench.through_side_channels import measure
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
+    with failures_told():
+        lines = asyncio.run(measure(requests, seed, origin(), complain))
+        keep("side-channels", bench.__doc__ or "", lines, docs)
+
+
 @app.command()
 def check(docs: Docs = DEFAULT_DOCS) -> None:
     """List every target that the newest figures miss (unmeasured ones too); exit 1 if there is one."""

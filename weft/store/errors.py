@@ -11,6 +11,7 @@ StoreError
 │   ├── OverQuota   the tenant has as much as one may
 │   └── Conflict    not in the state that it is in: a file in use, a batch that has ended
 └── StoreUnavailable  the database cannot be opened or written now (full disk, no server): try again later
+    └── DatabaseDamaged  SQLite finds its file damaged: it has to be restored
 """
 
 
@@ -63,3 +64,10 @@ class Conflict(NotPossible):
 
 class StoreUnavailable(StoreError):
     """The database cannot be opened or written now."""
+
+
+class DatabaseDamaged(StoreUnavailable):
+    """The content of SQLite's file is not what it should be."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"{found}: stop the process, put a backup in the file's place, and start it again")

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.orm import DeclarativeBase
 
-from weft.store.errors import StoreUnavailable, Unstorable
+from weft.store.errors import DatabaseDamaged, StoreUnavailable, Unstorable
 
 T = TypeVar("T")
 Upsert = sqlite.Insert | postgresql.Insert
@@ -62,6 +62,8 @@ def sqlstate(error: BaseException) -> str:
 def _raise_store_error(error: Exception) -> None:
     """Raise it as one of the store's; an error that neither the row nor the database explains is a bug, and passes."""
     state = sqlstate(error)
+    if type(error) is DatabaseError:  # SQLite's alone: "malformed", "not a database"
+        raise DatabaseDamaged(_message(error)) from error
     if isinstance(error, DataError | IntegrityError) or state[:2] in (DATA, INTEGRITY):
         raise Unstorable(_message(error)) from error
     lost = isinstance(error, DBAPIError) and error.connection_invalidated

@@ -11,8 +11,9 @@ from sqlalchemy import inspect, text
 from harness.waiting import PATIENCE_S
 from weft.store import migrate
 from weft.store.database import open_database, sqlite_url
-from weft.store.errors import BadMigration, NewerRevision, StoreUnavailable
+from weft.store.errors import BadMigration, DatabaseDamaged, NewerRevision, StoreUnavailable
 from weft.store.models import Base
+from weft.store.transactions import transact
 
 
 async def tables(engine):
@@ -82,6 +83,24 @@ async def test_a_database_that_cannot_be_opened_is_named(tmp_path):
         if "_connection_worker_thread" in thread.name:
             await asyncio.to_thread(thread.join, PATIENCE_S)
             assert not thread.is_alive()
+
+
+async def test_a_damaged_file_is_named_at_the_start_and_in_use_and_works_again_once_restored(tmp_path):
+    path = tmp_path / "weft.sqlite"
+    engine = open_database(sqlite_url(path))
+    await migrate.upgrade(engine)
+    await engine.dispose()
+    whole = path.read_bytes()
+    path.write_bytes(b"\xff" * len(whole))
+    with pytest.raises(DatabaseDamaged, match=r"put a backup in the file's place"):
+        await transact(engine, lambda connection: connection.execute(text("SELECT count(*) FROM outcomes")))
+    await engine.dispose()
+    with pytest.raises(StoreUnavailable, match=r"weft\.sqlite.*put a backup in the file's place"):
+        await migrate.upgrade(engine)
+    await engine.dispose()
+    path.write_bytes(whole)
+    assert await migrate.upgrade(engine) == migrate.head()
+    await engine.dispose()
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
