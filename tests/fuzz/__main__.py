@@ -23,9 +23,9 @@ INPUT_S = 60  # until libFuzzer calls an input that does not end a finding, and 
 GRACE_S = 600  # of a process to import everything and to end, on a busy machine
 RSS_MB = 4096  # of a process with what libFuzzer keeps; an input's own memory is `fuzz.child`'s to watch
 NAMES = (
-    *("chat", "completions", "embeddings", "messages", "responses", "tokenize", "batch-line"),
+    *("chat", "completions", "embeddings", "messages", "responses", "structured-outputs", "tokenize", "batch-line"),
     *("chat-template", "tokenizer", "manifests", "adapter-config", "adapter-weights", "model-config", "model-weights"),
-    *("oci-manifest", "hub-revision", "peer-messages", "scheduler", "supervisor"),
+    *("oci-manifest", "hub-revision", "peer-messages", "kv-frames", "scheduler", "supervisor"),
 )
 
 

@@ -11,7 +11,7 @@ import atheris  # pyright: ignore[reportMissingImports] (`make fuzz` installs it
 CPU_S, BYTES = 1.0, 64 << 20  # of one input
 
 with atheris.instrument_imports(include=["weft", "weft_gateway", "weft_depot", "weft_batch", "weft_scheduler",
-                                         "weft_supervisor", "weft_operator"]):  # fmt: skip
+                                         "weft_supervisor", "weft_operator", "weft_runner"]):  # fmt: skip
     from fuzz.targets import TARGETS
 
 

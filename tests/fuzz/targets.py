@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from weft_gateway.openai.validation import ParsedRequest
 from weft_gateway.shell.chat_template import Chat, ChatTemplate, TemplateRefused
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 from weft_operator.local.admission import Invalid, admit
+from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -115,6 +117,17 @@ EMBEDDED: Sequence[Any] = (
     {"model": "m", "text_1": "a", "text_2": ["b", "c"]},
     {"model": "m", "messages": [{"role": "user", "content": "u"}]},
 )
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}, "required": ["a"]}
+FORMED: Sequence[Any] = tuple(
+    {"model": "m", "messages": [{"role": "user", "content": "u"}], **form}
+    for form in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}},
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}, "tools": [TOOL]},
+        {"structured_outputs": {"choice": ["a", "b"], "regex": "a|b"}, "guided_regex": "[a-z]+"},
+        {"guided_grammar": 'root ::= "a" | "b"', "response_format": {"type": "text"}, "guided_choice": ["a"]},
+        {"guided_json": json.dumps(SCHEMA), "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+    )
+)
 MESSAGES: Sequence[Any] = (
     {
         "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}],
@@ -148,7 +161,10 @@ def _prompts(endpoint: Any, body: bytes) -> None:
     params = endpoint.parse(body)
     pool: Any = SimpleNamespace(tool_call_parser="", embeds_only=False, max_context_tokens=CONTEXT_TOKENS)
     route: Any = SimpleNamespace(model_name="m")
-    for prompt in endpoint.prompts_of(ParsedRequest(params, route, pool, TOKENIZER)):
+    parsed = ParsedRequest(params, route, pool, TOKENIZER)
+    if (form := params.form(parsed.tools)) is not None:
+        form.text.encode()
+    for prompt in endpoint.prompts_of(parsed):
         prompt.encode(TOKENIZER, CONTEXT_TOKENS)
 
 
@@ -322,6 +338,24 @@ def _decode(direction: Any, choices: Choices, raw: bytes) -> Any:
     return direction.decode(envelope)
 
 
+def _kv_frames(data: bytes) -> None:
+    """What another runner writes into a connection of KV, from its first byte to its end."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(data[1:])
+        there.shutdown(socket.SHUT_WR)
+        connection = KvConnection(here, stall_s=1.0)
+        direction = KV_FROM_SENDER if data[:1] < b"\x80" else KV_FROM_RECEIVER
+        while True:
+            envelope = direction.envelope()
+            envelope.ParseFromString(connection.receive_frame())
+            direction.decode(envelope)
+
+
+def _frames(*sizes: int) -> bytes:
+    return b"".join(struct.pack(">I", size) + bytes(range(size % 256)) for size in sizes)
+
+
 GATEWAY, SUPERVISOR, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s"), Peer(Kind.REGISTRY, "registry")
 HELLOS = {
     GATEWAY: GatewayHello("g", applies_routes=True),
@@ -418,6 +452,7 @@ TARGETS: Mapping[str, Target] = {
     "embeddings": _json(_vectors, EMBEDDED),
     "messages": _json(parse_messages, MESSAGES, ApiError),
     "responses": _json(parse_responses, RESPONSES, ApiError),
+    "structured-outputs": _json(lambda body: _prompts(CHAT, body), FORMED, ApiError, NotEncodable),
     "tokenize": _json(_tokenize, [{"model": "m", "prompt": "a"}, CHATS[0], {"model": "m", "tokens": [1]}]),
     "batch-line": _json(lambda raw: read_line(raw, "/v1/chat/completions", 1 << 20), LINES),
     "chat-template": Target(
@@ -434,6 +469,9 @@ TARGETS: Mapping[str, Target] = {
     "oci-manifest": _json(_oci, OCI, Refused),
     "hub-revision": _json(_hub, HUB, Refused, Unavailable),
     "peer-messages": Target(_passing(_decoded, (PeerError, DecodeError)), [bytes(range(n, 200)) for n in range(12)]),
+    "kv-frames": Target(
+        _passing(_kv_frames, (PeerError, DecodeError, KvConnectionClosed)), [b"\0" + _frames(0, 3, 200), b"\xff\x80"]
+    ),
     "scheduler": Target(_scheduler, [bytes(range(n, 250)) for n in range(8)]),
     "supervisor": Target(_supervisor, [bytes(range(n, 250)) for n in range(8)]),
 }

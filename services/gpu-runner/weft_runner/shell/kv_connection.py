@@ -80,7 +80,7 @@ class KvConnection:
         if length & GOODBYE:
             length &= GOODBYE - 1
             text = self._receive_bytes(min(length, MAX_REASON))
-            raise KvConnectionClosed(text.decode(errors="replace"))
+            raise KvConnectionClosed(text.decode(errors="replace") or "the other end gave no reason")
         if length > MAX_FRAME:
             raise PeerError(f"a message of {length} bytes: at most {MAX_FRAME} are taken")
         return self._receive_bytes(length)
