@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from weft.domain.routes import ToolCallParserName
-from weft.process import serve_root, long_lived_imports
+from weft.process import long_lived_imports, serve_root
 from weft_cli.batch_commands import batch_app
 from weft_cli.errors import BadInput, CommandError
 from weft_cli.key_commands import key_app
