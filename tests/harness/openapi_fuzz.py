@@ -49,7 +49,7 @@ def main() -> int:
             f"--checks={CHECKS}", f"--max-examples={given.examples}",
             "--phases=coverage,fuzzing", "--request-timeout=120", "--no-color",
         ]  # fmt: skip
-        return subprocess.call(command)
+        return subprocess.call(command, cwd=scratch)  # it keeps what it found where it runs
 
 
 if __name__ == "__main__":
