@@ -261,6 +261,8 @@ async def _artifact_error(_: Request, error: Exception) -> Response:
 
 async def _disk_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
+    if isinstance(error, ConnectionError | TimeoutError):  # a client's, not the disk's
+        raise error
     log.error("the disk fails", extra=kv(error=error))
     message = f"the depot's disk fails: {error.strerror or error}"
     return JSONResponse({"reason": "DiskFailed", "message": message}, 503, {"retry-after": "1"})
