@@ -30,7 +30,7 @@ from weft_depot import metrics
 from weft_depot.core.operations import Operation
 from weft_depot.credentials import is_namespace
 from weft_depot.requests import ChangedRequest, ResolveRequest, RetainRequest
-from weft_depot.service import Depot
+from weft_depot.service import Depot, is_of_disk
 from weft_depot.uploads import SCHEME
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -260,8 +260,7 @@ async def _artifact_error(_: Request, error: Exception) -> Response:
 
 
 async def _disk_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, OSError)
-    if isinstance(error, ConnectionError | TimeoutError):  # a client's, not the disk's
+    if not is_of_disk(error):
         raise error
     log.error("the disk fails", extra=kv(error=error))
     message = f"the depot's disk fails: {error.strerror or error}"

@@ -15,12 +15,14 @@ import contextlib
 import logging
 import math
 import secrets
+import socket
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from weft.artifacts.blobs import BlobStore, Lease
 from weft.artifacts.digest import Digest, Manifest
@@ -57,6 +59,13 @@ class _Resolve(NamedTuple):
     request: ResolveRequest
     lease: Lease
     progress: ByteProgress
+
+
+def is_of_disk(error: BaseException) -> TypeGuard[OSError]:
+    """Whether the disk has failed, and not the network, whose errors are of the same class."""
+    return isinstance(error, OSError) and not isinstance(
+        error, ConnectionError | TimeoutError | ssl.SSLError | socket.gaierror
+    )
 
 
 class _Check(NamedTuple):
@@ -328,13 +337,14 @@ class Depot:
         except ArtifactError as error:
             reason, message = str(error.reason), error.message
             wait_s = min(error.retry_after_s, MAX_WAIT_S) if isinstance(error, Unavailable) else 0
-        except OSError as error:
-            log.error("the disk fails", extra=kv(operation=operation_id, uri=request.uri, error=error))
-            reason, message = "SourceUnreachable", sanitize(f"the depot's disk fails: {error.strerror or error}")
         except Exception as error:
-            log.exception("resolve failed by a bug", extra=kv(operation=operation_id, uri=request.uri))
             reason = "SourceUnreachable"
-            message = sanitize(f"the depot could not finish: {type(error).__name__}: {error}")
+            if is_of_disk(error):
+                log.error("the disk fails", extra=kv(operation=operation_id, uri=request.uri, error=error))
+                message = sanitize(f"the depot's disk fails: {error.strerror or error}")
+            else:
+                log.exception("resolve failed by a bug", extra=kv(operation=operation_id, uri=request.uri))
+                message = sanitize(f"the depot could not finish: {type(error).__name__}: {error}")
         metrics.RESOLVES.labels(request.kind, reason).inc()
         metrics.RESOLVE_SECONDS.labels(request.kind).observe(time.monotonic() - started)
         publish(lambda: self._finished(operation_id, request, found, reason, message, key, wait_s))

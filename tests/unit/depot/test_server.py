@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -481,6 +483,23 @@ async def test_an_unexpected_error_ends_the_operation_and_the_next_one_works(
     assert (found["state"], found["reason"]) == ("Failed", "DepotFull")
     assert "No space left" in found["message"]
     assert (await served.resolve(MODEL))["state"] == "Fetched"
+
+
+@pytest.mark.parametrize(
+    ("error", "of_disk"),
+    [
+        (OSError(errno.EIO, "x"), True),
+        (OSError(errno.EROFS, "x"), True),
+        (ConnectionResetError(), False),
+        (TimeoutError(), False),
+        (ssl.SSLError(), False),
+        (socket.gaierror(), False),
+        (ValueError(), False),
+    ],
+    ids=repr,
+)
+def test_the_network_is_no_disk(error: Exception, of_disk: bool) -> None:
+    assert service.is_of_disk(error) == of_disk
 
 
 async def test_a_disk_that_fails_is_named_and_no_bug(
