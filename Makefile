@@ -61,7 +61,7 @@ test-long: kernels autoscalers  ## more examples, sizes and combinations, and KE
 
 TARGET ?=
 SECONDS ?= 60
-fuzz: install  ## what strangers send, under coverage-guided fuzzing: TARGET=chat SECONDS=600 (all targets, a minute each: 20 minutes); TARGET=openapi: schemathesis
+fuzz: install  ## what strangers send, under coverage-guided fuzzing: TARGET=chat SECONDS=600 (all targets, a minute each: 20 minutes); TARGET=openapi: schemathesis, SECONDS requests of each operation
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python atheris==3.0.0
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --target "$(TARGET)" --seconds $(SECONDS)
 

@@ -3,7 +3,6 @@
 Standard library only: the runner imports it.
 """
 
-import ctypes
 import fcntl
 import gc
 import os
@@ -46,6 +45,8 @@ def long_lived_imports() -> Generator[None]:
     arenas instead of eight for each core: a thread's own pool is of little use beside Python's lock, and what is left
     over in each grows for hours.
     """
+    import ctypes  # 8 ms, which `weft --help` need not wait for
+
     if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
         set_option(M_ARENA_MAX, ARENAS)
     gc.disable()

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from weft_bench.cpu_context import Bar
 from weft_bench.errors import NotInTime
 from weft_bench.lines import Line, Origin
+from weft_bench.process import resident_mb
 from weft_bench.stack import CONTROLLER, Stack, is_ready, quickstart
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -56,7 +57,7 @@ def measure(origin: Origin, adapters: int, bar: Bar) -> Iterator[Line]:
                 yield origin.line(case, f"CPU at rest: {name}", seconds / REST_S, "cores")
             for name in MEMORY_OF:
                 target = "<= 200" if adapters >= 10_000 else None
-                yield origin.line(case, f"memory of {name}", _rss_mib(stack, name), "MiB", target=target)
+                yield origin.line(case, f"memory of {name}", resident_mb(stack.pid(name)), "MiB", target=target)
             start = time.perf_counter()
             stack.cli("get", "lora", "-A")
             target = "<= 0.4" if adapters == 1_000 else None
@@ -112,8 +113,3 @@ def _cpu_s(stack: Stack) -> dict[str, float]:
         fields = Path(f"/proc/{stack.pid(name)}/stat").read_text().rpartition(")")[2].split()
         used[name] = (int(fields[11]) + int(fields[12])) / TICKS
     return used
-
-
-def _rss_mib(stack: Stack, name: str) -> float:
-    status = Path(f"/proc/{stack.pid(name)}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024

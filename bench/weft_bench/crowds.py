@@ -17,6 +17,7 @@ from weft.process import raise_descriptor_limit, split_address
 from weft_bench.path import WORDS
 
 IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD = "idle", "slow heads", "slow bodies", "stopped readers", "flood"
+KINDS = (IDLE, SLOW_HEADS, SLOW_BODIES, READERS, FLOOD)
 MODEL = "weft-quickstart"
 AT_ONCE = 100  # connections that are being made
 DRIP_S, FLOOD_S = 1.0, 0.2  # between two bytes; between two requests of a client that floods

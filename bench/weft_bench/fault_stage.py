@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from weft_bench.process import Process
 from weft_bench.reports import books, listed
 from weft_bench.scrape import scrape, total
 from weft_bench.stack import CONTROLLER, UP, Stack, copy_adapter, is_ready, quickstart
+from weft_bench.waiting import until
 
 PATIENCE_S, POLL_S = 180.0, 0.01
 RUNNERS, SEQUENCES, STREAMS, LATE = 2, 16, 10, 2
@@ -283,11 +283,7 @@ class Stage:
         return await self.store.outcomes(streams.name) == len(streams.all) and await self.store.balances()
 
     async def _eventually(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
-        end = time.perf_counter() + PATIENCE_S
-        while not await holds():
-            if time.perf_counter() > end:
-                raise StackFailed(f"not within {PATIENCE_S:.0f} s: {what}; {self.stack.data_dir} has the logs")
-            await asyncio.sleep(5 * POLL_S)
+        await until(holds, f"{what}; {self.stack.data_dir} has the logs", PATIENCE_S, 5 * POLL_S)
 
     @contextlib.contextmanager
     def no_trouble(self) -> Generator[None]:

@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import groupby, product
 
+from weft_bench.fault_host import CLOCK_FAULTS, DISK_FAULTS, OUT_OF_MEMORY
 from weft_bench.fault_streams import Difference
 from weft_bench.lines import Line, Origin, newest
 from weft_bench.path import percentile
@@ -66,9 +67,8 @@ PAIRS = (  # who reaches whom
     *(("controller", target) for target in ("scheduler", "depot")),
 )
 BAD_LINKS = ("delay", "narrow", "deaf", "mute", "abandon", "cut", "stall")
-DISK_FAULTS, DISKS = ("disk-full", "disk-broken", "disk-read-only"), (*PROCESSES, "gateway", "controller")
-CLOCK_FAULTS, CLOCKS = ("clock-ahead", "clock-behind"), (*PROCESSES, "gateway", "controller")
-OUT_OF_MEMORY = "out-of-memory"
+DISKS = ("runner", "predictor", "depot", "gateway", "controller")
+CLOCKS = (*PROCESSES, "gateway", "controller")
 LOSS, LOSSY = "loss", ("scheduler", "supervisor", "predictor", "runner", "depot")
 SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
 FAULTS_OF_STORES = {
@@ -160,7 +160,6 @@ CELLS = [
     *(
         Cell(fault, target, "loading" if target in ("depot", "runner") else "decode")
         for fault, target in product(DISK_FAULTS, DISKS)
-        if target not in ("scheduler", "supervisor")
     ),
     *(Cell(*of, "decode") for of in product(CLOCK_FAULTS, CLOCKS)),
     *(Cell(OUT_OF_MEMORY, target, "decode") for target in PROCESSES),

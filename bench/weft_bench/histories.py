@@ -61,7 +61,7 @@ Event = TypeVar("Event", Applied, SeenReady, Deleted)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Read:
     """A request for an adapter. `digest`: of the content that answered; empty: there is no such model."""
 
     name: str
@@ -92,30 +92,30 @@ class History:
     applied: list[Applied] = field(default_factory=list[Applied])
     ready: list[SeenReady] = field(default_factory=list[SeenReady])
     deleted: list[Deleted] = field(default_factory=list[Deleted])
-    asked: list[Asked] = field(default_factory=list[Asked])
+    reads: list[Read] = field(default_factory=list[Read])
     used: list[KeyUsed] = field(default_factory=list[KeyUsed])
     revoked: list[Revoked] = field(default_factory=list[Revoked])
 
     def check(self) -> Iterator[str]:
         """A sentence for each event that may not be."""
-        yield from self._wrong_answers()
+        yield from self._wrong_reads()
         yield from self._wrong_keys()
 
-    def _wrong_answers(self) -> Iterator[str]:
+    def _wrong_reads(self) -> Iterator[str]:
         versions, ready = _by_name(self.applied), _by_name(self.ready)
         deleted = _by_name(self.deleted)
-        for ask in self.asked:
-            floor = max(((r.life, r.generation) for r in ready[ask.name] if r.at < ask.begin), default=(-1, -1))
-            gone = max((d.life for d in deleted[ask.name] if d.end < ask.begin), default=-1)
-            going = {d.life for d in deleted[ask.name] if d.begin < ask.end}
-            what = f"{ask.name}, asked from {ask.begin:.3f} to {ask.end:.3f}"
-            if not ask.digest:
+        for read in self.reads:
+            floor = max(((r.life, r.generation) for r in ready[read.name] if r.at < read.begin), default=(-1, -1))
+            gone = max((d.life for d in deleted[read.name] if d.end < read.begin), default=-1)
+            going = {d.life for d in deleted[read.name] if d.begin < read.end}
+            what = f"{read.name}, read from {read.begin:.3f} to {read.end:.3f}"
+            if not read.digest:
                 if floor[0] > gone and floor[0] not in going:
                     yield f"{what}: not found, though life {floor[0]}, generation {floor[1]} was Ready before"
                 continue
-            may = [v for v in versions[ask.name] if v.digest == ask.digest and v.begin < ask.end]
+            may = [v for v in versions[read.name] if v.digest == read.digest and v.begin < read.end]
             if not may:
-                yield f"{what}: answered by {ask.digest}, which nobody had applied"
+                yield f"{what}: answered by {read.digest}, which nobody had applied"
             elif all(v.life <= gone for v in may):
                 yield f"{what}: answered by life {may[-1].life}, which was gone"
             elif all((v.life, v.generation) < floor for v in may):
@@ -140,8 +140,8 @@ def lines(origin: Origin, history: History, wrong: Sequence[str], outcomes: Mapp
     counts = {
         "contents applied": len(history.applied),
         "deletions": len(history.deleted),
-        "requests answered": sum(bool(ask.digest) for ask in history.asked),
-        "requests not found": sum(not ask.digest for ask in history.asked),
+        "requests answered": sum(bool(read.digest) for read in history.reads),
+        "requests not found": sum(not read.digest for read in history.reads),
         "uses of keys": len(history.used),
         "revocations": len(history.revoked),
         **outcomes,

@@ -81,11 +81,11 @@ static int failed(void) {
         if (is_struck_fd(fd, faults)) return (type)failed();     \
         return real(__VA_ARGS__);                                \
     }
-#define ON_PATH(name, declared, dir, path, ...)                  \
+#define ON_PATH(name, faults, declared, dir, path, ...)          \
     int name declared {                                          \
         static __typeof__(&name) real;                           \
         if (!real) real = REAL(name);                            \
-        if (is_struck_at(dir, path, "FR")) return failed();      \
+        if (is_struck_at(dir, path, faults)) return failed();    \
         return real(__VA_ARGS__);                                \
     }
 #define ON_OPEN(name, declared, dir, ...)                                                     \
@@ -119,23 +119,16 @@ ON_OPEN(open, (const char *path, int flags, ...), AT_FDCWD, path, flags, mode)
 ON_OPEN(open64, (const char *path, int flags, ...), AT_FDCWD, path, flags, mode)
 ON_OPEN(openat, (int dir, const char *path, int flags, ...), dir, dir, path, flags, mode)
 ON_OPEN(openat64, (int dir, const char *path, int flags, ...), dir, dir, path, flags, mode)
-ON_PATH(mkdir, (const char *path, mode_t mode), AT_FDCWD, path, path, mode)
-ON_PATH(mkdirat, (int dir, const char *path, mode_t mode), dir, path, dir, path, mode)
-ON_PATH(link, (const char *from, const char *to), AT_FDCWD, to, from, to)
+ON_PATH(mkdir, "FR", (const char *path, mode_t mode), AT_FDCWD, path, path, mode)
+ON_PATH(mkdirat, "FR", (int dir, const char *path, mode_t mode), dir, path, dir, path, mode)
+ON_PATH(link, "FR", (const char *from, const char *to), AT_FDCWD, to, from, to)
 
 // Nothing has to be free for these: they fail where the file system is read-only alone.
-#define ON_NAME(name, declared, dir, path, ...)                  \
-    int name declared {                                          \
-        static __typeof__(&name) real;                           \
-        if (!real) real = REAL(name);                            \
-        if (is_struck_at(dir, path, "R")) return failed();       \
-        return real(__VA_ARGS__);                                \
-    }
-ON_NAME(rename, (const char *from, const char *to), AT_FDCWD, to, from, to)
-ON_NAME(renameat, (int dir, const char *from, int other, const char *to), other, to, dir, from, other, to)
-ON_NAME(unlink, (const char *path), AT_FDCWD, path, path)
-ON_NAME(unlinkat, (int dir, const char *path, int flags), dir, path, dir, path, flags)
-ON_NAME(rmdir, (const char *path), AT_FDCWD, path, path)
+ON_PATH(rename, "R", (const char *from, const char *to), AT_FDCWD, to, from, to)
+ON_PATH(renameat, "R", (int dir, const char *from, int other, const char *to), other, to, dir, from, other, to)
+ON_PATH(unlink, "R", (const char *path), AT_FDCWD, path, path)
+ON_PATH(unlinkat, "R", (int dir, const char *path, int flags), dir, path, dir, path, flags)
+ON_PATH(rmdir, "R", (const char *path), AT_FDCWD, path, path)
 
 #define MONOTONIC_MOST_S 1000000000  // a deadline beyond it is one of the wall clock
 

@@ -17,13 +17,16 @@ from typing import Annotated
 import typer
 
 from weft.process import CannotStart
+from weft_bench.crowds import KINDS as CROWDS
 from weft_bench.errors import BenchFailed
 from weft_bench.lines import Line, append, missed, newest, read
 from weft_bench.render import page
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: each writes raw lines and a page under docs/benchmarks/.")
 
-CROWDS = ("idle", "slow heads", "slow bodies", "stopped readers", "flood")
+Folder = Annotated[
+    Path | None, typer.Option(help="An empty folder for data and logs, which stay; default: a temporary one.")
+]
 Docs = Annotated[Path, typer.Option("--docs", help="Where pages and raw lines are kept.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; absent ones are skipped.")]
 Models = Annotated[Path | None, typer.Option("--models", help="Where models are kept; default: the user's cache.")]
@@ -633,9 +636,7 @@ def faults(
         bool, typer.Option("--again", help="Also runs that are there: the newest of each counts.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the prompts and samples.")] = 0,
-    folder: Annotated[
-        Path | None, typer.Option(help="An empty folder for data and logs, which stay; default: a temporary one.")
-    ] = None,
+    folder: Folder = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Processes killed and stopped, links cut and stalled, while streams run: tokens lost, repeated, wrong.
@@ -674,9 +675,7 @@ def soak(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 75,
     warm_minutes: Annotated[float, typer.Option(min=0, help="Of them, before slopes are taken.")] = 15,
     seed: Annotated[int, typer.Option(help="Of what is done.")] = 0,
-    folder: Annotated[
-        Path | None, typer.Option(help="An empty folder for data and logs, which stay; default: a temporary one.")
-    ] = None,
+    folder: Folder = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Everything at once for hours: what each process needs of memory, descriptors, threads; answers stay right.
@@ -707,7 +706,7 @@ def clients(
 ) -> None:
     """Crowds of idle, slow, stopped and flooding clients: what others notice, and the gateway's memory.
 
-    Starts its own stack on free ports; 10 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
+    Starts its own stack on free ports; 12 minutes. Needs 10,000 free descriptors and two cores with nothing else on.
     """
     from weft_bench import clients as bench
     from weft_bench.machine import origin
@@ -724,9 +723,7 @@ def clients(
 def histories(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 10,
     seed: Annotated[int, typer.Option(help="Of what is done.")] = 0,
-    folder: Annotated[
-        Path | None, typer.Option(help="An empty folder for data and logs, which stay; default: a temporary one.")
-    ] = None,
+    folder: Folder = None,
     docs: Docs = DEFAULT_DOCS,
 ) -> None:
     """Many clients publish, delete, ask, make and revoke keys; what each saw is recorded, and checked afterwards.
@@ -752,7 +749,7 @@ def side_channels(
 ) -> None:
     """What a tenant can learn from the time of its own requests: others' prompts, models, keys, load.
 
-    Starts its own stack on free ports; two minutes. Both kinds of requests are sent in turn, on a busy machine too.
+    Starts its own stack on free ports. Both kinds of requests are sent in turn, on a busy machine too.
     """
     from weft_bench import side_channels as bench
     from weft_bench.machine import origin

@@ -80,3 +80,13 @@ class Process:
 
     def _said(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_CHARS:]
+
+
+def status(pid: int) -> dict[str, str]:
+    """What Linux says of a process, by the names of /proc/PID/status. Raises FileNotFoundError, ProcessLookupError."""
+    return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+
+
+def resident_mb(pid: int) -> float:
+    """Its resident memory (VmRSS)."""
+    return int(status(pid)["VmRSS"].split()[0]) / 1024

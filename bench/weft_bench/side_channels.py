@@ -1,8 +1,8 @@
 """`weft bench side-channels`: what a tenant can learn from the time of its own requests.
 
-Two kinds of requests, in turn, of which a secret decides which is the quicker one if any is. *told apart* is the share
-of pairs in which the slower kind took longer (the area under the ROC curve, Mann and Whitney): 0.5, nothing can be
-learned; 1, one request tells. With 400 of each kind chance alone gives 0.46 to 0.54 in 95 of 100 runs.
+Two kinds of requests, in turn, of which a secret decides which is the quicker one if any is. *AUC*, the area under
+the ROC curve, is the share of pairs in which the slower kind took longer (Mann and Whitney): 0.5, nothing can be
+learned; 1, one request is enough. With 400 of each kind chance alone gives 0.46 to 0.54 in 95 of 100 runs.
 
 - *own prompt again*: a long prompt that the same tenant has just sent, beside new ones: that the prefix cache can be
   seen at all. *another tenant's prompt*: the same, sent by another tenant a moment before.
@@ -36,7 +36,7 @@ class Timed:
     slower: Sequence[float]
 
 
-def told_apart(quicker: Sequence[float], slower: Sequence[float]) -> float:
+def auc(quicker: Sequence[float], slower: Sequence[float]) -> float:
     """The share of pairs in which the second took longer; equal ones count half."""
     ranked = sorted([(value, 0) for value in quicker] + [(value, 1) for value in slower])
     at, wins = 0, 0.0
@@ -55,8 +55,8 @@ def told_apart(quicker: Sequence[float], slower: Sequence[float]) -> float:
 
 def lines(origin: Origin, timed: Timed) -> Iterator[Line]:
     """The figures of one secret."""
-    share = told_apart(timed.quicker, timed.slower)
+    share = auc(timed.quicker, timed.slower)
     for kind, values in (("with", timed.quicker), ("without", timed.slower)):
         yield origin.line(timed.what, f"p50 {kind} it", sorted(values)[len(values) // 2] * 1e3, "ms")
     target = OF_CLOSED if timed.what in CLOSED else None
-    yield origin.line(timed.what, "told apart", max(share, 1 - share), "share", target=target)
+    yield origin.line(timed.what, "AUC", max(share, 1 - share), "share", target=target)

@@ -19,6 +19,7 @@ from weft_bench.errors import StackFailed
 from weft_bench.fault_streams import Ask, Token
 from weft_bench.path import WORDS
 from weft_bench.stack import Stack, copy_adapter
+from weft_bench.waiting import until
 
 POOL = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "ServingPool"}
 ADAPTER = {"apiVersion": "serving.weft.dev/v1alpha1", "kind": "LoRAAdapter"}
@@ -269,11 +270,7 @@ class Activities:
         return pool.get("status", {}).get("readyReplicas", 0) == replicas and (ready or not replicas)
 
     async def _until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
-        end = asyncio.get_running_loop().time() + PATIENCE_S
-        while not await holds():
-            if asyncio.get_running_loop().time() > end:
-                raise StackFailed(f"not within {PATIENCE_S:.0f} s: {what}")
-            await asyncio.sleep(POLL_S)
+        await until(holds, what, PATIENCE_S, POLL_S)
 
 
 def _expect(holds: bool, otherwise: str) -> None:

@@ -19,7 +19,9 @@ from weft_bench.crowds import FLOOD, READERS
 from weft_bench.errors import StackFailed
 from weft_bench.lines import Line, Origin
 from weft_bench.path import WORDS
+from weft_bench.process import resident_mb
 from weft_bench.stack import Stack, quickstart
+from weft_bench.waiting import until
 
 OTHERS, CROWD = "acme", "initech"
 RATE, REQUESTS, WARM = 20.0, 300, 40
@@ -124,12 +126,7 @@ def _are_closed(pid: int, before: int) -> bool:
 
 
 async def _until(holds: Callable[[], bool], what: str) -> None:
-    """Ask until it holds. Raises StackFailed."""
-    end = time.perf_counter() + PATIENCE_S
-    while not await asyncio.to_thread(holds):
-        if time.perf_counter() > end:
-            raise StackFailed(f"not within {PATIENCE_S:.0f} s: {what}")
-        await asyncio.sleep(POLL_S)
+    await until(partial(asyncio.to_thread, holds), what, PATIENCE_S, POLL_S)
 
 
 @asynccontextmanager
@@ -147,9 +144,3 @@ async def _watched(pid: int) -> AsyncGenerator[list[float]]:
         yield found
     finally:
         looking.cancel()
-
-
-def resident_mb(pid: int) -> float:
-    """VmRSS of a process."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(status["VmRSS"].split()[0]) / 1024

@@ -18,11 +18,12 @@ from weft.artifacts.digest import FileEntry, build_manifest
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.errors import StackFailed
-from weft_bench.histories import REVOKED_S, Applied, Asked, Deleted, History, KeyUsed, Revoked, SeenReady, lines
+from weft_bench.histories import REVOKED_S, Applied, Deleted, History, KeyUsed, Read, Revoked, SeenReady, lines
 from weft_bench.lines import Line, Origin
 from weft_bench.soak_activities import ADAPTER, CONTENTS, GONE_S, NAMESPACE, adapter_spec
 from weft_bench.stack import CONFIG, WEIGHTS, Stack, copy_adapter
 from weft_bench.through_soak import manifests as made_manifests
+from weft_bench.waiting import until
 from weft_cli.errors import NotThere
 
 NAMES, READERS, KEYS = 4, 8, 2
@@ -71,7 +72,7 @@ class Clients:
         return [f"kept-{number}" for number in range(NAMES)]
 
     async def run(self, seconds: float) -> None:
-        """Everything at once. Raises StackFailed."""
+        """Everything at once; what fails is trouble, and the others go on."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for name in self._names:
@@ -79,7 +80,7 @@ class Clients:
                 tasks.create_task(self._loop(over, self._publish_beside, name))
                 tasks.create_task(self._loop(over, self._look, name))
             for _ in range(READERS):
-                tasks.create_task(self._loop(over, self._ask, ""))
+                tasks.create_task(self._loop(over, self._read, ""))
             for _ in range(KEYS):
                 tasks.create_task(self._loop(over, self._key, ""))
             await asyncio.sleep(seconds)
@@ -87,25 +88,22 @@ class Clients:
         await self._http.aclose()
 
     async def stored(self) -> dict[str, int]:
-        """Outcomes of what was accepted, once all are there. Raises StackFailed."""
-        path = self._stack.data_dir / "supervisor" / "weft.sqlite"
-        end = time.monotonic() + STORED_S
-        while True:
-            found = await asyncio.to_thread(_counted, path)
-            if found["outcomes of them"] >= self._accepted and found["usage"] >= found["outcomes"]:
-                break
-            if time.monotonic() > end:
-                break
-            await asyncio.sleep(POLL_S)
+        """Outcomes of what was accepted, as the store has them once nothing more comes, or after `STORED_S`."""
+        path, found = self._stack.data_dir / "supervisor" / "weft.sqlite", dict[str, int]()
+
+        async def all_there() -> bool:
+            found.update(await asyncio.to_thread(_counted, path))
+            return found["outcomes of them"] >= self._accepted and found["usage"] >= found["outcomes"]
+
+        with contextlib.suppress(StackFailed):  # what is missing is said below
+            await until(all_there, "an outcome of each request", STORED_S, POLL_S)
         if found["outcomes of them"] != self._accepted:
             self.trouble.append(f"{self._accepted} requests were accepted, {found['outcomes of them']} have an outcome")
         if found["usage"] != found["outcomes"]:
             self.trouble.append(f"usage counts {found['usage']} requests, there are {found['outcomes']} outcomes")
         return {"requests accepted": self._accepted, **found}
 
-    async def _loop(
-        self, over: asyncio.Event, act: Callable[[str, random.Random], Awaitable[None]], name: str
-    ) -> None:  # fmt: skip
+    async def _loop(self, over: asyncio.Event, act: Callable[[str, random.Random], Awaitable[None]], name: str) -> None:
         rng = random.Random(self._rng.getrandbits(64))
         while not over.is_set():
             try:
@@ -127,7 +125,7 @@ class Clients:
             obj = {**ADAPTER, "metadata": {"name": name, "namespace": NAMESPACE}}
             begin = time.monotonic()
             await asyncio.to_thread(lambda: list(self._stack.controller.delete([obj])))
-            await self._until(lambda: self._gone(name), f"{name} gone")
+            await until(lambda: self._gone(name), f"{name} gone", PATIENCE_S, POLL_S)
             await asyncio.sleep(GONE_S)
             self.history.deleted.append(Deleted(name, self._lives[name], begin, time.monotonic()))
 
@@ -161,14 +159,7 @@ class Clients:
 
     async def _until_ready(self, name: str) -> None:
         """The newest generation is Ready."""
-        await self._until(lambda: self._ready(name), f"{name} Ready")
-
-    async def _until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not await holds():
-            if time.monotonic() > end:
-                raise StackFailed(f"not within {PATIENCE_S:.0f} s: {what}")
-            await asyncio.sleep(POLL_S)
+        await until(lambda: self._ready(name), f"{name} Ready", PATIENCE_S, POLL_S)
 
     async def _look(self, name: str, _: random.Random) -> None:
         await self._ready(name)
@@ -194,14 +185,14 @@ class Clients:
 
     # ------------------------------------------------------------------------------------------- requests, keys
 
-    async def _ask(self, _: str, rng: random.Random) -> None:
+    async def _read(self, _: str, rng: random.Random) -> None:
         name = rng.choice(self._names)
         begin = time.monotonic()
         answer = await self._send(f"{NAMESPACE}/{name}")
         end = time.monotonic()
         if answer.status_code not in (200, 404):
             raise StackFailed(f"{name}: HTTP {answer.status_code}: {answer.text[:300]}")
-        self.history.asked.append(Asked(name, begin, end, answer.headers.get(MODEL_DIGEST, "")))
+        self.history.reads.append(Read(name, begin, end, answer.headers.get(MODEL_DIGEST, "")))
 
     async def _key(self, _: str, rng: random.Random) -> None:
         made = await self._admin.CreateKey(pb.CreateKeyRequest(namespace=NAMESPACE, note="history"), timeout=PATIENCE_S)

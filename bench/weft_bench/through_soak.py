@@ -13,6 +13,7 @@ import yaml
 
 from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.lines import Line, Origin
+from weft_bench.process import resident_mb, status
 from weft_bench.reports import books, listed
 from weft_bench.soak import DESCRIPTORS, HOUR_S, RESIDENT, THREADS, Done, Sample, lines
 from weft_bench.soak_activities import CONTENTS, NAMESPACE, PLATFORM, POOL, SPARE_POOL, Activities, spare_pool
@@ -76,11 +77,10 @@ def _looked_at(stack: Stack, at_s: float) -> list[Sample]:
     for name, pid in {CONTROLLER: stack.pid(CONTROLLER), **running}.items():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):
             proc = Path("/proc") / str(pid)
-            status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
             needs = {
-                RESIDENT: int(status["VmRSS"].split()[0]) / 1024,
+                RESIDENT: resident_mb(pid),
                 DESCRIPTORS: float(len(list((proc / "fd").iterdir()))),
-                THREADS: float(status["Threads"]),
+                THREADS: float(status(pid)["Threads"]),
             }
             found.append(Sample(at_s, (name, pid), needs))
     return found

@@ -60,7 +60,7 @@ async def test_what_many_clients_see_may_be(tmp_path: Path) -> None:
     assert {line.metric: line.value for line in found}["wrong"] == 0, said
     assert history.deleted
     assert history.revoked
-    assert len({ask.digest for ask in history.asked if ask.digest}) > 1
+    assert len({read.digest for read in history.reads if read.digest}) > 1
 
 
 async def test_others_have_their_answers_beside_crowds() -> None:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--target", choices=["", *NAMES, NATIVE, OPENAPI], default="", help="one target; default: all in turn"
     )
-    parser.add_argument("--seconds", type=int, default=60, help="of each target")
+    parser.add_argument("--seconds", type=int, default=60, help="of each target; openapi: requests of each operation")
     given = parser.parse_args(argv)
     if given.target == NATIVE:
         return subprocess.call([sys.executable, "-m", "harness.native_fuzz", "--seconds", str(given.seconds)])

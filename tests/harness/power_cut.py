@@ -30,7 +30,7 @@ class Disk:
         self._synced = dict[int, bytes]()
         self._durable = dict[Path, dict[str, int]]()
         self._moments = list[_Moment]()
-        self.acknowledged = dict[str, int]()  # what the test was told is done, and before which moment
+        self.acknowledged = dict[str, int]()  # what the test was promised, and before which moment
 
     @contextmanager
     def record(self, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
@@ -44,27 +44,27 @@ class Disk:
             yield
 
     def done(self, what: str) -> None:
-        """Somebody was told so: it has to be there after every later cut."""
+        """It was acknowledged: it has to be there after every later cut."""
         self.acknowledged[what] = len(self._moments)
 
     def states(self, folder: Path) -> Iterator[tuple[Path, set[str]]]:
         """Folders as cuts leave them, each with what was acknowledged before."""
         seen = set[int]()
         for number, moment in enumerate(self._moments):
-            told = {what for what, before in self.acknowledged.items() if before <= number}
+            acknowledged = {what for what, before in self.acknowledged.items() if before <= number}
             for kind, files in _left(moment).items():
-                key = hash((frozenset((path, hash(data)) for path, data in files.items()), frozenset(told)))
+                key = hash((frozenset((path, hash(data)) for path, data in files.items()), frozenset(acknowledged)))
                 if key in seen:
                     continue
                 seen.add(key)
                 made = folder / f"{number}-{kind}"
-                for path in (self.root, *(path for path in moment.durable)):
+                for path in (self.root, *moment.durable):
                     (made / path.relative_to(self.root)).mkdir(parents=True, exist_ok=True)
                 for path, data in files.items():
                     target = made / path.relative_to(self.root)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(data)
-                yield made, told
+                yield made, acknowledged
 
     def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*arguments: Any, **named: Any) -> Any:

@@ -189,7 +189,7 @@ class _BlobResponse(FileResponse):
             try:
                 await super().__call__(scope, receive, counted)
             except OSError as error:
-                if not begun:
+                if not begun or not is_of_disk(error):
                     raise
                 # Without the rest of the body the server ends the connection, and the client asks for the rest.
                 log.error("a blob cannot be read", extra=kv(path=self.path, error=error))

@@ -2,8 +2,8 @@
 
 A watch names one state of one source, and the blobs that were made of it. Watches are in memory only and bounded, and
 one that nobody has asked for in a quarter of an hour is forgotten: an unknown one counts as changed, which costs a
-resolve and gives a new watch. The watch of a source whose state shows only
-by asking its host is the digest of its artifact: it has changed where the depot does not hold that any more.
+resolve and gives a new watch. The watch of a source whose state shows only by asking its host is the digest of its
+artifact: it has changed where the depot does not hold that any more.
 """
 
 import hashlib

@@ -215,7 +215,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 FEW = 16
 
 
-async def asked(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
+async def answers_health(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
     """Whether /healthz is answered on this connection."""
     connection[1].write(HEALTH)
     with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -228,13 +228,13 @@ async def test_beyond_the_bound_the_connection_that_is_idle_longest_gives_way(pa
         idle = [await connected(world) for _ in range(FEW)]
         await until(lambda: len(world.server.server_state.connections) == FEW)
         first, second, third, *_ = idle
-        assert await asked(first), "idle since now"
+        assert await answers_health(first), "idle since now"
         await until(lambda: all(len(one._bound.idle) == FEW for one in world.server.server_state.connections))
         crowd = [await connected(world) for _ in range(2)]
-        assert all([await asked(one) for one in crowd])
+        assert all([await answers_health(one) for one in crowd])
         assert not await soon(second[0].read())
         assert not await soon(third[0].read())
-        assert await asked(first)
+        assert await answers_health(first)
         for _, writer in (*idle, *crowd):
             writer.close()
 

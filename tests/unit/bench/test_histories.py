@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from weft_bench.histories import ALL, REVOKED_S, Applied, Asked, Deleted, History, KeyUsed, Revoked, SeenReady, lines
+from weft_bench.histories import ALL, REVOKED_S, Applied, Deleted, History, KeyUsed, Read, Revoked, SeenReady, lines
 from weft_bench.lines import Origin
 
 FIRST, SECOND = Applied("a", 0, 1, "one", 0.0), Applied("a", 0, 2, "two", 10.0)
@@ -12,9 +12,9 @@ READY, READY_AGAIN = SeenReady("a", 0, 1, 5.0), SeenReady("a", 0, 2, 15.0)
 DELETED, AGAIN = Deleted("a", 0, 20.0, 25.0), Applied("a", 1, 1, "three", 30.0)
 
 
-def asked(begin: float, end: float, digest: str) -> list[str]:
+def wrong_read(begin: float, end: float, digest: str) -> list[str]:
     """What is wrong with a request in the history of one adapter."""
-    found = History([FIRST, SECOND, AGAIN], [READY, READY_AGAIN], [DELETED], [Asked("a", begin, end, digest)])
+    found = History([FIRST, SECOND, AGAIN], [READY, READY_AGAIN], [DELETED], [Read("a", begin, end, digest)])
     return list(found.check())
 
 
@@ -36,7 +36,7 @@ def asked(begin: float, end: float, digest: str) -> list[str]:
     ],
 )
 def test_what_may_be_is_not_wrong(begin: float, end: float, digest: str) -> None:
-    assert not asked(begin, end, digest)
+    assert not wrong_read(begin, end, digest)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_may_be_is_not_wrong(begin: float, end: float, digest: str) -> None
     ],
 )
 def test_a_broken_promise_is_found(begin: float, end: float, digest: str, why: str) -> None:
-    (sentence,) = asked(begin, end, digest)
+    (sentence,) = wrong_read(begin, end, digest)
     assert why in sentence
 
 
@@ -84,16 +84,16 @@ def test_what_an_atomic_store_answers_is_right_and_a_late_answer_of_it_is_not(se
             at = now + rng.uniform(0.1, 0.8)
             seen = generation if at > now + 0.3 else current
             if seen:
-                found.asked.append(Asked("a", at - rng.uniform(0, 0.1), at + rng.uniform(0, 0.1), f"d{seen}"))
+                found.reads.append(Read("a", at - rng.uniform(0, 0.1), at + rng.uniform(0, 0.1), f"d{seen}"))
         current, ready_at = generation, now + 0.9
         found.ready.append(SeenReady("a", 0, generation, ready_at))
     assert not list(found.check())
-    found.asked.append(Asked("a", ready_at + 0.01, ready_at + 0.02, f"d{current - 1}"))
+    found.reads.append(Read("a", ready_at + 0.01, ready_at + 0.02, f"d{current - 1}"))
     assert len(list(found.check())) == 1
 
 
 def test_the_figures_count_events_and_what_is_wrong() -> None:
-    history = History([FIRST], [READY], [DELETED], [Asked("a", 6.0, 7.0, "one"), Asked("a", 30.0, 31.0, "")])
+    history = History([FIRST], [READY], [DELETED], [Read("a", 6.0, 7.0, "one"), Read("a", 30.0, 31.0, "")])
     made = {line.metric: (line.case, line.value) for line in lines(Origin("", "", ""), history, ["x"], {"usage": 3})}
     assert made["requests answered"] == made["requests not found"] == (ALL, 1)
     assert made["wrong"] == (ALL, 1)

@@ -90,9 +90,7 @@ def test_a_depot_has_whole_blobs_alone_and_resolves_again(tmp_path: Path, monkey
         (bench.folder / "before").rename(bench.folder / "data")
 
 
-def test_a_runners_download_goes_on_or_begins_again(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_resumes_or_restarts(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = server.artifact(config=b"{}", weights=BIG)
     disk = Disk(tmp_path / "disk")
     blobs = BlobStore(disk.root)

@@ -26,7 +26,7 @@ from weft_gateway.openai.chat import chat_completions
 from weft_gateway.openai.chat_batch import CHATS, batched_chats
 from weft_gateway.openai.completions import completions
 from weft_gateway.openai.files import delete_file, file_content, list_files, one_file, upload_file
-from weft_gateway.openai.http_requests import json_response
+from weft_gateway.openai.http_requests import JSON, json_response
 from weft_gateway.openai.invocations import invocations
 from weft_gateway.openai.models import list_models, one_model
 from weft_gateway.openai.responses import (
@@ -57,9 +57,9 @@ EXPOSED = [
     "x-should-retry",
     *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 ]  # to pages of other origins
-_JSON, _BYTES = "application/json", "application/octet-stream"
-_TEXTS = ("/healthz", "/health", "/ping", "/readyz", "/metrics")
-_STREAMED = (ChatRequest, CompletionRequest, ResponsesRequest, messages.MessagesRequest)
+# What answers may be, for the OpenAPI document.
+_STREAMED, _VECTORS = (JSON, "text/event-stream"), (JSON, "application/octet-stream")
+_TEXT, _BYTES, _FILES = ("text/plain",), ("application/octet-stream",), ("*/*",)
 _PARAMETER = re.compile(r"\{(\w+)")
 _ERROR = {
     "description": "An error, in OpenAI's shape.",
@@ -72,23 +72,23 @@ def build_app(state: AppState) -> FastAPI:
     """The application around one gateway's state."""
     app = FastAPI(title="Weft", docs_url=None, redoc_url=None, description="OpenAI API for LoRA adapters")
     post, get = ["POST"], ["GET"]
-    _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest)
-    _route(app, state, "/v1/completions", completions, post, CompletionRequest)
+    _route(app, state, "/v1/chat/completions", chat_completions, post, ChatRequest, _STREAMED)
+    _route(app, state, "/v1/completions", completions, post, CompletionRequest, _STREAMED)
     _route(app, state, CHATS.path, batched_chats, post)
-    _route(app, state, "/invocations", invocations, post)
-    _route(app, state, "/v1/embeddings", embeddings.embeddings, post, embeddings.EmbeddingsRequest)
-    _route(app, state, "/pooling", embeddings.pooling, post, embeddings.EmbeddingsRequest)
+    _route(app, state, "/invocations", invocations, post, media=_STREAMED)
+    _route(app, state, "/v1/embeddings", embeddings.embeddings, post, embeddings.EmbeddingsRequest, _VECTORS)
+    _route(app, state, "/pooling", embeddings.pooling, post, embeddings.EmbeddingsRequest, _VECTORS)
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         _route(app, state, path, embeddings.rerank, post, embeddings.RerankRequest)
     for path in ("/score", "/v1/score"):
         _route(app, state, path, embeddings.score, post, embeddings.ScoreRequest)
-    _route(app, state, "/v1/responses", create_response, post, ResponsesRequest)
+    _route(app, state, "/v1/responses", create_response, post, ResponsesRequest, _STREAMED)
     _route(app, state, "/v1/responses/{response_id:path}/input_items", list_input_items, get)
     _route(app, state, "/v1/responses/input_tokens", count_input_tokens, post, ResponsesRequest)
     _route(app, state, "/v1/responses/{response_id}/cancel", cancel_response, post)
     _route(app, state, "/v1/responses/{response_id:path}", one_response, get)
     _route(app, state, "/v1/responses/{response_id:path}", delete_response, ["DELETE"])
-    _route(app, state, messages.PATH, messages.create_message, post, messages.MessagesRequest)
+    _route(app, state, messages.PATH, messages.create_message, post, messages.MessagesRequest, _STREAMED)
     _route(app, state, f"{messages.PATH}/count_tokens", messages.count_tokens, post, messages.CountRequest)
     _route(app, state, "/v1/models", list_models, get)
     _route(app, state, "/v1/models/{model:path}", one_model, get)
@@ -100,25 +100,25 @@ def build_app(state: AppState) -> FastAPI:
     _route(app, state, "/v1/files", list_files, get)
     _route(app, state, "/v1/files/{file_id}", one_file, get)
     _route(app, state, "/v1/files/{file_id}", delete_file, ["DELETE"])
-    _route(app, state, "/v1/files/{file_id}/content", file_content, get)
+    _route(app, state, "/v1/files/{file_id}/content", file_content, get, media=_BYTES)
     _route(app, state, "/v1/batches", create_batch, post, BatchRequest)
     _route(app, state, "/v1/batches", list_batches, get)
     _route(app, state, "/v1/batches/{batch_id}", one_batch, get)
     _route(app, state, "/v1/batches/{batch_id}/cancel", cancel_batch, post)
     _route(app, state, "/status", _status, get)
-    _route(app, state, "/", page.page, get)
-    _route(app, state, "/ui/overview", page.overview, get)
-    _route(app, state, "/ui/runners", page.runners, get)
-    _route(app, state, "/ui/adapters", page.adapters, get)
-    _route(app, state, "/ui/{name}", page.page_file, get)
-    _route(app, state, "/health", _healthz, get)
-    _route(app, state, "/ping", _healthz, get)
-    _route(app, state, "/ping", _healthz, post)
+    _route(app, state, "/", page.page, get, media=_FILES)
+    _route(app, state, "/ui/overview", page.overview, get, media=_FILES)
+    _route(app, state, "/ui/runners", page.runners, get, media=_FILES)
+    _route(app, state, "/ui/adapters", page.adapters, get, media=_FILES)
+    _route(app, state, "/ui/{name}", page.page_file, get, media=_FILES)
+    _route(app, state, "/health", _healthz, get, media=_TEXT)
+    _route(app, state, "/ping", _healthz, get, media=_TEXT)
+    _route(app, state, "/ping", _healthz, post, media=_TEXT)
     _route(app, state, "/version", _version, get)
     _route(app, state, "/load", _load, get)
-    _route(app, state, "/healthz", _healthz, get)
-    _route(app, state, "/readyz", _readyz, get)
-    _route(app, state, "/metrics", _metrics, get)
+    _route(app, state, "/healthz", _healthz, get, media=_TEXT)
+    _route(app, state, "/readyz", _readyz, get, media=_TEXT)
+    _route(app, state, "/metrics", _metrics, get, media=_TEXT)
     for kind, handler in ((ApiError, _on_api_error), (HTTPException, _on_http_error), (Exception, _on_bug)):
         app.add_exception_handler(kind, partial(handler, state))
     if origins := state.settings.cors_origins:
@@ -136,16 +136,17 @@ def _route(
     endpoint: Endpoint,
     methods: list[str],
     body: type[BaseModel] | None = None,
+    media: Sequence[str] = (JSON,),
 ) -> None:
     """Bodies are read and checked by the endpoints: bounded, and refused in OpenAI's shape."""
 
     async def handle(request: Request) -> Response:
         return await endpoint(state, request)
 
-    answer = {"description": "What was asked for.", "content": {media: {} for media in _media_of(path, body)}}
+    answer = {"description": "What was asked for.", "content": {kind: {} for kind in media}}
     schema: dict[str, Any] = {"responses": {"200": answer, "default": _ERROR}}
     if body:
-        schema["requestBody"] = {"content": {_JSON: {"schema": _inlined(body)}}, "required": True}
+        schema["requestBody"] = {"content": {JSON: {"schema": _inlined(body)}}, "required": True}
     if names := _PARAMETER.findall(path):
         text = {"type": "string", "minLength": 1}
         schema["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
@@ -153,19 +154,6 @@ def _route(
         path, handle, methods=methods, name=endpoint.__name__.strip("_"), summary=endpoint.__doc__,
         openapi_extra=schema, response_class=Response,
     )  # fmt: skip
-
-
-def _media_of(path: str, body: type[BaseModel] | None) -> Sequence[str]:
-    """Of the answer, for the OpenAPI document."""
-    if body in _STREAMED:
-        return _JSON, "text/event-stream"
-    if body is embeddings.EmbeddingsRequest:
-        return _JSON, _BYTES
-    if path == "/" or path.startswith("/ui/"):
-        return ("*/*",)
-    if path in _TEXTS:
-        return ("text/plain",)
-    return (_BYTES if path.endswith("/content") else _JSON,)
 
 
 def _inlined(body: type[BaseModel]) -> dict[str, Any]:
