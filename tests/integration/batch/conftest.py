@@ -88,6 +88,7 @@ class PlayedGateway:
         self.send(LinesHello(self.name, self.max_lines))
         call = self.stub.Lines(aiter(self.outbox))
         try:
+            await call.initial_metadata()  # a read before them can swallow a cancellation (grpc 1.85 `_prepare_rpc`)
             async for envelope in call:
                 self._take(BATCH_TO_GATEWAY.decode(envelope))
         finally:
