@@ -45,10 +45,11 @@ ended after the strike; of a request that was sent meanwhile, also its time to t
 everything is ready and idle again, the store has one outcome of each stream, and no log says that an invariant broke.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import groupby, product
+from itertools import chain, count, islice, product
 
 from weft_bench.fault_host import CLOCK_FAULTS, DISK_FAULTS, OUT_OF_MEMORY
 from weft_bench.fault_streams import Difference
@@ -166,6 +167,11 @@ CELLS = [
     *(Cell(LOSS, target, "loading" if target == "depot" else "decode") for target in LOSSY),
 ]
 
+KINDS = {  # rows that add up
+    "kills and stops": [cell for cell in CELLS if cell.fault in ("kill", "stop", "failover", OUT_OF_MEMORY)],
+    "all": CELLS,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -185,11 +191,16 @@ def chosen(patterns: Sequence[str]) -> list[Cell]:
     return [cell for cell in CELLS if any(fnmatch(str(cell), pattern) for pattern in patterns)]
 
 
-def missing(cells: Iterable[Cell], repeat: int, lines: Iterable[Line], machine: str) -> list[tuple[Cell, int]]:
-    """Runs that no line tells of, the first of each cell before the second of any."""
-    there = {line.case for line in lines if line.machine == machine and line.metric == HEALTHY}
-    wanted = ((cell, number) for number in range(1, repeat + 1) for cell in cells)
-    return [(cell, number) for cell, number in wanted if _case(cell, number) not in there]
+def missing(cells: Sequence[Cell], repeat: int, lines: Iterable[Line]) -> list[tuple[Cell, int]]:
+    """Runs to do until each cell has `repeat`, on any machines; the first of each cell before the second of any."""
+    there = {(line.case, line.machine) for line in lines if line.metric == HEALTHY}
+    runs_of = Counter(case.rpartition(", run ")[0] for case, _ in there)
+    cases = {case for case, _ in there}
+    numbers = {
+        cell: islice((n for n in count(1) if _case(cell, n) not in cases), max(repeat - runs_of[str(cell)], 0))
+        for cell in cells
+    }
+    return sorted(((cell, number) for cell in cells for number in numbers[cell]), key=lambda run: run[1])
 
 
 def listing(cells: Iterable[Cell], runs: Sequence[tuple[Cell, int]]) -> Iterator[str]:
@@ -213,32 +224,38 @@ def lines(origin: Origin, run: Run) -> Iterator[Line]:
 
 
 def page(name: str, about: str, lines: Iterable[Line]) -> str:
-    """The page: a row for each cell, of its newest runs."""
-    parts = [f"# Benchmark: {name}", about.strip()]
-    current = sorted(newest(lines), key=lambda line: line.machine)
-    for machine, of_machine in groupby(current, key=lambda line: line.machine):
-        found = list(of_machine)
+    """The page: a row for each cell, of the newest of its runs with one number on one machine, and one for all."""
+    parts, found = [f"# Benchmark: {name}", about.strip()], newest(lines)
+    if found:
         dates = sorted(line.date[:10] for line in found)
-        origin_line = f"{dates[0]} to {dates[-1]}, `weft bench faults`, {found[-1].versions}"
-        parts += [f"## {machine}", origin_line, "\n".join([HEAD, *_rows(found)])]
+        origins = dict.fromkeys(f"- {line.machine}, {line.versions}" for line in found)
+        parts += [f"`weft bench {name}`, {dates[0]} to {dates[-1]}, on", "\n".join(origins)]
+        parts.append("\n".join([HEAD, *_rows(found)]))
     parts.append("Not struck:\n\n" + "\n".join(f"- `{cells}`: {why}." for cells, why in NOT_AVAILABLE.items()))
     parts.append(f"Raw lines: `docs/benchmarks/raw/{name}.jsonl`. This page is written by `weft bench {name}`.")
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(lines: Sequence[Line]) -> Iterator[str]:
+def _rows(lines: Iterable[Line]) -> Iterator[str]:
+    of_cells = defaultdict[str, list[Line]](list)
+    for line in lines:
+        of_cells[line.case.rpartition(", run ")[0]].append(line)
     for cell in CELLS:
-        of_cell = [line for line in lines if line.case.rpartition(", run ")[0] == str(cell)]
-        if not of_cell:
-            continue
-        by_metric = {
-            metric: [line.value for line in of_cell if line.metric == metric and line.value is not None]
-            for metric in (STRUCK, *TOKENS, FAILED, GAP_P50, GAP_MAX, HEALTHY)
-        }
-        sums = [f"{sum(by_metric[metric]):.0f}" for metric in (STRUCK, *TOKENS, FAILED)]
-        p50, longest, healthy = percentile(by_metric[GAP_P50], 50), max(by_metric[GAP_MAX]), max(by_metric[HEALTHY])
-        runs = str(len(by_metric[HEALTHY]))
-        yield "| " + " | ".join([str(cell), runs, *sums, *(f"{s:.2f}" for s in (p50, longest, healthy))]) + " |"
+        if of_cell := of_cells[str(cell)]:
+            yield _row(str(cell), of_cell)
+    of_all = {kind: list(chain.from_iterable(of_cells[str(cell)] for cell in cells)) for kind, cells in KINDS.items()}
+    yield from (_row(f"**{kind}**", of_kind) for kind, of_kind in of_all.items() if of_kind)
+
+
+def _row(name: str, lines: Iterable[Line]) -> str:
+    by_metric = defaultdict[str, list[float]](list)
+    for line in lines:
+        if line.value is not None:
+            by_metric[line.metric].append(line.value)
+    sums = [f"{sum(by_metric[metric]):.0f}" for metric in (STRUCK, *TOKENS, FAILED)]
+    p50, longest, healthy = percentile(by_metric[GAP_P50], 50), max(by_metric[GAP_MAX]), max(by_metric[HEALTHY])
+    runs = str(len(by_metric[HEALTHY]))
+    return "| " + " | ".join([name, runs, *sums, *(f"{s:.2f}" for s in (p50, longest, healthy))]) + " |"
 
 
 def _case(cell: Cell, number: int) -> str:

@@ -645,14 +645,14 @@ def faults(
     with those that are missing. A run takes 5 to 30 s; what it says does not depend on how busy the machine is.
     """
     from weft_bench import faults as bench
-    from weft_bench.machine import machine, origin
+    from weft_bench.machine import origin
     from weft_bench.through_faults import measure
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stack must not outlive this process
     raw, patterns = docs / "raw" / "faults.jsonl", [pattern.strip() for pattern in only.split(",")]
     if not (wanted := bench.chosen(patterns)):
         raise typer.BadParameter(f"--only {only!r}: no cell; `weft bench faults --cells` lists them")
-    runs = bench.missing(wanted, repeat, read(raw) if raw.exists() and not again else (), machine())[:at_most]
+    runs = bench.missing(wanted, repeat, read(raw) if raw.exists() and not again else ())[:at_most]
     if cells:
         return typer.echo("\n".join(bench.listing(wanted, runs)))
     with failures_told(), progress("faults", len(runs)) as advance, ExitStack() as ends:

@@ -1,6 +1,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -49,11 +50,13 @@ def run_of(number: int, **fields: int) -> list[Line]:
 
 
 def test_what_is_missing_begins_with_the_first_run_of_every_cell() -> None:
-    assert missing(CELLS, 2, (), "a machine")[: len(CELLS)] == [(cell, 1) for cell in CELLS]
+    assert missing(CELLS, 2, ())[: len(CELLS)] == [(cell, 1) for cell in CELLS]
     there = [*run_of(1), *run_of(3)]
-    assert missing([CELL], 3, there, "a machine") == [(CELL, 2)]
-    assert missing([CELL], 1, there, "another machine") == [(CELL, 1)]
-    assert missing([CELL], 2, run_of(1)[:-1], "a machine") == [(CELL, 1), (CELL, 2)], "a run that was cut off"
+    assert missing([CELL], 3, there) == [(CELL, 2)]
+    elsewhere = [replace(line, machine="another") for line in run_of(1)]
+    assert missing([CELL], 3, [*run_of(1), *elsewhere]) == [(CELL, 2)], "runs of each machine count"
+    assert not missing([CELL], 1, elsewhere)
+    assert missing([CELL], 2, run_of(1)[:-1]) == [(CELL, 1), (CELL, 2)], "a run that was cut off"
 
 
 def test_cells_are_chosen_by_patterns_of_their_names() -> None:
@@ -80,8 +83,10 @@ def test_no_two_cells_have_one_name() -> None:
 
 
 def test_the_page_adds_up_the_newest_runs_of_a_cell() -> None:
-    text = page("faults", "About.", [*run_of(1, lost=7), *run_of(1, lost=1), *run_of(2, wrong=2)])
-    assert "| kill runner decode | 2 | 20 | 1 | 0 | 2 | 0 | 0.50 | 1.50 | 2.00 |" in text
+    elsewhere = [replace(line, machine="another") for line in run_of(1, repeated=3)]
+    text = page("faults", "About.", [*run_of(1, lost=7), *run_of(1, lost=1), *run_of(2, wrong=2), *elsewhere])
+    for row in ("kill runner decode", "**kills and stops**", "**all**"):
+        assert f"| {row} | 3 | 30 | 1 | 3 | 2 | 0 | 0.50 | 1.50 | 2.00 |" in text
     assert "`* link to depot *`" in text
 
 
