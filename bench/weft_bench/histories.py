@@ -1,15 +1,16 @@
 """`weft bench histories`: what many clients did and saw, and whether it may be.
 
 Publishers apply, change and delete the same adapters at the same time, each content with a digest of its own; readers
-ask for them all the time and note which digest answered (`x-weft-model-digest`); others make keys, use and revoke them.
+ask two gateways for them all the time and note which digest answered (`x-weft-model-digest`); others make keys, use and
+revoke them.
 Every call is recorded with its begin and end, and once everything is over the history is checked, as Jepsen does:
 
 - a request that begins after somebody saw Ready for a generation is answered by that content or a newer one, and only
   by one whose apply had begun before the answer came;
 - a request that begins after a deletion was seen (the object is gone) finds nothing until it is applied again;
 - a request is answered while the adapter was seen Ready before it began and no deletion began before it ended;
-- a key that was revoked is refused when a request begins more than 2 s after the revocation returned, and one that was
-  accepted once is accepted until its revocation begins;
+- a key that was revoked is refused when a request begins more than 2 s after the revocation returned, and one that a
+  gateway accepted once is accepted by that gateway until its revocation begins;
 - the store has one outcome of each request that was accepted, and usage counts as many.
 
 *wrong* counts what may not be.
@@ -76,6 +77,7 @@ class KeyUsed:
     begin: float
     end: float
     accepted: bool
+    gateway: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +126,15 @@ class History:
 
     def _wrong_keys(self) -> Iterator[str]:
         ends = {one.key: one for one in self.revoked}
-        known = dict[str, float]()
+        known = dict[tuple[str, int], float]()
         for use in sorted(self.used, key=lambda use: use.end):
-            revoked = ends.get(use.key)
+            revoked, at = ends.get(use.key), (use.key, use.gateway)
             if use.accepted:
-                known.setdefault(use.key, use.end)
+                known.setdefault(at, use.end)
                 if revoked and use.begin > revoked.end + REVOKED_S:
                     yield f"key {use.key}, used at {use.begin:.3f}: accepted, though revoked at {revoked.end:.3f}"
-            elif use.begin > known.get(use.key, use.begin) and (revoked is None or use.end < revoked.begin):
-                yield f"key {use.key}, used at {use.begin:.3f}: refused, though it was known at {known[use.key]:.3f}"
+            elif use.begin > known.get(at, use.begin) and (revoked is None or use.end < revoked.begin):
+                yield f"key {use.key}, used at {use.begin:.3f}: refused, though it was known at {known[at]:.3f}"
 
 
 def lines(origin: Origin, history: History, wrong: Sequence[str], outcomes: Mapping[str, int]) -> Iterator[Line]:

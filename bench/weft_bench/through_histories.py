@@ -7,7 +7,7 @@ import itertools
 import random
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.errors import StackFailed
 from weft_bench.histories import REVOKED_S, Applied, Deleted, History, KeyUsed, Read, Revoked, SeenReady, lines
 from weft_bench.lines import Line, Origin
+from weft_bench.process import Process
 from weft_bench.soak_activities import ADAPTER, CONTENTS, GONE_S, NAMESPACE, adapter_spec
 from weft_bench.stack import CONFIG, WEIGHTS, Stack, copy_adapter
 from weft_bench.through_soak import manifests as made_manifests
@@ -39,8 +40,11 @@ async def measure(
     with Stack(manifests, folder / "data", "--auth") as stack:
         stack.key = await asyncio.to_thread(stack.create_key, NAMESPACE)
         await asyncio.to_thread(stack.wait_for_models)
-        async with grpc.aio.insecure_channel(stack.address("supervisor")) as channel:
-            clients = Clients(stack, AdminStub(channel), manifests, seed)
+        async with (
+            second_gateway(stack, folder) as second_url,
+            grpc.aio.insecure_channel(stack.address("supervisor")) as channel,
+        ):
+            clients = Clients(stack, (stack.url, second_url), AdminStub(channel), manifests, seed)
             await clients.run(minutes * 60)
             outcomes = await clients.stored()
     wrong = [*clients.history.check(), *clients.trouble]
@@ -49,17 +53,32 @@ async def measure(
     return list(lines(origin, clients.history, wrong, outcomes)), clients.history
 
 
+@contextlib.asynccontextmanager
+async def second_gateway(stack: Stack, folder: Path) -> AsyncGenerator[str]:
+    """Another gateway of the same stack, once it is ready; its URL. Raises StackFailed."""
+    address = f"127.0.0.1:{stack.ports(1)[0]}"
+    flags = {peer: stack.address(peer) for peer in ("scheduler", "predictor", "depot")}
+    flags |= {"http": address, "data-dir": str(folder / "second-gateway")}
+    process = Process("second-gateway", "weft_gateway", flags, address, folder, words=("--auth",))
+    try:
+        await process.until(process.ready, "is ready")
+        yield f"http://{address}"
+    finally:
+        await asyncio.to_thread(process.stop)
+
+
 class Clients:
     """Publishers, readers and makers of keys, and what they saw."""
 
-    def __init__(self, stack: Stack, admin: AdminStub, manifests: Path, seed: int) -> None:
+    def __init__(self, stack: Stack, gateways: Sequence[str], admin: AdminStub, manifests: Path, seed: int) -> None:
         self.history, self.trouble = History(), list[str]()
         self._stack, self._admin, self._manifests, self._rng = stack, admin, manifests, random.Random(seed)
         headers = {"Authorization": f"Bearer {stack.key}"}
         limits = httpx2.Limits(max_connections=None)
-        self._http = httpx2.AsyncClient(
-            base_url=stack.url, headers=headers, timeout=PATIENCE_S, limits=limits, trust_env=False
-        )
+        self._gateways = [
+            httpx2.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, limits=limits, trust_env=False)
+            for url in gateways
+        ]
         self._numbers = itertools.count()
         self._accepted = 0
         self._turns = {name: asyncio.Lock() for name in self._names}  # of who changes it
@@ -85,7 +104,7 @@ class Clients:
                 tasks.create_task(self._loop(over, self._key, ""))
             await asyncio.sleep(seconds)
             over.set()
-        await self._http.aclose()
+        await asyncio.gather(*(gateway.aclose() for gateway in self._gateways))
 
     async def stored(self) -> dict[str, int]:
         """Outcomes of what was accepted, as the store has them once nothing more comes, or after `STORED_S`."""
@@ -188,7 +207,7 @@ class Clients:
     async def _read(self, _: str, rng: random.Random) -> None:
         name = rng.choice(self._names)
         begin = time.monotonic()
-        answer = await self._send(f"{NAMESPACE}/{name}")
+        answer, _ = await self._send(f"{NAMESPACE}/{name}")
         end = time.monotonic()
         if answer.status_code not in (200, 404):
             raise StackFailed(f"{name}: HTTP {answer.status_code}: {answer.text[:300]}")
@@ -208,17 +227,19 @@ class Clients:
 
     async def _use(self, key: str, key_id: str) -> None:
         begin = time.monotonic()
-        answer = await self._send("weft-quickstart", key)
-        self.history.used.append(KeyUsed(key_id, begin, time.monotonic(), answer.status_code == 200))
+        answer, gateway = await self._send("weft-quickstart", key)
+        self.history.used.append(KeyUsed(key_id, begin, time.monotonic(), answer.status_code == 200, gateway))
         await asyncio.sleep(POLL_S)
 
-    async def _send(self, model: str, key: str = "") -> httpx2.Response:
-        headers = {"X-Request-Id": f"history-{next(self._numbers)}"}
+    async def _send(self, model: str, key: str = "") -> tuple[httpx2.Response, int]:
+        """The answer, and the number of the gateway that gave it; gateways take turns."""
+        number = next(self._numbers)
+        headers, gateway = {"X-Request-Id": f"history-{number}"}, number % len(self._gateways)
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         body = {"model": model, "prompt": "the red fox", "max_tokens": 2, "temperature": 0}
-        answer = await self._http.post("/v1/completions", json=body, headers=headers)
+        answer = await self._gateways[gateway].post("/v1/completions", json=body, headers=headers)
         self._accepted += answer.status_code == 200
-        return answer
+        return answer, gateway
 
 
 def _counted(path: Path) -> dict[str, int]:

@@ -4,6 +4,7 @@ The last one serves every model; `auto` takes the first that can serve this one 
 the native one need torch: where that is not installed, nothing here imports it, and `auto` is the native one.
 """
 
+import ctypes
 import logging
 from dataclasses import replace
 from importlib.util import find_spec
@@ -118,7 +119,7 @@ def _wants_gpu(settings: RunnerSettings) -> bool:
     if settings.executor == "cuda":
         require_torch("--executor cuda")
         return True
-    if settings.executor != "auto" or not _has_torch():
+    if settings.executor != "auto" or not _has_torch() or not _has_driver():
         return False
     from weft_runner.torch_executors import sees_gpu
 
@@ -141,6 +142,15 @@ def _narrowed(settings: RunnerSettings) -> RunnerSettings:
 
 def _has_torch() -> bool:
     return find_spec("torch") is not None
+
+
+def _has_driver() -> bool:
+    """Whether torch could see a GPU at all: where none is, a runner need not import it (220 MB, a second)."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def require_torch(what: str) -> None:

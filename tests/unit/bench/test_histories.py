@@ -73,6 +73,12 @@ def test_a_key_opens_from_its_first_use_to_its_revocation(uses: list[tuple[float
     assert not wrong or wrong in sentences[0]
 
 
+def test_a_gateway_need_not_know_a_key_because_another_one_does() -> None:
+    uses = [KeyUsed("k", 1.0, 2.0, accepted=True), KeyUsed("k", 3.0, 4.0, accepted=False, gateway=1)]
+    assert not list(History(used=uses).check())
+    assert len(list(History(used=[*uses, KeyUsed("k", 5.0, 6.0, accepted=False)]).check())) == 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_an_atomic_store_answers_is_right_and_a_late_answer_of_it_is_not(seed: int) -> None:
     """Requests read the content of one moment within them; a reader that lags behind Ready is found."""
