@@ -35,7 +35,7 @@ class PageTable:
     total_pages: int
     page_tokens: int
     most_adapter_pages: int | None = None
-    prefixes: PrefixCache = field(init=False, default_factory=PrefixCache)
+    prefixes: PrefixCache = field(init=False)
     dirty: dict[str, None] = field(init=False, default_factory=dict[str, None])  # owned pages changed since reported
     _free: list[int] = field(init=False)
     _allocations: dict[str, Allocation] = field(init=False, default_factory=dict[str, Allocation])
@@ -46,6 +46,7 @@ class PageTable:
     def __post_init__(self) -> None:
         assert self.total_pages > 0, self.total_pages
         assert self.page_tokens > 0, self.page_tokens
+        self.prefixes = PrefixCache(self.total_pages)
         self._free = list(range(self.total_pages - 1, -1, -1))
 
     @property

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from weft.domain.lru import LruDict
 
-EVICTED = 1 << 16  # names that are remembered: of a million tokens, in some 10 MB
+EVICTED_PER_PAGE, MOST_EVICTED = 4, 1 << 16  # names that are remembered: at most of a million tokens, in some 15 MB
 
 
 class PageHashChain:
@@ -64,9 +64,9 @@ class NoCopies:
 
 
 class PrefixCache:
-    """name -> page, and which of the named pages no sequence holds. One owner: the page table."""
+    """name -> page, and which of the named pages no sequence holds. One owner: the page table, of `total_pages`."""
 
-    def __init__(self) -> None:
+    def __init__(self, total_pages: int) -> None:
         self.in_host: HostCopies = NoCopies()
         self.unsaved: OrderedDict[int, None] = OrderedDict()  # reusable, needed twice, without a copy; as `_reusable`
         self.saving: set[int] = set()  # pages that are being copied to host memory
@@ -74,7 +74,7 @@ class PrefixCache:
         self._name_of: dict[int, bytes] = {}
         self._adapter_of: dict[int, str] = {}
         self._twice: set[bytes] = set()  # of the names that are here
-        self._evicted: LruDict[bytes, None] = LruDict(EVICTED)
+        self._evicted: LruDict[bytes, None] = LruDict(min(EVICTED_PER_PAGE * total_pages, MOST_EVICTED))
         self._reusable: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:

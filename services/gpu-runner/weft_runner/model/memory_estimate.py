@@ -88,6 +88,7 @@ def _number(path: Path) -> int | None:
 # ---- what serving takes
 
 GIB = 1 << 30
+REQUESTS_BYTES = 32 << 20  # connections, requests and what malloc keeps of them; 48 streams of short prompts take 4 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +165,12 @@ def page_bytes(spec: ModelSpec, kind: str, page_tokens: int, *, int4_kv: bool = 
 
 
 def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:
-    """Raises OutOfMemory, with the numbers."""
-    if needed.total > available.n_bytes:
+    """Raises OutOfMemory, with the numbers: a runner with less would be killed by the kernel, without a reason."""
+    if needed.total + REQUESTS_BYTES > available.n_bytes:
         raise OutOfMemory(
-            f"serving needs {_gib(needed.total)} ({needed.by_part()}), and {available.limit} has "
-            f"{_gib(available.n_bytes)} left: give it more memory, or ask for fewer KV pages"
+            f"serving needs {_gib(needed.total + REQUESTS_BYTES)} ({needed.by_part()}, requests "
+            f"{_gib(REQUESTS_BYTES)}), and {available.limit} has {_gib(available.n_bytes)} left: "
+            "give it more memory, or ask for fewer KV pages"
         )
 
 
