@@ -81,6 +81,7 @@ class Stage:
         self, stack: Stack, gateway: Process, links: Links, admin: AdminStub, seed: int, cold: int, split: bool
     ) -> None:
         self.stack, self.gateway, self.links, self._admin = stack, gateway, links, admin
+        self.url = f"http://{gateway.probes}"  # where clients reach it
         self._roles = {RunnerRole.PROMPT, RunnerRole.TOKEN} if split else {RunnerRole.MIXED}
         rng = random.Random(seed)
         decode_tokens = SPLIT_DECODE_TOKENS if split else DECODE_TOKENS
@@ -105,10 +106,6 @@ class Stage:
     def expected(self, ask: Ask) -> list[Token]:
         """A cold adapter is a copy of one that has answered."""
         return self.answers[replace(ask, model=f"acme/{COLD_OF}") if ask.model.startswith("acme/cold-") else ask]
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.gateway.probes}"
 
     # ------------------------------------------------------------------------------------------- moments
 
@@ -210,6 +207,8 @@ class Stage:
 
     def peer(self, component: str) -> str:
         """Where a component serves its peers, HOST:PORT."""
+        if component == "gateway":
+            return self.gateway.probes
         return self.stack.components()[component]["listen"]
 
     def files(self, component: str) -> Path:
@@ -365,7 +364,9 @@ async def meshed_stage(folder: Path, seed: int, cold: int, *, hosted: bool = Fal
             for source, links in mesh.items():
                 await links.forward(depot, linked_up.depot_of(source, depot))
             async with _on(stack, folder, seed, cold, host=host) as made:
-                made.mesh |= mesh
+                clients = await ends.enter_async_context(Links())
+                made.mesh |= {**mesh, "client": clients}
+                made.url = f"http://{await clients.forward(made.gateway.probes)}"
                 made.host = host
                 await made.record()
                 yield made

@@ -67,6 +67,8 @@ PAIRS = (  # who reaches whom
     *(("runner", target) for target in ("supervisor", "depot")),
     *(("controller", target) for target in ("scheduler", "depot")),
 )
+CLIENT = "client"
+OF_CLIENTS = ("delay", "narrow", "stall")  # a stream outlives them
 BAD_LINKS = ("delay", "narrow", "deaf", "mute", "abandon", "cut", "stall")
 DISKS = ("runner", "predictor", "depot", "gateway", "controller")
 CLOCKS = (*PROCESSES, "gateway", "controller")
@@ -82,6 +84,7 @@ SPLIT_PHASES = (BEFORE, *(f"{tenth}/10" for tenth in range(1, 10)), AFTER)
 NOT_AVAILABLE = {  # cells of the matrix that cannot be struck, and why
     "* link to depot *": "a gateway that has a pool's tokenizer has no connection to the depot",
     "cut gateway to *, stall gateway to *": "they are struck in every phase: `cut link to *`, `stall link to *`",
+    "cut client to *, abandon client to *": "a stream ends with its client's connection; it is not resumed",
 }
 TOKENS = ("lost", "repeated", "wrong")
 STRUCK, FAILED, GAP_P50, GAP_MAX, HEALTHY = (
@@ -157,6 +160,7 @@ CELLS = [
         for (source, target), fault in product(PAIRS, BAD_LINKS)
         if source != "gateway" or fault not in ("cut", "stall")
     ),
+    *(Cell(fault, "gateway", "decode", source=CLIENT) for fault in OF_CLIENTS),
     *(Cell(fault, store, "decode") for store, faults in FAULTS_OF_STORES.items() for fault in faults),
     *(
         Cell(fault, target, "loading" if target in ("depot", "runner") else "decode")
