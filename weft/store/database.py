@@ -15,6 +15,7 @@ BUSY_TIMEOUT_MS = 5_000
 CONNECT_S = 5.0  # PostgreSQL: a server that does not answer is away
 STATEMENT_S = 30.0  # PostgreSQL: of the longest batch, and of waiting for another process's migration
 CONNECTIONS = 4  # of one process: a writer, a poll, two calls of people
+STATEMENTS = 16  # that a connection keeps prepared; one of many rows takes 150 KB, and each number of rows has its own
 POSTGRESQL = "postgresql+asyncpg"
 
 
@@ -47,9 +48,15 @@ def open_database(url: URL) -> AsyncEngine:
             pool_size=CONNECTIONS,
             max_overflow=0,
             hide_parameters=True,
-            connect_args={"timeout": CONNECT_S, "command_timeout": STATEMENT_S},
+            connect_args={
+                "timeout": CONNECT_S,
+                "command_timeout": STATEMENT_S,
+                "prepared_statement_cache_size": STATEMENTS,
+            },
         )
-    engine = create_async_engine(url, pool_pre_ping=True, hide_parameters=True)
+    engine = create_async_engine(
+        url, pool_pre_ping=True, hide_parameters=True, connect_args={"cached_statements": STATEMENTS}
+    )
     event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
     event.listen(engine.sync_engine, "begin", _begin_immediate)
     return engine
