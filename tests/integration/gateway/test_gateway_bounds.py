@@ -345,6 +345,8 @@ async def test_beyond_a_limit_a_caller_reads_when_to_come_back(parts: World, tmp
         assert 25_000 < int(refusal.headers["retry-after-ms"]) <= 30_000
         assert (refusal.headers["retry-after"], refusal.headers["x-should-retry"]) == ("30", "true")
         assert refusal.headers["x-ratelimit-remaining-requests"] == "0"
+        too_long = ASKED | {"prompt": "hello " * 10_000}
+        refused(await http.post("/v1/completions", json=too_long, headers=key), 429, "rate_limit_exceeded")
         rival = {"authorization": "Bearer key-of-rival"}
         other = await http.post("/v1/completions", json=ASKED | {"model": "rival/secret"}, headers=rival)
         assert other.status_code == 200, "another namespace has its own"

@@ -43,6 +43,8 @@ def test_one_gateway_admits_exactly_what_the_buckets_hold(
     admitted: list[tuple[Fraction, int]] = []
     for (eighths, requests, tokens), percent in calls:
         now += Fraction(eighths, 8)
+        without_tokens = limiter.exceeded([rule], requests, None, float(now))
+        assert (without_tokens is None) == of_requests.fits(requests, now)
         charged = limiter.admit([rule], requests, tokens, float(now))
         fits = of_requests.fits(requests, now) and of_tokens.fits(tokens, now)
         assert isinstance(charged, Charge) == fits

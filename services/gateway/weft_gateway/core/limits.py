@@ -171,27 +171,32 @@ class Limiter:
         """Those that share the limits, this one included."""
         return 1 + len(self._reported_at)
 
-    def admit(self, rules: Sequence[LimitRule], requests: int, tokens: int, now: float) -> Charge | Exceeded:
-        """Charge every rule, or none. `tokens`: of the prompts and of the longest answers."""
-        costs: list[tuple[Bucket, dict[Metric, int]]] = []
+    def exceeded(self, rules: Sequence[LimitRule], requests: int, tokens: int | None, now: float) -> Exceeded | None:
+        """The first limit that has no room for a request. `tokens`: as of `admit`; None: not known yet, any number."""
         for rule in rules:
             bucket = self._bucket(rule, now)
-            cost = {
-                metric: min(tokens if metric is Metric.TOKENS else requests, meter.limit)
-                for metric, meter in bucket.meters.items()
-            }
             for metric, meter in bucket.meters.items():
-                if not meter.fits(cost[metric], self.gateways):
-                    wait_s = meter.place(cost[metric], now, bucket.mean_s)
-                    return Exceeded(rule, metric, math.ceil(meter.used), wait_s)
-            costs.append((bucket, cost))
-        for bucket, cost in costs:
+                amount = tokens if metric is Metric.TOKENS else requests
+                if amount is not None and not meter.fits(cost := min(amount, meter.limit), self.gateways):
+                    return Exceeded(rule, metric, math.ceil(meter.used), meter.place(cost, now, bucket.mean_s))
+        return None
+
+    def admit(self, rules: Sequence[LimitRule], requests: int, tokens: int, now: float) -> Charge | Exceeded:
+        """Charge every rule, or none. `tokens`: of the prompts and of the longest answers."""
+        if (exceeded := self.exceeded(rules, requests, tokens, now)) is not None:
+            return exceeded
+        charged: list[tuple[Name, int | None]] = []
+        for rule in rules:
+            bucket, name, charged_tokens = self._bucket(rule, now), _name(rule), None
             bucket.running += requests
-            self._unreported[_name(bucket.rule)] = None
-            for metric, amount in cost.items():
-                bucket.meters[metric].add(amount)
-        charged = tuple((_name(bucket.rule), cost.get(Metric.TOKENS)) for bucket, cost in costs)
-        return Charge(charged, requests, now)
+            self._unreported[name] = None
+            for metric, meter in bucket.meters.items():
+                amount = min(tokens if metric is Metric.TOKENS else requests, meter.limit)
+                meter.add(amount)
+                if metric is Metric.TOKENS:
+                    charged_tokens = amount
+            charged.append((name, charged_tokens))
+        return Charge(tuple(charged), requests, now)
 
     def settle(self, charge: Charge, tokens: int, now: float) -> None:
         """The request has ended, and had so many tokens. Once for each charge."""

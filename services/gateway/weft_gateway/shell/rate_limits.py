@@ -27,6 +27,16 @@ class RateLimits:
     def __init__(self, gateway: str, clock: Callable[[], float]) -> None:
         self._limiter, self._clock = Limiter(gateway), clock
 
+    def require_room(self, caller: Principal, model: str, requests: int) -> None:
+        """Refuse what `admit` would refuse whatever its tokens are: its prompt need not be tokenised.
+
+        Raises LimitReached, QuotaSpent.
+        """
+        if rules := rules_for(caller.limits, model):
+            check_quota(rules)
+            if (exceeded := self._limiter.exceeded(rules, requests, None, self._clock())) is not None:
+                raise _refusal(exceeded, requests, self._headers_of(rules))
+
     def admit(self, caller: Principal, model: str, requests: int, tokens: int) -> AdmittedCall | None:
         """Charge a request; None: nothing limits it. Raises LimitReached, QuotaSpent."""
         rules = rules_for(caller.limits, model)
