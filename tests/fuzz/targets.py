@@ -19,14 +19,27 @@ from harness.scheduler_driver import Driver
 from weft.api.manifests import ManifestError, load_text
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Unavailable
-from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received
+from weft.domain.fleet import FleetReport
+from weft.domain.ids import Epoch, RunnerId
+from weft.domain.limits import LimitReport
+from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import parse_model_config
 from weft.domain.model.errors import Refused
 from weft.domain.model.safetensors import read_header
 from weft.domain.model.tensors import check_model_tensors
-from weft.domain.request import GatewayHello
-from weft.domain.routes import RegistryHello
+from weft.domain.request import (
+    Assign,
+    EndReason,
+    FinishReason,
+    GatewayHello,
+    Sampling,
+    SequenceTokens,
+    SessionHello,
+    Start,
+    Step,
+)
+from weft.domain.routes import PoolRoute, RegistryHello, Route, Routes
 from weft.domain.runner import SupervisorHello
 from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
 from weft.wire.codec.cluster import (
@@ -38,10 +51,23 @@ from weft.wire.codec.cluster import (
 from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER
 from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
 from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
+from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError
 from weft_batch.core.input_lines import read_line
 from weft_depot.sources.hf import parse_revision
 from weft_depot.sources.oci import parse_manifest, parse_reference
+from weft_gateway.core.config import GatewayConfig
+from weft_gateway.core.events import SCHEDULER as TO_SCHEDULER
+from weft_gateway.core.events import (
+    ModelResolved,
+    OpenSession,
+    PreparedRequest,
+    RequestArrived,
+    RequestReady,
+    TokenizerChanged,
+    TokenizerState,
+)
+from weft_gateway.core.gateway import Gateway
 from weft_gateway.errors import ApiError
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
@@ -53,6 +79,27 @@ from weft_gateway.openai.validation import ParsedRequest
 from weft_gateway.shell.chat_template import Chat, ChatTemplate, TemplateRefused
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 from weft_operator.local.admission import Invalid, admit
+from weft_runner.core.admission import PoolLimits
+from weft_runner.core.batch import BatchLimits
+from weft_runner.core.events import (
+    CompileGrammar,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    GrammarCompiled,
+    Load,
+    Loaded,
+    LoadFailed,
+    RunStep,
+    StepDone,
+    StepSlot,
+    SwapDone,
+    SwapFailed,
+    SwapIn,
+    SwapOut,
+)
+from weft_runner.core.runner import Runner
+from weft_runner.core.sampling import SampledToken
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
 
@@ -318,6 +365,8 @@ DIRECTIONS: Mapping[str, Any] = {
     "kv-from-receiver": KV_FROM_RECEIVER,
     "gateway-to-batch": GATEWAY_TO_BATCH,
     "batch-to-gateway": BATCH_TO_GATEWAY,
+    "gateway-to-runner": GATEWAY_TO_RUNNER,
+    "runner-to-gateway": RUNNER_TO_GATEWAY,
 }
 NAMES = ("g", "s", "r", "q", "acme", "acme/p", "acme/m", "base", "sha256:1", "sha256:base", "uid-sha256:1", "cpu/x")
 
@@ -414,6 +463,145 @@ def _supervisor(data: bytes) -> None:
     core.check()
 
 
+RUNNER_LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), 3, host_bytes=25)
+SESSION = Peer(Kind.GATEWAY, "g")
+
+
+def _runner(data: bytes) -> None:
+    """A gateway and a supervisor say anything in any order; the runner computes, and its books balance."""
+    choices, core, now = Choices(data), Runner(RUNNER_LIMITS), 0.0
+    waiting: list[Any] = []  # for what the shell does beside the steps
+
+    def handle(event: Any) -> None:
+        effects = core.handle(event, now)
+        core.check()
+        waiting.extend(one for one in effects if isinstance(one, Fetch | Load | SwapOut | SwapIn | CompileGrammar))
+        for step in (one for one in effects if isinstance(one, RunStep)):
+            rows = [row.key for row in step.batch.rows if row.samples]
+            failures = {key: "torn" for key in rows if not choices.number(16)}
+            tokens = {key: SampledToken(choices.number(40)) for key in rows if key not in failures}
+            handle(StepDone(step, tokens, failures, 1.0))
+
+    handle(Connected(SESSION, SessionHello("g", "i")))
+    handle(Connected(SUPERVISOR))
+    for _ in range(1 + choices.number(16)):
+        match choices.number(12):
+            case 0:
+                handle(Closed(SESSION))
+                handle(Connected(SESSION, SessionHello("g", "i")))
+            case 1:
+                now += choices.of((0.001, 0.06, 3.0, 31.0))
+                handle(TICK)
+            case 2 | 3:
+                handle(StepSlot())
+            case 4 if waiting:
+                handle(_result_of(waiting.pop(0), fails=not choices.number(4)))
+            case 5:
+                prompt = tuple(choices.number(40) for _ in range(1 + choices.number(12)))
+                epoch = Epoch(1, choices.number(8))
+                handle(Received(SESSION, Start(choices.of(NAMES), epoch, prompt, (), 8, choices.number(9))))
+            case kind:
+                peer, direction = (SUPERVISOR, SUPERVISOR_TO_RUNNER) if kind < 8 else (SESSION, GATEWAY_TO_RUNNER)
+                try:
+                    message = _decode(direction, choices, data[1:])
+                except (PeerError, DecodeError):
+                    continue
+                handle(Received(peer, message))
+
+
+def _result_of(order: Any, *, fails: bool) -> Any:
+    """What the shell of a runner reports of what the runner has ordered."""
+    match order:
+        case Fetch(digest):
+            failed = FetchFailed(digest, EndReason.INTERNAL, "torn", permanent=False)
+            return failed if fails else Fetched(digest, 10 if order.measure else None, 10 if order.to_host else None)
+        case Load(digest):
+            failed = LoadFailed(digest, EndReason.INTERNAL, "torn", permanent=False)
+            return failed if fails else Loaded(digest, 4, 10, 10, 0.1)
+        case CompileGrammar():
+            return GrammarCompiled(order.peer, order.request_id, order.epoch, None, "no grammar")
+        case _:
+            return SwapFailed(order.number, "torn") if fails else SwapDone(order.number, len(order.pages), 0.1)
+
+
+ROUTES = Routes(
+    version=1,
+    full=True,
+    routes=(Route("acme/m", "acme", "acme/p", "sha256:1"),),
+    pools=(PoolRoute("acme/p", "sha256:base", "m", 512, 1),),
+)
+RUNNERS = tuple(RunnerId(*of) for of in (("r", "q"), ("r", "r"), ("q", "q")))
+
+
+def _gateway(data: bytes) -> None:
+    """A scheduler, a predictor and runners say anything in any order; the gateway goes on, and its books balance."""
+    choices, core, now, counter = Choices(data), Gateway(GatewayConfig(), "g", lambda _outcome: b""), 100.0, 0
+    sessions: dict[Peer, None] = {}
+
+    def handle(event: Any) -> None:
+        for effect in core.handle(event, now):
+            match effect:
+                case OpenSession(peer):
+                    sessions[peer] = None
+                case Close(peer):
+                    sessions.pop(peer, None)
+                case _:
+                    pass
+        core.check()
+
+    handle(Connected(TO_SCHEDULER))
+    handle(Received(TO_SCHEDULER, ROUTES))
+    handle(TokenizerChanged("sha256:base", TokenizerState.READY))
+    for _ in range(1 + choices.number(16)):
+        match choices.number(12):
+            case 0:
+                now += choices.of((0.001, 0.06, 6.0, 61.0))
+                handle(TICK)
+            case 1:
+                handle(choices.of((Closed, Connected))(TO_SCHEDULER))
+            case 2 if sessions:
+                handle(choices.of((Closed, Connected))(choices.of([*sessions])))
+            case 3 | 4:
+                counter += 1
+                request_id, n = f"q{counter}", 1 + choices.number(2)
+                handle(RequestArrived(request_id))
+                if core.admission.in_flight:
+                    handle(ModelResolved(request_id, "acme/p", n))
+                    handle(RequestReady(_prepared(request_id, n)))
+            case 5 if core.requests:
+                epoch, runner = Epoch(1, choices.number(8)), choices.of(RUNNERS)
+                handle(Received(TO_SCHEDULER, Assign(choices.of([*core.requests]), epoch, runner, "h:1", 8)))
+            case 6 if core.requests and sessions:
+                handle(Received(choices.of([*sessions]), _step(core, choices)))
+            case kind:
+                if kind > 9 and not sessions:
+                    continue
+                peer = choices.of([*sessions]) if kind > 9 else TO_SCHEDULER
+                try:
+                    message = _decode(RUNNER_TO_GATEWAY if kind > 9 else SCHEDULER_TO_GATEWAY, choices, data[1:])
+                except (PeerError, DecodeError):
+                    continue
+                if not isinstance(message, FleetReport | LimitReport):  # of the shell
+                    handle(Received(peer, message))
+
+
+def _prepared(request_id: str, n: int) -> PreparedRequest:
+    return PreparedRequest(
+        request_id, request_id, "acme", ROUTES.routes[0], (1, 2), "text", 100, Sampling(),
+        lambda token: bytes([token % 256]), 5_000, n=n,
+    )  # fmt: skip
+
+
+def _step(core: Gateway, choices: Choices) -> Step:
+    """The next tokens of a request, or some that nobody waits for."""
+    request_id = choices.of([*core.requests])
+    stream = core.requests[request_id].stream
+    epoch = stream.running.epoch if stream.running and choices.number(4) else Epoch(1, choices.number(8))
+    at = len(stream.tokens) if choices.number(4) else choices.number(8)
+    finish = choices.of((None, None, None, FinishReason.EOS, FinishReason.LENGTH))
+    return Step(1, [SequenceTokens(request_id, epoch, at, choices.rest(choices.number(4)), finish)])
+
+
 # ------------------------------------------------------------------------------------------------ all of them
 
 
@@ -474,4 +662,6 @@ TARGETS: Mapping[str, Target] = {
     ),
     "scheduler": Target(_scheduler, [bytes(range(n, 250)) for n in range(8)]),
     "supervisor": Target(_supervisor, [bytes(range(n, 250)) for n in range(8)]),
+    "runner": Target(_runner, [bytes(range(n, 250)) for n in range(8)]),
+    "gateway": Target(_gateway, [bytes(range(n, 250)) for n in range(8)]),
 }
