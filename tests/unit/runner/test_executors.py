@@ -1,5 +1,6 @@
 """Which executor serves, and what is said where it is not the one that was hoped for."""
 
+import ctypes
 import logging
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner import cpu_executors, torch_executors
 from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorUnavailable
-from weft_runner.executors import make_executor
+from weft_runner.executors import make_executor, offload_gpu
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import RunnerSettings, parse_settings
 
@@ -60,6 +61,15 @@ def no_library(monkeypatch) -> None:
 def any_model(monkeypatch) -> None:
     """The small model's sizes do not matter: the library is what is missing."""
     monkeypatch.setattr(cpu_executors, "unsupported_reason", no_fault)
+
+
+def test_where_no_driver_is_torch_is_not_asked_for_a_gpu(world, monkeypatch):
+    def no_driver(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_driver)
+    monkeypatch.setitem(sys.modules, "weft_runner.torch_executors", None)  # an import of it is an error
+    assert offload_gpu(settings(), world.spec) is None
 
 
 def test_reference_is_what_it_is_asked_to_be(base):
