@@ -28,6 +28,7 @@ from weft_bench import fault_host, linked_up
 from weft_bench.errors import StackFailed
 from weft_bench.fault_store import PostgresStore, SqliteStore, Store, small_disk_of_sqlite
 from weft_bench.fault_streams import Ask, Stream, Streams, Token, recorded
+from weft_bench.faults import CLIENT
 from weft_bench.linked_runner import RUNNER, behind
 from weft_bench.links import Links
 from weft_bench.path import WORDS
@@ -365,7 +366,7 @@ async def meshed_stage(folder: Path, seed: int, cold: int, *, hosted: bool = Fal
                 await links.forward(depot, linked_up.depot_of(source, depot))
             async with _on(stack, folder, seed, cold, host=host) as made:
                 clients = await ends.enter_async_context(Links())
-                made.mesh |= {**mesh, "client": clients}
+                made.mesh |= {**mesh, CLIENT: clients}
                 made.url = f"http://{await clients.forward(made.gateway.probes)}"
                 made.host = host
                 await made.record()

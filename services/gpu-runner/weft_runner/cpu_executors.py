@@ -19,7 +19,13 @@ from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.cpu.offload import OffloadExecutor
 from weft_runner.model.cpu.packed_weights import unsupported_reason
 from weft_runner.model.executor import Executor
-from weft_runner.model.memory_estimate import MemoryEstimate, available_memory, check_memory, estimate_memory
+from weft_runner.model.memory_estimate import (
+    REQUESTS_BYTES,
+    MemoryEstimate,
+    available_memory,
+    check_memory,
+    estimate_memory,
+)
 from weft_runner.model.partition import Partition, stage_of
 from weft_runner.model.tiers.budget import OffloadBudget
 from weft_runner.offload.machine import MachineRates
@@ -210,7 +216,8 @@ def check_memory_for(
     settings: RunnerSettings, base: ModelSource, kind: str, grid: RankGrid | None = None, own: Sequence[Partition] = ()
 ) -> None:
     """Raises OutOfMemory. All ranks and stages compute in this machine's memory, or some with their `own` parts."""
-    check_memory(_needs(settings, base.spec, kind, grid or RankGrid(), own), available_memory())
+    needed = _needs(settings, base.spec, kind, grid or RankGrid(), own)
+    check_memory(replace(needed, requests=REQUESTS_BYTES), available_memory())
 
 
 def container_pages(settings: RunnerSettings, spec: ModelSpec) -> int:

@@ -12,8 +12,9 @@ from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner import cpu_executors, torch_executors
 from weft_runner.cpu_executors import ModelSource
-from weft_runner.errors import ExecutorUnavailable
+from weft_runner.errors import ExecutorUnavailable, OutOfMemory
 from weft_runner.executors import make_executor, offload_gpu
+from weft_runner.model.memory_estimate import REQUESTS_BYTES, MemoryLimit
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.settings import RunnerSettings, parse_settings
 
@@ -70,6 +71,12 @@ def test_where_no_driver_is_torch_is_not_asked_for_a_gpu(world, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", no_driver)
     monkeypatch.setitem(sys.modules, "weft_runner.torch_executors", None)  # an import of it is an error
     assert offload_gpu(settings(), world.spec) is None
+
+
+def test_memory_that_holds_the_model_and_no_requests_is_too_little(base, monkeypatch):
+    monkeypatch.setattr(cpu_executors, "available_memory", lambda: MemoryLimit(REQUESTS_BYTES, "this container"))
+    with pytest.raises(OutOfMemory, match=r"requests 0\.03 GiB\), and this container has 0\.03 GiB left"):
+        make_executor(settings("--executor=reference"), base)
 
 
 def test_reference_is_what_it_is_asked_to_be(base):

@@ -22,7 +22,6 @@ from weft_runner.executors import make_executor
 from weft_runner.model.cuda.cuda_graphs import sizes
 from weft_runner.model.cuda.step import DeviceStep, graph_shape
 from weft_runner.model.memory_estimate import (
-    REQUESTS_BYTES,
     MemoryLimit,
     available_memory,
     check_memory,
@@ -116,11 +115,10 @@ def test_native_packing_takes_as_many_bytes_as_are_counted():
 
 
 def test_too_little_memory_is_refused_with_the_numbers():
-    want = needed(LLAMA_8B, "bf16", adapter_bytes=GIB, workspace_bytes=GIB // 4)
-    least = want.total + REQUESTS_BYTES
-    check_memory(want, MemoryLimit(least, "this machine"))
+    want = replace(needed(LLAMA_8B, "bf16", adapter_bytes=GIB, workspace_bytes=GIB // 4), requests=GIB // 32)
+    check_memory(want, MemoryLimit(want.total, "this machine"))
     with pytest.raises(OutOfMemory) as caught:
-        check_memory(want, MemoryLimit(least - 1, "this container (limit 8.00 GiB)"))
+        check_memory(want, MemoryLimit(want.total - 1, "this container (limit 8.00 GiB)"))
     message = str(caught.value)
     numbers = [float(number) for number in re.findall(r"([\d.]+) GiB", message)]
     assert numbers[0] == pytest.approx(sum(numbers[1:7]), abs=0.03), message

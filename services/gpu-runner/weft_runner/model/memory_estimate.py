@@ -100,10 +100,11 @@ class MemoryEstimate:
     kv_pages: int
     adapters: int
     workspace: int
+    requests: int = 0  # of the host's memory
 
     @property
     def total(self) -> int:
-        return self.layers + self.embedding + self.kv_pages + self.adapters + self.workspace
+        return self.layers + self.embedding + self.kv_pages + self.adapters + self.workspace + self.requests
 
     def by_part(self) -> str:
         """`layers 1.20 GiB, embedding and head 0.25 GiB, ...`, parts of no bytes left out."""
@@ -113,6 +114,7 @@ class MemoryEstimate:
             "KV pages": self.kv_pages,
             "adapters": self.adapters,
             "workspace": self.workspace,
+            "requests": self.requests,
         }
         return ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
 
@@ -166,11 +168,10 @@ def page_bytes(spec: ModelSpec, kind: str, page_tokens: int, *, int4_kv: bool = 
 
 def check_memory(needed: MemoryEstimate, available: MemoryLimit) -> None:
     """Raises OutOfMemory, with the numbers: a runner with less would be killed by the kernel, without a reason."""
-    if needed.total + REQUESTS_BYTES > available.n_bytes:
+    if needed.total > available.n_bytes:
         raise OutOfMemory(
-            f"serving needs {_gib(needed.total + REQUESTS_BYTES)} ({needed.by_part()}, requests "
-            f"{_gib(REQUESTS_BYTES)}), and {available.limit} has {_gib(available.n_bytes)} left: "
-            "give it more memory, or ask for fewer KV pages"
+            f"serving needs {_gib(needed.total)} ({needed.by_part()}), and {available.limit} has "
+            f"{_gib(available.n_bytes)} left: give it more memory, or ask for fewer KV pages"
         )
 
 
