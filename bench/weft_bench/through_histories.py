@@ -207,7 +207,7 @@ class Clients:
     async def _read(self, _: str, rng: random.Random) -> None:
         name = rng.choice(self._names)
         begin = time.monotonic()
-        answer, _ = await self._send(f"{NAMESPACE}/{name}")
+        answer, _gateway = await self._send(f"{NAMESPACE}/{name}")
         end = time.monotonic()
         if answer.status_code not in (200, 404):
             raise StackFailed(f"{name}: HTTP {answer.status_code}: {answer.text[:300]}")
