@@ -199,12 +199,11 @@ def missing(cells: Sequence[Cell], repeat: int, lines: Iterable[Line]) -> list[t
     """Runs to do until each cell has `repeat`, on any machines; the first of each cell before the second of any."""
     there = {(line.case, line.machine) for line in lines if line.metric == HEALTHY}
     runs_of = Counter(case.rpartition(", run ")[0] for case, _ in there)
-    cases = {case for case, _ in there}
-    numbers = {
-        cell: islice((n for n in count(1) if _case(cell, n) not in cases), max(repeat - runs_of[str(cell)], 0))
-        for cell in cells
-    }
-    return sorted(((cell, number) for cell in cells for number in numbers[cell]), key=lambda run: run[1])
+    cases, found = {case for case, _ in there}, list[tuple[Cell, int]]()
+    for cell in cells:
+        unused = (number for number in count(1) if _case(cell, number) not in cases)
+        found += [(cell, number) for number in islice(unused, max(repeat - runs_of[str(cell)], 0))]
+    return sorted(found, key=lambda run: run[1])
 
 
 def listing(cells: Iterable[Cell], runs: Sequence[tuple[Cell, int]]) -> Iterator[str]:

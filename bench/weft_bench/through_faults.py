@@ -54,7 +54,10 @@ async def measure(
         say("recording the answers of an undisturbed run")
         async with STAGES[stack](folder / stack, seed, cold) as made:
             for cell, number in wanted:
-                keep(await _run(made, cell, number, say))
+                if (run := await _run(made, cell, number, say)) is not None:
+                    keep(run)
+                else:
+                    say(f"{cell}: no moment to strike in {ATTEMPTS} rounds; the same command tries it again")
 
 
 def _stack_of(cell: Cell) -> str:
@@ -67,14 +70,14 @@ def _stack_of(cell: Cell) -> str:
     return "linked" if cell.between_runners else "split" if cell.split else "unified"
 
 
-async def _run(made: Stage, cell: Cell, number: int, say: Callable[[str], None]) -> Run:
+async def _run(made: Stage, cell: Cell, number: int, say: Callable[[str], None]) -> Run | None:
     for attempt in range(ATTEMPTS):
         name = f"{str(cell).replace(' ', '-')}-{number}-{attempt}"
         with made.no_trouble():
             run = await _attempt(made, cell, number, name, say)
         if run is not None:
             return run
-    raise StackFailed(f"{cell}: no moment to strike in {ATTEMPTS} rounds")
+    return None
 
 
 async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callable[[str], None]) -> Run | None:
@@ -83,7 +86,7 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
     async with Streams(made.url, name) as streams:
         moment = await (made.in_transfer(streams, cell.share) if cell.split else AIMS[cell.phase](made, streams))
         running = sum(not stream.ended for stream in streams.all)
-        if moment is not None and running < LEAST_STREAMS:
+        if moment is not None and (running < LEAST_STREAMS or not _can_be_struck(made, cell, moment)):
             moment.release()
             moment = None
         if moment is not None:
@@ -107,6 +110,24 @@ async def _attempt(made: Stage, cell: Cell, number: int, name: str, say: Callabl
     return Run(cell, number, running, total, failed, gaps_s, time.perf_counter() - over_at)
 
 
+def _struck_component(cell: Cell, moment: Moment) -> str:
+    found = {"runner": moment.runner, PROMPT_RUNNER: moment.runner, TOKEN_RUNNER: moment.token_runner}
+    return found.get(cell.target, cell.target)
+
+
+def _struck_links(made: Stage, cell: Cell, component: str) -> tuple[Links, list[str]]:
+    """The links, and where they lead to."""
+    return made.mesh.get(cell.source, made.links), made.kv_peers if cell.between_runners else [made.peer(component)]
+
+
+def _can_be_struck(made: Stage, cell: Cell, moment: Moment) -> bool:
+    """A link that is struck has a connection now."""
+    if not cell.is_link or cell.fault == LOSS:
+        return True
+    links, addresses = _struck_links(made, cell, _struck_component(cell, moment))
+    return any(map(links.count, addresses))
+
+
 async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> int | None:
     """The fault from its beginning to its end, and requests meanwhile. Returns the process that was killed."""
     if cell.of_store:
@@ -114,19 +135,14 @@ async def _strike(made: Stage, cell: Cell, moment: Moment, streams: Streams) -> 
             moment.release()
             await _meanwhile(made, streams, LASTS_S)
         return None
-    component = {"runner": moment.runner, PROMPT_RUNNER: moment.runner, TOKEN_RUNNER: moment.token_runner}.get(
-        cell.target, cell.target
-    )
+    component = _struck_component(cell, moment)
     if made.host and cell.of_host:
         pid = made.stack.pid(component)
         async with fault_host.struck(made.host, cell.fault, component, pid, made.files(component)):
             moment.release()
             await _meanwhile(made, streams, LASTS_S)
         return None if fault_host.lives(pid) else pid
-    addresses = made.kv_peers if cell.between_runners else [made.peer(component)]
-    links = made.mesh.get(cell.source, made.links)
-    if cell.is_link and cell.fault != LOSS and not any(map(links.count, addresses)):
-        raise StackFailed(f"{cell}: no connection passes through it")
+    links, addresses = _struck_links(made, cell, component)
     pid = None if cell.between_runners else made.stack.pid(component)
     silent = cell.between_runners or (cell.meshed and cell.fault in ("stall", "deaf", "mute"))
     lasts_s = SILENCE_S if silent else LASTS_S

@@ -53,6 +53,8 @@ def test_what_is_missing_begins_with_the_first_run_of_every_cell() -> None:
     assert missing(CELLS, 2, ())[: len(CELLS)] == [(cell, 1) for cell in CELLS]
     there = [*run_of(1), *run_of(3)]
     assert missing([CELL], 3, there) == [(CELL, 2)]
+    other = Cell("stop", "runner", "decode")
+    assert missing([CELL, other], 3, there) == [(other, 1), (CELL, 2), (other, 2), (other, 3)]
     elsewhere = [replace(line, machine="another") for line in run_of(1)]
     assert missing([CELL], 3, [*run_of(1), *elsewhere]) == [(CELL, 2)], "runs of each machine count"
     assert not missing([CELL], 1, elsewhere)
