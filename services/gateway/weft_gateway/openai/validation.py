@@ -107,7 +107,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         call.named_model = _named_model(body)
         raise
     answers = parsed.params.prompts * parsed.params.drawn
-    state.manager.limits.require_room(call.principal, parsed.route.model_name, answers)
+    state.manager.limits.check_limits(call.principal, parsed.route.model_name, answers)
     prompts = endpoint.prompts_of(parsed)
     async with _others_counted(state, call, parsed):
         prepared = await _prepare(state, call, parsed, prompts)

@@ -27,7 +27,7 @@ class RateLimits:
     def __init__(self, gateway: str, clock: Callable[[], float]) -> None:
         self._limiter, self._clock = Limiter(gateway), clock
 
-    def require_room(self, caller: Principal, model: str, requests: int) -> None:
+    def check_limits(self, caller: Principal, model: str, requests: int) -> None:
         """Refuse what `admit` would refuse whatever its tokens are: its prompt need not be tokenised.
 
         Raises LimitReached, QuotaSpent.
