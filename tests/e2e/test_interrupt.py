@@ -13,7 +13,7 @@ import pytest
 from harness.waiting import PATIENCE_S
 from weft_bench.stack import Stack, quickstart
 
-STREAMS, CHOICES, TOKENS = 8, 16, 900  # more than any machine computes before the signal
+STREAMS, CHOICES, TOKENS = 8, 128, 900  # each stream is of more than any machine computes before the signal
 
 
 def cut_off(client: openai.OpenAI, begun: Event) -> openai.APIError:
