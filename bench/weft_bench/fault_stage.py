@@ -31,6 +31,7 @@ from weft_bench.fault_streams import Ask, Stream, Streams, Token, recorded
 from weft_bench.faults import CLIENT
 from weft_bench.linked_runner import RUNNER, behind
 from weft_bench.links import Links
+from weft_bench.own_gateway import own_gateway
 from weft_bench.path import WORDS
 from weft_bench.process import Process
 from weft_bench.reports import books, listed
@@ -407,17 +408,9 @@ async def _on(
 async def _gateway(stack: Stack, links: Links, folder: Path, host: Path | None) -> AsyncGenerator[Process]:
     """A second gateway of the stack, whose peers are behind links."""
     depot = await links.forward(stack.address("depot").removeprefix("http://"))
-    (port,) = stack.ports(1)
-    address = f"127.0.0.1:{port}"
-    flags = {"http": address, "depot": f"http://{depot}", "data-dir": folder / "gateway"}
-    flags |= {peer: stack.address(peer) for peer in ("scheduler", "predictor")}
     environment = {**links.environment, **(fault_host.environment(host, "gateway") if host else {})}
-    made = Process("gateway", "weft_gateway", flags, address, folder, words=["--no-auth"], environment=environment)
-    try:
-        await made.until(made.ready, "ready")
+    async with own_gateway(stack, folder, "--no-auth", depot_url=f"http://{depot}", environment=environment) as made:
         yield made
-    finally:
-        await asyncio.to_thread(made.stop)
 
 
 def _manifests(folder: Path, cold: int, changes: Mapping[str, object]) -> Path:

@@ -43,6 +43,7 @@ probability are compared with those of the same request without a fault: *lost*,
 *failed* are streams that ended with an error. *longest gap* is the longest time without a token, of each stream that
 ended after the strike; of a request that was sent meanwhile, also its time to the first token. A run counts once
 everything is ready and idle again, the store has one outcome of each stream, and no log says that an invariant broke.
+The row *kills and stops* adds up the cells *kill*, *stop*, *failover* and *out-of-memory*.
 """
 
 from collections import Counter, defaultdict
@@ -198,7 +199,7 @@ def chosen(patterns: Sequence[str]) -> list[Cell]:
 def missing(cells: Sequence[Cell], repeat: int, lines: Iterable[Line]) -> list[tuple[Cell, int]]:
     """Runs to do until each cell has `repeat`, on any machines; the first of each cell before the second of any."""
     there = {(line.case, line.machine) for line in lines if line.metric == HEALTHY}
-    runs_of = Counter(case.rpartition(", run ")[0] for case, _ in there)
+    runs_of = Counter(_cell_of(case) for case, _ in there)
     cases, found = {case for case, _ in there}, list[tuple[Cell, int]]()
     for cell in cells:
         unused = (number for number in count(1) if _case(cell, number) not in cases)
@@ -242,7 +243,7 @@ def page(name: str, about: str, lines: Iterable[Line]) -> str:
 def _rows(lines: Iterable[Line]) -> Iterator[str]:
     of_cells = defaultdict[str, list[Line]](list)
     for line in lines:
-        of_cells[line.case.rpartition(", run ")[0]].append(line)
+        of_cells[_cell_of(line.case)].append(line)
     for cell in CELLS:
         if of_cell := of_cells[str(cell)]:
             yield _row(str(cell), of_cell)
@@ -263,3 +264,8 @@ def _row(name: str, lines: Iterable[Line]) -> str:
 
 def _case(cell: Cell, number: int) -> str:
     return f"{cell}, run {number}"
+
+
+def _cell_of(case: str) -> str:
+    """Its name."""
+    return case.rpartition(", run ")[0]

@@ -46,7 +46,11 @@ AIMS: Mapping[str, Aim] = {
 async def measure(
     runs: Sequence[tuple[Cell, int]], folder: Path, seed: int, keep: Callable[[Run], None], say: Callable[[str], None]
 ) -> None:
-    """Each run in turn; `keep` gets it when it is over. Raises StackFailed."""
+    """Each run in turn; `keep` gets it when it is over.
+
+    Raises StackFailed: at once where a stack fails, at the end where cells had no moment to strike.
+    """
+    without_moment = list[Cell]()
     by_stack = groupby(sorted(runs, key=lambda run: _stack_of(run[0])), key=lambda run: _stack_of(run[0]))
     for stack, of_stack in by_stack:
         wanted = list(of_stack)
@@ -57,7 +61,10 @@ async def measure(
                 if (run := await _run(made, cell, number, say)) is not None:
                     keep(run)
                 else:
-                    say(f"{cell}: no moment to strike in {ATTEMPTS} rounds; the same command tries it again")
+                    without_moment.append(cell)
+    if without_moment:
+        names = ", ".join(map(str, without_moment))
+        raise StackFailed(f"no moment to strike in {ATTEMPTS} rounds; the same command tries again: {names}")
 
 
 def _stack_of(cell: Cell) -> str:
@@ -71,6 +78,7 @@ def _stack_of(cell: Cell) -> str:
 
 
 async def _run(made: Stage, cell: Cell, number: int, say: Callable[[str], None]) -> Run | None:
+    """None: the moment did not come in any round."""
     for attempt in range(ATTEMPTS):
         name = f"{str(cell).replace(' ', '-')}-{number}-{attempt}"
         with made.no_trouble():

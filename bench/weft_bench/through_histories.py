@@ -7,7 +7,7 @@ import itertools
 import random
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.errors import StackFailed
 from weft_bench.histories import REVOKED_S, Applied, Deleted, History, KeyUsed, Read, Revoked, SeenReady, lines
 from weft_bench.lines import Line, Origin
-from weft_bench.process import Process
+from weft_bench.own_gateway import own_gateway
 from weft_bench.soak_activities import ADAPTER, CONTENTS, GONE_S, NAMESPACE, adapter_spec
 from weft_bench.stack import CONFIG, WEIGHTS, Stack, copy_adapter
 from weft_bench.through_soak import manifests as made_manifests
@@ -41,30 +41,17 @@ async def measure(
         stack.key = await asyncio.to_thread(stack.create_key, NAMESPACE)
         await asyncio.to_thread(stack.wait_for_models)
         async with (
-            second_gateway(stack, folder) as second_url,
+            own_gateway(stack, folder, "--auth") as second,
             grpc.aio.insecure_channel(stack.address("supervisor")) as channel,
         ):
-            clients = Clients(stack, (stack.url, second_url), AdminStub(channel), manifests, seed)
+            gateways = stack.url, f"http://{second.probes}"
+            clients = Clients(stack, gateways, AdminStub(channel), manifests, seed)
             await clients.run(minutes * 60)
             outcomes = await clients.stored()
     wrong = [*clients.history.check(), *clients.trouble]
     for sentence in wrong:
         say(f"wrong: {sentence}")
     return list(lines(origin, clients.history, wrong, outcomes)), clients.history
-
-
-@contextlib.asynccontextmanager
-async def second_gateway(stack: Stack, folder: Path) -> AsyncGenerator[str]:
-    """Another gateway of the same stack, once it is ready; its URL. Raises StackFailed."""
-    address = f"127.0.0.1:{stack.ports(1)[0]}"
-    flags = {peer: stack.address(peer) for peer in ("scheduler", "predictor", "depot")}
-    flags |= {"http": address, "data-dir": str(folder / "second-gateway")}
-    process = Process("second-gateway", "weft_gateway", flags, address, folder, words=("--auth",))
-    try:
-        await process.until(process.ready, "is ready")
-        yield f"http://{address}"
-    finally:
-        await asyncio.to_thread(process.stop)
 
 
 class Clients:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,62 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import jinja2
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
-from fuzz.building import Choices, Words, encoded, filled
-from harness.scheduler_driver import Driver
+from fuzz.building import Choices, Words, encoded
+from fuzz.peers import decoded, frames, gateway_core, kv_frames, runner_core, scheduler_core, supervisor_core
 from weft.api.manifests import ManifestError, load_text
 from weft.artifacts.adapter_config import parse_adapter_config
 from weft.artifacts.errors import Unavailable
-from weft.domain.fleet import FleetReport
-from weft.domain.ids import Epoch, RunnerId
-from weft.domain.limits import LimitReport
-from weft.domain.machine import TICK, Close, Closed, Connected, Kind, Peer, Received
 from weft.domain.model.adapter import check_adapter
 from weft.domain.model.config import parse_model_config
 from weft.domain.model.errors import Refused
 from weft.domain.model.safetensors import read_header
 from weft.domain.model.tensors import check_model_tensors
-from weft.domain.request import (
-    Assign,
-    EndReason,
-    FinishReason,
-    GatewayHello,
-    Sampling,
-    SequenceTokens,
-    SessionHello,
-    Start,
-    Step,
-)
-from weft.domain.routes import PoolRoute, RegistryHello, Route, Routes
-from weft.domain.runner import SupervisorHello
-from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH
-from weft.wire.codec.cluster import (
-    RUNNER_TO_SUPERVISOR,
-    SCHEDULER_TO_SUPERVISOR,
-    SUPERVISOR_TO_RUNNER,
-    SUPERVISOR_TO_SCHEDULER,
-)
-from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER
-from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTRY
-from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
-from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError
 from weft_batch.core.input_lines import read_line
 from weft_depot.sources.hf import parse_revision
 from weft_depot.sources.oci import parse_manifest, parse_reference
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import SCHEDULER as TO_SCHEDULER
-from weft_gateway.core.events import (
-    ModelResolved,
-    OpenSession,
-    PreparedRequest,
-    RequestArrived,
-    RequestReady,
-    TokenizerChanged,
-    TokenizerState,
-)
-from weft_gateway.core.gateway import Gateway
 from weft_gateway.errors import ApiError
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
@@ -79,29 +38,7 @@ from weft_gateway.openai.validation import ParsedRequest
 from weft_gateway.shell.chat_template import Chat, ChatTemplate, TemplateRefused
 from weft_gateway.shell.tokenizer import ModelTokenizer, NotEncodable
 from weft_operator.local.admission import Invalid, admit
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import (
-    CompileGrammar,
-    Fetch,
-    Fetched,
-    FetchFailed,
-    GrammarCompiled,
-    Load,
-    Loaded,
-    LoadFailed,
-    RunStep,
-    StepDone,
-    StepSlot,
-    SwapDone,
-    SwapFailed,
-    SwapIn,
-    SwapOut,
-)
-from weft_runner.core.runner import Runner
-from weft_runner.core.sampling import SampledToken
-from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
-from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
+from weft_runner.shell.kv_connection import KvConnectionClosed
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 CONTEXT_TOKENS = 256
@@ -349,259 +286,6 @@ LINES: Sequence[Any] = (
     {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {}},
 )
 
-# ------------------------------------------------------------------------------------------------ peers
-
-
-DIRECTIONS: Mapping[str, Any] = {
-    "gateway-to-scheduler": GATEWAY_TO_SCHEDULER,
-    "scheduler-to-gateway": SCHEDULER_TO_GATEWAY,
-    "supervisor-to-scheduler": SUPERVISOR_TO_SCHEDULER,
-    "scheduler-to-supervisor": SCHEDULER_TO_SUPERVISOR,
-    "runner-to-supervisor": RUNNER_TO_SUPERVISOR,
-    "supervisor-to-runner": SUPERVISOR_TO_RUNNER,
-    "registry-to-scheduler": REGISTRY_TO_SCHEDULER,
-    "scheduler-to-registry": SCHEDULER_TO_REGISTRY,
-    "kv-from-sender": KV_FROM_SENDER,
-    "kv-from-receiver": KV_FROM_RECEIVER,
-    "gateway-to-batch": GATEWAY_TO_BATCH,
-    "batch-to-gateway": BATCH_TO_GATEWAY,
-    "gateway-to-runner": GATEWAY_TO_RUNNER,
-    "runner-to-gateway": RUNNER_TO_GATEWAY,
-}
-NAMES = ("g", "s", "r", "q", "acme", "acme/p", "acme/m", "base", "sha256:1", "sha256:base", "uid-sha256:1", "cpu/x")
-
-
-def _decoded(data: bytes) -> None:
-    """A message of one direction: raw bytes, or a filled envelope."""
-    choices = Choices(data)
-    direction: Any = choices.of([*DIRECTIONS.values()])
-    _decode(direction, choices, data[1:])
-
-
-def _decode(direction: Any, choices: Choices, raw: bytes) -> Any:
-    envelope: Message = direction.envelope()
-    if choices.number(8):
-        filled(envelope, choices, NAMES)
-    else:
-        envelope.ParseFromString(raw)
-    return direction.decode(envelope)
-
-
-def _kv_frames(data: bytes) -> None:
-    """What another runner writes into a connection of KV, from its first byte to its end."""
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(data[1:])
-        there.shutdown(socket.SHUT_WR)
-        connection = KvConnection(here, stall_s=1.0)
-        direction = KV_FROM_SENDER if data[:1] < b"\x80" else KV_FROM_RECEIVER
-        while True:
-            envelope = direction.envelope()
-            envelope.ParseFromString(connection.receive_frame())
-            direction.decode(envelope)
-
-
-def _frames(*sizes: int) -> bytes:
-    return b"".join(struct.pack(">I", size) + bytes(range(size % 256)) for size in sizes)
-
-
-GATEWAY, SUPERVISOR, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s"), Peer(Kind.REGISTRY, "registry")
-HELLOS = {
-    GATEWAY: GatewayHello("g", applies_routes=True),
-    SUPERVISOR: SupervisorHello("s"),
-    REGISTRY: RegistryHello(None),
-}
-SENDS = {GATEWAY: GATEWAY_TO_SCHEDULER, SUPERVISOR: SUPERVISOR_TO_SCHEDULER, REGISTRY: REGISTRY_TO_SCHEDULER}
-
-
-def _scheduler(data: bytes) -> None:
-    """Peers of every kind say anything in any order; the scheduler goes on, and its books balance."""
-    choices, driver = Choices(data), Driver().start("sha256:1")
-    driver.runner("r")
-    for _ in range(1 + choices.number(12)):
-        peer = choices.of([*SENDS])
-        match choices.number(10):
-            case 0:
-                driver.handle(Closed(peer))
-                driver.handle(Connected(peer, HELLOS[peer]))
-            case 1:
-                driver.now += choices.of((0.001, 0.3, 6.0, 61.0))
-                driver.handle(TICK)
-            case 2:
-                driver.submit("q", "sha256:1")
-            case _:
-                try:
-                    message = _decode(SENDS[peer], choices, data[1:])
-                except (PeerError, DecodeError):
-                    continue
-                if not isinstance(message, GatewayHello | SupervisorHello):
-                    driver.handle(Received(peer, message))
-    driver.core.check()
-
-
-def _supervisor(data: bytes) -> None:
-    """Runners and a scheduler say anything in any order; the supervisor goes on, and its books balance."""
-    choices, core, now = Choices(data), Supervisor(SupervisorConfig()), 0.0
-    scheduler, runners = Peer(Kind.SCHEDULER, "scheduler"), dict[str, Peer]()
-    core.handle(Connected(scheduler), now)
-    for _ in range(1 + choices.number(12)):
-        now += choices.of((0.001, 0.3, 1.0, 3.0))
-        try:
-            if choices.number(4):
-                message = _decode(RUNNER_TO_SUPERVISOR, choices, data[1:])
-                if hasattr(message, "total_pages"):
-                    peer = runner_peer(message.runner)
-                    runners[peer.name] = peer
-                    core.handle(Connected(peer, message), now)
-                elif runners:
-                    core.handle(Received(choices.of([*runners.values()]), message), now)
-            else:
-                core.handle(Received(scheduler, _decode(SCHEDULER_TO_SUPERVISOR, choices, data[1:])), now)
-        except (PeerError, DecodeError):
-            continue
-        core.handle(TICK, now)
-    core.check()
-
-
-RUNNER_LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), 3, host_bytes=25)
-SESSION = Peer(Kind.GATEWAY, "g")
-
-
-def _runner(data: bytes) -> None:
-    """A gateway and a supervisor say anything in any order; the runner computes, and its books balance."""
-    choices, core, now = Choices(data), Runner(RUNNER_LIMITS), 0.0
-    waiting: list[Any] = []  # for what the shell does beside the steps
-
-    def handle(event: Any) -> None:
-        effects = core.handle(event, now)
-        core.check()
-        waiting.extend(one for one in effects if isinstance(one, Fetch | Load | SwapOut | SwapIn | CompileGrammar))
-        for step in (one for one in effects if isinstance(one, RunStep)):
-            rows = [row.key for row in step.batch.rows if row.samples]
-            failures = {key: "torn" for key in rows if not choices.number(16)}
-            tokens = {key: SampledToken(choices.number(40)) for key in rows if key not in failures}
-            handle(StepDone(step, tokens, failures, 1.0))
-
-    handle(Connected(SESSION, SessionHello("g", "i")))
-    handle(Connected(SUPERVISOR))
-    for _ in range(1 + choices.number(16)):
-        match choices.number(12):
-            case 0:
-                handle(Closed(SESSION))
-                handle(Connected(SESSION, SessionHello("g", "i")))
-            case 1:
-                now += choices.of((0.001, 0.06, 3.0, 31.0))
-                handle(TICK)
-            case 2 | 3:
-                handle(StepSlot())
-            case 4 if waiting:
-                handle(_result_of(waiting.pop(0), fails=not choices.number(4)))
-            case 5:
-                prompt = tuple(choices.number(40) for _ in range(1 + choices.number(12)))
-                epoch = Epoch(1, choices.number(8))
-                handle(Received(SESSION, Start(choices.of(NAMES), epoch, prompt, (), 8, choices.number(9))))
-            case kind:
-                peer, direction = (SUPERVISOR, SUPERVISOR_TO_RUNNER) if kind < 8 else (SESSION, GATEWAY_TO_RUNNER)
-                try:
-                    message = _decode(direction, choices, data[1:])
-                except (PeerError, DecodeError):
-                    continue
-                handle(Received(peer, message))
-
-
-def _result_of(order: Any, *, fails: bool) -> Any:
-    """What the shell of a runner reports of what the runner has ordered."""
-    match order:
-        case Fetch(digest):
-            failed = FetchFailed(digest, EndReason.INTERNAL, "torn", permanent=False)
-            return failed if fails else Fetched(digest, 10 if order.measure else None, 10 if order.to_host else None)
-        case Load(digest):
-            failed = LoadFailed(digest, EndReason.INTERNAL, "torn", permanent=False)
-            return failed if fails else Loaded(digest, 4, 10, 10, 0.1)
-        case CompileGrammar():
-            return GrammarCompiled(order.peer, order.request_id, order.epoch, None, "no grammar")
-        case _:
-            return SwapFailed(order.number, "torn") if fails else SwapDone(order.number, len(order.pages), 0.1)
-
-
-ROUTES = Routes(
-    version=1,
-    full=True,
-    routes=(Route("acme/m", "acme", "acme/p", "sha256:1"),),
-    pools=(PoolRoute("acme/p", "sha256:base", "m", 512, 1),),
-)
-RUNNERS = tuple(RunnerId(*of) for of in (("r", "q"), ("r", "r"), ("q", "q")))
-
-
-def _gateway(data: bytes) -> None:
-    """A scheduler, a predictor and runners say anything in any order; the gateway goes on, and its books balance."""
-    choices, core, now, counter = Choices(data), Gateway(GatewayConfig(), "g", lambda _outcome: b""), 100.0, 0
-    sessions: dict[Peer, None] = {}
-
-    def handle(event: Any) -> None:
-        for effect in core.handle(event, now):
-            match effect:
-                case OpenSession(peer):
-                    sessions[peer] = None
-                case Close(peer):
-                    sessions.pop(peer, None)
-                case _:
-                    pass
-        core.check()
-
-    handle(Connected(TO_SCHEDULER))
-    handle(Received(TO_SCHEDULER, ROUTES))
-    handle(TokenizerChanged("sha256:base", TokenizerState.READY))
-    for _ in range(1 + choices.number(16)):
-        match choices.number(12):
-            case 0:
-                now += choices.of((0.001, 0.06, 6.0, 61.0))
-                handle(TICK)
-            case 1:
-                handle(choices.of((Closed, Connected))(TO_SCHEDULER))
-            case 2 if sessions:
-                handle(choices.of((Closed, Connected))(choices.of([*sessions])))
-            case 3 | 4:
-                counter += 1
-                request_id, n = f"q{counter}", 1 + choices.number(2)
-                handle(RequestArrived(request_id))
-                if core.admission.in_flight:
-                    handle(ModelResolved(request_id, "acme/p", n))
-                    handle(RequestReady(_prepared(request_id, n)))
-            case 5 if core.requests:
-                epoch, runner = Epoch(1, choices.number(8)), choices.of(RUNNERS)
-                handle(Received(TO_SCHEDULER, Assign(choices.of([*core.requests]), epoch, runner, "h:1", 8)))
-            case 6 if core.requests and sessions:
-                handle(Received(choices.of([*sessions]), _step(core, choices)))
-            case kind:
-                if kind > 9 and not sessions:
-                    continue
-                peer = choices.of([*sessions]) if kind > 9 else TO_SCHEDULER
-                try:
-                    message = _decode(RUNNER_TO_GATEWAY if kind > 9 else SCHEDULER_TO_GATEWAY, choices, data[1:])
-                except (PeerError, DecodeError):
-                    continue
-                if not isinstance(message, FleetReport | LimitReport):  # of the shell
-                    handle(Received(peer, message))
-
-
-def _prepared(request_id: str, n: int) -> PreparedRequest:
-    return PreparedRequest(
-        request_id, request_id, "acme", ROUTES.routes[0], (1, 2), "text", 100, Sampling(),
-        lambda token: bytes([token % 256]), 5_000, n=n,
-    )  # fmt: skip
-
-
-def _step(core: Gateway, choices: Choices) -> Step:
-    """The next tokens of a request, or some that nobody waits for."""
-    request_id = choices.of([*core.requests])
-    stream = core.requests[request_id].stream
-    epoch = stream.running.epoch if stream.running and choices.number(4) else Epoch(1, choices.number(8))
-    at = len(stream.tokens) if choices.number(4) else choices.number(8)
-    finish = choices.of((None, None, None, FinishReason.EOS, FinishReason.LENGTH))
-    return Step(1, [SequenceTokens(request_id, epoch, at, choices.rest(choices.number(4)), finish)])
-
-
 # ------------------------------------------------------------------------------------------------ all of them
 
 
@@ -656,12 +340,12 @@ TARGETS: Mapping[str, Target] = {
     ),
     "oci-manifest": _json(_oci, OCI, Refused),
     "hub-revision": _json(_hub, HUB, Refused, Unavailable),
-    "peer-messages": Target(_passing(_decoded, (PeerError, DecodeError)), [bytes(range(n, 200)) for n in range(12)]),
+    "peer-messages": Target(_passing(decoded, (PeerError, DecodeError)), [bytes(range(n, 200)) for n in range(12)]),
     "kv-frames": Target(
-        _passing(_kv_frames, (PeerError, DecodeError, KvConnectionClosed)), [b"\0" + _frames(0, 3, 200), b"\xff\x80"]
+        _passing(kv_frames, (PeerError, DecodeError, KvConnectionClosed)), [b"\0" + frames(0, 3, 200), b"\xff\x80"]
     ),
-    "scheduler": Target(_scheduler, [bytes(range(n, 250)) for n in range(8)]),
-    "supervisor": Target(_supervisor, [bytes(range(n, 250)) for n in range(8)]),
-    "runner": Target(_runner, [bytes(range(n, 250)) for n in range(8)]),
-    "gateway": Target(_gateway, [bytes(range(n, 250)) for n in range(8)]),
+    "scheduler": Target(scheduler_core, [bytes(range(n, 250)) for n in range(8)]),
+    "supervisor": Target(supervisor_core, [bytes(range(n, 250)) for n in range(8)]),
+    "runner": Target(runner_core, [bytes(range(n, 250)) for n in range(8)]),
+    "gateway": Target(gateway_core, [bytes(range(n, 250)) for n in range(8)]),
 }

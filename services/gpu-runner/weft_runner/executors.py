@@ -145,7 +145,7 @@ def _has_torch() -> bool:
 
 
 def _has_driver() -> bool:
-    """Whether torch could see a GPU at all: where none is, a runner need not import it (220 MB, a second)."""
+    """Whether torch could see a GPU at all: where none is, a runner need not import it (280 MB, a second and more)."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -51,14 +51,15 @@ async def test_two_outcomes_of_a_request_in_one_batch_count_once_and_the_first_w
 
 
 async def test_batches_of_many_sizes_leave_no_memory_behind(engine):
-    """A statement of each number of rows, kept prepared, were 20 MB after as many numbers."""
+    """Prepared statements of all numbers of rows are 19 MB with SQLite and 8 with PostgreSQL; 4 and 3 are left."""
     process = psutil.Process()
     for size in range(1, 33):
         await record(engine, [outcome(f"{size}-{n}") for n in range(size)])
     before = process.memory_info().rss
     for size in range(33, 129):
         await record(engine, [outcome(f"{size}-{n}") for n in range(size)])
-    assert process.memory_info().rss - before < 8 << 20
+    most_mb = 10 if engine.dialect.name == "sqlite" else 6
+    assert process.memory_info().rss - before < most_mb << 20
 
 
 async def test_the_choices_of_a_request_count_its_prompt_once(engine):

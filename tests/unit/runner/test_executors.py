@@ -64,7 +64,7 @@ def any_model(monkeypatch) -> None:
     monkeypatch.setattr(cpu_executors, "unsupported_reason", no_fault)
 
 
-def test_where_no_driver_is_torch_is_not_asked_for_a_gpu(world, monkeypatch):
+def test_without_a_gpu_driver_torch_is_not_imported(world, monkeypatch):
     def no_driver(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 

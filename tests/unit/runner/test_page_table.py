@@ -265,3 +265,20 @@ def test_adapters_borrow_pages_that_lie_together_and_return_them_to_where_they_w
     assert (book.all_adapter_pages, book.free_pages) == (1, 5)
     book.free_adapter("x")
     assert book.reserve("t", 6) == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_name_is_remembered_for_as_many_evictions_as_four_a_page() -> None:
+    """A page that comes again after its eviction is needed twice; one that comes much later is new."""
+    names = [f"{number}".encode() for number in range(4 * TOTAL)]
+    for first, twice in ((1, True), (0, False)):
+        book = PageTable(TOTAL, P)
+
+        def use(name: bytes, book: PageTable = book) -> None:
+            (page,) = book.reserve("s", 1) or ()
+            book.prefixes.name(page, name, "")
+            book.release("s")
+
+        for name in [*names, *(f"other {number}".encode() for number in range(TOTAL))]:
+            use(name)  # those of `names` are evicted in the end
+        use(names[first])  # its page was that of another name
+        assert bool(book.prefixes.unsaved) == twice

@@ -107,7 +107,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
         call.named_model = _named_model(body)
         raise
     answers = parsed.params.prompts * parsed.params.drawn
-    state.manager.limits.check_limits(call.principal, parsed.route.model_name, answers)
+    state.manager.limits.check_requests(call.principal, parsed.route.model_name, answers)
     prompts = endpoint.prompts_of(parsed)
     async with _others_counted(state, call, parsed):
         prepared = await _prepare(state, call, parsed, prompts)
@@ -126,7 +126,7 @@ async def submit(state: AppState, endpoint: ModelEndpoint[T], call: Call, body: 
 
 
 def _admit(state: AppState, call: Call, prepared: Sequence[PreparedRequest]) -> AdmittedCall | None:
-    """Charge the limits with what the call may use: each answer is a request. Raises LimitReached, QuotaSpent."""
+    """Charge the limits with what the call may use: each answer is a request. Raises LimitReached."""
     answers = sum(one.n for one in prepared)
     tokens = sum(len(one.prompt) + one.n * one.max_tokens for one in prepared)
     return state.manager.limits.admit(call.principal, prepared[0].route.model_name, answers, tokens)

@@ -27,7 +27,7 @@ class RateLimits:
     def __init__(self, gateway: str, clock: Callable[[], float]) -> None:
         self._limiter, self._clock = Limiter(gateway), clock
 
-    def check_limits(self, caller: Principal, model: str, requests: int) -> None:
+    def check_requests(self, caller: Principal, model: str, requests: int) -> None:
         """Refuse what `admit` would refuse whatever its tokens are: its prompt need not be tokenised.
 
         Raises LimitReached, QuotaSpent.
@@ -38,11 +38,10 @@ class RateLimits:
                 raise _refusal(exceeded, requests, self._headers_of(rules))
 
     def admit(self, caller: Principal, model: str, requests: int, tokens: int) -> AdmittedCall | None:
-        """Charge a request; None: nothing limits it. Raises LimitReached, QuotaSpent."""
+        """Charge a request that `check_requests` has let through; None: nothing limits it. Raises LimitReached."""
         rules = rules_for(caller.limits, model)
         if not rules:
             return None
-        check_quota(rules)
         charged = self._limiter.admit(rules, requests, tokens, self._clock())
         headers = self._headers_of(rules)
         if isinstance(charged, Exceeded):
