@@ -54,7 +54,8 @@ class Api:
                 env=self.environment,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise Refused(" ".join(command[2:]), f"no end after {timeout_s:.0f} s") from error
+            said = (error.stdout or b"").decode(errors="replace").strip().rpartition("\n")[2]
+            raise Refused(" ".join(command[2:]), f"no end after {timeout_s:.0f} s; its last line: {said!r}") from error
         if done.returncode != 0:
             raise Refused(" ".join(command[2:]), done.stderr or done.stdout)
         return done.stdout

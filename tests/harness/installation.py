@@ -185,13 +185,20 @@ class Installation:
     async def until_runners(self, count: int, *, max_sequences: int) -> None:
         """Until there are exactly so many runners, all Ready, and all of a pod that knows this limit."""
 
-        async def there() -> bool:
-            runners = await self.runners()
-            ready = [one for one in runners if one.figures.ready and not one.figures.draining]
-            limits = {one.spec.max_sequences for one in ready}
-            return len(ready) == len(runners) == count and limits == {max_sequences}
+        found: list[RunnerBook] = []
 
-        await eventually(there)
+        async def there() -> bool:
+            found[:] = await self.runners()
+            ready = [one for one in found if one.figures.ready and not one.figures.draining]
+            limits = {one.spec.max_sequences for one in ready}
+            return len(ready) == len(found) == count and limits == {max_sequences}
+
+        try:
+            await eventually(there)
+        except TimeoutError as error:
+            shown = ", ".join(f"{one.spec.name} (limit {one.spec.max_sequences}, {one.figures})" for one in found)
+            pods = self.plane.kubectl("get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=runner")
+            raise TimeoutError(f"not {count} runners of limit {max_sequences}, but [{shown}]; pods:\n{pods}") from error
 
     def pod_url(self, pod: str) -> str:
         """One gateway, past the Service."""
