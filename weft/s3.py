@@ -5,14 +5,16 @@ the environment's, a profile's or an instance's metadata's: those are the proces
 may use with them (its pod's identity).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from botocore import UNSIGNED
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
 
+ANSWER_BYTES = 2 << 20  # of a listing or an error; objects have their own bounds
 KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")  # of a Secret; the last one for temporary credentials
 
 
@@ -39,7 +41,7 @@ def s3_client(
         ignore_configured_endpoint_urls=True,
         max_pool_connections=connections,
     )
-    return session.create_client(
+    client: Any = session.create_client(
         "s3",
         region_name=region,
         endpoint_url=url,
@@ -48,6 +50,51 @@ def s3_client(
         aws_session_token=given.get("sessionToken"),
         config=bounded,
     )
+    client._endpoint.http_session = _BoundedSession(client._endpoint.http_session)  # botocore reads an answer whole
+    return client
+
+
+class AnswerTooLarge(BotoCoreError):
+    """A server sends a listing or an error without an end."""
+
+    fmt = f"the answer has more than {ANSWER_BYTES} bytes"
+
+
+class _BoundedSession:
+    """Sends as the session that it has; of an answer that is read whole it reads at most ANSWER_BYTES."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def send(self, request: AWSPreparedRequest) -> AWSResponse:
+        whole, request.stream_output = not request.stream_output, True  # else it is read in there, without a bound
+        answer = self._session.send(request)
+        answer.raw = _BoundedBody(answer.raw)
+        if whole:
+            _ = answer.content
+        return answer
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _BoundedBody:
+    """A body whose `stream`, by which botocore reads all of it, ends with AnswerTooLarge. The rest is as it was."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def stream(self) -> Iterator[bytes]:
+        left = ANSWER_BYTES
+        for piece in self._raw.stream():
+            left -= len(piece)
+            if left < 0:
+                self._raw.close()
+                raise AnswerTooLarge
+            yield piece
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
 
 
 def error_code(error: ClientError) -> str:

@@ -25,7 +25,8 @@ RSS_MB = 4096  # of a process with what libFuzzer keeps; an input's own memory i
 NAMES = (
     *("chat", "completions", "embeddings", "messages", "responses", "structured-outputs", "tokenize", "batch-line"),
     *("chat-template", "tokenizer", "manifests", "adapter-config", "adapter-weights", "model-config", "model-weights"),
-    *("oci-manifest", "hub-revision", "peer-messages", "kv-frames", "scheduler", "supervisor", "runner", "gateway"),
+    *("oci-manifest", "hub-revision", "s3-listing", "peer-messages", "kv-frames"),
+    *("scheduler", "supervisor", "runner", "gateway"),
 )
 
 

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import jinja2
+from botocore.awsrequest import AWSResponse
+from botocore.session import Session
 from google.protobuf.message import DecodeError
 
 from fuzz.building import Choices, Words, encoded
@@ -23,10 +25,13 @@ from weft.domain.model.config import parse_model_config
 from weft.domain.model.errors import Refused
 from weft.domain.model.safetensors import read_header
 from weft.domain.model.tensors import check_model_tensors
+from weft.s3 import s3_client
 from weft.wire.errors import PeerError
 from weft_batch.core.input_lines import read_line
 from weft_depot.sources.hf import parse_revision
 from weft_depot.sources.oci import parse_manifest, parse_reference
+from weft_depot.sources.retry_policy import RetryPolicy
+from weft_depot.sources.s3 import BucketSnapshot, Place
 from weft_gateway.errors import ApiError
 from weft_gateway.openai.chat import CHAT
 from weft_gateway.openai.completions import COMPLETIONS
@@ -281,6 +286,40 @@ def _hub(raw: bytes) -> None:
             parse_revision(answer, folder, lambda _name: True, "hf:a/b")
 
 
+LISTING = b"""<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix>f/</Prefix><KeyCount>2</KeyCount>
+<MaxKeys>250</MaxKeys><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>
+<Contents><Key>f/adapter_config.json</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>
+<ETag>&quot;0&quot;</ETag><Size>5</Size></Contents><CommonPrefixes><Prefix>f/g/</Prefix></CommonPrefixes>
+</ListBucketResult>"""
+DENIED = b"!<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+
+class _PlayedBucket:
+    """A client whose server answers each request with the same bytes; with an error where the first one is "!"."""
+
+    def __init__(self) -> None:
+        self.client = s3_client(
+            Session(), "http://s3.invalid", "us-east-1", {}, connect_s=1, read_s=1, tries=1, connections=1
+        )
+        self.client.meta.events.register("before-send.s3", self._answer)
+        self.body = b""
+
+    def _answer(self, request: Any, **_: Any) -> AWSResponse:
+        raw: Any = SimpleNamespace(stream=lambda: iter((self.body.removeprefix(b"!"),)))
+        return AWSResponse(request.url, 403 if self.body[:1] == b"!" else 200, {}, raw)
+
+
+BUCKET, ONE_TRY = _PlayedBucket(), RetryPolicy(tries=1)
+
+
+def _s3(raw: bytes) -> None:
+    BUCKET.body = raw
+    snapshot = BucketSnapshot(BUCKET.client, Place("b", "f/"), ONE_TRY, lambda _name: True)
+    assert all(size >= 0 for size in snapshot.sizes.values())
+    assert snapshot.unchanged()
+
+
 LINES: Sequence[Any] = (
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHATS[0]},
     {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": {}},
@@ -340,6 +379,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "oci-manifest": _json(_oci, OCI, Refused),
     "hub-revision": _json(_hub, HUB, Refused, Unavailable),
+    "s3-listing": Target(_passing(_s3, (Refused, Unavailable)), [LISTING, LISTING.replace(b"true", b"false"), DENIED]),
     "peer-messages": Target(_passing(decoded, (PeerError, DecodeError)), [bytes(range(n, 200)) for n in range(12)]),
     "kv-frames": Target(
         _passing(kv_frames, (PeerError, DecodeError, KvConnectionClosed)), [b"\0" + frames(0, 3, 200), b"\xff\x80"]

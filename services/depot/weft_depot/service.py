@@ -99,7 +99,7 @@ class Depot:
         self._queue: FairQueue[_Resolve | _Check] = FairQueue(limits)
         self._checks: dict[str, _Check] = {}  # by host
         self._leases: dict[str, Lease] = {}
-        self._changes: dict[str, asyncio.Event] = {}
+        self._changes: dict[str, asyncio.Event] = {}  # of unfinished operations
         self._unfinished: dict[str, _Resolve] = {}
         self._results = ExpiringDict[str, tuple[str, str]](MAX_RESULTS, RESULT_S)  # request key -> digest, reason
         self._suspects: dict[str, asyncio.Task[None]] = {}
@@ -163,6 +163,7 @@ class Depot:
         finally:
             if reason:
                 self.operations.failed(drawn, reason, message, self._now())
+            self._changes.pop(drawn).set()
             metrics.RESOLVES.labels("upload", reason).inc()
         log.info("uploaded", extra=kv(namespace=namespace, digest=manifest.digest, bytes=manifest.size_bytes))
         return manifest
@@ -209,7 +210,6 @@ class Depot:
         """Drop old operations and close their leases."""
         for operation_id in self.operations.forget(self._now()):
             self._leases.pop(operation_id).close()
-            del self._changes[operation_id]
 
     async def run(self) -> None:
         """Housekeeping while the process lives. It survives trouble with the disk; any other exception is a bug."""
@@ -282,10 +282,11 @@ class Depot:
 
     def _changed(self, change: Callable[[], Operation]) -> None:
         operation = change()
+        self._changes.pop(operation.id).set()
         if operation.finished:
             self._unfinished.pop(operation.id, None)
-        self._changes[operation.id].set()
-        self._changes[operation.id] = asyncio.Event()
+        else:
+            self._changes[operation.id] = asyncio.Event()
 
     def _finished(
         self, operation_id: str, request: ResolveRequest, found: Resolved, reason: str, message: str,

@@ -17,7 +17,7 @@ class Operation:
     """One resolve. A Failed one keeps its verdict if it had one."""
 
     id: str
-    key: str
+    key: str  # of its request, which may be long; empty once it has finished: many are remembered
     state: State
     changed_at: float
     verdict: dict[str, Any] | None = None
@@ -103,7 +103,7 @@ class Operations:
         operation = replace(before, state=state, changed_at=now, **fields)
         if operation.finished:
             del self._unfinished[operation_id], self._by_key[operation.key]
-            self._finished[operation_id] = operation
+            operation = self._finished[operation_id] = replace(operation, key="")
         else:
             self._unfinished[operation_id] = operation
         return operation

@@ -18,10 +18,10 @@ from weft.domain.text import quoted
 from weft_depot.sources import FileFilter, Location, relative_parts
 from weft_depot.sources.ranged import open_ranged, trimmed
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
-from weft_depot.sources.s3_client import Clients, Endpoints, s3_errors
+from weft_depot.sources.s3_client import Clients, Endpoints, answer_of, s3_errors
 
-MAX_ENTRIES = 10_000
-PAGE = 1000
+MAX_ENTRIES, MAX_PAGES = 10_000, 200
+PAGE = 250  # entries; a server may give fewer
 READ_BYTES = 1 << 20
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 
@@ -111,7 +111,7 @@ class BucketSnapshot:
         about = f"s3://{self._place.bucket}/{listed.key}"
         asked = {"Range": f"bytes={start}-{end - 1}", "IfMatch": listed.etag}
         with s3_errors(about):
-            found = self._client.get_object(Bucket=self._place.bucket, Key=listed.key, **asked)
+            found = answer_of(self._client.get_object, Bucket=self._place.bucket, Key=listed.key, **asked)
             with found["Body"] as raw:
                 if found.get("ETag") != listed.etag:
                     raise Refused(Reason.DIGEST_MISMATCH, f"{about} changed while it was read")
@@ -125,23 +125,38 @@ class BucketSnapshot:
         uri, prefix = self._place.uri, self._place.prefix
         found: dict[str, Listed] = {}
         entries, asked = 0, {"Bucket": self._place.bucket, "Prefix": prefix, "Delimiter": "/"}
-        while True:
+        ends = self._policy.now() + self._policy.grace_s
+        for _ in range(MAX_PAGES):
+            if self._policy.now() > ends:
+                raise Unavailable(f"{uri} cannot be listed: it takes more than {self._policy.grace_s:.0f} s")
             with s3_errors(uri):
-                page: Any = self._client.list_objects_v2(**asked, MaxKeys=PAGE)
+                page: Any = answer_of(self._client.list_objects_v2, **asked, MaxKeys=PAGE)
             rows = page.get("Contents", [])
             entries += len(rows) + len(page.get("CommonPrefixes", []))
             if entries > MAX_ENTRIES:
                 raise Refused(Reason.TOO_LARGE, f"{uri} holds more than {MAX_ENTRIES} entries")
-            for row in rows:
-                name, etag, modified = str(row["Key"]).removeprefix(prefix), row.get("ETag"), row.get("LastModified")
+            for listed in map(_listed, rows):
+                name = listed.key.removeprefix(prefix)
                 if is_file_name(name) and self._file_filter(name):
-                    found[name] = Listed(row["Key"], int(row["Size"]), str(etag or ""), str(modified or ""))
+                    found[name] = listed
             if not page.get("IsTruncated"):
                 break
-            asked["ContinuationToken"] = page["NextContinuationToken"]
+            asked["ContinuationToken"] = page.get("NextContinuationToken")
+            if not asked["ContinuationToken"]:
+                raise TransientError("its listing goes on and does not say where")
+        else:
+            raise Refused(Reason.TOO_LARGE, f"{uri}: its listing has more than {MAX_PAGES} pages")
         if not entries:
             raise Refused(Reason.SOURCE_NOT_FOUND, f"{uri}: nothing is below this prefix")
         return found
+
+
+def _listed(row: Mapping[str, Any]) -> Listed:
+    """Raises TransientError for what no server that speaks S3 sends."""
+    key, size_bytes = row.get("Key"), row.get("Size")
+    if not key or size_bytes is None or size_bytes < 0:
+        raise TransientError("its listing has an object without a key or a size")
+    return Listed(key, size_bytes, row.get("ETag") or "", str(row.get("LastModified") or ""))
 
 
 def parse_path(path: str) -> Place:

@@ -3,13 +3,14 @@
 import contextlib
 import re
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult
 
 import urllib3
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from botocore.session import Session
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
@@ -102,6 +103,17 @@ def keys_of(secret: Secret | None) -> dict[str, str]:
             "for temporary credentials, sessionToken"
         )
     return found
+
+
+def answer_of(call: Callable[..., Any], **asked: Any) -> Any:
+    """What a call gives, whatever its server sends: numbers and dates in it raise what `int` and `dateutil` raise.
+
+    Raises TransientError for an answer that cannot be read, and botocore's errors.
+    """
+    try:
+        return call(**asked)
+    except (ResponseParserError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise TransientError(f"its answer is not S3's ({type(error).__name__})") from error
 
 
 @contextlib.contextmanager
