@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 from weft_operator.core import scaling
 from weft_operator.core.actions import (
@@ -31,7 +32,7 @@ from weft_operator.core.children import (
 )
 from weft_operator.core.drift import matches, spec_hash
 from weft_operator.core.resources import Group, Object, Pool, Ref, resource_version
-from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold
+from weft_operator.core.rollout import OUTSIDE, REPLACING, Held, await_turn, from_outside, hold, is_replacing
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scale_in import SEEN_S, move_off, shrink
 from weft_operator.core.scaling import ANSWER_S, Bounds, Runner
@@ -125,10 +126,14 @@ def plan_children(
         held = Held(why=(why and f"{OUTSIDE}: {why}") or REPLACING) if behind else Held()
         intended = children(pool, launch, defaults, sizes) + sets
     else:
-        sizes, orders, moves = _sizes_now(pool, sizes, present, wanted, bounds, state, now, waited=waited)
+        may = _sizes_now(pool, sizes, present, wanted, bounds, state, own, now, waited=waited)
+        sizes, orders = may.sizes, may.orders
         intended = children(pool, launch, defaults, sizes)
         held = hold(pool, intended, own, state, revision)
-        held = replace(held, why="; ".join([*moves, *([held.why] if held.why else [])]))
+        both = {
+            child.key for child in intended if child.kind == "Deployment" and _group(child.manifest) in may.settling
+        }
+        held = Held(held.children | (both & own.keys()), "; ".join(filter(None, [*may.why, held.why])))
         orders += [
             ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
             for key in sorted(held.children)
@@ -156,22 +161,43 @@ def plan_children(
     return orders + _deletions(ref, live, keep=keep), held.why
 
 
+class _Sizes(NamedTuple):
+    """The replicas that each group's Deployment may have now.
+
+    `orders`: what happens before they change. `why`: what is waited for. `settling`: the groups of which it is known in
+    a moment who goes: another template waits for that, and comes with their size in one write.
+    """
+
+    sizes: dict[str, int]
+    orders: list[Action]
+    why: list[str]
+    settling: set[str]
+
+
 def _sizes_now(
     pool: Pool, wanted_sizes: Mapping[str, int], present: Mapping[str, int], wanted: int, bounds: Bounds, state: State,
-    now: float, *, waited: bool,
-) -> tuple[dict[str, int], list[Action], list[str]]:  # fmt: skip
-    """The replicas that each group's Deployment may have now, what is ordered before they change, and who moves."""
+    own: Mapping[ObjectKey, Object], now: float, *, waited: bool,
+) -> _Sizes:  # fmt: skip
     moving = {group: move for group, size in wanted_sizes.items() if (move := move_off(pool, group, size, state, now))}
-    sizes, orders = dict(wanted_sizes), list[Action]()
+    may = _Sizes(dict(wanted_sizes), [], [move.why for move in moving.values()], set())
+    pods = state.observed.pods.get(pool.meta.ref, {}).values()
+    replacing = {_group(obj) for key, obj in own.items() if key.kind == "Deployment" and is_replacing(obj, pods, now)}
     for group, size in wanted_sizes.items():
-        if group not in moving and size < present.get(group, 0):
-            sizes[group], more = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
-            orders += more
+        if group in moving or size >= present.get(group, 0):
+            continue
+        if size and group in replacing:
+            may.sizes[group] = present[group]
+            may.why.append(f"group {group} gets {size} of {present[group]} runners once they are replaced")
+            continue
+        found = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
+        may.sizes[group] = found.size
+        may.orders.extend(found.orders)
+        may.settling.update(() if found.settled else (group,))
     if scaling.counts_apart(pool):
-        sizes = scaling.one_for_one(sizes, present, wanted)
-    sizes |= {group: move.size for group, move in moving.items()}
-    orders += [order for move in moving.values() for order in move.orders]
-    return sizes, orders, [move.why for move in moving.values()]
+        may.sizes.update(scaling.one_for_one(may.sizes, present, wanted))
+    may.sizes.update({group: move.size for group, move in moving.items()})
+    may.orders.extend(order for move in moving.values() for order in move.orders)
+    return may
 
 
 def plan_teardown(ref: Ref, state: State) -> list[Action]:

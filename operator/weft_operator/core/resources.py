@@ -393,14 +393,15 @@ def parse_meta(obj: Object) -> Meta:
         uid=meta["uid"],
         generation=meta["generation"],
         resource_version=meta["resourceVersion"],
-        created=_unix_s(meta["creationTimestamp"]),
+        created=unix_s(meta["creationTimestamp"]),
         deleting=meta.get("deletionTimestamp") is not None,
         finalizers=tuple(meta.get("finalizers") or ()),
-        deleted=_unix_s(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+        deleted=unix_s(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
     )
 
 
-def _unix_s(timestamp: str) -> float:
+def unix_s(timestamp: str) -> float:
+    """Of a time as the API writes it."""
     return datetime.fromisoformat(timestamp).timestamp()
 
 

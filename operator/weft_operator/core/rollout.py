@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from weft_operator.core.children import (
     DEFAULTS_HASH,
     GROUP_LABEL,
+    PROGRESS_S,
     SHAPE_HASH,
     Revision,
     defaults_hash,
     template_hash,
 )
-from weft_operator.core.resources import Object, Pool, Ref
+from weft_operator.core.resources import Object, Pool, Ref, unix_s
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import rollout_limits
 from weft_operator.core.state import Child, ObjectKey, ObservedState, Pod, State
@@ -80,6 +81,25 @@ def hold(
         outside = {part.key for part in pending if part.from_outside}
         return Held(frozenset(held.keys() | outside), f"{OUTSIDE}: {other}")
     return Held(frozenset(held), why)
+
+
+def is_replacing(live: Object, pods: Iterable[Pod], now: float) -> bool:
+    """Whether a Deployment replaces its pods and gets on with it: fewer replicas wait until it has.
+
+    The Deployment controller shrinks the ReplicaSets of both templates one by one. Where one write fails between them,
+    the one that is left has the new size and a note of the old one, which the controller takes for a scaling that goes
+    on: it replaces no pod any more (`isScalingEvent` and `scale` in Kubernetes' pkg/controller/deployment). One that
+    has not got on for its deadline may be in that state, which another size ends.
+    """
+    status, name = live.get("status") or {}, (live["metadata"].get("labels") or {}).get(GROUP_LABEL, "")
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "Progressing":
+            ends = unix_s(condition["lastUpdateTime"]) + live["spec"].get("progressDeadlineSeconds", PROGRESS_S)
+            if condition["status"] == "False" or now >= ends:
+                return False
+    made = template_hash(live)
+    outdated = any(pod.group == name and pod.state != "Leaving" and pod.template != made for pod in pods)
+    return outdated or status.get("updatedReplicas", 0) < status.get("replicas", 0)
 
 
 def await_turn(pool: Pool, state: State, revision: Revision) -> str:

@@ -1,8 +1,9 @@
 """Which of a group's pods go first when its Deployment gets smaller, and what happens before. Pure.
 
 A ReplicaSet stops the pods of the lowest deletion cost first. So costs are written and seen before the Deployment gets
-fewer replicas. A pool whose evictions wait (`disruptionBudget.maxUnavailable: 0`) moves its runners off a node that has
-become unschedulable: one pod more, and once that one is ready, one less, which is the one on that node.
+fewer replicas, and it gets them while all its pods are of one ReplicaSet, not while they are replaced. A pool whose
+evictions wait (`disruptionBudget.maxUnavailable: 0`) moves its runners off a node that has become unschedulable: one
+pod more, and once that one is ready, one less, which is the one on that node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,18 @@ from weft_operator.core.scaling import Bounds, Runner
 from weft_operator.core.state import Pod, State
 
 SEEN_S = 5.0  # a deletion cost that was accepted this long ago counts as seen
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """The size that a group may have now, and what has to happen before it may have fewer.
+
+    `settled`: that size is the last word for now. Otherwise who goes is known in a moment.
+    """
+
+    size: int
+    orders: list[Action]
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +49,8 @@ def shrink(
     now: float,
     *,
     waited: bool,
-) -> tuple[int, list[Action]]:
-    """The size that the group may have now, and what has to happen before it may have fewer."""
+) -> Shrink:
+    """What a group of `present` runners that is to have `size` may do now."""
     ref, together = pool.meta.ref, scaling.counted_together(pool, group)
     pods = _staying(pool, group, state)
     runners = [Runner(name, pod.state == "Ready") for name, pod in pods.items()]
@@ -49,14 +62,14 @@ def shrink(
     apart = scaling.counts_apart(pool)
     going = scaling.select_victims(runners, size, report, bounds, waited=waited, apart=apart, elsewhere=elsewhere)
     if going is None:
-        return present, []
+        return Shrink(present, [], settled=False)
     left = max(size, len(pods) - len(going))
     if left >= present:
-        return present, []
+        return Shrink(present, [])
     if left == 0:
-        return left, []  # there is nothing to choose
+        return Shrink(left, [])  # there is nothing to choose
     unseen, orders = _mark(pool, pods, going, state, now)
-    return (present, orders) if unseen else (left, [])
+    return Shrink(present, orders, settled=False) if unseen else Shrink(left, [])
 
 
 def move_off(pool: Pool, group: str, size: int, state: State, now: float) -> Move | None:

@@ -9,19 +9,23 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
+from weft_operator.core.children import template_hash
 from weft_operator.core.reconcile import requeue_at
 from weft_operator.core.resources import parse_pool
 from weft_operator.core.rollout import RETRY_S
 from weft_operator.core.scaling import rollout_limits, to_start
-from weft_operator.core.state import Policy, RunnerProcess
+from weft_operator.core.state import ObjectKey, Policy, RunnerProcess
 from weft_operator.local.objects import ObjectStore
 
 OLD, NEW = {"pageTokens": 16, "pages": 1024}, {"pageTokens": 16, "pages": 2048}
 NEXT = replace(SITE, image="registry.example/weft-runner:2")
 
 
+START = 1_000_000.0
+
+
 def new_world() -> ClusterWorld:
-    return cluster_world(ObjectStore(lambda: 0.0), {}, 1_000_000.0)
+    return cluster_world(ObjectStore(lambda: 0.0), {}, START)
 
 
 def started(world: ClusterWorld, *names: str, **spec: Any) -> None:
@@ -175,6 +179,72 @@ def test_a_group_that_waits_is_scaled_all_the_same() -> None:
     world.apply(pool_object(replicas=6, runnerGroups=[groups[0], {"name": "b", "minRunners": 4}], kvCache=NEW))
     world.settle()
     assert world.sizes(pool_ref()) == {"a": 2, "b": 4}
+
+
+def deployment(world: ClusterWorld) -> tuple[ObjectKey, Any]:
+    ((key, obj),) = [(key, obj) for key, obj in world.cluster.objects.items() if key.kind == "Deployment"]
+    return key, obj
+
+
+def test_fewer_runners_of_another_template_are_one_write() -> None:
+    world = new_world()
+    started(world, "base", replicas=3, kvCache=OLD)
+    before = template_hash(deployment(world)[1])
+    world.apply(pool_object(replicas=1, kvCache=NEW))
+    seen = list[tuple[bool, int]]()
+    for _ in range(12):
+        world.step()
+        obj = deployment(world)[1]
+        seen.append((template_hash(obj) != before, obj["spec"]["replicas"]))
+        world.now += 1
+    assert list(dict.fromkeys(seen)) == [(False, 3), (True, 1)]
+
+
+GETS_ON = {"type": "Progressing", "status": "True", "lastUpdateTime": "1970-01-12T13:46:40Z"}  # when a world begins
+
+
+@pytest.mark.parametrize(
+    ("condition", "after_s", "waits"),
+    [
+        (None, 0, True),
+        (GETS_ON, 599, True),
+        (GETS_ON, 600, False),  # it may stand still, and another size ends that
+        ({**GETS_ON, "status": "False"}, 0, False),
+    ],
+)
+def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(
+    condition: Any, after_s: float, waits: bool
+) -> None:
+    world = new_world()
+    started(world, "base", replicas=3, kvCache=OLD)
+    world.cluster.pods_become_ready = False
+    world.apply(pool_object(replicas=3, kvCache=NEW))
+    world.settle()
+    key, obj = deployment(world)
+    if condition:
+        world.cluster.store(key, {**obj, "status": {"conditions": [condition]}})
+    world.now = START + after_s
+    world.apply(pool_object(replicas=2, kvCache=NEW))
+    for _ in range(3):
+        world.now += 0.1
+        world.step()
+    assert deployment(world)[1]["spec"]["replicas"] == (3 if waits else 2)
+    if waits:
+        assert "gets 2 of 3 runners once they are replaced" in message(world, pool_ref(), "Progressing")
+    world.cluster.pods_become_ready = True
+    world.at_rest()
+    assert ready(world) == 2
+
+
+def test_no_runner_at_all_waits_for_nothing() -> None:
+    world = new_world()
+    started(world, "base", replicas=3, kvCache=OLD)
+    world.cluster.pods_become_ready = False
+    world.apply(pool_object(replicas=3, kvCache=NEW))
+    world.settle()
+    world.apply(pool_object(replicas=0, kvCache=NEW))
+    world.settle()
+    assert not world.cluster.pods
 
 
 def test_a_new_version_comes_pool_by_pool_and_one_that_does_not_come_up_stops_it() -> None:
