@@ -94,6 +94,7 @@ class Controller:
         self._queue = WorkQueue(clock)
         self._failures: dict[Ref, int] = {}
         self._budget = TokenBucket()
+        self._left_alone = set[Ref]()
         self._depot = Resolver(depot, self.state, clock=clock, mark=self._queue.add)
 
     def load(self, objects: Iterable[Object]) -> None:
@@ -231,9 +232,12 @@ class Controller:
 
     async def _work(self, ref: Ref) -> None:
         if (pause_s := self._budget.pause_s(ref, self._clock())) > 0:
-            log.warning("written too often, left alone", extra=kv(kind=ref.kind, object=str(ref), pause_s=pause_s))
+            if ref not in self._left_alone:  # a line for the first of all changes meanwhile
+                log.warning("written too often, left alone", extra=kv(kind=ref.kind, object=str(ref), pause_s=pause_s))
+                self._left_alone.add(ref)
             self._queue.add_at(ref, self._clock() + pause_s)
             return
+        self._left_alone.discard(ref)
         began, failed = time.perf_counter(), False
         try:
             for action in reconcile(ref, self.state, self._clock()):
@@ -321,6 +325,7 @@ class Controller:
     def _forget(self, uid: str, ref: Ref) -> None:
         self._depot.forget(uid)
         self._budget.forget(ref)
+        self._left_alone.discard(ref)
         forget(uid, ref, self.state)
 
     async def _resync(self) -> None:

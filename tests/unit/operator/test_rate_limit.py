@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +42,9 @@ def test_objects_have_budgets_of_their_own_and_a_new_one_starts_afresh() -> None
     assert budget.pause_s(pool_ref("hot"), 0.0) == 0
 
 
-async def test_a_status_that_somebody_else_keeps_changing_is_not_fought_over_without_end() -> None:
+async def test_a_status_that_somebody_else_keeps_changing_is_not_fought_over_without_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with operator(clock=lambda: 1e9) as op:
         op.store.apply(pool_object())
         await op.until(pool_ref(), "Available", "True", "RunnersReady")
@@ -53,6 +56,7 @@ async def test_a_status_that_somebody_else_keeps_changing_is_not_fought_over_wit
         await turns()
         assert BURST <= op.metrics.writes.total() <= BURST + 5
         assert op.store.get(pool_ref())["status"]["observedGeneration"] == 0, "left alone, for now"
+    assert sum("left alone" in record.message for record in caplog.records) == 1
 
 
 async def turns() -> None:
