@@ -15,6 +15,9 @@ from weft_batch.storage import FolderStorage
 from weft_depot.resolution_cache import ResolutionCache
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.persistence import Durable, open_store
+from weft_predictor.checkpoint import save
+from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.models import SAVED, first_models
 
 
 def test_a_test_disk_loses_what_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +125,19 @@ def test_a_batchs_file_is_whole_once_it_has_its_name(tmp_path: Path, monkeypatch
         left = {path.name: path.read_bytes() for path in state.iterdir() if path.is_file()}
         assert left in ({}, {"file-1": BIG * 3})
         assert acknowledged <= left.keys()
+
+
+def test_a_predictor_starts_with_a_model_that_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    with disk.record(monkeypatch):
+        for number in range(3):
+            save(disk.root / SAVED, RidgeModel.cold(f"ridge-{number}").save())
+            disk.done(f"ridge-{number}")
+    for state, acknowledged in disk.states(tmp_path / "states"):
+        model, _ = first_models(state, None)
+        assert not acknowledged or model.family >= max(acknowledged)
+        assert not (state / f"{SAVED}.corrupt").exists()
 
 
 @pytest.fixture
