@@ -179,7 +179,7 @@ PLANTED: dict[Plant, tuple[str, int]] = {
     epoch_twice: ("epoch", 2),
     shared_across_adapters: (OTHER_TEXT, 1),
     disordered_prefix: (OTHER_TEXT, 0),
-    endless_preemption: ("is preempted 2 times", 332),
+    endless_preemption: ("is preempted 2 times", 267),
     lost_outcome: ("no outcome|have no end", 6),
     pages_behind: (OTHER_TEXT, 0),
     prompt_runner_left_alone: ("two owners|still holds|have no end", 2),
