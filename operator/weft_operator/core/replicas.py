@@ -187,7 +187,7 @@ def _sizes_now(
             continue
         if size and group in replacing:
             may.sizes[group] = present[group]
-            may.why.append(f"group {group} gets {size} of {present[group]} runners once they are replaced")
+            may.why.append(f"group {group} shrinks to {size} of {present[group]} runners once they are replaced")
             continue
         found = shrink(pool, group, present[group], size, bounds, state, now, waited=waited)
         may.sizes[group] = found.size

@@ -94,8 +94,8 @@ def is_replacing(live: Object, pods: Iterable[Pod], now: float) -> bool:
     status, name = live.get("status") or {}, (live["metadata"].get("labels") or {}).get(GROUP_LABEL, "")
     for condition in status.get("conditions") or ():
         if condition["type"] == "Progressing":
-            ends = unix_s(condition["lastUpdateTime"]) + live["spec"].get("progressDeadlineSeconds", PROGRESS_S)
-            if condition["status"] == "False" or now >= ends:
+            at, deadline_s = condition.get("lastUpdateTime"), live["spec"].get("progressDeadlineSeconds") or PROGRESS_S
+            if condition["status"] == "False" or (at and now >= unix_s(at) + deadline_s):
                 return False
     made = template_hash(live)
     outdated = any(pod.group == name and pod.state != "Leaving" and pod.template != made for pod in pods)

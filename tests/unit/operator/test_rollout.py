@@ -230,7 +230,7 @@ def test_fewer_runners_wait_while_they_are_replaced_and_that_gets_on(
         world.step()
     assert deployment(world)[1]["spec"]["replicas"] == (3 if waits else 2)
     if waits:
-        assert "gets 2 of 3 runners once they are replaced" in message(world, pool_ref(), "Progressing")
+        assert "shrinks to 2 of 3 runners once they are replaced" in message(world, pool_ref(), "Progressing")
     world.cluster.pods_become_ready = True
     world.at_rest()
     assert ready(world) == 2
