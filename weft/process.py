@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 M_ARENA_MAX, ARENAS = -8, 2  # of glibc's mallopt
+M_MMAP_THRESHOLD, LARGE_BYTES = -3, 128 << 10
 EXIT_CANNOT_START = 2  # trying again does not help: `weft up` gives up at once, see ComponentFailed
 
 
@@ -45,16 +46,29 @@ def long_lived_imports() -> Generator[None]:
     arenas instead of eight for each core: a thread's own pool is of little use beside Python's lock, and what is left
     over in each grows for hours.
     """
-    import ctypes  # 8 ms, which `weft --help` need not wait for
-
-    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
-        set_option(M_ARENA_MAX, ARENAS)
+    _mallopt(M_ARENA_MAX, ARENAS)
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+def give_large_blocks_back() -> None:
+    """glibc returns blocks of 128 KiB and more to the system as they are freed, for who reads files in large pieces.
+
+    By default it keeps them from the first one on that was freed, and what lies beside them holds megabytes for hours.
+    """
+    _mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def _mallopt(option: int, value: int) -> None:
+    """Where the C library is glibc."""
+    import ctypes  # 8 ms, which `weft --help` need not wait for
+
+    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
+        set_option(option, value)
 
 
 def data_root() -> Path:
