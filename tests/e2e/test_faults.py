@@ -88,12 +88,12 @@ async def strike(stack: Stack, made: Crowd, signum: int, streams: int) -> int:
 
 async def test_a_killed_runners_streams_continue_elsewhere(pair: Stack, cases: list[Case]) -> None:
     await wait_for_runners(pair)
-    await struck_until_streams_migrate(pair, cases, "killed", width=24, streams=8)
+    await struck_until_streams_migrate(pair, cases, "killed", width=48, streams=8)
 
 
 async def test_a_runner_is_drained_while_no_other_has_room(pair: Stack, cases: list[Case]) -> None:
     await wait_for_runners(pair)
-    async with load(pair.url, cases, "drained", width=24) as made:
+    async with load(pair.url, cases, "drained", width=48) as made:
         struck = await strike(pair, made, signal.SIGTERM, 8)
         await wait_for_runners(pair, struck, lambda: not psutil.pid_exists(struck))
     assert_undisturbed(made.streams)

@@ -10,10 +10,10 @@ from threading import Event
 import openai
 import pytest
 
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, wait_until
 from weft_bench.stack import Stack, quickstart
 
-STREAMS, CHOICES, TOKENS = 8, 128, 900  # each stream is of more than any machine computes before the signal
+STREAMS, CHOICES, TOKENS = 4, 64, 900  # 230,000 tokens: more than any machine computes before the signal
 
 
 def cut_off(client: openai.OpenAI, begun: Event) -> openai.APIError:
@@ -39,13 +39,15 @@ def test_ctrl_c_cuts_streams_with_an_error_and_leaves_no_process(tmp_path: Path)
         begun = Event()
         streams = [pool.submit(cut_off, client, begun) for _ in range(STREAMS)]
         assert begun.wait(PATIENCE_S)
+        wait_until(lambda: stack.metric("gateway", "weft_gateway_in_flight") > (STREAMS - 1) * CHOICES, "all are there")
         pids = [component["pid"] for component in stack.components().values()]
         watches = [os.pidfd_open(pid) for pid in pids]
         signalled = time.monotonic()
         assert stack.stop() == 0
         print(f"{STREAMS} streams of {CHOICES} choices: Ctrl-C to the end {time.monotonic() - signalled:.2f} s")
         assert not wait(streams, PATIENCE_S).not_done
-        assert {stream.result().code for stream in streams} == {"shutting_down"}
+        errors = [stream.result() for stream in streams]
+        assert {error.code for error in errors} == {"shutting_down"}, [(error, error.__cause__) for error in errors]
         assert all(select.select([watch], [], [], PATIENCE_S)[0] for watch in watches), "a process is left"
         for watch in watches:
             os.close(watch)
