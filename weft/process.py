@@ -56,9 +56,9 @@ def long_lived_imports() -> Generator[None]:
 
 
 def give_large_blocks_back() -> None:
-    """glibc returns blocks of 128 KiB and more to the system as they are freed, for who reads files in large pieces.
+    """For who reads files in large pieces: glibc returns blocks of 128 KiB and more to the system as they are freed.
 
-    By default it keeps them from the first one on that was freed, and what lies beside them holds megabytes for hours.
+    By default the first one that is freed raises that bound to its size, and from then on they lie among small blocks.
     """
     _mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 

@@ -5,6 +5,7 @@ the environment's, a profile's or an instance's metadata's: those are the proces
 may use with them (its pod's identity).
 """
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
 
-ANSWER_BYTES = 2 << 20  # of a listing or an error; objects have their own bounds
+ANSWER_BYTES, ANSWER_S = 2 << 20, 60.0  # of a listing or an error; objects have their own bounds
+PIECE_BYTES = 64 << 10
 KEYS = ("accessKeyId", "secretAccessKey", "sessionToken")  # of a Secret; the last one for temporary credentials
 
 
@@ -54,14 +56,14 @@ def s3_client(
     return client
 
 
-class AnswerTooLarge(BotoCoreError):
-    """A server sends a listing or an error without an end."""
+class AnswerWithoutEnd(BotoCoreError):
+    """A server sends more of a listing or an error than such a thing has, or drips."""
 
-    fmt = f"the answer has more than {ANSWER_BYTES} bytes"
+    fmt = f"the answer has more than {ANSWER_BYTES} bytes, or takes longer than {ANSWER_S:.0f} s"
 
 
 class _BoundedSession:
-    """Sends as the session that it has; of an answer that is read whole it reads at most ANSWER_BYTES."""
+    """Sends as the session that it has; an answer that is read whole has ANSWER_BYTES and ANSWER_S at most."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -79,18 +81,18 @@ class _BoundedSession:
 
 
 class _BoundedBody:
-    """A body whose `stream`, by which botocore reads all of it, ends with AnswerTooLarge. The rest is as it was."""
+    """A body whose `stream`, by which botocore reads all of it, ends with AnswerWithoutEnd. The rest is as it was."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
 
     def stream(self) -> Iterator[bytes]:
-        left = ANSWER_BYTES
-        for piece in self._raw.stream():
+        left, ends = ANSWER_BYTES, time.monotonic() + ANSWER_S
+        while piece := self._raw.read1(PIECE_BYTES):  # what has come: a server that drips is noticed
             left -= len(piece)
-            if left < 0:
+            if left < 0 or time.monotonic() > ends:
                 self._raw.close()
-                raise AnswerTooLarge
+                raise AnswerWithoutEnd
             yield piece
 
     def __getattr__(self, name: str) -> Any:

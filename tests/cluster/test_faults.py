@@ -1,7 +1,6 @@
 """Pods are deleted and processes killed while streams run; every client reads the text it would have read anyway."""
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -46,44 +45,39 @@ async def strike(installation: Installation, made: Crowd, how: str) -> list[Watc
 
     Returns its streams; none when all streams ended without such a moment.
     """
-    pids = {pod: installation.node.pids(NAMESPACE, pod) for pod in installation.names("runner")}
     async with installation.admin() as admin:
         while made.running:
             for runner in books(await listed(admin)):
                 victims = emitted(runner, made)
                 if len(victims) >= 8 and all(5 <= n < 0.6 * len(w.case.expect) for w, n in victims):
                     if how == "kill -9":
-                        send(pids[runner.spec.name], signal.SIGKILL)
+                        installation.node.kill(NAMESPACE, runner.spec.name)
                     else:
-                        await delete_frozen(installation, runner.spec.name, pids[runner.spec.name])
+                        await delete_frozen(installation, runner.spec.name)
                     return [watched for watched, _ in victims]
     return []
 
 
-async def delete_frozen(installation: Installation, pod: str, pids: list[int]) -> None:
+async def delete_frozen(installation: Installation, pod: str) -> None:
     """Delete a pod whose processes stand still until it has its SIGTERM: on a busy machine its streams ended first."""
+    node = installation.node
+    node.kill(NAMESPACE, pod, signal.SIGSTOP)
+    pids = node.pids(NAMESPACE, pod)
 
     async def is_pending() -> bool:
         return any(pending_signals(pid) >> (signal.SIGTERM - 1) & 1 for pid in pids)
 
-    send(pids, signal.SIGSTOP)
     try:
         await delete_pod(installation, pod)
         await eventually(is_pending)
     finally:
-        send(pids, signal.SIGCONT)
+        node.kill(NAMESPACE, pod, signal.SIGCONT)
 
 
 def pending_signals(pid: int) -> int:
     """The mask of signals that a process has got and not taken yet."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd"))
-
-
-def send(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 async def delete_pod(installation: Installation, pod: str) -> None:
@@ -172,7 +166,8 @@ async def test_a_gateway_killed_loses_its_own_connections_and_nothing_else(
         ):
             await kept.until(lambda kept=kept: sum(bool(w.text) for w in kept.streams) >= 4)
             await lost.until(lambda lost=lost: any(w.text for w in lost.streams))
-            send(killed, signal.SIGKILL)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
         assert_undisturbed(list(kept.streams))
         assert all(w.case.expect.startswith(w.text) for w in lost.streams)
         if any(w.text != w.case.expect for w in lost.streams):  # else they ended before the blow fell

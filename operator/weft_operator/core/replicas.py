@@ -130,10 +130,8 @@ def plan_children(
         sizes, orders = may.sizes, may.orders
         intended = children(pool, launch, defaults, sizes)
         held = hold(pool, intended, own, state, revision)
-        both = {
-            child.key for child in intended if child.kind == "Deployment" and _group(child.manifest) in may.settling
-        }
-        held = Held(held.children | (both & own.keys()), "; ".join(filter(None, [*may.why, held.why])))
+        settling = {key for key, obj in own.items() if key.kind == "Deployment" and _group(obj) in may.settling}
+        held = Held(held.children | settling, "; ".join(filter(None, [*may.why, held.why])))
         orders += [
             ScaleChild(ref, key, own[key]["metadata"]["uid"], own[key]["metadata"]["resourceVersion"], size)
             for key in sorted(held.children)
@@ -181,11 +179,11 @@ def _sizes_now(
     moving = {group: move for group, size in wanted_sizes.items() if (move := move_off(pool, group, size, state, now))}
     may = _Sizes(dict(wanted_sizes), [], [move.why for move in moving.values()], set())
     pods = state.observed.pods.get(pool.meta.ref, {}).values()
-    replacing = {_group(obj) for key, obj in own.items() if key.kind == "Deployment" and is_replacing(obj, pods, now)}
+    deployments = {_group(obj): obj for key, obj in own.items() if key.kind == "Deployment"}
     for group, size in wanted_sizes.items():
         if group in moving or size >= present.get(group, 0):
             continue
-        if size and group in replacing:
+        if size and group in deployments and is_replacing(deployments[group], pods, now):
             may.sizes[group] = present[group]
             may.why.append(f"group {group} shrinks to {size} of {present[group]} runners once they are replaced")
             continue

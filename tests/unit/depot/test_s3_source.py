@@ -1,8 +1,9 @@
-"""`s3:` against a server that is not one; against a real one it is tested in tests/integration/depot."""
+"""`s3:` against servers that are none; against a real one it is tested in tests/integration/depot."""
 
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.depot.reading import quick_policy
 from weft.artifacts.errors import Unavailable
 from weft.s3 import ANSWER_BYTES
 from weft_depot.sources import Location
+from weft_depot.sources.retry_policy import RetryPolicy
 from weft_depot.sources.s3 import S3Source
 from weft_depot.sources.s3_client import Endpoints
 
@@ -19,25 +21,30 @@ BUFFERS = 8 << 20  # of two sockets, and what was sent before the client closed 
 
 
 class Endless(BaseHTTPRequestHandler):
-    """Answers with a listing that is as good as endless."""
+    """Answers with a listing that is as good as endless, or that comes byte by byte."""
 
-    sent = 0
+    sent, piece, pause_s = 0, PIECE, 0.0
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
         with suppress(ConnectionError):
-            while Endless.sent < MOST:
-                self.wfile.write(PIECE)
-                Endless.sent += len(PIECE)
+            while type(self).sent < MOST:
+                self.wfile.write(self.piece)
+                type(self).sent += len(self.piece)
+                time.sleep(self.pause_s)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-@pytest.fixture
-def endless() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+class Dripping(Endless):
+    piece, pause_s = b"a", 0.01
+
+
+@contextmanager
+def serving(handler: type[Endless]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -45,11 +52,23 @@ def endless() -> Iterator[str]:
         thread.join()
 
 
-def test_of_a_listing_without_an_end_little_is_read(endless: str) -> None:
-    policy = quick_policy()
-    source = S3Source(Endpoints((endless,), "us-east-1"), policy)
-    with pytest.raises(Unavailable, match="AnswerTooLarge"), source.open(
-        Location("s3", "//bucket/prefix", None, "team", None, endless), lambda _name: True
+def refusal(url: str, policy: RetryPolicy) -> str:
+    location = Location("s3", "//bucket/prefix", None, "team", None, url)
+    with pytest.raises(Unavailable) as refused, S3Source(Endpoints((url,), "us-east-1"), policy).open(
+        location, lambda _name: True
     ):  # fmt: skip
         pass
+    return str(refused.value)
+
+
+def test_of_a_listing_without_an_end_little_is_read() -> None:
+    policy = quick_policy()
+    with serving(Endless) as url:
+        assert "AnswerWithoutEnd" in refusal(url, policy)
     assert 0 < Endless.sent <= policy.tries * (ANSWER_BYTES + BUFFERS)
+
+
+def test_a_listing_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.s3.ANSWER_S", 0.1)
+    with serving(Dripping) as url:
+        assert "AnswerWithoutEnd" in refusal(url, quick_policy())

@@ -100,10 +100,11 @@ class Operations:
     def _change(self, operation_id: str, state: State, now: float, **fields: Any) -> Operation:
         before = self._unfinished[operation_id]
         assert state in _NEXT[before.state], f"{before.state} -> {state}"
-        operation = replace(before, state=state, changed_at=now, **fields)
+        key = "" if state in FINISHED else before.key
+        operation = replace(before, key=key, state=state, changed_at=now, **fields)
         if operation.finished:
-            del self._unfinished[operation_id], self._by_key[operation.key]
-            operation = self._finished[operation_id] = replace(operation, key="")
+            del self._unfinished[operation_id], self._by_key[before.key]
+            self._finished[operation_id] = operation
         else:
             self._unfinished[operation_id] = operation
         return operation
