@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.crowd import SLOW, Crowd, assert_undisturbed, emitted, finished, load
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import sure_cases
 from harness.waiting import eventually
-from weft.domain.runner import RunnerRole
+from weft.domain.runner import RunnerBook, RunnerRole
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 
@@ -68,13 +68,12 @@ async def token_runner_in_decode(split: Installation, made: Crowd) -> str:
     """The pod of the token runner, once several of its streams have most of their tokens before them."""
     found = ""
 
-    async def there() -> bool:
+    def blow(runner: RunnerBook, running: list[tuple[Watched, int]]) -> bool:
         nonlocal found
-        for runner in await split.runners():
-            early = [n for watched, n in emitted(runner, made) if 0 < n < 0.6 * len(watched.case.expect)]
-            if runner.figures.role is RunnerRole.TOKEN and len(early) >= 4:
-                found = runner.spec.name
+        early = sum(0 < tokens < 0.6 * len(watched.case.expect) for watched, tokens in running)
+        if runner.figures.role is RunnerRole.TOKEN and early >= 4:
+            found = runner.spec.name
         return bool(found)
 
-    await eventually(there)
+    await strike(split.supervisor_channel(), made, blow)
     return found

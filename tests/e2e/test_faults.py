@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 
+import grpc
 import httpx2
 import psutil
 import pytest
 
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, emitted, finished, load
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.waiting import PATIENCE_S, eventually
+from weft.domain.runner import RunnerBook
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
@@ -66,7 +68,7 @@ async def wait_for_runners(stack: Stack, struck: int | None = None, enough: Call
     await eventually(ready)
 
 
-async def strike(stack: Stack, made: Crowd, signum: int, streams: int) -> int:
+async def strike_runner(stack: Stack, made: Crowd, signum: int, streams: int) -> int:
     """Send a signal to a runner with so many streams or more between their first token and 80 % of their tokens.
 
     Returns its process. On a slow machine the streams of a report may have ended before the signal comes.
@@ -74,15 +76,14 @@ async def strike(stack: Stack, made: Crowd, signum: int, streams: int) -> int:
     pids = {stack.components()[name]["listen"]: stack.pid(name) for name in stack.names("runner")}
     struck = 0
 
-    async def now() -> bool:
+    def blow(runner: RunnerBook, running: list[tuple[Watched, int]]) -> bool:
         nonlocal struck
-        for runner in await runners(stack.address("supervisor")):
-            if sum(0 < n < 0.8 * len(w.case.expect) for w, n in emitted(runner, made)) >= streams:
-                os.kill(struck := pids[runner.spec.address], signum)
-                return True
-        return False
+        if sum(0 < tokens < 0.8 * len(watched.case.expect) for watched, tokens in running) < streams:
+            return False
+        os.kill(struck := pids[runner.spec.address], signum)
+        return True
 
-    await eventually(now)
+    await strike(grpc.insecure_channel(stack.address("supervisor")), made, blow)
     return struck
 
 
@@ -94,7 +95,7 @@ async def test_a_killed_runners_streams_continue_elsewhere(pair: Stack, cases: l
 async def test_a_runner_is_drained_while_no_other_has_room(pair: Stack, cases: list[Case]) -> None:
     await wait_for_runners(pair)
     async with load(pair.url, cases, "drained", width=48) as made:
-        struck = await strike(pair, made, signal.SIGTERM, 8)
+        struck = await strike_runner(pair, made, signal.SIGTERM, 8)
         await wait_for_runners(pair, struck, lambda: not psutil.pid_exists(struck))
     assert_undisturbed(made.streams)
 
@@ -108,7 +109,7 @@ async def struck_until_streams_migrate(stack: Stack, cases: list[Case], name: st
     before = migrated()
     async with asyncio.timeout(3 * PATIENCE_S), load(stack.url, cases, name, width) as made:
         while migrated() == before:
-            struck = await strike(stack, made, signal.SIGKILL, streams)
+            struck = await strike_runner(stack, made, signal.SIGKILL, streams)
             await wait_for_runners(stack, struck, lambda: migrated() > before)
     assert_undisturbed(made.streams)
 
@@ -123,7 +124,7 @@ async def test_a_runner_that_gets_sigterm_hands_its_streams_over_with_their_kv(p
     before = moved()
     async with asyncio.timeout(3 * PATIENCE_S), load(pair.url, cases, "sigterm", width=12) as made:
         while moved() == before:
-            struck = await strike(pair, made, signal.SIGTERM, 2)
+            struck = await strike_runner(pair, made, signal.SIGTERM, 2)
             await wait_for_runners(pair, struck, lambda: moved() > before)
     assert_undisturbed(made.streams)
 
@@ -224,7 +225,7 @@ async def test_with_no_runner_in_time_streams_fail_with_a_named_error(
             while not broken:  # else they had ended before the signal came
                 stack.wait_for_models()
                 async with load(stack.url, cases, "hold", width=8) as made:
-                    await strike(stack, made, signal.SIGKILL, streams=4)
+                    await strike_runner(stack, made, signal.SIGKILL, streams=4)
                 broken = [w for w in made.streams if w.error]
                 assert {w.error.code for w in broken if w.error} <= {"no_runner_available"}
                 assert all(w.case.expect.startswith(w.text) for w in broken)

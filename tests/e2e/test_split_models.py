@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
 from harness.answers import choices_of
-from harness.crowd import Crowd, Watched, assert_undisturbed, emitted, finished, load
+from harness.crowd import Crowd, Watched, assert_undisturbed, finished, load, strike
 from harness.lying_links import lying_links
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.roles import phases_apart
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.kv_transfer import KvReady
+from weft.domain.runner import RunnerBook
 from weft_bench.linked_runner import RUNNER, SHARED_MEMORY
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
@@ -58,7 +60,7 @@ async def test_a_split_runner_gives_the_right_texts_and_its_requests_continue_el
     async with asyncio.timeout(3 * PATIENCE_S), load(stack.url, cases, "split", width=20) as made:
         await made.until(lambda: sum(w.finish is not None for w in made.streams) >= len(cases))
         moves = stack.metric("scheduler", "weft_scheduler_migrations_total")
-        victims = await strike(stack, made, ranks)
+        victims = await kill_rank(stack, made, ranks)
         await eventually(lambda: moved(stack, moves + len(victims)))
     assert_undisturbed(made.streams)
     await eventually(lambda: ready(stack, 2))
@@ -104,14 +106,19 @@ def too_few_ranks(message: Any) -> Any:
     return replace(message, shard_addresses=()) if isinstance(message, KvReady) else message
 
 
-async def strike(stack: Stack, made: Crowd, ranks: dict[str, psutil.Process]) -> list[Watched]:
+async def kill_rank(stack: Stack, made: Crowd, ranks: dict[str, psutil.Process]) -> list[Watched]:
     """Kill rank 1 of a runner that has 3 streams with at least 5 and less than two fifths of their tokens."""
-    while True:
-        for runner in await runners(stack.address("supervisor")):
-            victims = [w for w, tokens in emitted(runner, made) if 5 <= tokens < 0.4 * len(w.case.expect)]
-            if len(victims) >= 3:
-                ranks[runner.spec.name].kill()
-                return victims
+    victims: list[Watched] = []
+
+    def blow(runner: RunnerBook, running: list[tuple[Watched, int]]) -> bool:
+        victims[:] = [w for w, tokens in running if 5 <= tokens < 0.4 * len(w.case.expect)]
+        if len(victims) < 3:
+            return False
+        ranks[runner.spec.name].kill()
+        return True
+
+    await strike(grpc.insecure_channel(stack.address("supervisor")), made, blow)
+    return victims
 
 
 def rank_of(stack: Stack, name: str) -> psutil.Process:

@@ -5,13 +5,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
-from harness.crowd import SLOW, Crowd, assert_undisturbed, emitted, load
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, load, strike
 from harness.hosts import two_hosts
 from harness.quickstart import copy_manifests, sure_cases
 from harness.waiting import eventually
+from weft.domain.runner import RunnerBook
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
@@ -42,16 +44,15 @@ async def stopped_at_other_host(stack: Stack, made: Crowd) -> str:
     names = {stack.components()[name]["listen"]: name for name in stack.names("runner")}
     struck = ""
 
-    async def now() -> bool:
+    def blow(runner: RunnerBook, running: list[tuple[Watched, int]]) -> bool:
         nonlocal struck
-        for runner in await runners(stack.address("supervisor")):
-            if sum(0 < n < 0.6 * len(w.case.expect) for w, n in emitted(runner, made)) >= 2:
-                struck = names[runner.spec.address]
-                os.kill(other_host(stack.pid(struck)).pid, signal.SIGTERM)
-                return True
-        return False
+        if sum(0 < tokens < 0.6 * len(watched.case.expect) for watched, tokens in running) < 2:
+            return False
+        struck = names[runner.spec.address]
+        os.kill(other_host(stack.pid(struck)).pid, signal.SIGTERM)
+        return True
 
-    await eventually(now)
+    await strike(grpc.insecure_channel(stack.address("supervisor")), made, blow)
     return struck
 
 

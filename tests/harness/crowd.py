@@ -5,16 +5,20 @@ Every second one has a grammar.
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import grpc
 import openai
 
 from harness.quickstart import Case
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, POLL_S
 from weft.domain.runner import RunnerBook
+from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
+from weft_bench.reports import TIMEOUT_S, books
 
 # Kernels in plain C++: a quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
 SLOW = {"WEFT_CPU_LEVEL": "portable"}
@@ -164,6 +168,33 @@ def emitted(runner: RunnerBook, made: Crowd) -> list[tuple[Watched, int]]:
         for watched in running
         if request_id.startswith(f"{watched.request_id}-")
     ]
+
+
+Blow: TypeAlias = Callable[[RunnerBook, list[tuple[Watched, int]]], bool]
+
+
+async def strike(supervisor: grpc.Channel, made: Crowd, blow: Blow) -> None:
+    """Show `blow` each runner with its streams and their tokens, until it returns True: it has struck.
+
+    In a thread: on a busy machine the loop that reads many streams comes back to a list of runners only when the
+    streams that the list shows have ended. Raises TimeoutError with what the runners had at last.
+    """
+
+    def until_struck() -> None:
+        until, request = time.monotonic() + PATIENCE_S, supervisor_pb2.ListRunnersRequest()
+        admin = supervisor_pb2_grpc.AdminStub(supervisor)
+        while True:
+            listed = books(admin.ListRunners(request, timeout=TIMEOUT_S, wait_for_ready=True))
+            seen = {runner.spec.name: emitted(runner, made) for runner in listed}
+            if any(blow(runner, seen[runner.spec.name]) for runner in listed):
+                return
+            if time.monotonic() > until:
+                shown = {name: [(w.request_id, tokens) for w, tokens in streams] for name, streams in seen.items()}
+                raise TimeoutError(f"no moment to strike in {PATIENCE_S:.0f} s; at last, tokens by stream: {shown}")
+            time.sleep(POLL_S)
+
+    with supervisor:
+        await asyncio.to_thread(until_struck)
 
 
 def _causes(error: BaseException) -> str:

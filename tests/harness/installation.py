@@ -4,11 +4,10 @@ import base64
 import json
 import subprocess
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from harness.cluster.cluster import OURS, Cluster
@@ -16,6 +15,7 @@ from harness.cluster.place import Place
 from harness.quickstart import QUICKSTART, ROOT
 from harness.waiting import eventually
 from weft.domain.runner import RunnerBook
+from weft.wire.roles import dns_name
 from weft.wire.streams import channel
 from weft.wire.tls import Role, Tls
 from weft.wire.v1 import supervisor_pb2_grpc
@@ -170,17 +170,20 @@ class Installation:
     def _port(self, service: str) -> int:
         return self.plane.get("service", service, NAMESPACE)["spec"]["ports"][0]["port"]
 
-    @asynccontextmanager
-    async def admin(self) -> AsyncGenerator[supervisor_pb2_grpc.AdminStub]:
-        """The supervisor's Admin, with the certificate that the chart makes for people."""
-        address = self.reach("service/weft-supervisor", self._port("weft-supervisor"))
-        async with channel(address, self.certificate("admin"), "supervisor") as open_channel:
-            yield supervisor_pb2_grpc.AdminStub(open_channel)
-
     async def runners(self) -> list[RunnerBook]:
         """The supervisor's runners."""
-        async with self.admin() as admin:
-            return books(await listed(admin))
+        async with channel(self._supervisor(), self.certificate("admin"), "supervisor") as open_channel:
+            return books(await listed(supervisor_pb2_grpc.AdminStub(open_channel)))
+
+    def supervisor_channel(self) -> grpc.Channel:
+        """For a thread, with the certificate that the chart makes for people."""
+        tls = self.certificate("admin").present()
+        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+        name = [("grpc.ssl_target_name_override", dns_name("supervisor"))]
+        return grpc.secure_channel(self._supervisor(), credentials, options=name)
+
+    def _supervisor(self) -> str:
+        return self.reach("service/weft-supervisor", self._port("weft-supervisor"))
 
     async def until_runners(self, count: int, *, max_sequences: int) -> None:
         """Until there are exactly so many runners, all Ready, and all of a pod that knows this limit."""
