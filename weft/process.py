@@ -55,11 +55,13 @@ def long_lived_imports() -> Generator[None]:
         gc.enable()
 
 
-def give_large_blocks_back() -> None:
-    """For who reads files in large pieces: glibc returns blocks of 128 KiB and more to the system as they are freed.
+def keep_heap_small() -> None:
+    """For who reads files and objects in many threads and computes little: glibc has one arena, and returns blocks of
+    128 KiB and more to the system as they are freed.
 
     By default the first one that is freed raises that bound to its size, and from then on they lie among small blocks.
     """
+    _mallopt(M_ARENA_MAX, 1)
     _mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from weft.process import CannotStart
+from weft.process import CannotStart, keep_heap_small
 from weft.telemetry.progress import progress_text
 from weft_cli.client import Object
 from weft_cli.demo import (
@@ -84,6 +84,7 @@ def run_stack(
 
     `keep`: beside what was applied to this data directory before; else instead of it.
     """
+    keep_heap_small()
     try:
         return asyncio.run(_run(options, objects, questions, exit_after=exit_after, keep=keep))
     except StackError as error:

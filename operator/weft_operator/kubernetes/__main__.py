@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from weft.process import EXIT_CANNOT_START, CannotStart
+from weft.process import EXIT_CANNOT_START, CannotStart, keep_heap_small
 from weft.telemetry import logs
 from weft.telemetry.logs import kv
 from weft_operator.kubernetes.manager import run
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """0 after SIGTERM, 1 when leadership or a watch was lost, 2 for wrong flags, files, credentials or addresses."""
     settings = Settings.parse(argv)
+    keep_heap_small()
     logs.configure("operator", level=settings.log_level, fmt=settings.log_format)
     try:
         return uvloop.run(run(settings))

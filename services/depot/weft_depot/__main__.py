@@ -2,10 +2,10 @@
 
 import sys
 
-from weft.process import give_large_blocks_back, long_lived_imports
+from weft.process import keep_heap_small, long_lived_imports
 
-give_large_blocks_back()
 with long_lived_imports():
     from weft_depot.main import main
 
+keep_heap_small()
 sys.exit(main())

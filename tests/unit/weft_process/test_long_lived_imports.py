@@ -4,6 +4,8 @@ import gc
 import subprocess
 import sys
 
+import pytest
+
 from weft.process import long_lived_imports
 
 
@@ -18,10 +20,12 @@ def test_the_collector_rests_meanwhile_and_never_visits_what_was_made() -> None:
 
 
 ARENAS = """
-import ctypes, threading
-from weft.process import long_lived_imports
+import ctypes, sys, threading
+from weft.process import keep_heap_small, long_lived_imports
 with long_lived_imports():
     pass
+if sys.argv[1] == "1":
+    keep_heap_small()
 libc, together = ctypes.CDLL(None), threading.Barrier(16)
 libc.malloc.restype = ctypes.c_void_p
 def take():
@@ -36,6 +40,8 @@ libc.fflush(None)
 """
 
 
-def test_threads_share_two_arenas() -> None:
-    said = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, check=True).stdout
-    assert 1 <= said.count("<heap nr=") <= 2, said
+@pytest.mark.parametrize("arenas", [2, 1])
+def test_threads_share_few_arenas(arenas: int) -> None:
+    command = [sys.executable, "-c", ARENAS, str(arenas)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert 1 <= said.count("<heap nr=") <= arenas, said
