@@ -258,7 +258,11 @@ class Activities:
         return (one for one in found if one["observedGeneration"] == generation and one["type"] == "Ready")
 
     async def _is_ready(self, plural: str, namespace: str, name: str) -> bool:
-        return any(one["status"] == "True" for one in await self._conditions(plural, namespace, name))
+        """Raises Wrong: it is Ready with the content before, since this one is refused."""
+        found = list(await self._conditions(plural, namespace, name))
+        for one in found:
+            _expect(one["reason"] != "UpdateFailed", f"{name}: {one['message']}")
+        return any(one["status"] == "True" for one in found)
 
     async def _is_refused(self, name: str) -> bool:
         found = await self._conditions("loraadapters", NAMESPACE, name)

@@ -172,12 +172,15 @@ class Resolver:
         with StagedFiles(self.store) as staged:
             for name in files.sizes:
                 staged.copy(files, name, ctx.step, expected.get(name))
-            if not snapshot.unchanged() or staged.sizes != files.sizes or not staged.check_expected(expected):
+            manifest = staged.manifest(ctx.request.kind)
+            before, ctx.last_read = ctx.last_read, manifest.digest
+            # Read twice with the same bytes, and not written meanwhile: what changed are links, an owner or a mode.
+            unchanged = snapshot.unchanged(manifest.digest == before)
+            if not unchanged or staged.sizes != files.sizes or not staged.check_expected(expected):
                 raise _Changed
             ctx.validate(staged)
             ctx.progress.begin("checking", size_bytes)
             check_weights_finite(staged, files.sizes, ctx.step)
-            manifest = staged.manifest(ctx.request.kind)
             ctx.check_digest(manifest)
             staged.publish(manifest, ctx.lease)
         self._remember(ctx, snapshot, manifest)
@@ -211,6 +214,7 @@ class ResolveContext:
     on_validated: Callable[[Verdict], None] | None
     check_cancelled: Callable[[], None]
     progress: ByteProgress
+    last_read: Digest | None = None  # of a source that changed meanwhile
 
     def step(self, count: int) -> None:
         """So many bytes are next. Raises what stops the work."""
@@ -251,7 +255,7 @@ def _unless_changed(snapshot: Snapshot) -> Generator[None]:
     except _Changed:
         return
     except Refused:
-        if snapshot.unchanged():
+        if snapshot.unchanged(True):  # but for links
             raise
 
 

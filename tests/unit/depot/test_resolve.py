@@ -371,6 +371,23 @@ def test_a_source_that_keeps_changing_is_refused_and_never_served_half_and_half(
     bench.check()
 
 
+def test_a_source_whose_files_get_and_lose_links_all_the_time_is_what_it_is(bench: Bench) -> None:
+    """Another name of a file is no other content, though its ctime tells of both."""
+    weights = bench.root / "adapters" / "upper" / WEIGHTS
+    digest = bench.resolve("file:adapters/upper")
+
+    def link() -> None:
+        (other := weights.with_name("another name")).hardlink_to(weights)
+        other.unlink()
+
+    assert bench.resolve("file:adapters/upper", check_cancelled=link) == digest
+    weights.write_bytes(with_tensor(f"{Q0}.lora_A.weight", "F32", NAN))
+    with pytest.raises(Refused) as caught:
+        bench.resolve("file:adapters/upper", check_cancelled=link)
+    assert caught.value.reason == Reason.NOT_FINITE
+    bench.check()
+
+
 def test_a_source_that_is_replaced_by_renames_while_it_is_copied_is_noticed(bench: Bench) -> None:
     """The editor's way: new files under old names. Size, content and even times may be equal; the inode is not."""
     base = bench.base()

@@ -69,8 +69,11 @@ class Snapshot(Files, Protocol):
         """File name -> hex SHA-256 of its content, where the source gives it beforehand."""
         ...
 
-    def unchanged(self) -> bool:
-        """Whether everything read so far was of the state this snapshot was opened at. Raises Unavailable."""
+    def unchanged(self, but_links: bool = False, /) -> bool:
+        """Whether everything read so far was of the state this snapshot was opened at. Raises Unavailable.
+
+        `but_links`: a file may have got or lost a hard link, or have another owner or mode.
+        """
         ...
 
 

@@ -22,6 +22,7 @@ from weft_depot.sources import FileFilter, Identity, Marks
 MAX_ENTRIES = 10_000
 # A file changed this shortly before its `stat` may change again under the same time stamp.
 RACY_NS = 2_000_000_000
+CTIME = 4  # of an Identity, the last
 
 
 class Root:
@@ -116,14 +117,17 @@ class FolderSnapshot:
         self._read[name] = _identity(file)
         return file
 
-    def unchanged(self) -> bool:
-        """Whatever was opened is still the file it was when the folder was listed."""
-        if any(self._identities.get(name) != identity for name, identity in self._read.items()):
-            return False
+    def unchanged(self, but_links: bool = False, /) -> bool:
+        """Whatever was opened is still the file it was when the folder was listed.
+
+        A change of links, owner or mode is a new ctime, as a write is that sets the old mtime afterwards.
+        """
+        compared = slice(CTIME) if but_links else slice(None)
         try:
-            return self._stat_all() == self._identities
+            states = [*self._read.items(), *self._stat_all().items()]
         except Refused:  # a file went away
             return False
+        return all(self._identities.get(name, ())[compared] == identity[compared] for name, identity in states)
 
     def _is_young(self, identity: Identity) -> bool:
         return max(identity[3:]) > self._taken_ns - RACY_NS

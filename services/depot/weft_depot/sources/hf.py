@@ -86,7 +86,7 @@ class HubSnapshot:
         fetch = partial(self._hub.fetch, self._repo, file.path, self.sha, file.size_bytes)
         return open_ranged(f"hf:{self._repo.name}/{file.path}", file.size_bytes, fetch, self._policy)
 
-    def unchanged(self) -> bool:
+    def unchanged(self, _: bool = False, /) -> bool:
         return True  # a commit is what it is
 
 

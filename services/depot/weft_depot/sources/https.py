@@ -87,7 +87,7 @@ class WebSnapshot:
         file = self._files[name]
         return open_ranged(file.url, file.size_bytes, partial(self._folder.fetch, file), self._policy)
 
-    def unchanged(self) -> bool:
+    def unchanged(self, _: bool = False, /) -> bool:
         return True  # another content has another digest than the one that is asked for
 
     def _described(self, names: list[str]) -> dict[str, WebFile]:

@@ -129,7 +129,7 @@ class OciSnapshot:
         layer, about = self._layers[name], f"{self._repository.reference.uri} {name}"
         return open_ranged(about, layer.size_bytes, partial(self._repository.blob, layer), self._policy)
 
-    def unchanged(self) -> bool:
+    def unchanged(self, _: bool = False, /) -> bool:
         return True  # a manifest is what it is
 
 

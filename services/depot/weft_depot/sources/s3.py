@@ -99,7 +99,7 @@ class BucketSnapshot:
             raise Unavailable(f"{about} has no ETag: a change of it could not be noticed")
         return open_ranged(about, listed.size_bytes, partial(self._fetch, listed), self._policy)
 
-    def unchanged(self) -> bool:
+    def unchanged(self, _: bool = False, /) -> bool:
         try:
             return self._list() == self._objects
         except Refused:  # it went away

@@ -56,7 +56,7 @@ class UploadedSnapshot:
     def open(self, name: str) -> BinaryIO:
         return self._files.open(name)
 
-    def unchanged(self) -> bool:
+    def unchanged(self, _: bool = False, /) -> bool:
         return True
 
 
