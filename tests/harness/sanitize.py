@@ -3,8 +3,10 @@
 The library is built by the product's own code, by clang with `-fsanitize=address,undefined` and by gcc with `thread`
 (`CXX` says so, and the cache has an entry for each compiler and its flags). Its tests run against it for each
 instruction level of this CPU, in a Python that preloads the sanitizer's runtime. Python, numpy and torch are not built
-so: their memory and locks are seen, their accesses are not, and no report is suppressed. `tests/harness/sanitized.py`
-chooses a level's tests.
+so: their memory and locks are seen, their accesses are not, and no report is suppressed. torch computes in one thread,
+since TSan sees nothing of how OpenMP's threads wait for each other. `tests/harness/sanitized.py` chooses a level's
+tests. At last the corpus of the fuzz target of the native step, which computes each step with several numbers of
+threads, runs under the same checks (`harness.native_fuzz`).
 
 Prints a table. Exit codes: 0; 1 for a report or a test that failed, which are printed; 3 where a compiler lacks.
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from harness import native_fuzz
 from harness.clang import FLAGS, runtime, sanitizing
 from weft_devcluster import tools
 from weft_kernels.cpu.compiler import Compiler, find_compiler
@@ -43,10 +46,14 @@ LIMIT_S = 3000
 
 
 class Sanitizer(NamedTuple):
-    """`made_with`: the compiler, with its flags, and the runtime; `options`: the runtime's variable, and its value."""
+    """`made_with`: the compiler, with its flags, and the runtime; `options`: the runtime's variable, and its value.
+
+    `checks`: what clang calls it.
+    """
 
     made_with: Callable[[], tuple[Compiler, Path]]
     options: tuple[str, str]
+    checks: str
 
 
 def asan_of_clang() -> tuple[Compiler, Path]:
@@ -69,8 +76,8 @@ def tsan_of_gcc() -> tuple[Compiler, Path]:
 
 SANITIZERS = {
     # what Python keeps until the process ends is no leak; the fuzz target looks for those of the library
-    "asan+ubsan": Sanitizer(asan_of_clang, ("ASAN_OPTIONS", "detect_leaks=0:halt_on_error=0")),
-    "tsan": Sanitizer(tsan_of_gcc, ("TSAN_OPTIONS", "report_signal_unsafe=0")),
+    "asan+ubsan": Sanitizer(asan_of_clang, ("ASAN_OPTIONS", "detect_leaks=0:halt_on_error=0"), native_fuzz.SANITIZERS),
+    "tsan": Sanitizer(tsan_of_gcc, ("TSAN_OPTIONS", "report_signal_unsafe=0"), native_fuzz.THREAD),
 }
 REPORT = re.compile(r"runtime error: |ERROR: AddressSanitizer|WARNING: ThreadSanitizer|ERROR: ThreadSanitizer")
 
@@ -102,11 +109,12 @@ def environment(name: str, level: str, reports: Path) -> dict[str, str]:
 
     Raises NativeUnavailable: there is no compiler for it.
     """
-    made_with, (variable, options) = SANITIZERS[name]
-    compiler, preloaded = made_with()
+    variable, options = SANITIZERS[name].options
+    compiler, preloaded = SANITIZERS[name].made_with()
     return {
         **os.environ, "CXX": shlex.join(compiler.command), "XDG_CACHE_HOME": str(tools.cache() / "sanitized"),
         LEVEL_VARIABLE: level, "LD_PRELOAD": str(preloaded), "WEFT_TEST_EXAMPLES": EXAMPLES,
+        "OMP_NUM_THREADS": "1",
         variable: f"{options}:log_path={reports}", "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={reports}",
     }  # fmt: skip
 
@@ -145,22 +153,31 @@ def main(arguments: Sequence[str]) -> int:
     usable = load().levels
     names = [name for name in SANITIZERS if not set(arguments) & set(SANITIZERS) or name in arguments]
     levels = [level for level in usable if not set(arguments) - set(SANITIZERS) or level in arguments]
-    outcomes: list[Outcome] = []
+    good = True
     try:
         for name in names:
             for level in levels:
-                outcomes.append(
-                    outcome := run_tests(name, level, LEVEL_TESTS + (BEST_TESTS if level == usable[0] else ()))
-                )
+                tests = LEVEL_TESTS + (BEST_TESTS if level == usable[0] else ())
+                outcome = run_tests(name, level, tests)
                 if not outcome.good:
-                    sys.stdout.write(f"{outcome.output[-6000:]}\n{outcome.reports[:20000]}\n")
-                row = f"{name:<11} {level:<12} {outcome.n_reports:>3} reports, {outcome.summary}\n"
-                sys.stdout.write(row)
-                sys.stdout.flush()
+                    say(f"{outcome.output[-6000:]}\n{outcome.reports[:20000]}")
+                say(f"{name:<11} {level:<12} {outcome.n_reports:>3} reports, {outcome.summary}")
+                good = good and outcome.good
+            with tempfile.TemporaryDirectory() as folder:
+                fuzzed = native_fuzz.fuzz(native_fuzz.build(SANITIZERS[name].checks), 0, Path(folder))
+            if fuzzed.finding:
+                say(fuzzed.finding)
+            say(f"{name:<11} {native_fuzz.NAME:<12} {bool(fuzzed.finding):>3} reports, {fuzzed.executions} inputs")
+            good = good and not fuzzed.finding
     except NativeUnavailable as error:
         sys.stderr.write(f"sanitizers: {error.reason}\n")
         return 3
-    return 0 if all(outcome.good for outcome in outcomes) else 1
+    return 0 if good else 1
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -45,10 +45,15 @@ class RankChannel(Protocol):
 
 
 class Channel:
-    """One end; what it raises is ChannelLost. Any thread sends, one receives at a time."""
+    """One end; what it raises is ChannelLost. Any thread sends, one receives at a time.
+
+    Its descriptor is closed by the last thread that uses it: one that is about to read would else read from whatever
+    file has its number by then.
+    """
 
     def __init__(self, file: int) -> None:
         self._end, self._sending = Connection(file), threading.Lock()
+        self._state, self._n_users, self._closed = threading.Lock(), 0, False
 
     def set_patience(self, timeout_s: float) -> None:
         """How long a send or a receive may stand still."""
@@ -60,38 +65,60 @@ class Channel:
     def send(self, message: Any, file: int | None = None) -> None:
         """Returns once the kernel has it."""
         body = pickle.dumps(message)
-        with self._sending, _lost("sending"):
+        with self._sending, self._used("sending"):
             self._end.send_bytes(body)
             if file is not None:
                 reduction.send_handle(self._end, file, os.getpid())
 
     def receive(self) -> Any:
-        with _lost("receiving"):
+        with self._used("receiving"):
             body = self._end.recv_bytes()
         return pickle.loads(body)  # noqa: S301 (of this runner's own process)
 
     def receive_file(self) -> int:
         """What came with the message before; the caller closes it."""
-        with _lost("receiving"):
+        with self._used("receiving"):
             file = reduction.recv_handle(self._end)
         os.set_inheritable(file, False)
         return file
 
     def has_data(self, timeout_s: float) -> bool:
         """Within that time something can be received, if only that the other end is gone."""
-        return self._end.poll(timeout_s)
+        with self._used("waiting"):
+            return self._end.poll(timeout_s)
 
     def wait_for_end(self) -> None:
         """Block until the other end is closed, without receiving what arrives before. Any thread."""
-        watch = select.poll()
-        watch.register(self._end.fileno(), select.POLLRDHUP)
-        watch.poll()
+        with self._used("waiting"):
+            watch = select.poll()
+            watch.register(self._end.fileno(), select.POLLRDHUP)
+            watch.poll()
 
     def close(self) -> None:
         """Wakes the threads that wait at either end."""
-        with suppress(OSError), self._socket() as end:  # the other end was faster
-            end.shutdown(socket.SHUT_RDWR)
-        self._end.close()
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+            with suppress(OSError), self._socket() as end:  # the other end was faster
+                end.shutdown(socket.SHUT_RDWR)
+            if not self._n_users:
+                self._end.close()
+
+    @contextmanager
+    def _used(self, doing: str) -> Generator[None]:
+        with self._state:
+            if self._closed:
+                raise ChannelLost("this end is closed")
+            self._n_users += 1
+        try:
+            with _lost(doing):
+                yield
+        finally:
+            with self._state:
+                self._n_users -= 1
+                if self._closed and not self._n_users:
+                    self._end.close()
 
     def _socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self._end.fileno()))
