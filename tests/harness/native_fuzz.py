@@ -115,7 +115,11 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m harness.native_fuzz", description="fuzz the native step")
     parser.add_argument("--seconds", type=int, default=0, help="0: the corpus of the repository alone")
-    parser.add_argument("--sanitizers", default=SANITIZERS, help=f"{SANITIZERS} (default), or {THREAD}")
+    parser.add_argument(
+        "--sanitizers",
+        default=SANITIZERS,
+        help=f"{SANITIZERS} (default), or {THREAD}, which counts no coverage of the library",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the fuzzer's choices; 0: the time")
     given = parser.parse_args(arguments)
     try:

@@ -255,7 +255,7 @@ def _unless_changed(snapshot: Snapshot) -> Generator[None]:
     except _Changed:
         return
     except Refused:
-        if snapshot.unchanged(True):  # but for links
+        if snapshot.unchanged(True):  # but for links, which make no content wrong
             raise
 
 

@@ -2,8 +2,10 @@
 
 import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -54,6 +56,33 @@ def test_a_closed_end_is_told_to_both_and_to_who_waits_for_it(ends):
         other.receive()
     with pytest.raises(ChannelLost, match="sending"):
         other.send("answer")
+
+
+def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(ends, monkeypatch: pytest.MonkeyPatch):
+    """Its number may be another file's a moment later, from which a thread on its way into a read would read."""
+    one, _ = ends
+    inside, closed, seen = threading.Event(), threading.Event(), list[os.stat_result]()
+
+    def read_slowly(end: Connection) -> bytes:
+        inside.set()
+        assert closed.wait(PATIENCE_S)
+        seen.append(os.fstat(end.fileno()))
+        raise EOFError
+
+    def receive() -> None:
+        with pytest.raises(ChannelLost):
+            one.receive()
+
+    monkeypatch.setattr(Connection, "recv_bytes", read_slowly)
+    reading = threading.Thread(target=receive)
+    reading.start()
+    assert inside.wait(PATIENCE_S)
+    one.close()
+    closed.set()
+    reading.join(PATIENCE_S)
+    assert stat.S_ISSOCK(seen[0].st_mode)
+    with pytest.raises(ChannelLost, match="closed"):
+        one.send("too late")
 
 
 def test_a_thread_that_waits_is_woken_by_a_close_of_its_own_end(ends):
