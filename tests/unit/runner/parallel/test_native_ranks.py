@@ -25,7 +25,7 @@ from harness.native_models import Scales, adapter_tensors, make_step, write_mode
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec
 from weft_kernels.cpu.library import Library, load
-from weft_kernels.cpu.ranks import FetchedSlots, SharedSlots
+from weft_kernels.cpu.ranks import FetchedSlots, SharedSlots, slots_bytes
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.checkpoint import Files, open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -35,6 +35,7 @@ from weft_runner.model.reference.adapters import TorchAdapterStore
 from weft_runner.model.reference.executor import ReferenceExecutor
 from weft_runner.model.step import StepInput
 from weft_runner.model.weights import load_weights
+from weft_runner.parallel.ipc import memfd
 
 LIBRARY = native_library()
 TILE32 = [level for level in LIBRARY.levels if level in ("amx_bf16", "avx512", "avx2")]  # of one numerics class
@@ -259,6 +260,23 @@ def test_a_rank_that_waits_for_a_lost_one_ends(model_of):
         ranks.slots[1].end()
         with pytest.raises(ExecutorLost, match="another rank is lost"):
             waiting.result(PATIENCE_S)
+
+
+def test_stages_that_make_their_slots_at_the_same_time_leave_each_other_theirs():
+    """A file that one stage grows must not shrink by what another stage saw of it before."""
+    stages, each = 4, slots_bytes(2, 64)
+    barrier = threading.Barrier(stages)
+
+    def make(file: int, stage: int) -> None:
+        barrier.wait(PATIENCE_S)
+        SharedSlots(LIBRARY.native, file, stage * each, rank=0, size=2, slot_bytes=64, patience_s=PATIENCE_S)
+
+    with ThreadPoolExecutor(stages) as threads:
+        for _ in range(500):
+            file = memfd("slots")
+            list(threads.map(make, [file] * stages, range(stages)))
+            assert os.fstat(file).st_size == stages * each
+            os.close(file)
 
 
 def test_what_a_fetch_raises_is_the_reason_of_the_lost_step(model_of):
