@@ -3,6 +3,7 @@
 Nor does another process that gets its ports here or from `weft up`: they are reserved until this process ends.
 """
 
+import socket
 from random import SystemRandom
 
 from weft_operator.local.sockets import PortSource
@@ -22,3 +23,10 @@ def free_ports(count: int) -> list[int]:
 def free_addresses(count: int) -> list[str]:
     """HOST:PORT of that many."""
     return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]

@@ -23,7 +23,7 @@ import torch
 from harness.certificates import Authority, mount
 from harness.hosts import Hosts, two_hosts
 from harness.native_library import native_library
-from harness.ports import free_ports
+from harness.ports import free_ports, tcp_pair
 from harness.processes import started
 from harness.random_models import FAMILIES, OracleModel, write_adapter, write_base
 from harness.ranks import base_of, settings_of, staged
@@ -330,12 +330,6 @@ def test_a_step_that_ran_here_before_is_sent_without_its_arrays() -> None:
     assert received.arrays.pages.tolist() == arrays.pages.tolist()
     for end in (one, other):
         end.close()
-
-
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        return one, server.accept()[0]
 
 
 def test_secured_needs_no_certificates_where_nothing_has_any() -> None:

@@ -9,7 +9,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -44,16 +44,48 @@ class RankChannel(Protocol):
     def close(self) -> None: ...
 
 
-class Channel:
-    """One end; what it raises is ChannelLost. Any thread sends, one receives at a time.
+class Users:
+    """The threads that use one end of a channel: the last one closes its descriptor.
 
-    Its descriptor is closed by the last thread that uses it: one that is about to read would else read from whatever
-    file has its number by then.
+    One that is about to read would else read from whatever file has its number by then.
     """
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close, self._state, self._n_users, self._closed = close, threading.Lock(), 0, False
+
+    @contextmanager
+    def one(self) -> Generator[None]:
+        """Raises ChannelLost: the end is closed."""
+        with self._state:
+            if self._closed:
+                raise ChannelLost("this end is closed")
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._n_users -= 1
+                if self._closed and not self._n_users:
+                    self._close()
+
+    def close(self, wake: Callable[[], None]) -> None:
+        """None uses the end any more. `wake`: those that wait in it; an OSError of it is suppressed."""
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+            with suppress(OSError):  # the other end was faster
+                wake()
+            if not self._n_users:
+                self._close()
+
+
+class Channel:
+    """One end; what it raises is ChannelLost. Any thread sends, one receives at a time."""
 
     def __init__(self, file: int) -> None:
         self._end, self._sending = Connection(file), threading.Lock()
-        self._state, self._n_users, self._closed = threading.Lock(), 0, False
+        self._users = Users(self._end.close)
 
     def set_patience(self, timeout_s: float) -> None:
         """How long a send or a receive may stand still."""
@@ -88,37 +120,24 @@ class Channel:
             return self._end.poll(timeout_s)
 
     def wait_for_end(self) -> None:
-        """Block until the other end is closed, without receiving what arrives before. Any thread."""
-        with self._used("waiting"):
+        """Block until an end is closed, without receiving what arrives before. Any thread."""
+        with suppress(ChannelLost), self._used("waiting"):
             watch = select.poll()
             watch.register(self._end.fileno(), select.POLLRDHUP)
             watch.poll()
 
     def close(self) -> None:
         """Wakes the threads that wait at either end."""
-        with self._state:
-            if self._closed:
-                return
-            self._closed = True
-            with suppress(OSError), self._socket() as end:  # the other end was faster
-                end.shutdown(socket.SHUT_RDWR)
-            if not self._n_users:
-                self._end.close()
+        self._users.close(self._shut_down)
+
+    def _shut_down(self) -> None:
+        with self._socket() as end:
+            end.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def _used(self, doing: str) -> Generator[None]:
-        with self._state:
-            if self._closed:
-                raise ChannelLost("this end is closed")
-            self._n_users += 1
-        try:
-            with _lost(doing):
-                yield
-        finally:
-            with self._state:
-                self._n_users -= 1
-                if self._closed and not self._n_users:
-                    self._end.close()
+        with self._users.one(), _lost(doing):
+            yield
 
     def _socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self._end.fileno()))

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from weft_runner.errors import RunnerError
-from weft_runner.parallel.ipc import ChannelLost, memfd
+from weft_runner.parallel.ipc import ChannelLost, Users, memfd
 
 MAX_MESSAGE = 1 << 32  # bytes: of an adapter's tensors, which go as one
 CHUNK = 1 << 20
@@ -47,7 +47,7 @@ class TcpChannel:
 
     def __init__(self, end: socket.socket) -> None:
         """`end` is connected, and belongs to this."""
-        self._end, self._sending = end, threading.Lock()
+        self._end, self._sending, self._users = end, threading.Lock(), Users(end.close)
         end.settimeout(None)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -88,7 +88,7 @@ class TcpChannel:
         return file
 
     def send_bytes(self, body: bytes) -> None:
-        with _lost("sending"):
+        with self._used("sending"):
             self._end.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive_bytes(self, most: int) -> bytes:
@@ -100,27 +100,32 @@ class TcpChannel:
 
     def has_data(self, timeout_s: float) -> bool:
         """Within that time something can be received, if only that the other end is gone."""
-        if isinstance(self._end, ssl.SSLSocket) and self._end.pending():
-            return True
-        watch = select.poll()
-        watch.register(self._end.fileno(), select.POLLIN)
-        return bool(watch.poll(timeout_s * 1e3))
+        with self._used("waiting"):
+            if isinstance(self._end, ssl.SSLSocket) and self._end.pending():
+                return True
+            watch = select.poll()
+            watch.register(self._end.fileno(), select.POLLIN)
+            return bool(watch.poll(timeout_s * 1e3))
 
     def wait_for_end(self) -> None:
-        """Block until the other end is closed, without receiving what arrives before. Any thread."""
-        watch = select.poll()
-        watch.register(self._end.fileno(), select.POLLRDHUP)
-        watch.poll()
+        """Block until an end is closed, without receiving what arrives before. Any thread."""
+        with suppress(ChannelLost), self._used("waiting"):
+            watch = select.poll()
+            watch.register(self._end.fileno(), select.POLLRDHUP)
+            watch.poll()
 
     def close(self) -> None:
         """Wakes the threads that wait at either end."""
-        with suppress(OSError):  # the other end was faster
-            socket.socket.shutdown(self._end, socket.SHUT_RDWR)
-        self._end.close()
+        self._users.close(lambda: socket.socket.shutdown(self._end, socket.SHUT_RDWR))
+
+    @contextmanager
+    def _used(self, doing: str) -> Generator[None]:
+        with self._users.one(), _lost(doing):
+            yield
 
     def _send_file(self, file: int) -> None:
         length = os.fstat(file).st_size
-        with _lost("sending"):
+        with self._used("sending"):
             self._end.sendall(_LENGTH.pack(length))
             for offset in range(0, length, CHUNK):
                 self._end.sendall(os.pread(file, CHUNK, offset))
@@ -135,7 +140,7 @@ class TcpChannel:
         return length
 
     def _receive_some(self, most: int) -> bytes:
-        with _lost("receiving"):
+        with self._used("receiving"):
             part = self._end.recv(most)
         if not part:
             raise ChannelLost("the other end closed")

@@ -1,4 +1,4 @@
-"""Messages over a socket pair: whole, in order, with files; an end that is closed or silent has a name."""
+"""Messages over a socket pair or TCP: whole, in order, with files; an end that is closed or silent has a name."""
 
 import os
 import socket
@@ -9,13 +9,20 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from harness.ports import tcp_pair
 from harness.waiting import PATIENCE_S
-from weft_runner.parallel.ipc import Channel, ChannelLost, memfd
+from weft_runner.parallel.ipc import Channel, ChannelLost, RankChannel, memfd
+from weft_runner.parallel.tcp_channel import TcpChannel
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
-    one, other = (Channel(end.detach()) for end in socket.socketpair())
+@pytest.fixture(params=["socket pair", "TCP"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[RankChannel, RankChannel]]:
+    one: RankChannel
+    other: RankChannel
+    if request.param == "TCP":
+        one, other = (TcpChannel(end) for end in tcp_pair())
+    else:
+        one, other = (Channel(end.detach()) for end in socket.socketpair())
     one.set_patience(PATIENCE_S)
     other.set_patience(PATIENCE_S)
     yield one, other
@@ -55,7 +62,12 @@ def test_a_closed_end_is_told_to_both_and_to_who_waits_for_it(ends):
     with pytest.raises(ChannelLost, match="the other end closed"):
         other.receive()
     with pytest.raises(ChannelLost, match="sending"):
-        other.send("answer")
+        send_on(other)
+
+
+def send_on(end: RankChannel) -> None:
+    while True:  # TCP learns only by its first message that nobody reads it
+        end.send("answer")
 
 
 def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(ends, monkeypatch: pytest.MonkeyPatch):
@@ -63,17 +75,18 @@ def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(ends, monkeypatc
     one, _ = ends
     inside, closed, seen = threading.Event(), threading.Event(), list[os.stat_result]()
 
-    def read_slowly(end: Connection) -> bytes:
+    def read_slowly(end: Connection | socket.socket, *_: int) -> bytes:
         inside.set()
         assert closed.wait(PATIENCE_S)
         seen.append(os.fstat(end.fileno()))
-        raise EOFError
+        raise OSError
 
     def receive() -> None:
         with pytest.raises(ChannelLost):
             one.receive()
 
     monkeypatch.setattr(Connection, "recv_bytes", read_slowly)
+    monkeypatch.setattr(socket.socket, "recv", read_slowly)
     reading = threading.Thread(target=receive)
     reading.start()
     assert inside.wait(PATIENCE_S)
@@ -81,8 +94,10 @@ def test_a_descriptor_is_closed_by_the_last_thread_that_uses_it(ends, monkeypatc
     closed.set()
     reading.join(PATIENCE_S)
     assert stat.S_ISSOCK(seen[0].st_mode)
-    with pytest.raises(ChannelLost, match="closed"):
-        one.send("too late")
+    for late in (lambda: one.send("too late"), one.receive, lambda: one.has_data(PATIENCE_S)):
+        with pytest.raises(ChannelLost, match="this end is closed"):
+            late()
+    one.wait_for_end()
 
 
 def test_a_thread_that_waits_is_woken_by_a_close_of_its_own_end(ends):
