@@ -32,7 +32,7 @@ class SharedSlots:
         """`offset`: of this stage's part of the file, whole pages; the file grows to it. It is zeros at first."""
         assert slot_bytes % LINE == 0, slot_bytes
         n_bytes = slots_bytes(size, slot_bytes)
-        os.posix_fallocate(file, offset + n_bytes - 1, 1)  # which no rank of another stage undoes: it never shrinks a file
+        os.posix_fallocate(file, offset + n_bytes - 1, 1)  # unlike ftruncate never shrinks what another stage grew
         self._native, self._map = native, mmap.mmap(file, n_bytes, mmap.MAP_SHARED, offset=offset)
         self._bytes = (ctypes.c_char * n_bytes).from_buffer(self._map)
         begin = ctypes.addressof(self._bytes)
