@@ -1,6 +1,6 @@
 """The depot's loop side: requests in, operations out, work in a bounded pool of threads.
 
-A source that hangs holds the threads of its own host and of no other; see `core/fair_queue.py`.
+A source that hangs holds threads of its own host and namespace and of no other; see `core/fair_queue.py`.
 
 Every operation holds a lease on its blobs until it is forgotten, so a `retain` that does not know its digest yet takes
 nothing away from it.
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 5.0
 KEEP_BROKEN_S = 3600.0  # a broken-off download that no operation continues
 CHECK_S = 5.0  # before an answer goes without the sources of a host that hangs
-CHECKER = ""  # the owner of checks in the queue: no namespace has that name
 RESULT_S = 900.0  # so long a result is remembered that is not found again
 MAX_RESULTS = 20_000  # of requests, the latest: a result is logged at INFO where it differs from the one before
 VERIFIED_S = 60.0  # a report about a blob that was verified within that time is ignored
@@ -263,7 +262,7 @@ class Depot:
         check = self._checks.get(host)
         if check is None:
             check = self._checks[host] = _Check(watches, asyncio.get_running_loop().create_future())
-            self._queue.add(QueueKey(host, CHECKER), check)
+            self._queue.add(QueueKey(host, f"check {host}"), check)  # an owner of its own: no namespace has that name
             self._start()
         return check
 

@@ -45,6 +45,15 @@ def test_an_owner_with_many_jobs_does_not_delay_the_others_of_its_host() -> None
     assert sorted(started(queue)) == ["a0", "a1", "b0"]
 
 
+def test_an_owner_whose_hosts_all_hang_leaves_the_others_room() -> None:
+    queue: FairQueue[str] = FairQueue(ConcurrencyLimits(total=4, per_host=2, per_owner=1))
+    for host in "uvwxyz":
+        queue.add(QueueKey(host, "a"), f"a on {host}")
+    assert started(queue) == ["a on u", "a on v"]
+    queue.add(QueueKey("u", "b"), "b0")
+    assert started(queue) == ["b0"]
+
+
 class Work(RuleBasedStateMachine):
     """Random jobs against a list of what should be there."""
 
@@ -84,7 +93,8 @@ class Work(RuleBasedStateMachine):
     def may_run(self, key: QueueKey) -> bool:
         queue = Counter(running for running, _ in self.running)
         hosts = Counter(running.host for running, _ in self.running)
-        fits = queue[key] < self.limits.per_owner and hosts[key.host] < self.limits.per_host
+        owners = Counter(running.owner for running, _ in self.running)
+        fits = queue[key] < self.limits.per_owner and max(hosts[key.host], owners[key.owner]) < self.limits.per_host
         return fits and len(self.running) < self.limits.total
 
     @invariant()

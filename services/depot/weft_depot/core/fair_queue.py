@@ -1,8 +1,8 @@
-"""Which job runs next, so that a host that hangs delays nothing but its own jobs.
+"""Which job runs next, so that a host that hangs delays nothing but its own jobs, and an owner's hosts only the owner.
 
 A job belongs to a host (a share, a claim, a service that may hang as one) and to an owner (a namespace) on it. At most
-`total` jobs run, at most `per_host` of one host, at most `per_owner` of one owner on one host. Hosts take turns, the
-owners of a host take turns, the jobs of an owner run in their order. One loop owns it.
+`total` jobs run, at most `per_host` of one host and as many of one owner, at most `per_owner` of one owner on one
+host. Hosts take turns, the owners of a host take turns, the jobs of an owner run in their order. One loop owns it.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -21,7 +21,7 @@ class QueueKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimits:
-    """How many jobs may run."""
+    """How many jobs may run: in all, of a host or an owner, of an owner on a host."""
 
     total: int
     per_host: int
@@ -38,6 +38,7 @@ class FairQueue(Generic[Job]):
         self._limits = limits
         self._waiting: OrderedDict[str, OrderedDict[str, deque[Job]]] = OrderedDict()
         self._hosts: Counter[str] = Counter()
+        self._owners: Counter[str] = Counter()
         self._running: Counter[QueueKey] = Counter()
 
     @property
@@ -52,6 +53,7 @@ class FairQueue(Generic[Job]):
         assert self._running[key] > 0, "ended, but not started"
         self._running -= Counter((key,))
         self._hosts -= Counter((key.host,))
+        self._owners -= Counter((key.owner,))
 
     def start(self) -> tuple[QueueKey, Job] | None:
         """The next job that may run, now running; None when none waits, or none of those that wait may run."""
@@ -71,6 +73,7 @@ class FairQueue(Generic[Job]):
             del self._waiting[key.host]
         self._running[key] += 1
         self._hosts[key.host] += 1
+        self._owners[key.owner] += 1
         return key, job
 
     def _next(self) -> QueueKey | None:
@@ -80,7 +83,8 @@ class FairQueue(Generic[Job]):
             if self._hosts[host] >= self._limits.per_host:
                 continue
             for owner in owners:
-                if self._running[QueueKey(host, owner)] < self._limits.per_owner:
+                fits = self._owners[owner] < self._limits.per_host
+                if fits and self._running[QueueKey(host, owner)] < self._limits.per_owner:
                     return QueueKey(host, owner)
         return None
 
@@ -88,9 +92,12 @@ class FairQueue(Generic[Job]):
         """The limits hold, and the books agree."""
         assert self.running <= self._limits.total, "too many run"
         assert all(count <= self._limits.per_host for count in self._hosts.values()), "too many of one host"
-        assert all(count <= self._limits.per_owner for count in self._running.values()), "too many of one owner"
-        per_host: Counter[str] = Counter()
+        assert all(count <= self._limits.per_host for count in self._owners.values()), "too many of one owner"
+        assert all(count <= self._limits.per_owner for count in self._running.values()), "too many of one owner there"
+        per_host, per_owner = Counter[str](), Counter[str]()
         for key, count in self._running.items():
             per_host[key.host] += count
+            per_owner[key.owner] += count
         assert +per_host == +self._hosts, "hosts are the sum of their owners"
+        assert +per_owner == +self._owners, "owners are the sum of their hosts"
         assert all(jobs for owners in self._waiting.values() for jobs in owners.values()), "an empty line"
