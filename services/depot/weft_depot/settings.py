@@ -95,7 +95,7 @@ class DepotSettings(StandbySettings):
         16,
         ge=1,
         le=256,
-        description="resolves at the same time; half of them of one host or namespace, a quarter of one namespace there",
+        description="resolves at the same time; a host or namespace has half of them, a namespace on a host a quarter",
     )
     keep_operation_s: float = Field(600, ge=1, description="how long a finished operation is remembered")
     max_adapter_bytes: int = Field(4 << 30, ge=1, description="of all files of one adapter")
