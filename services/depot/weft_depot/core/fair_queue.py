@@ -37,6 +37,7 @@ class FairQueue(Generic[Job]):
     def __init__(self, limits: ConcurrencyLimits) -> None:
         self._limits = limits
         self._waiting: OrderedDict[str, OrderedDict[str, deque[Job]]] = OrderedDict()
+        self._waiting_owners: Counter[str] = Counter()  # jobs of each
         self._hosts: Counter[str] = Counter()
         self._owners: Counter[str] = Counter()
         self._running: Counter[QueueKey] = Counter()
@@ -47,6 +48,7 @@ class FairQueue(Generic[Job]):
 
     def add(self, key: QueueKey, job: Job) -> None:
         self._waiting.setdefault(key.host, OrderedDict()).setdefault(key.owner, deque()).append(job)
+        self._waiting_owners[key.owner] += 1
 
     def end(self, key: QueueKey) -> None:
         """One job of this key has ended."""
@@ -71,22 +73,27 @@ class FairQueue(Generic[Job]):
             self._waiting.move_to_end(key.host)
         else:
             del self._waiting[key.host]
+        self._waiting_owners[key.owner] -= 1
+        if not self._waiting_owners[key.owner]:
+            del self._waiting_owners[key.owner]
         self._running[key] += 1
         self._hosts[key.host] += 1
         self._owners[key.owner] += 1
         return key, job
 
     def _next(self) -> QueueKey | None:
-        if self.running >= self._limits.total:
-            return None
+        if self.running >= self._limits.total or not any(map(self._may_run_more, self._waiting_owners)):
+            return None  # without a look at each host of an owner that has its share: it may have thousands
         for host, owners in self._waiting.items():
             if self._hosts[host] >= self._limits.per_host:
                 continue
             for owner in owners:
-                fits = self._owners[owner] < self._limits.per_host
-                if fits and self._running[QueueKey(host, owner)] < self._limits.per_owner:
+                if self._may_run_more(owner) and self._running[QueueKey(host, owner)] < self._limits.per_owner:
                     return QueueKey(host, owner)
         return None
+
+    def _may_run_more(self, owner: str) -> bool:
+        return self._owners[owner] < self._limits.per_host
 
     def check_queue(self) -> None:
         """The limits hold, and the books agree."""
@@ -100,4 +107,8 @@ class FairQueue(Generic[Job]):
             per_owner[key.owner] += count
         assert +per_host == +self._hosts, "hosts are the sum of their owners"
         assert +per_owner == +self._owners, "owners are the sum of their hosts"
+        waiting = Counter[str]()
+        for owners in self._waiting.values():
+            waiting.update({owner: len(jobs) for owner, jobs in owners.items()})
+        assert waiting == self._waiting_owners, "owners wait for what waits"
         assert all(jobs for owners in self._waiting.values() for jobs in owners.values()), "an empty line"

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -50,34 +50,49 @@ class Users:
     One that is about to read would else read from whatever file has its number by then.
     """
 
-    def __init__(self, close: Callable[[], None]) -> None:
-        self._close, self._state, self._n_users, self._closed = close, threading.Lock(), 0, False
+    def __init__(
+        self,
+        end: "Connection[Any, Any] | socket.socket",
+        lost: Callable[[str], AbstractContextManager[None]],
+        shut_down: Callable[[], None],
+    ) -> None:
+        """`lost`: raises ChannelLost for the end's errors, with what was done. `shut_down`: wakes who waits in it."""
+        self._end, self._lost, self._shut_down = end, lost, shut_down
+        self._state, self._n_users, self._closed = threading.Lock(), 0, False
 
     @contextmanager
-    def one(self) -> Generator[None]:
-        """Raises ChannelLost: the end is closed."""
+    def one(self, doing: str) -> Generator[None]:
+        """Raises ChannelLost."""
         with self._state:
             if self._closed:
                 raise ChannelLost("this end is closed")
             self._n_users += 1
         try:
-            yield
+            with self._lost(doing):
+                yield
         finally:
             with self._state:
                 self._n_users -= 1
                 if self._closed and not self._n_users:
-                    self._close()
+                    self._end.close()
 
-    def close(self, wake: Callable[[], None]) -> None:
-        """None uses the end any more. `wake`: those that wait in it; an OSError of it is suppressed."""
+    def wait_for_end(self) -> None:
+        """Block until an end is closed, without receiving what arrives before."""
+        with suppress(ChannelLost), self.one("waiting"):
+            watch = select.poll()
+            watch.register(self._end.fileno(), select.POLLRDHUP)
+            watch.poll()
+
+    def close(self) -> None:
+        """None uses the end any more."""
         with self._state:
             if self._closed:
                 return
             self._closed = True
             with suppress(OSError):  # the other end was faster
-                wake()
+                self._shut_down()
             if not self._n_users:
-                self._close()
+                self._end.close()
 
 
 class Channel:
@@ -85,7 +100,7 @@ class Channel:
 
     def __init__(self, file: int) -> None:
         self._end, self._sending = Connection(file), threading.Lock()
-        self._users = Users(self._end.close)
+        self._users = Users(self._end, _lost, self._shut_down)
 
     def set_patience(self, timeout_s: float) -> None:
         """How long a send or a receive may stand still."""
@@ -97,47 +112,39 @@ class Channel:
     def send(self, message: Any, file: int | None = None) -> None:
         """Returns once the kernel has it."""
         body = pickle.dumps(message)
-        with self._sending, self._used("sending"):
+        with self._sending, self._users.one("sending"):
             self._end.send_bytes(body)
             if file is not None:
                 reduction.send_handle(self._end, file, os.getpid())
 
     def receive(self) -> Any:
-        with self._used("receiving"):
+        with self._users.one("receiving"):
             body = self._end.recv_bytes()
         return pickle.loads(body)  # noqa: S301 (of this runner's own process)
 
     def receive_file(self) -> int:
         """What came with the message before; the caller closes it."""
-        with self._used("receiving"):
+        with self._users.one("receiving"):
             file = reduction.recv_handle(self._end)
         os.set_inheritable(file, False)
         return file
 
     def has_data(self, timeout_s: float) -> bool:
         """Within that time something can be received, if only that the other end is gone."""
-        with self._used("waiting"):
+        with self._users.one("waiting"):
             return self._end.poll(timeout_s)
 
     def wait_for_end(self) -> None:
         """Block until an end is closed, without receiving what arrives before. Any thread."""
-        with suppress(ChannelLost), self._used("waiting"):
-            watch = select.poll()
-            watch.register(self._end.fileno(), select.POLLRDHUP)
-            watch.poll()
+        self._users.wait_for_end()
 
     def close(self) -> None:
         """Wakes the threads that wait at either end."""
-        self._users.close(self._shut_down)
+        self._users.close()
 
     def _shut_down(self) -> None:
         with self._socket() as end:
             end.shutdown(socket.SHUT_RDWR)
-
-    @contextmanager
-    def _used(self, doing: str) -> Generator[None]:
-        with self._users.one(), _lost(doing):
-            yield
 
     def _socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self._end.fileno()))

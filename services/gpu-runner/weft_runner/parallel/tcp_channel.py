@@ -13,7 +13,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
@@ -47,7 +47,8 @@ class TcpChannel:
 
     def __init__(self, end: socket.socket) -> None:
         """`end` is connected, and belongs to this."""
-        self._end, self._sending, self._users = end, threading.Lock(), Users(end.close)
+        self._end, self._sending = end, threading.Lock()
+        self._users = Users(end, _lost, lambda: socket.socket.shutdown(end, socket.SHUT_RDWR))  # without TLS's goodbye
         end.settimeout(None)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -88,7 +89,7 @@ class TcpChannel:
         return file
 
     def send_bytes(self, body: bytes) -> None:
-        with self._used("sending"):
+        with self._users.one("sending"):
             self._end.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive_bytes(self, most: int) -> bytes:
@@ -100,7 +101,7 @@ class TcpChannel:
 
     def has_data(self, timeout_s: float) -> bool:
         """Within that time something can be received, if only that the other end is gone."""
-        with self._used("waiting"):
+        with self._users.one("waiting"):
             if isinstance(self._end, ssl.SSLSocket) and self._end.pending():
                 return True
             watch = select.poll()
@@ -109,23 +110,15 @@ class TcpChannel:
 
     def wait_for_end(self) -> None:
         """Block until an end is closed, without receiving what arrives before. Any thread."""
-        with suppress(ChannelLost), self._used("waiting"):
-            watch = select.poll()
-            watch.register(self._end.fileno(), select.POLLRDHUP)
-            watch.poll()
+        self._users.wait_for_end()
 
     def close(self) -> None:
         """Wakes the threads that wait at either end."""
-        self._users.close(lambda: socket.socket.shutdown(self._end, socket.SHUT_RDWR))
-
-    @contextmanager
-    def _used(self, doing: str) -> Generator[None]:
-        with self._users.one(), _lost(doing):
-            yield
+        self._users.close()
 
     def _send_file(self, file: int) -> None:
         length = os.fstat(file).st_size
-        with self._used("sending"):
+        with self._users.one("sending"):
             self._end.sendall(_LENGTH.pack(length))
             for offset in range(0, length, CHUNK):
                 self._end.sendall(os.pread(file, CHUNK, offset))
@@ -140,7 +133,7 @@ class TcpChannel:
         return length
 
     def _receive_some(self, most: int) -> bytes:
-        with self._used("receiving"):
+        with self._users.one("receiving"):
             part = self._end.recv(most)
         if not part:
             raise ChannelLost("the other end closed")
