@@ -2,108 +2,66 @@
 
     python tests/suites.py [test | long | operator | cluster]
 
-A suite's time is printed and decides nothing. A hang is ended by the bound of its test (pytest-timeout, `timeout` in
-pyproject.toml) or, where that cannot be, by the bound of the whole run (BOUND_S). A suite that fails does not stop the
-next ones. The whole output of a suite's pytest is kept (`logs()`), and shown from its first failure on if there is one.
+A suite's time is printed and decides nothing; a test that hangs is ended from outside (`harness.hangs`), and costs
+itself alone. A suite that fails does not stop the next ones. The whole output of a suite's pytest is kept (`logs()`),
+and shown from its first failure on if there is one.
 
 The seed of random choices is printed and can be given again: `WEFT_TEST_SEED=123 make test`. However a run ends, no
 process and no folder of it stays (`harness.guard`).
 """
 
-import contextlib
 import json
 import os
 import random
-import subprocess
+import shlex
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
 
-from harness.guard import command_of, descendants, end_descendants, guarded, reap_orphans
-from harness.progress import VARIABLE
+from harness.guard import guarded
+from harness.suite import ROOT, Result, Run, Suite, read_records
 from weft_devcluster import tools
 
-ROOT = Path(__file__).parents[1]
-BOUND_S = 3600  # of a whole run: no working machine comes near it
-ELSEWHERE = "two cores of an AMD EPYC (Zen 4)"
+ELSEWHERE = "two cores of an AMD EPYC without AVX-512"
+COSTLY = ROOT / "tests" / "cpu_seconds.json"  # of the tests that use more than COSTLY_CPU_S
+COSTLY_CPU_S = 30.0  # a tenth of the bound that a test without a record has
 LOG_LINES = 150
-BEAT_S = 1.0
 LINE_S = 60.0  # how often a line is printed where none can be written over
-
-
-class Suite(NamedTuple):
-    """What pytest is called with, and the seconds that it took ELSEWHERE (0: not measured)."""
-
-    name: str
-    arguments: tuple[str, ...]
-    elsewhere_s: int
-    environment: Mapping[str, str] = {}
-
+MAX_REPEATED = 10  # tests that the command names which repeats a failure
+MIN_SHARE = 0.02  # of a run, before what is left is told
 
 REPORT = tools.cache() / "test-cluster.xml"
 
 GIVEN = bool(os.environ.get("KUBECONFIG"))  # a cluster of somebody else's: one test at a time has it
-ONCE = "--max-worker-restart=0"  # xdist waits for ever for the files of a worker that crashed
+# A worker that dies costs the test that it ran; each new one collects all tests again.
+WORKERS = ("--max-worker-restart=50",)
+ONE = ("--numprocesses=1", *WORKERS)  # so that a test that hangs costs itself alone here, too
 ORDERED = ("--dist=loadfile", "--no-loadscope-reorder")  # in the order of `harness.order`, not by their tests
-PAIRED = ("--numprocesses=2", ONCE, "--dist=worksteal")
-FILES = ("--numprocesses=2", ONCE, *ORDERED)
-WAITING = ("--numprocesses=3", ONCE, *ORDERED)  # where tests wait for other processes, for a sixth of the time
+PAIRED = ("--numprocesses=2", *WORKERS, "--dist=worksteal")
+FILES = ("--numprocesses=2", *WORKERS, *ORDERED)
+WAITING = ("--numprocesses=3", *WORKERS, *ORDERED)  # where tests wait for other processes, for a sixth of the time
 
 SUITES = (
-    Suite("unit", ("tests/unit", *FILES), 100),
-    Suite("sim", ("tests/sim", *PAIRED), 25),
-    Suite("kernels", ("tests/kernels", *PAIRED), 65),
-    Suite("oracle", ("tests/oracle", *FILES), 74),
-    Suite("integration", ("tests/integration", *WAITING), 166),
-    Suite("e2e", ("tests/e2e", *WAITING), 179),
+    Suite("unit", ("tests/unit", *FILES), 619, 976),
+    Suite("sim", ("tests/sim", *PAIRED), 115, 203),
+    Suite("kernels", ("tests/kernels", *PAIRED), 129, 221),
+    Suite("oracle", ("tests/oracle", *FILES), 153, 254),
+    Suite("integration", ("tests/integration", *WAITING), 400, 666),
+    Suite("e2e", ("tests/e2e", *WAITING), 723, 1341),
 )
 LONG = ("-m", "long or hypothesis")
 EXAMPLES = {"WEFT_TEST_EXAMPLES": "1000"}
 GROUPS: Mapping[str, Sequence[Suite]] = {
     "test": SUITES,
     "long": (
-        Suite("operator", ("tests/operator", *LONG, *(() if GIVEN else FILES)), 0),
-        Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG, *PAIRED), 0, EXAMPLES),
+        Suite("operator", ("tests/operator", *LONG, *(ONE if GIVEN else FILES))),
+        Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG, *PAIRED), environment=EXAMPLES),
     ),
-    "operator": (Suite("operator", ("tests/operator", *(() if GIVEN else FILES)), 306),),
-    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}"), 244),),
+    "operator": (Suite("operator", ("tests/operator", *(ONE if GIVEN else FILES)), 306),),
+    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}", *ONE), 244),),
 }
-
-
-@dataclass
-class Result:
-    """How far a suite has come, from what its pytest reports."""
-
-    suite: Suite
-    began: float
-    total: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    skips: Counter[str] = field(default_factory=Counter[str])
-    running: dict[str, None] = field(default_factory=dict[str, None])  # in the order of their start
-    seconds: float = 0.0
-    verdict: str = ""
-
-    def take(self, event: Mapping[str, str]) -> None:
-        """An event of `harness.progress`."""
-        if "total" in event:
-            self.total = int(event["total"])
-        elif "start" in event:
-            self.running[event["start"]] = None
-        else:
-            self.running.pop(event["done"], None)
-            self.outcomes[event["outcome"]] += 1
-            if event["outcome"] == "skipped":
-                self.skips[event["why"]] += 1
-
-    def line(self, now: float) -> str:
-        done, failed = self.outcomes.total(), self.outcomes["failed"]
-        count = f"{done:>5} of {self.total:<5}" if self.total else f"{'collecting':<14}"
-        return f"{self.suite.name:<12} {count} {now - self.began:>5.0f} s" + (f"  {failed} failed" if failed else "")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -116,16 +74,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(group: str, folder: Path) -> int:
-    """All suites of a group, with `folder` for whatever is temporary."""
+    """Run all suites of a group, with `folder` for whatever is temporary."""
     suites = GROUPS[group]
     seed = int(os.environ.get("WEFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
     minutes = sum(suite.elsewhere_s for suite in suites) / 60
     takes = f"about {minutes:.0f} minutes on {ELSEWHERE}" if minutes else "an hour or more"
     print(f"{group}: {', '.join(suite.name for suite in suites)}: {takes}; seed {seed}")
     print(f"output: {logs()}", flush=True)
-    end = time.monotonic() + BOUND_S
-    results = [_run(suite, seed, folder, end) for suite in suites]
-    print(_summary(results, seed), flush=True)
+    screen = Screen(suites)
+    records = read_records(iter((COSTLY, _costs())))
+    one = Run(seed, folder, logs(), screen.show, screen.tell, records)
+    results = [screen.close(one.run(suite), logs()) for suite in suites]
+    _keep_costs(results)
+    print("\n".join(summary(results, seed)), flush=True)
     return 0 if all(result.verdict == "passed" for result in results) else 1
 
 
@@ -134,83 +95,44 @@ def logs() -> Path:
     return tools.cache() / "test-logs"
 
 
-def _run(suite: Suite, seed: int, folder: Path, end: float) -> Result:
-    """One suite, from start to the last of its processes."""
-    result = Result(suite, began=time.monotonic())
-    if result.began >= end:
-        result.verdict = "not run"
+class Screen:
+    """What people see while suites run: on a terminal one line that is written over, elsewhere a line now and then."""
+
+    def __init__(self, suites: Sequence[Suite]) -> None:
+        self._suites, self._done, self._shown_at = suites, list[Suite](), 0.0
+        self._began = time.monotonic()
+
+    def show(self, result: Result) -> None:
+        """Say how far a suite is, and what is left of the run."""
+        now = time.monotonic()
+        if not sys.stdout.isatty() and now < self._shown_at + LINE_S:
+            return
+        self._shown_at = now
+        line = f"{result.line(now)}{self._left(result, now)}"
+        print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
+
+    def tell(self, line: str) -> None:
+        """Write a line that stays."""
+        print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
+
+    def close(self, result: Result, kept: Path) -> Result:
+        """Say how a suite ended, with the end of its log where it failed."""
+        self._done.append(result.suite)
+        passed = result.verdict == "passed"
+        self.tell(result.line(result.began + result.seconds) + ("" if passed else f"  {result.verdict}"))
+        if not passed:
+            self.tell(_end_of(kept / f"{result.suite.name}.log"))
         return result
-    logs().mkdir(parents=True, exist_ok=True)
-    log = logs() / f"{suite.name}.log"
-    with log.open("wb") as output:
-        code = _follow(result, seed, folder, output, end)
-    result.seconds = time.monotonic() - result.began
-    result.verdict = _verdict(code, result)
-    left = [command_of(pid) for pid in descendants()]
-    end_descendants()
-    _show(result.line(time.monotonic()) + ("" if result.verdict == "passed" else f"  {result.verdict}"), last=True)
-    if result.verdict != "passed":
-        print(_end_of(log), flush=True)
-    for command in filter(None, left):
-        print(f"{suite.name}: a test left a process behind, which is ended now: {command[:200]}", flush=True)
-    return result
 
-
-def _follow(result: Result, seed: int, folder: Path, output: IO[bytes], end: float) -> int | None:
-    """Run pytest and keep the screen; None when the bound of the run ended it."""
-    suite = result.suite
-    reading, writing = os.pipe()
-    command = [sys.executable, "-m", "pytest", *suite.arguments, "-v", "--durations=25", f"--hypothesis-seed={seed}"]
-    command += [f"--basetemp={folder / suite.name}"]
-    environment = {**os.environ, **suite.environment, "WEFT_TEST_SEED": str(seed), "TMPDIR": str(folder)}
-    environment[VARIABLE] = str(writing)
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile this checkout, one by one
-    with (
-        os.fdopen(reading) as events,
-        subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output, pass_fds=[writing], start_new_session=True
-        ) as process,
-    ):
-        os.close(writing)
-        listener = threading.Thread(target=_listen, args=(events, result), daemon=True)
-        listener.start()
-        while time.monotonic() < end:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(BEAT_S)
-                listener.join(BEAT_S)
-                return code
-            reap_orphans(process.pid)
-            _show(result.line(time.monotonic()))
-        end_descendants()
-    return None
-
-
-def _listen(events: IO[str], result: Result) -> None:
-    """Take the events of a suite until its pytest has ended."""
-    for line in events:
-        event = json.loads(line)
-        result.take(event)
-        if event.get("outcome") == "failed":
-            _show(f"{result.suite.name}: FAILED {event['done']}", last=True)
-
-
-def _verdict(code: int | None, result: Result) -> str:
-    if code is None:
-        return f"ended by the run's bound of {BOUND_S // 60} minutes during {', '.join(result.running) or 'collection'}"
-    return "passed" if code == 0 else f"failed (pytest's exit code {code})"
-
-
-_shown_at = 0.0
-
-
-def _show(line: str, *, last: bool = False) -> None:
-    """On a terminal the line that is written over; elsewhere a line now and then. `last`: a line that stays."""
-    global _shown_at
-    if sys.stdout.isatty():
-        print(f"\r\x1b[K{line}", end="\n" if last else "", flush=True)
-    elif last or time.monotonic() > _shown_at + LINE_S:
-        print(line, flush=True)
-        _shown_at = time.monotonic()
+    def _left(self, result: Result, now: float) -> str:
+        """Which suites come after this one, and how long all of it takes at this run's pace."""
+        after = self._suites[len(self._done) + 1 :]
+        whole = sum(suite.elsewhere_s for suite in self._suites)
+        done = sum(suite.elsewhere_s for suite in self._done) + result.share() * result.suite.elsewhere_s
+        left = f"; then {', '.join(suite.name for suite in after)}" if after else ""
+        if whole and done > MIN_SHARE * whole:
+            left += f"; about {(now - self._began) * (whole - done) / done / 60:.0f} minutes left"
+        return left
 
 
 def _end_of(log: Path) -> str:
@@ -220,21 +142,48 @@ def _end_of(log: Path) -> str:
     return "\n".join(lines[min(starts, default=0) :][-LOG_LINES:])
 
 
-def _summary(results: Sequence[Result], seed: int) -> str:
-    """The table, why tests were skipped, and one line that machines read."""
-    rows = [f"\n{'suite':<12} {'passed':>7} {'failed':>7} {'skipped':>7} {'seconds':>8} {'elsewhere':>10}  verdict"]
+def _costs() -> Path:
+    return logs() / "cpu_seconds.json"
+
+
+def _keep_costs(results: Sequence[Result]) -> None:
+    """Record what the tests of this run have used, beside what others had: the bound of the next run's."""
+    records = read_records(iter((_costs(),)))
     for result in results:
-        counts = "".join(f" {result.outcomes[name]:>7}" for name in ("passed", "failed", "skipped"))
-        row = f"{result.suite.name:<12}{counts} {result.seconds:>8.0f} {result.suite.elsewhere_s:>10}  {result.verdict}"
-        rows.append(row)
+        for test, cpu_s in result.cpu_of_tests.items():
+            if test not in result.failed:
+                records[test] = cpu_s
+    new = _costs().with_suffix(".new")
+    new.write_text(json.dumps(records, indent=0, sort_keys=True))
+    new.replace(_costs())
+
+
+def summary(results: Sequence[Result], seed: int) -> list[str]:
+    """The table, why tests were skipped, how to repeat what failed, and one line that machines read."""
+    names = ("passed", "failed", "skipped")
+    rows = [f"\n{'suite':<12} {'passed':>7} {'failed':>7} {'skipped':>7} {'seconds':>8} {'CPU s':>7}  verdict"]
+    for result in results:
+        counts = "".join(f" {result.outcomes[name]:>7}" for name in names)
+        rows.append(f"{result.suite.name:<12}{counts} {result.seconds:>8.0f} {result.cpu_s:>7.0f}  {result.verdict}")
     total = sum((result.outcomes for result in results), Counter[str]())
     skips = sum((result.skips for result in results), Counter[str]())
     rows += [f"skipped {count}: {why}" for why, count in skips.most_common()]
+    seconds, cpu_s = sum(result.seconds for result in results), sum(result.cpu_s for result in results)
+    rows.append(f"seed {seed}; {seconds / 60:.1f} minutes, {cpu_s:.0f} CPU seconds")
+    rows += [repeat(result, seed) for result in results if result.failed]
     bad = sum(result.verdict != "passed" for result in results)
     failed = total["failed"] or bad  # a suite may fail without a test that does
-    rows.append(f"seed {seed}; {sum(result.seconds for result in results) / 60:.1f} minutes")
     rows.append(f"tests: {total['passed']} passed, {failed} failed, {total['skipped']} skipped")
-    return "\n".join(rows)
+    return rows
+
+
+def repeat(result: Result, seed: int) -> str:
+    """The command that runs a suite's failed tests again, alone and with the same random choices."""
+    environment = {**result.suite.environment, "WEFT_TEST_SEED": str(seed)}
+    words = [".venv/bin/python", "-m", "pytest", f"--hypothesis-seed={seed}", "-m", "", *result.failed[:MAX_REPEATED]]
+    left = len(result.failed) - MAX_REPEATED
+    more = f"  # and {left} more, in {logs() / result.suite.name}.log" if left > 0 else ""
+    return f"repeat: {' '.join(f'{k}={v}' for k, v in environment.items())} {shlex.join(words)}{more}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from weft_bench.stack import Stack
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.script)
 def test_a_client_works_with_its_defaults(stack: Stack, client: Client) -> None:
     use(client, stack.url)

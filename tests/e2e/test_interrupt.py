@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Event
 
 import openai
-import pytest
 
 from harness.waiting import PATIENCE_S, wait_until
 from weft_bench.stack import Stack, quickstart
@@ -30,7 +29,6 @@ def cut_off(client: openai.OpenAI, begun: Event) -> openai.APIError:
     raise AssertionError("the answer came to its end")
 
 
-@pytest.mark.timeout(3 * PATIENCE_S)
 def test_ctrl_c_cuts_streams_with_an_error_and_leaves_no_process(tmp_path: Path) -> None:
     """The time is printed and decides nothing; an end that hangs fails."""
     with Stack(quickstart(), tmp_path) as stack, ThreadPoolExecutor(STREAMS) as pool:

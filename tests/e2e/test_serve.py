@@ -8,7 +8,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from openai import OpenAI
 
 from harness.fake_hub import FakeHub
@@ -48,7 +47,6 @@ def models_of(client: OpenAI) -> set[str]:
     return {model.id for model in client.models.list()}
 
 
-@pytest.mark.timeout(2 * PATIENCE_S)
 def test_a_repository_is_served_from_the_cache_and_another_command_line_serves_something_else(tmp_path: Path) -> None:
     (case,) = sure_cases(("acme/upper",), 1, seed=0)
     with FakeHub() as hub:

@@ -38,9 +38,9 @@ def guarded(prefix: str, work: Callable[[Path], int]) -> int:
             end_descendants()
 
 
-def descendants() -> list[int]:
-    """The processes below this one, nearest first."""
-    found, below = [os.getpid()], 0
+def descendants(pid: int | None = None) -> list[int]:
+    """The processes below this one, or below another, nearest first."""
+    found, below = [pid or os.getpid()], 0
     while below < len(found):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for task in Path(f"/proc/{found[below]}/task").iterdir():

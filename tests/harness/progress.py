@@ -1,62 +1,125 @@
-"""What a run of pytest says of itself to `tests/suites.py`: JSON lines on a pipe, whose number WEFT_PROGRESS_FD has.
+"""What a run of pytest says of itself to `harness.suite`: JSON lines in a FIFO, whose path WEFT_PROGRESS has.
 
 `{"total": N}` once the tests are collected, `{"start": TEST}` and `{"done": TEST, "outcome": OUTCOME, "why": REASON}`
-for each of them; OUTCOME is passed, failed or skipped, REASON that of a skip.
+for each of them; OUTCOME is passed, failed or skipped, REASON that of a skip. Each process that runs tests says
+`{"worker": PID, "begins": TEST}`, and `{"worker": PID, "ends": TEST, "cpu_s": SECONDS}` with what it and those that it
+has waited for have used meanwhile.
 """
 
+import faulthandler
 import json
 import os
+import signal
+import sys
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
-VARIABLE = "WEFT_PROGRESS_FD"
+VARIABLE = "WEFT_PROGRESS"
+MAX_WHY_CHARS = 1000  # a line that is longer than PIPE_BUF could be torn by another process's
 
 
 def register(config: pytest.Config) -> None:
-    """Report on the pipe, where there is one. Worker processes of pytest-xdist do not: their controller does."""
-    number = os.environ.get(VARIABLE)
-    if number and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Progress(int(number)))
+    """Report in the FIFO, where there is one; on SIGUSR1 write the stacks of all threads, in any case."""
+    faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()), all_threads=True)
+    path = os.environ.get(VARIABLE)
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(Path(path)))
+    if path and not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Running(Path(path)))
 
 
-class Progress:
-    """The hooks. The last phase of a test to go wrong decides; a test is done when it is torn down."""
+class _Said:
+    """Lines for the FIFO; each of them is one write."""
 
-    def __init__(self, number: int) -> None:
-        self._pipe = os.fdopen(number, "w")
+    def __init__(self, path: Path) -> None:
+        self._pipe = path.open("w")
+
+    def say(self, **event: Any) -> None:
+        self._pipe.write(json.dumps(event) + "\n")
+        self._pipe.flush()
+
+
+class Progress(_Said):
+    """Tests and their outcomes, in the process that people started. The last phase of a test to go wrong decides."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._outcomes: dict[str, tuple[str, str]] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.items:
-            self._say(total=len(session.items))
+            self.say(total=len(session.items))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        self._say(total=len(ids))
+        self.say(total=len(ids))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+        return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._say(start=nodeid)
+        self.say(start=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._outcomes[report.nodeid] = "failed", ""
         elif report.skipped and report.nodeid not in self._outcomes:
             self._outcomes[report.nodeid] = "skipped", _reason(report)
-        if report.when == "teardown":
+        if report.when not in ("setup", "call"):  # torn down, or xdist's word for a worker that died
             outcome, why = self._outcomes.pop(report.nodeid, ("passed", ""))
-            self._say(done=report.nodeid, outcome=outcome, why=why)
+            self.say(done=report.nodeid, outcome=outcome, why=why)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._say(done=report.nodeid, outcome="failed", why="")
+            self.say(done=report.nodeid, outcome="failed", why="")
 
-    def _say(self, **event: Any) -> None:
-        self._pipe.write(json.dumps(event) + "\n")
-        self._pipe.flush()
+
+class Running(_Said):
+    """Which test a process runs, said by that process."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        before = os.times()
+        self.say(worker=os.getpid(), begins=item.nodeid)
+        try:
+            return (yield)
+        finally:
+            used = sum(os.times()[:4]) - sum(before[:4])
+            self.say(worker=os.getpid(), ends=item.nodeid, cpu_s=round(used, 2))
+
+
+class FileScheduling(LoadFileScheduling):
+    """`--dist=loadfile` where a worker that dies costs the test that it ran: the others of its files run elsewhere.
+
+    xdist's own would give that test to the next worker, and hand out files without a test left, whose worker then waits
+    for ever.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        pending = {
+            name: {test: False for test, done in unit.items() if not done}
+            for name, unit in self.assigned_work[node].items()
+        }
+        crashed = next((test for unit in pending.values() for test in unit), None)
+        if crashed is None:
+            return super().remove_node(node)
+        del self.assigned_work[node]
+        for name, unit in pending.items():
+            unit.pop(crashed, None)
+            if unit:
+                self.workqueue[name] = unit
+        for other in self.nodes:
+            self._reschedule(other)
+        return crashed
 
 
 def _reason(report: pytest.TestReport) -> str:
     where = report.longrepr
     text = where[2] if isinstance(where, tuple) else str(where)
-    return text.removeprefix("Skipped: ")
+    return text.removeprefix("Skipped: ")[:MAX_WHY_CHARS]
