@@ -10,7 +10,7 @@ from harness.answers import choices_of
 from harness.crowd import SLOW, assert_undisturbed, crowd, finished
 from harness.quickstart import copy_manifests, sure_cases
 from harness.roles import phases_apart
-from harness.waiting import eventually
+from harness.waiting import PATIENCE_S, eventually
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
@@ -72,7 +72,7 @@ async def test_an_answer_of_one_token_and_a_client_that_disconnects_leave_nothin
     assert len(await choices_of(split, {"model": MODELS[0], "prompt": LONG, "max_tokens": 1})) == 1
     async with httpx2.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {split.key}"}) as client:
         body = {"model": MODELS[1], "prompt": LONG, "max_tokens": 400, "stream": True, "logit_bias": {"1": -100}}
-        async with client.stream("POST", f"{split.url}/v1/completions", json=body, timeout=60) as answer:
+        async with client.stream("POST", f"{split.url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
             await anext(aiter(answer.aiter_lines()))
 
     async def idle() -> bool:

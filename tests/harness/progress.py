@@ -28,7 +28,7 @@ def register(config: pytest.Config) -> None:
     faulthandler.register(signal.SIGUSR1, file=os.dup(sys.stderr.fileno()), all_threads=True)
     path = os.environ.get(VARIABLE)
     if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Progress(Path(path)))
+        config.pluginmanager.register(Progress(Path(path), config))
     if path and not config.getoption("numprocesses", None):
         config.pluginmanager.register(Running(Path(path)))
 
@@ -47,8 +47,9 @@ class _Said:
 class Progress(_Said):
     """Tests and their outcomes, in the process that people started. The last phase of a test to go wrong decides."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: pytest.Config) -> None:
         super().__init__(path)
+        self._config = config
         self._outcomes: dict[str, tuple[str, str]] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -68,6 +69,8 @@ class Progress(_Said):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
+            # At once: a run may be stopped before pytest tells it.
+            self._config.get_terminal_writer().line(f"\n{report.longreprtext}")
             self._outcomes[report.nodeid] = "failed", ""
         elif report.skipped and report.nodeid not in self._outcomes:
             self._outcomes[report.nodeid] = "skipped", _reason(report)

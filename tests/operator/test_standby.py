@@ -99,13 +99,13 @@ class Depots(Pair):
         """The answer of the one that listens; None: none does, or it does not answer."""
         for address in self._addresses:
             with contextlib.suppress(httpx2.TransportError):
-                return httpx2.request(method, f"http://{address}{path}", timeout=5.0, trust_env=False, **how)
+                return httpx2.request(method, f"http://{address}{path}", trust_env=False, **{"timeout": 5.0, **how})
         return None
 
     def resolve(self) -> str:
         """The digest of the quickstart's model."""
         request = {"kind": "model", "uri": "file:model", "namespace": "default"}
-        answer = self.ask("POST", "/v1/resolve", params={"wait_s": PATIENCE_S}, json=request)
+        answer = self.ask("POST", "/v1/resolve", params={"wait_s": PATIENCE_S}, json=request, timeout=PATIENCE_S)
         assert answer is not None
         return answer.json()["digest"]
 

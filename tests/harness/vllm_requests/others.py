@@ -31,6 +31,7 @@ from harness.vllm_requests.checks import (
     some,
 )  # fmt: skip
 from harness.vllm_requests.completions import NO_BEAMS
+from harness.waiting import PATIENCE_S
 
 ADAPTERS = ("acme/upper", "acme/reverse-words", "globex/initials", "globex/digits", "initech/json", "initech/cipher")
 PROMPTS = ["hello there", "foo bar bazz buzz"]
@@ -163,8 +164,8 @@ def _counts_ten(reply: Reply) -> bool:
 
 
 def _ends_what_is_left(reply: Reply) -> bool:
-    """Clients that give up after half a second leave nothing behind that the next one waits for."""
-    server = reply.server
+    """Clients that give up leave nothing behind that goes on: most of their tokens are never made."""
+    server, before = reply.server, _sample(reply.server, "generation_tokens_total")
 
     def gives_up(_: int) -> bool:
         try:
@@ -175,8 +176,9 @@ def _ends_what_is_left(reply: Reply) -> bool:
 
     with ThreadPoolExecutor(20) as pool:
         left = list(pool.map(gives_up, range(20)))
-    answered = httpx2.post(server.url + CHATS, json=reply.sent, timeout=5)
-    return any(left) and len(answered.json()["choices"]) == 1
+    answered = httpx2.post(server.url + CHATS, json=reply.sent, timeout=PATIENCE_S)
+    made = _sample(server, "generation_tokens_total") - before
+    return any(left) and len(answered.json()["choices"]) == 1 and made < 900 * (20 - sum(left)) + 900 * sum(left) / 2
 
 
 def _load(reply: Reply) -> bool:

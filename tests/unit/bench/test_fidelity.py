@@ -1,12 +1,12 @@
 """Step times and costs are found again in what they made; simulated beside live."""
 
-import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.waiting import soon
 from weft.domain.machine import Kind
 from weft_bench import sse
 from weft_bench.fidelity import SIZES, Case, calibration_lines, calibration_of, compared
@@ -117,7 +117,7 @@ async def test_requests_go_out_at_their_times_over_connections_that_are_used_aga
     asked: list[object] = []
     async with answering(HEAD + chunked(*EVENTS, DONE), asked) as port:
         bodies = [{"prompt": [i]} for i in range(4)]
-        done = await asyncio.wait_for(sse.run_at("127.0.0.1", port, bodies, [0.0, 0.0, 0.15, 0.3]), 30)
+        done = await soon(sse.run_at("127.0.0.1", port, bodies, [0.0, 0.0, 0.15, 0.3]))
     assert [answer.tokens for answer in done] == [17] * 4
     assert [answer.prompt_tokens for answer in done] == [3] * 4
     starts = [answer.start - done[0].start for answer in done]

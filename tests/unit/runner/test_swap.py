@@ -12,7 +12,7 @@ import pytest
 
 from harness.desired import whole
 from harness.runner_machine import flat, session, start_of, state_of
-from harness.waiting import wait_until
+from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, NoCapacity, Priority, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
@@ -403,7 +403,7 @@ class Slow(Beside):
         self.count += 1
         if self.count == 2:
             self.reached.set()
-            assert self.go.wait(10)
+            assert self.go.wait(PATIENCE_S)
         super().copy_out(pages, hosts, fence)
 
 
@@ -417,13 +417,13 @@ def test_a_drop_ends_a_copy_that_is_under_way_before_anything_else_is_done(monke
     reports: list[Any] = []
     swapper = KvSwapper(memory, reports.append, gaps())
     swapper.execute(SwapOut(1, (0, 1, 2, 3), (6, 7, 8, 9)))
-    assert memory.reached.wait(10)
+    assert memory.reached.wait(PATIENCE_S)
     copy = swapper._copies[1]
     dropping = threading.Thread(target=swapper.execute, args=(DropSwap((1,), (6, 7, 8, 9)),))
     dropping.start()
     wait_until(lambda: copy.dropped, "the copy is dropped")
     memory.go.set()
-    dropping.join(10)
+    dropping.join(PATIENCE_S)
     swapper.execute(SwapOut(2, (5,), (1,)))
     swapper.execute(SwapIn(2, (1,), (6,)))
     swapper._thread.shutdown(wait=True)
