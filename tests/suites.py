@@ -30,7 +30,6 @@ COSTLY_CPU_S = 30.0  # a tenth of the bound that a test without a record has
 LOG_LINES = 150
 LINE_S = 60.0  # how often a line is printed where none can be written over
 MAX_REPEATED = 10  # tests that the command names which repeats a failure
-MIN_SHARE = 0.02  # of a run, before what is left is told
 
 REPORT = tools.cache() / "test-cluster.xml"
 
@@ -130,7 +129,7 @@ class Screen:
         whole = sum(suite.elsewhere_s for suite in self._suites)
         done = sum(suite.elsewhere_s for suite in self._done) + result.share() * result.suite.elsewhere_s
         left = f"; then {', '.join(suite.name for suite in after)}" if after else ""
-        if whole and done > MIN_SHARE * whole:
+        if whole and self._done:  # within the first suite the costly files come first: its share says little
             left += f"; about {(now - self._began) * (whole - done) / done / 60:.0f} minutes left"
         return left
 
