@@ -17,6 +17,7 @@ CODES = {
     -2: "a size is not supported",
     -3: "the workspace is too small",
     LOST: "another rank is lost",
+    -5: "there is no memory",
 }
 LayerDone = ctypes.CFUNCTYPE(None, c_int32)
 Exchange = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_int64, c_int32)

@@ -72,7 +72,7 @@ def test_every_size_and_offset_is_what_the_compiler_says(tmp_path: Path):
 @needs_compiler
 def test_constants_are_those_of_the_header(tmp_path: Path):
     kinds = "WEFT_BF16 WEFT_FP32 WEFT_INT8 WEFT_INT4"
-    names = f"WEFT_ABI {kinds} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS".split()
+    names = f"WEFT_ABI {kinds} WEFT_E_LEVEL WEFT_E_SIZE WEFT_E_WORKSPACE WEFT_E_RANKS WEFT_E_MEMORY".split()
     theirs = printed(tmp_path, [f'printf("%d\\n", {name});' for name in names])
     assert [int(value) for value in theirs] == [ABI, BF16, FP32, INT8, INT4, *CODES]
 

@@ -1,9 +1,12 @@
 // The exported functions: which levels there are, and the way from the C ABI to the functions of one.
-#include <algorithm>
-#include <chrono>
-#include <new>
-#include <thread>
+#include <time.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "clock.h"
 #include "level.h"
 #include "pack.h"
 #include "pool.h"
@@ -94,12 +97,13 @@ int detected() { return 1 << WEFT_PORTABLE; }
 #endif
 
 int usable() {
-  static const int levels = [] {
-    int found = detected();
-    for (int i = 0; i < WEFT_LEVELS; i++)
-      if (kLevels[i] == nullptr) found &= ~(1 << i);
-    return found;
-  }();
+  static std::atomic<int> known{0};
+  int levels = known.load(std::memory_order_relaxed);
+  if (levels != 0) return levels;
+  levels = detected();
+  for (int i = 0; i < WEFT_LEVELS; i++)
+    if (kLevels[i] == nullptr) levels &= ~(1 << i);
+  known.store(levels, std::memory_order_relaxed);
   return levels;
 }
 
@@ -153,13 +157,18 @@ WEFT_EXPORT int32_t weft_abi(void) { return WEFT_ABI; }
 WEFT_EXPORT int32_t weft_levels(void) { return weft::usable(); }
 
 WEFT_EXPORT weft_pool* weft_pool_new(int32_t threads) {
-  try {
-    return new weft_pool(threads);
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+  void* memory = std::aligned_alloc(alignof(weft_pool), sizeof(weft_pool));
+  if (memory == nullptr) return nullptr;
+  weft_pool* pool = new (memory) weft_pool(threads);
+  if (pool->team.is_whole()) return pool;
+  weft_pool_free(pool);
+  return nullptr;
 }
-WEFT_EXPORT void weft_pool_free(weft_pool* pool) { delete pool; }
+WEFT_EXPORT void weft_pool_free(weft_pool* pool) {
+  if (pool == nullptr) return;
+  pool->~weft_pool();
+  std::free(pool);
+}
 
 WEFT_EXPORT int64_t weft_workspace_bytes(const weft_model* model, int32_t n_tokens, int32_t site_rank, int32_t n_sampled) {
   // The widest element of all levels: bf16 values are kept in fp32 where there is no bf16 instruction.
@@ -196,13 +205,12 @@ WEFT_EXPORT void weft_end_ranks(const weft_ranks* ranks) { weft::end_ranks(*rank
 WEFT_EXPORT int64_t weft_layers_done(const int64_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
 
 WEFT_EXPORT int64_t weft_await_layers(const int64_t* counter, int64_t count, int64_t timeout_us) {
-  using Clock = std::chrono::steady_clock;
-  const auto end = Clock::now() + std::chrono::microseconds(timeout_us);
-  auto pause = std::chrono::microseconds(20);
+  const double end_s = weft::clock_s() + 1e-6 * double(timeout_us);
+  timespec pause{0, 20 * 1000};
   int64_t done;
-  while ((done = weft_layers_done(counter)) < count && Clock::now() < end) {
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, std::chrono::microseconds(1000));  // each look takes time from the threads that compute
+  while ((done = weft_layers_done(counter)) < count && weft::clock_s() < end_s) {
+    nanosleep(&pause, nullptr);
+    pause.tv_nsec = std::min(2 * pause.tv_nsec, 1000 * 1000L);  // each look takes time from the threads that compute
   }
   return done;
 }
@@ -222,8 +230,7 @@ WEFT_EXPORT int32_t weft_pack_jobs(weft_pool* pool, const weft_pack_job* jobs, i
   if (kind != WEFT_BF16 && kind != WEFT_FP32) return WEFT_E_SIZE;
   for (int32_t j = 0; j < n_jobs; j++)
     if ((jobs[j].kind != WEFT_BF16 && jobs[j].kind != WEFT_FP32) || jobs[j].n_in < 1 || jobs[j].pad_in < 1) return WEFT_E_SIZE;
-  weft::pack_jobs(pool->team, jobs, n_jobs, kind);
-  return 0;
+  return weft::pack_jobs(pool->team, jobs, n_jobs, kind) ? 0 : WEFT_E_MEMORY;
 }
 
 WEFT_EXPORT void weft_touch(const weft_pack_job* jobs, int32_t n_jobs, int32_t kind) { weft::touch_jobs(jobs, n_jobs, kind); }

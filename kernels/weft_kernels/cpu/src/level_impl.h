@@ -1,16 +1,12 @@
 // The functions of a level, for the translation units that set WEFT_NS, WEFT_LEVEL and the compiler's flags.
 #pragma once
-#include <chrono>
 #include <cstdlib>
 
+#include "clock.h"
 #include "level.h"
 #include "step.h"
 
 namespace WEFT_NS {
-
-using Clock = std::chrono::steady_clock;
-
-static inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 template <class Body>
 void on_team(weft::Team& team, Body body) {
@@ -116,7 +112,7 @@ static double read_seconds(weft::Team& team, const char* data, int64_t bytes, in
   volatile float sink = 0;
   double best = 1e30;
   for (int r = 0; r < repetitions; r++) {
-    const auto start = Clock::now();
+    const double start_s = weft::clock_s();
     on_team(team, [&](int thread) {
       const char* from = data + part * thread;
       F a = zero(), b = zero(), c = zero(), d = zero();
@@ -128,7 +124,7 @@ static double read_seconds(weft::Team& team, const char* data, int64_t bytes, in
       }
       sink = sum(add(add(a, b), add(c, d)));
     });
-    best = std::min(best, seconds_since(start));
+    best = std::min(best, weft::clock_s() - start_s);
   }
   (void)sink;
   return best;
@@ -136,7 +132,7 @@ static double read_seconds(weft::Team& team, const char* data, int64_t bytes, in
 
 // `blocks` products of 16 x 16 x 32 on each thread from operands that stay in registers, or next to them.
 static double peak_seconds(weft::Team& team, int64_t blocks) {
-  const auto start = Clock::now();
+  const double start_s = weft::clock_s();
   on_team(team, [&](int thread) {
     char* memory = team.scratch(thread);
     std::memset(memory, 0, 32768);
@@ -157,7 +153,7 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
     for (int64_t i = 0; i < blocks; i += 16) dot_all<Bf16W, kTilePairs>(x, 0, 16, [&](int) { return w; }, 16, 64, 32, kTilePairs, y, 0, false);
 #endif
   });
-  return seconds_since(start);
+  return weft::clock_s() - start_s;
 }
 
 }  // namespace WEFT_NS

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "weft_cpu.h"
 
@@ -161,16 +161,20 @@ void pack(Team& team, const void* source, int from, int64_t stride, int64_t n_ou
     pack_from(team, static_cast<const uint16_t*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind, scale);
 }
 
-void pack_jobs(Team& team, const weft_pack_job* jobs, int n_jobs, int kind) {
-  std::vector<int64_t> first(size_t(n_jobs) + 1, 0);  // unit of each job
+bool pack_jobs(Team& team, const weft_pack_job* jobs, int n_jobs, int kind) {
+  int64_t* const first = static_cast<int64_t*>(std::malloc((size_t(n_jobs) + 1) * sizeof(int64_t)));  // unit of each job
+  if (first == nullptr) return false;
+  first[0] = 0;
   auto groups = [&](int j) { return up(int64_t(jobs[j].rows[0]) + jobs[j].rows[1] + jobs[j].rows[2], 16) / 16; };
   auto per_unit = [&](int j) { return std::max<int64_t>(1, kUnitBytes / packed_bytes(kind, 16, jobs[j].n_in, jobs[j].pad_in)); };
   for (int j = 0; j < n_jobs; j++) first[j + 1] = first[j] + up(groups(j), per_unit(j)) / per_unit(j);
   share(team, first[n_jobs], [&](int64_t unit) {
-    const int j = int(std::upper_bound(first.begin(), first.end(), unit) - first.begin()) - 1;
+    const int j = int(std::upper_bound(first, first + n_jobs + 1, unit) - first) - 1;
     const int64_t begin = (unit - first[j]) * per_unit(j), end = std::min(begin + per_unit(j), groups(j));
     for (int64_t g = begin; g < end; g++) jobs[j].kind == WEFT_FP32 ? pack_part_rows<float>(jobs[j], g, kind) : pack_part_rows<uint16_t>(jobs[j], g, kind);
   });
+  std::free(first);
+  return true;
 }
 
 void touch_jobs(const weft_pack_job* jobs, int n_jobs, int kind) {

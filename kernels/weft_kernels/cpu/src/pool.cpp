@@ -1,17 +1,15 @@
 #include "pool.h"
 
+#include <sched.h>
+
 #include <cstdlib>
 #include <new>
 
-#if defined(__linux__)
-#include <pthread.h>
-#include <sched.h>
-#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define WEFT_PAUSE() _mm_pause()
 #else
-#define WEFT_PAUSE() std::this_thread::yield()
+#define WEFT_PAUSE() sched_yield()
 #endif
 
 namespace weft {
@@ -20,6 +18,16 @@ namespace {
 // 10 to 50 us of spinning (a pause is 40 to 140 cycles): about as long as a phase of a small step is uneven. Then the
 // thread sleeps, so that an idle engine costs nothing and a busy machine loses no core to waiting.
 constexpr int kSpins = 1000;
+constexpr int kAnywhere = -1;
+
+class Locked {
+ public:
+  explicit Locked(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Locked() { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t& mutex_;
+};
 
 #if defined(__linux__)
 cpu_set_t only(int cpu) {
@@ -29,27 +37,27 @@ cpu_set_t only(int cpu) {
   return set;
 }
 
-// The calling thread's CPUs, where these are as many as the team's threads; otherwise none.
-std::vector<int> one_each(int threads) {
+// The calling thread's CPU of that number, where these are as many as the team's threads; otherwise none.
+int cpu_of(int thread, int threads) {
   cpu_set_t set;
-  std::vector<int> cpus;
-  if (threads == 1 || sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) != threads) return cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-  return cpus;
+  if (threads == 1 || sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) != threads) return kAnywhere;
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &set) || thread-- > 0) cpu++;
+  return cpu;
 }
 
-void stay_on(std::thread& worker, int cpu) {
+void stay_on(pthread_t worker, int cpu) {
+  if (cpu == kAnywhere) return;
   const cpu_set_t set = only(cpu);
-  pthread_setaffinity_np(worker.native_handle(), sizeof set, &set);  // refused: it runs where it may
+  pthread_setaffinity_np(worker, sizeof set, &set);  // refused: it runs where it may
 }
 
 // The calling thread stays on that CPU while this lives, unless it may not run on all of the team's.
 class StaysOn {
  public:
-  explicit StaysOn(const std::vector<int>& cpus) {
-    if (cpus.empty() || sched_getaffinity(0, sizeof before_, &before_) != 0 || CPU_COUNT(&before_) != int(cpus.size())) return;
-    const cpu_set_t set = only(cpus[0]);
+  StaysOn(int cpu, int threads) {
+    if (cpu == kAnywhere || sched_getaffinity(0, sizeof before_, &before_) != 0 || CPU_COUNT(&before_) != threads) return;
+    const cpu_set_t set = only(cpu);
     moved_ = sched_setaffinity(0, sizeof set, &set) == 0;
   }
   ~StaysOn() {
@@ -61,10 +69,10 @@ class StaysOn {
   bool moved_ = false;
 };
 #else
-std::vector<int> one_each(int) { return {}; }
-void stay_on(std::thread&, int) {}
+int cpu_of(int, int) { return kAnywhere; }
+void stay_on(pthread_t, int) {}
 struct StaysOn {
-  explicit StaysOn(const std::vector<int>&) {}
+  StaysOn(int, int) {}
 };
 #endif
 }  // namespace
@@ -77,46 +85,50 @@ Denormals::Denormals() : saved_(0) {}
 Denormals::~Denormals() = default;
 #endif
 
-Team::Team(int threads) : threads_(threads < 1 ? 1 : threads), cpus_(one_each(threads_)), ranges_(threads_) {
-  try {
-    for (int i = 0; i < threads_; i++) {
-      void* memory = std::aligned_alloc(4096, kScratchBytes);
-      if (memory == nullptr) throw std::bad_alloc();
-      scratch_.push_back(static_cast<char*>(memory));
+Team::Team(int threads) : wanted_(threads < 1 ? 1 : threads) {
+  workers_ = static_cast<Worker*>(std::aligned_alloc(alignof(Worker), sizeof(Worker) * size_t(wanted_)));
+  for (; workers_ != nullptr && threads_ < wanted_; threads_++) {
+    Worker& worker = *new (workers_ + threads_) Worker;
+    worker.team = this;
+    worker.number = threads_;
+    worker.cpu = cpu_of(threads_, wanted_);
+    worker.scratch = static_cast<char*>(std::aligned_alloc(4096, kScratchBytes));
+    const bool begins = worker.scratch != nullptr && (threads_ == 0 || pthread_create(&worker.thread, nullptr, start, &worker) == 0);
+    if (!begins) {
+      std::free(worker.scratch);
+      return;
     }
-    for (int i = 1; i < threads_; i++) {
-      workers_.emplace_back(&Team::work, this, i);
-      if (!cpus_.empty()) stay_on(workers_.back(), cpus_[i]);
-    }
-  } catch (...) {  // no memory, or a limit on threads: those that began have to end before they can be forgotten
-    end();
-    throw;
+    if (threads_ > 0) stay_on(worker.thread, worker.cpu);
   }
 }
 
-Team::~Team() { end(); }
+Team::~Team() {
+  ending_ = true;
+  job_.fetch_add(1);
+  wake_all();
+  for (int i = 1; i < threads_; i++) pthread_join(workers_[i].thread, nullptr);
+  for (int i = 0; i < threads_; i++) std::free(workers_[i].scratch);
+  std::free(workers_);
+}
 
-void Team::end() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ending_ = true;
-    job_.fetch_add(1);
-  }
-  wake_.notify_all();
-  for (auto& worker : workers_) worker.join();
-  for (char* memory : scratch_) std::free(memory);
+void* Team::start(void* worker) {
+  const Worker& me = *static_cast<Worker*>(worker);
+  me.team->work(me.number);
+  return nullptr;
+}
+
+void Team::wake_all() {
+  Locked lock(mutex_);
+  pthread_cond_broadcast(&wake_);
 }
 
 void Team::run(void (*f)(void*, int), void* context) {
-  StaysOn stays(cpus_);
+  StaysOn stays(workers_[0].cpu, threads_);
   function_ = f;
   context_ = context;
   if (threads_ > 1) {
     job_.fetch_add(1);
-    if (sleepers_.load() > 0) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      wake_.notify_all();
-    }
+    if (sleepers_.load() > 0) wake_all();
   }
   {
     Denormals denormals;
@@ -143,10 +155,7 @@ void Team::barrier() {
   if (arrived_.fetch_add(1) + 1 == uint32_t(threads_)) {
     arrived_.store(0);
     passed_.store(round + 1);
-    if (sleepers_.load() > 0) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      wake_.notify_all();
-    }
+    if (sleepers_.load() > 0) wake_all();
     return;
   }
   wait_for(passed_, round);
@@ -159,9 +168,9 @@ void Team::wait_for(std::atomic<uint32_t>& word, uint32_t old) {
     if (word.load(std::memory_order_acquire) != old) return;
     WEFT_PAUSE();
   }
-  std::unique_lock<std::mutex> lock(mutex_);
+  Locked lock(mutex_);
   sleepers_.fetch_add(1);
-  wake_.wait(lock, [&] { return word.load() != old; });
+  while (word.load() == old) pthread_cond_wait(&wake_, &mutex_);
   sleepers_.fetch_sub(1);
 }
 

@@ -6,14 +6,15 @@
 // Of as many threads as CPUs each has one of its own, the caller's during a call. Threads that sleep and wake each other
 // in turn look like one that works: Linux leaves them on one CPU beside an idle one once other processes have pushed them
 // there.
+//
+// Threads and locks are the C library's: with those of C++ the library would need a C++ runtime, which zig compiles anew
+// in two minutes on a machine that has no compiler (zig.py).
 #pragma once
+#include <pthread.h>
+
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
-#include <thread>
-#include <vector>
 
 namespace weft {
 
@@ -33,37 +34,46 @@ class Team {
  public:
   explicit Team(int threads);
   ~Team();
+  Team(const Team&) = delete;
+  // False: there was no memory, or the system grants no more threads.
+  bool is_whole() const { return threads_ == wanted_; }
   int threads() const { return threads_; }
 
   // Run f(context, thread) on all threads, the caller's as number 0; returns when all have returned.
   void run(void (*f)(void*, int), void* context);
   // Every thread calls it equally often; no thread passes before all have come.
   void barrier();
-  char* scratch(int thread) { return scratch_[thread]; }
+  char* scratch(int thread) { return workers_[thread].scratch; }
 
   // Units of thread t's range that were taken, in the phases that are 0 and 1 modulo 2; see Member.
-  std::atomic<int64_t>& taken(unsigned phase, int thread) { return ranges_[thread].taken[phase % 2]; }
+  std::atomic<int64_t>& taken(unsigned phase, int thread) { return workers_[thread].range.taken[phase % 2]; }
 
  private:
-  void work(int thread);
-  void end();
-  void wait_for(std::atomic<uint32_t>& word, uint32_t old);
-
   struct alignas(64) Range {
     std::atomic<int64_t> taken[2] = {{0}, {0}};
   };
+  struct Worker {
+    Range range;  // in a cache line of its own
+    Team* team = nullptr;
+    char* scratch = nullptr;
+    int number = 0, cpu = -1;  // none: it runs where it may
+    pthread_t thread = {};
+  };
 
-  int threads_;
-  std::vector<int> cpus_;  // of each thread; empty: they run where they may
-  std::vector<Range> ranges_;
-  std::vector<std::thread> workers_;
-  std::vector<char*> scratch_;
+  static void* start(void* worker);
+  void work(int thread);
+  void wake_all();
+  void wait_for(std::atomic<uint32_t>& word, uint32_t old);
+
+  const int wanted_;
+  int threads_ = 0;            // that there are, the caller's included
+  Worker* workers_ = nullptr;  // [wanted_]
   alignas(64) std::atomic<uint32_t> arrived_{0};
   alignas(64) std::atomic<uint32_t> passed_{0};
   alignas(64) std::atomic<uint32_t> job_{0};
   std::atomic<int> sleepers_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t wake_ = PTHREAD_COND_INITIALIZER;
   void (*function_)(void*, int) = nullptr;
   void* context_ = nullptr;
   bool ending_ = false;

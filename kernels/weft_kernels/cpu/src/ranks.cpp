@@ -1,9 +1,9 @@
 #include "ranks.h"
 
-#include <algorithm>
-#include <chrono>
-#include <ctime>
-#include <thread>
+#include <sched.h>
+#include <time.h>
+
+#include "clock.h"
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -14,7 +14,7 @@
 #include <immintrin.h>
 #define WEFT_PAUSE() _mm_pause()
 #else
-#define WEFT_PAUSE() std::this_thread::yield()
+#define WEFT_PAUSE() sched_yield()
 #endif
 
 namespace weft {
@@ -35,7 +35,8 @@ void sleep_on(uint32_t* word, uint32_t seen) {
   const timespec nap{0, kNapNs};
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &nap, nullptr, 0);
 #else
-  std::this_thread::sleep_for(std::chrono::microseconds(100));
+  const timespec nap{0, 100 * 1000};
+  nanosleep(&nap, nullptr);
   (void)word, (void)seen;
 #endif
 }
@@ -50,20 +51,19 @@ void wake(uint32_t* word) {
 bool has_come(uint32_t count, uint32_t round) { return int32_t(count - round) >= 0; }
 
 bool wait_for(const weft_ranks& ranks, int rank, uint32_t round) {
-  using Clock = std::chrono::steady_clock;
   uint32_t* const word = arrived(ranks, rank);
   for (int i = 0; i < kSpins; i++) {
     if (has_come(load(word), round)) return true;
     WEFT_PAUSE();
   }
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(ranks.patience_s, 1e8)));
+  const double end_s = clock_s() + ranks.patience_s;
   for (;;) {
     __atomic_fetch_add(sleepers(ranks), 1, __ATOMIC_SEQ_CST);
     const uint32_t seen = load(word);
     if (!has_come(seen, round)) sleep_on(word, seen);
     __atomic_fetch_sub(sleepers(ranks), 1, __ATOMIC_SEQ_CST);
     if (has_come(load(word), round)) return true;
-    if (load(ended(ranks)) != 0 || Clock::now() >= end) return false;
+    if (load(ended(ranks)) != 0 || clock_s() >= end_s) return false;
   }
 }
 

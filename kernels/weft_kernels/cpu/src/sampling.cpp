@@ -146,18 +146,16 @@ WEFT_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))
 #define WEFT_HAS_AVX512
 #endif
 
+[[maybe_unused]] bool has(int32_t level) { return weft_levels() >> level & 1; }
+
 // The widest passes that were compiled in for a level; NULL where the CPU lacks them.
 const Passes* passes_of(int32_t level) {
   if (level < WEFT_PORTABLE || level >= WEFT_LEVELS) return nullptr;
 #if defined(WEFT_HAS_AVX512)
-  if (level >= WEFT_AVX512) {
-    const bool usable = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    return usable ? &avx512 : nullptr;
-  }
+  if (level >= WEFT_AVX512) return has(WEFT_AVX512) ? &avx512 : nullptr;
 #endif
 #if defined(WEFT_HAS_AVX2)
-  if (level >= WEFT_AVX2) return __builtin_cpu_supports("avx2") ? &avx2 : nullptr;
+  if (level >= WEFT_AVX2) return has(WEFT_AVX2) ? &avx2 : nullptr;
 #endif
   return &portable;
 }

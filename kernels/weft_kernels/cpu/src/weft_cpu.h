@@ -13,7 +13,7 @@ extern "C" {
 #define WEFT_ABI 9
 
 enum { WEFT_BF16 = 0, WEFT_FP32 = 1, WEFT_INT8 = 2, WEFT_INT4 = 3 };  // kinds of numbers
-enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4 };
+enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS = -4, WEFT_E_MEMORY = -5 };
 
 // Instruction levels, worst first. A level is usable when it was compiled in and the CPU (and the kernel) has it.
 enum { WEFT_PORTABLE = 0, WEFT_AVX2 = 1, WEFT_AVX512 = 2, WEFT_AVX512_BF16 = 3, WEFT_AMX_BF16 = 4, WEFT_LEVELS = 5 };
