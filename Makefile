@@ -41,7 +41,6 @@ kernels: install  ## build the CPU kernels for this checkout, of every level (fi
 
 # Without torch, unless `make install` has been here: then a GPU serves that torch sees.
 up: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.installed-up)  ## install, then the whole stack on this machine with a small real model
-	@$(BIN)/python -m weft_kernels.cpu --here
 	@$(BIN)/weft up --demo
 
 check: install  ## format, lint, types, import contracts, documents (a minute; no tests)
@@ -137,9 +136,11 @@ golden: install  ## write the chart's golden renders again (needs helm: make clu
 values: install  ## write the comments of the chart's values.yaml and its README's table again from values.schema.json
 	$(HARNESS).chart_values
 
-lock: install  ## write requirements.lock, up.lock and those of the images again from pyproject.toml
+ZIG_VERSION := 0.17.1
+lock: install  ## write requirements.lock, up.lock, those of the images and of the compiler again
 	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --generate-hashes --no-emit-index-url --output-file requirements.lock --quiet
 	$(BIN)/python images/lock.py
+	echo ziglang==$(ZIG_VERSION) | $(BIN)/uv pip compile - --universal --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --output-file kernels/weft_kernels/cpu/zig.lock
 
 format: install  ## format and fix what can be fixed
 	$(BIN)/ruff format .

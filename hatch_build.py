@@ -1,7 +1,7 @@
-"""Hatch's hook for the wheel: the CPU kernels go with it, compiled here where there is a compiler.
+"""Hatch's hook for the wheel: the CPU kernels go with it, compiled here, by a compiler that is fetched where none is.
 
-Such a wheel is for one platform and any Python (`py3-none-linux_x86_64`: the library knows no Python ABI). Without a
-compiler it is a pure one, and runners that have a compiler build the library when they first start. An editable
+Such a wheel is for one platform and any Python (`py3-none-linux_x86_64`: the library knows no Python ABI). Where no
+compiler can be had it is a pure one, and runners build the library when they first start. An editable
 installation never carries it. `WEFT_WHEEL_KERNELS` = auto (default), require (fail without them), or skip.
 """
 
@@ -65,7 +65,7 @@ class NativeKernels(BuildHookInterface[Any]):
 
 def _compiled(folder: Path) -> "Built":
     from weft_kernels.cpu.build import build
-    from weft_kernels.cpu.compiler import find_compiler
     from weft_kernels.cpu.sources import SOURCES
+    from weft_kernels.cpu.zig import find_or_fetch
 
-    return build(SOURCES, find_compiler(), folder)
+    return build(SOURCES, find_or_fetch(), folder)

@@ -29,6 +29,7 @@ from weft_cli.demo import (
     with_keys,
 )
 from weft_cli.errors import BadInput, CommandError
+from weft_cli.kernels import prepare_kernels
 from weft_cli.objects import load_manifests
 from weft_cli.options import running_data_dir
 from weft_cli.output import note, say
@@ -84,6 +85,7 @@ def run_stack(
 
     `keep`: beside what was applied to this data directory before; else instead of it.
     """
+    prepare_kernels(options.executor)
     keep_heap_small()
     try:
         return asyncio.run(_run(options, objects, questions, exit_after=exit_after, keep=keep))

@@ -12,7 +12,7 @@ from harness.quickstart import DEMO
 from harness.waiting import PATIENCE_S
 
 
-def demo(data_dir: Path, port: int, *options: str) -> subprocess.CompletedProcess[str]:
+def demo(data_dir: Path, port: int, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -26,7 +26,7 @@ def demo(data_dir: Path, port: int, *options: str) -> subprocess.CompletedProces
         str(data_dir),
         *options,
     ]
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **variables}
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
 
 
@@ -51,3 +51,15 @@ def test_a_port_in_use_is_named_and_nothing_is_left_behind(tmp_path: Path) -> No
     assert f"port {port}" in done.stderr
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_a_compiler_and_an_index_one_sentence_ends_it_before_anything_starts(tmp_path: Path) -> None:
+    bare = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "CXX": ""}
+    done = demo(tmp_path / "d", free_port(), "--executor", "cpu", **bare)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    fetching, why = done.stderr.splitlines()
+    assert "fetching one for this build" in fetching
+    assert "nothing here can compute: there is no C++ compiler, and none can be fetched" in why
+    assert why.endswith("install one, on Debian and Ubuntu with `apt install g++`")
+    assert not (tmp_path / "d").exists()

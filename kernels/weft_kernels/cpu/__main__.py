@@ -1,22 +1,23 @@
-"""`python -m weft_kernels.cpu [--here]`: build the CPU kernels if need be, and print what they can do here.
+"""`python -m weft_kernels.cpu`: build the CPU kernels of every level if need be, and print what they can do here.
 
-Run once after an installation from a checkout, so that the first runner does not have to wait for the compiler.
-`--here`: the best level of this machine alone, in half of the time. Exit
-code 0 also where they cannot be built: then the reference executor serves, and this says why.
+Run before the tests, so that none of them has to wait for the compiler. Exit code 0 also where there are none: their
+tests are skipped.
 """
 
+import logging
 import sys
 
 from weft_kernels.cpu.errors import LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.library import load
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Returns the exit code: 2 for a $WEFT_CPU_LEVEL that cannot be used."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
-        library = load(here="--here" in argv)
+        library = load()
     except NativeUnavailable as error:
-        sys.stdout.write(f"no CPU kernels: {error.reason}\nthe reference executor will serve, several times slower\n")
+        sys.stdout.write(f"no CPU kernels: {error.reason}\n")
         return 0
     except LevelUnusable as error:
         sys.stderr.write(f"error: WEFT_CPU_LEVEL: {error}\n")
@@ -26,4 +27,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -35,12 +35,13 @@ class Built:
 def build(what: Sources, compiler: Compiler, folder: Path, *, limit_s: float = LIMIT_S) -> Built:
     """Compile `what` in an existing, empty folder of ours. Raises NativeUnavailable with the compiler's message."""
     limit, digest = Limit(limit_s), what.digest()
-    log.info(
-        "building the CPU kernels, once: about half a minute",
-        extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}},
-    )
-    objects, left_out = compile_all(what, compiler, folder, limit)
-    library = _link(compiler, folder, objects, limit)
+    with compiler.at_hand(folder, limit) as ready:
+        log.info(
+            "building the CPU kernels, once: about half a minute",
+            extra={"kv": {"compiler": str(compiler), "levels": len(what.levels())}},
+        )
+        objects, left_out = compile_all(what, ready, folder, limit)
+        library = _link(ready, folder, objects, limit)
     if what.digest() != digest:
         raise NativeUnavailable(f"{what.folder} changed while it was compiled: start again")
     (folder / CHECKSUM).write_text(checksum(library))
@@ -67,7 +68,7 @@ def checksum(library: Path) -> str:
 def _levels(what: Sources, compiler: Compiler, folder: Path, limit: Limit) -> tuple[dict[str, Path], dict[str, str]]:
     """(Objects of the levels that could be compiled, worst first; the others, and what the compiler said of them)."""
     units = what.levels()
-    commands = [_compile(compiler, unit, sources.LEVELS[level]) for level, unit in units.items()]
+    commands = [_compile(compiler, unit, what.flags(level)) for level, unit in units.items()]
     ends = run_all(commands, folder, at_once=min(AT_ONCE, cpu_quota()), limit=limit)
     objects: dict[str, Path] = {}
     left_out: dict[str, str] = {}
@@ -97,7 +98,7 @@ def _link(compiler: Compiler, folder: Path, objects: list[Path], limit: Limit) -
     Of an inline function that several units have, the linker keeps the first: so it is always one that each CPU can run
     that comes there at all.
     """
-    command = (*compiler.command, *sources.LINK_FLAGS, *map(str, objects), "-o", LIBRARY)
+    command = (*compiler.command, *sources.LINK_FLAGS, *compiler.link_flags, *map(str, objects), "-o", LIBRARY)
     (end,) = run_all([command], folder, at_once=1, limit=limit)
     if end.code:
         raise _failed("linking", end)

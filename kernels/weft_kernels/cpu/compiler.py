@@ -9,28 +9,38 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft_kernels.cpu.errors import NativeUnavailable
+from weft_kernels.cpu.errors import NativeUnavailable, NoCompiler
 
 NAMES = ("g++", "clang++", "c++")
+INSTALL = "install one, on Debian and Ubuntu with `apt install g++`"
 ANSWER_LIMIT_S = 60.0  # for `-v`, which takes milliseconds where nothing else runs
 SHOWN_LINES, SHOWN_CHARS = 12, 1500
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """`command`: what to call, wrapper and options included; `version`: all that it says about itself."""
+    """`command`: what to call, wrapper and options included; `version`: all that it says about itself.
+
+    `link_flags`: options of its own for linking.
+    """
 
     command: tuple[str, ...]
     version: str
+    link_flags: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return next((line.strip() for line in self.version.splitlines() if " version " in line), " ".join(self.command))
+
+    @contextmanager
+    def at_hand(self, folder: Path, limit: "Limit") -> Generator["Compiler"]:  # noqa: ARG002
+        """The compiler to call within the block, in which `folder` has what it needs. Raises NativeUnavailable."""
+        yield self
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class Limit:
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> Compiler:
-    """$CXX, else the first of NAMES that answers. Raises NativeUnavailable."""
+    """$CXX, else the first of NAMES that answers. Raises NativeUnavailable, NoCompiler where none is installed."""
     path = environment.get("PATH", os.defpath)  # links are kept: a wrapper such as ccache goes by its own name
     if given := shlex.split(environment.get("CXX", "")):
         if (found := shutil.which(given[0], path=path)) is None:
@@ -69,7 +79,7 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> Compiler:
     for name in NAMES:
         if found := shutil.which(name, path=path):
             return _ask((str(Path(found).absolute()),))
-    raise NativeUnavailable(f"there is no C++ compiler (looked for $CXX, {', '.join(NAMES)})")
+    raise NoCompiler(f"there is no C++ compiler (looked for $CXX, {', '.join(NAMES)}): {INSTALL}")
 
 
 def run_all(commands: Sequence[Sequence[str]], folder: Path, *, at_once: int, limit: Limit) -> list[Finished]:

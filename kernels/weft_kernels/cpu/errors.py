@@ -2,6 +2,7 @@
 
 NativeError
 ├── NativeUnavailable   there is no library on this machine: serve without it, and log `reason`
+│   └── NoCompiler      none is installed: fetch one, or say which to install
 ├── LevelUnusable       an instruction level was asked for that this CPU or this library lacks: use one of `usable`
 └── CallRefused         a kernel refused its arguments: a mistake of the calling code
 """
@@ -17,6 +18,10 @@ class NativeUnavailable(NativeError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class NoCompiler(NativeUnavailable):
+    """No C++ compiler is installed, and $CXX names none."""
 
 
 class LevelUnusable(NativeError):

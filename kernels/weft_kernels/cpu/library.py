@@ -19,13 +19,13 @@ from typing import Any
 from weft_kernels.cpu import sources
 from weft_kernels.cpu.build import LIBRARY
 from weft_kernels.cpu.build_cache import FolderUnusable, cache_folders, is_intact
-from weft_kernels.cpu.compiler import find_compiler
 from weft_kernels.cpu.errors import CallRefused, LevelUnusable, NativeUnavailable
 from weft_kernels.cpu.layers import LayerCounter
 from weft_kernels.cpu.pool import ThreadPool
 from weft_kernels.cpu.sources import SOURCES, Sources
 from weft_kernels.cpu.structs import ABI, CODES, LayerDone, Matrix, ModelStruct, RanksStruct, StepStruct
 from weft_kernels.cpu.threads import cpu_quota
+from weft_kernels.cpu.zig import find_or_fetch
 
 LEVEL_VARIABLE = "WEFT_CPU_LEVEL"
 PACKAGED = Path(__file__).with_name(LIBRARY)
@@ -242,7 +242,7 @@ def _cached(what: Sources, environment: Mapping[str, str], own: Sources | None, 
 
     `own`: what suffices, with the best level of this machine; `here`: it is built, where neither is there.
     """
-    compiler = find_compiler(environment)
+    compiler = find_or_fetch(environment)
     unusable: list[str] = []
     for cache in cache_folders(environment):
         try:

@@ -51,6 +51,10 @@ class Sources:
         units = {name: self.folder / f"level_{name}.cpp" for name in wanted}
         return {name: unit for name, unit in units.items() if name == PORTABLE or unit.is_file()}
 
+    def flags(self, level: str) -> tuple[str, ...]:
+        """Options of a level's own. Where it is only there beside the one that serves, its code is not optimised."""
+        return ("-O0",) if level == PORTABLE and self.only not in (None, PORTABLE) else LEVELS[level]
+
     def plain(self) -> list[Path]:
         """Units without instruction levels of their own."""
         return sorted(unit for unit in self.folder.glob("*.cpp") if not unit.name.startswith("level_"))

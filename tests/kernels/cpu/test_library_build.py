@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,13 @@ def test_no_flag_lets_a_compiler_change_the_bits_or_the_machine_it_is_for():
 def test_the_real_sources_have_a_unit_for_every_level():
     assert set(Sources(SOURCES.folder, "x86_64").levels()) == set(LEVELS)
     assert list(Sources(SOURCES.folder, "aarch64").levels()) == ["portable"]
+
+
+def test_the_portable_level_is_not_optimised_where_a_better_one_serves():
+    x86 = Sources(SOURCES.folder, "x86_64")
+    assert replace(x86, only="avx2").flags("portable") == ("-O0",)
+    assert replace(x86, only="avx2").flags("avx2") == x86.flags("avx2") == LEVELS["avx2"]
+    assert replace(x86, only="portable").flags("portable") == x86.flags("portable") == ()
 
 
 def test_short_messages_are_shown_whole():

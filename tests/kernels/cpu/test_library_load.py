@@ -137,7 +137,8 @@ def test_a_library_without_a_function_of_the_abi_is_refused_by_its_name(tmp_path
         load(what=lacking, packaged=ABSENT, environment=environment(tmp_path))
 
 
-def test_without_a_compiler_and_a_package_there_is_none(what: Sources, tmp_path: Path):
+def test_without_a_compiler_and_a_package_there_is_none(what: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler"):
         load(what=what, packaged=ABSENT, environment={"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)})
 

@@ -115,7 +115,7 @@ def test_installed_it_serves_where_there_is_no_compiler_no_home_and_no_cache(
 
 
 def test_without_a_compiler_the_wheel_is_pure_and_says_so(project: Path, tmp_path: Path, no_compiler: str):
-    done = run_build(project, tmp_path, PATH=no_compiler)
+    done = run_build(project, tmp_path, PATH=no_compiler, PIP_NO_INDEX="1")
     assert done.returncode == 0, done.stderr
     assert "A pure wheel, without the CPU kernels: there is no C++ compiler" in done.stderr + done.stdout
     assert wheel_in(tmp_path).name == "weft-0.1.0-py3-none-any.whl"
@@ -133,7 +133,7 @@ def test_a_compiler_that_fails_gives_a_pure_wheel_with_its_message(project: Path
 
 
 def test_where_kernels_are_required_there_is_no_wheel_without(project: Path, tmp_path: Path, no_compiler: str):
-    done = run_build(project, tmp_path, PATH=no_compiler, WEFT_WHEEL_KERNELS="require")
+    done = run_build(project, tmp_path, PATH=no_compiler, PIP_NO_INDEX="1", WEFT_WHEEL_KERNELS="require")
     assert done.returncode != 0
     assert "there is no C++ compiler" in done.stderr
     assert list(tmp_path.glob("*.whl")) == []
