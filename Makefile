@@ -10,7 +10,7 @@ SEEDS ?= 500
 FIRST ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels up test test-long test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
+.PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
 .PHONY: sim-check flakes fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
@@ -60,7 +60,11 @@ test-long: kernels autoscalers  ## more examples, sizes and combinations, and KE
 
 MINUTES ?= 60
 flakes: kernels  ## files of integration, e2e and operator, least repeated first, on one core beside a busy loop, processes stopped for moments: MINUTES=60
-	@$(HARNESS).flakes --minutes $(MINUTES) $(FLAGS)
+	@$(HARNESS).flakes --minutes $(MINUTES) $(FLAKES_FLAGS)
+
+FRESH_FLAGS ?=
+test-fresh:  ## `make up` and `make test` of the last commit on a fresh Debian (Python 3.13) in a folder, without a compiler and with g++ (needs root, debootstrap); FRESH_FLAGS="--command up"
+	@PYTHONPATH=tests $(PYTHON) -m harness.fresh $(FRESH_FLAGS)
 
 TARGET ?=
 SECONDS ?= 60

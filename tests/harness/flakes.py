@@ -120,7 +120,7 @@ def _tell(result: Result, line: dict[str, Any]) -> int:
         log = logs() / "flakes" / f"{result.suite.name}.log"
         print("\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]))
         print(repeat(result, line["seed"]))
-        print(f"or, with the same stops: make flakes FLAGS='--file {line['file']} --seed {line['seed']}'", flush=True)
+        print(f"or, with the same stops: make flakes FLAKES_FLAGS='--file {line['file']} --seed {line['seed']}'", flush=True)
     return not passed
 
 
