@@ -64,8 +64,11 @@ class NoPolicyFits(OffloadError):
     """The budgets hold no policy. `tier` is the one that is too small, `short_bytes` by how much."""
 
     def __init__(self, message: str, tier: str, short_bytes: int) -> None:
-        super().__init__(message)
-        self.tier, self.short_bytes = tier, short_bytes
+        super().__init__(message, tier, short_bytes)  # with what it is made of anew on rank 0
+        self.message, self.tier, self.short_bytes = message, tier, short_bytes
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class PolicyInvalid(OffloadError):

@@ -66,10 +66,16 @@ def _serve_rank(settings: RunnerSettings, tls: Tls | None) -> int:
             )  # fmt: skip
             files = fetch_base(source, settings.base_wait_s, stopping)
             machine = machine_here(settings, files)
-            ending.enter_context(local_ranks(settings, files))
+            ending.enter_context(local_ranks(settings, files, _end_as_lost))
             return partial(serve, own=OwnHost(settings, files)), machine
 
         return serve_rank(settings, tls, prepare)
+
+
+def _end_as_lost(why: str) -> NoReturn:
+    """A rank that this one has started has ended: neither comes to rank 0, or both are lost to it."""
+    log.error("this rank ends: %s", why)
+    _end(1)
 
 
 def _end(code: int) -> NoReturn:

@@ -202,19 +202,60 @@ def runner_of(
     depot: Any, files: dict[str, Path], data: Path, how: str, ports: list[int]
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """A runner that serves, and the process of its rank 1. There is no supervisor; it does not mind."""
-    port, probes = ports
-    flags = {"listen": f"127.0.0.1:{port}", "probes": f"127.0.0.1:{probes}", "supervisor": "127.0.0.1:1"}
-    flags |= {"depot": depot.url, "data-dir": str(data), "pool": "a/b", "executor": "reference", "profile": "off"}
-    flags |= {"base-digest": depot.publish("model", files["config.json"].parent), how.replace("_", "-"): "2"}
+    port = ports[0]
 
     def serves() -> bool:
         with socket.socket() as client:
             return client.connect_ex(("127.0.0.1", port)) == 0
 
-    with started(sys.executable, "-c", PATIENT, *(f"--{name}={value}" for name, value in flags.items())) as runner:
+    with started(sys.executable, "-c", PATIENT, *flags_of(depot, files, data, how, ports)) as runner:
         wait_until(serves, "the runner listens")
         (child,) = psutil.Process(runner.pid).children()
         yield runner, child.pid
+
+
+def flags_of(depot: Any, files: dict[str, Path], data: Path, how: str, ports: list[int]) -> list[str]:
+    port, probes = ports
+    flags = {"listen": f"127.0.0.1:{port}", "probes": f"127.0.0.1:{probes}", "supervisor": "127.0.0.1:1"}
+    flags |= {"depot": depot.url, "data-dir": str(data), "pool": "a/b", "executor": "reference", "profile": "off"}
+    flags |= {"base-digest": depot.publish("model", files["config.json"].parent), how.replace("_", "-"): "2"}
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+# What becomes of rank 1 while rank 0 waits to meet it, and what is told then. The runner is as patient as above.
+UNMET = {
+    "it is killed": (
+        """
+import psutil
+from weft_runner.parallel.process_group import TorchRanks
+join = TorchRanks.join
+def without_rank_1(ranks):
+    psutil.Process().children()[0].kill()
+    join(ranks)
+TorchRanks.join = without_rank_1
+""",
+        ('failed  error=ExecutorLost detail="rank 1 of the model',),
+    ),
+    "it refuses what it gets": (
+        """
+import pickle
+from weft_runner.parallel import ipc
+ipc.pack_message = pickle.dumps  # a path under the name that pathlib's class has
+""",
+        ('failed  error=ExecutorLost detail="rank 1 of the model', "this rank ends: MessageRefused: a message with"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNMET)
+def test_a_rank_that_does_not_come_to_meet_the_others_ends_the_runner_at_once(depot, files, tmp_path, ports, what):
+    before, reasons = UNMET[what]
+    flags = flags_of(depot, files, tmp_path / "data", "tensor_parallel", ports)
+    with started(sys.executable, "-c", before + PATIENT, *flags, stderr=subprocess.PIPE) as runner:
+        _, told = runner.communicate(timeout=PATIENCE_S)
+        assert runner.returncode == 1
+    for reason in reasons:
+        assert reason in told.decode()
 
 
 ENDS = {

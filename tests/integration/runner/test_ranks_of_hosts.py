@@ -5,7 +5,6 @@ Whoever may not make namespaces has them all here.
 """
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import torch
 
@@ -39,7 +39,7 @@ from weft_runner.model.step import StepInput, StepRow
 from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.executor import MultiProcessExecutor
 from weft_runner.parallel.hosts import connect
-from weft_runner.parallel.ipc import ChannelLost
+from weft_runner.parallel.messages import ChannelLost
 from weft_runner.parallel.pipeline import OffloadedPipeline
 from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.settings import RunnerSettings
@@ -209,6 +209,35 @@ def test_sigterm_counts_while_the_main_thread_is_in_a_call_that_does_not_return(
         assert process.wait(PATIENCE_S) == 7
 
 
+# ---- ranks that the first one of a host starts
+
+
+def test_rank_0_does_not_wait_for_a_rank_of_its_own_host_that_has_ended(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    settings = settings_at(port, ranks_per_host=2, tls_dir=tmp_path, depot="https://d:1")  # no certificates
+    with pytest.raises(ExecutorLost, match=r"rank 1 \(pid \d+\), started here, ended with 1, see its log"):
+        gather_ranks(settings, None)(2, {}, lambda: False)
+
+
+def test_the_first_rank_of_a_host_ends_with_one_that_it_has_started(
+    model: OracleModel, tmp_path: Path, depot: Depot
+) -> None:
+    """Its pod starts both anew; rank 0, which may not be there yet, would wait for the other."""
+    digest = depot.publish("model", model.folder / "base")
+    leader, probe = free_ports(2)
+    flags = {
+        "tensor_parallel": 4, "ranks_per_host": 2, "host_index": 1, "leader": f"127.0.0.1:{leader}",
+        "data_dir": tmp_path, "pool": "team/demo", "depot": depot.url, "base_digest": digest, "listen": "127.0.0.1:1",
+        "supervisor": "127.0.0.1:1", "probes": f"127.0.0.1:{probe}", **FLAGS,
+    }  # fmt: skip
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    with started(sys.executable, "-m", "weft_runner", *words) as first:
+        others = psutil.Process(first.pid).children
+        wait_until(lambda: bool(others()), "it has started the other rank")
+        others()[0].kill()
+        assert first.wait(PATIENCE_S) == 1
+
+
 # ---- who may connect
 
 
@@ -302,21 +331,6 @@ def wait_for(address: tuple[str, int]) -> socket.socket:
 
     wait_until(listens, "rank 0 listens")
     return found[0]
-
-
-class Hostile:
-    def __reduce__(self) -> Any:
-        return os.system, ("true",)
-
-
-@pytest.mark.parametrize("message", [Hostile(), os.system, subprocess.Popen])
-def test_a_message_that_is_not_data_is_not_unpickled(message: object) -> None:
-    one, other = (TcpChannel(end) for end in tcp_pair())
-    one.send(message)
-    with pytest.raises(ChannelLost, match="which no rank sends"):
-        other.receive()
-    for end in (one, other):
-        end.close()
 
 
 def test_a_step_that_ran_here_before_is_sent_without_its_arrays() -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -28,7 +28,7 @@ import psutil
 from weft_kernels.cpu.ranks import FetchedSlots
 from weft_runner.errors import ExecutorLost, ExecutorUnavailable, MachineInvalid, StoppedAtStart
 from weft_runner.offload.machine import MachineRates, machine_json, machine_of
-from weft_runner.parallel.ipc import ChannelLost
+from weft_runner.parallel.messages import ChannelLost
 from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.parallel.worker_group import END_S, POLL_S, START_S, RankChannels, Worker
 from weft_runner.settings import RunnerSettings
@@ -137,23 +137,30 @@ class RankListener:
     def __init__(self, listener: socket.socket, group: Mapping[str, str], secure: Secure) -> None:
         """`listener` listens, and belongs to this."""
         self._listener, self._group, self._secure = listener, dict(group), secure
+        self._last_refused = ""
         listener.settimeout(POLL_S)
 
-    def gather(self, size: int, stopping: Callable[[], bool]) -> list[Worker]:
-        """Ranks 1 .. size - 1, each with all its connections. Raises ExecutorLost, StoppedAtStart."""
+    def gather(self, size: int, stopping: Callable[[], bool], ended: Sequence[str] = ()) -> list[Worker]:
+        """Ranks 1 .. size - 1, each with all its connections. Raises ExecutorLost, StoppedAtStart.
+
+        `ended`: why a rank that was started here does not come, from when that is known.
+        """
         found: dict[tuple[int, str], tuple[RankHello, TcpChannel]] = {}
         deadline = time.monotonic() + START_S
-        with self._listener:
+        with self._listener, ExitStack() as unneeded:
+            unneeded.callback(lambda: [channel.close() for _, channel in found.values()])
             while len(found) < len(CHANNELS) * (size - 1):
-                if stopping() or time.monotonic() >= deadline:
-                    for _, channel in found.values():
-                        channel.close()
-                    missing = sorted({rank for rank in range(1, size) for c in CHANNELS if (rank, c) not in found})
-                    if stopping():
-                        raise StoppedAtStart(f"stopped before ranks {missing} had connected")
-                    raise ExecutorLost(f"ranks {missing} have not connected within {START_S:.0f} s")
+                missing = sorted({rank for rank in range(1, size) for c in CHANNELS if (rank, c) not in found})
+                if stopping():
+                    raise StoppedAtStart(f"stopped before ranks {missing} had connected")
+                if ended:
+                    raise ExecutorLost(ended[0])
+                if time.monotonic() >= deadline:
+                    why = f"; the last that was refused: {self._last_refused}" if self._last_refused else ""
+                    raise ExecutorLost(f"ranks {missing} have not connected within {START_S:.0f} s{why}")
                 with suppress(TimeoutError):
                     self._admit(self._listener.accept()[0], size, found)
+            unneeded.pop_all()
         return [self._worker(rank, found) for rank in range(1, size)]
 
     def _admit(self, end: socket.socket, size: int, found: dict[tuple[int, str], tuple[RankHello, TcpChannel]]) -> None:
@@ -163,7 +170,7 @@ class RankListener:
         try:
             channel = TcpChannel(self._secure(end))
         except (OSError, ValueError) as error:
-            log.warning("a rank from %s was refused: %s", peer, error)
+            self._refuse(f"a rank from {peer[0]}: {error}")
             end.close()
             return
         channel.set_patience(HANDSHAKE_S)
@@ -172,11 +179,11 @@ class RankListener:
             refused = self._refusal(hello, size)
             channel.send_bytes(json.dumps({"refused": refused}).encode())
         except (ChannelLost, ValueError, TypeError) as error:
-            log.warning("a rank from %s did not say who it is: %s", peer, error)
+            self._refuse(f"a rank from {peer[0]} that did not say who it is: {error}")
             channel.close()
             return
         if refused:
-            log.warning("rank %d from %s was refused: %s", hello.rank, peer, refused)
+            self._refuse(f"rank {hello.rank} from {peer[0]}: {refused}")
             channel.close()
             return
         channel.set_patience(None)
@@ -184,6 +191,11 @@ class RankListener:
         if before is not None:
             before[1].close()
         found[hello.rank, hello.channel] = hello, channel
+
+    def _refuse(self, who_and_why: str) -> None:
+        """It may come again, as another: rank 0 waits on."""
+        log.warning("refused: %s", who_and_why)
+        self._last_refused = who_and_why
 
     def _refusal(self, hello: RankHello, size: int) -> str:
         if not 0 < hello.rank < size or hello.channel not in CHANNELS:
@@ -211,11 +223,20 @@ def _machine(hello: RankHello) -> MachineRates | None:
 
 
 @contextmanager
-def local_ranks(settings: RunnerSettings, files: Mapping[str, Path]) -> Generator[None]:
+def local_ranks(
+    settings: RunnerSettings, files: Mapping[str, Path], on_ended: Callable[[str], None]
+) -> Generator[None]:
     """The ranks of this host behind its first one, as processes that connect to rank 0 by themselves.
 
-    They run until rank 0 closes, or the block is left.
+    They run until rank 0 closes, or the block is left; `on_ended` is told, from any thread, which one did not.
     """
+    left = threading.Event()
+
+    def watch(rank: int, process: "subprocess.Popen[bytes]") -> None:
+        code = process.wait()
+        if code and not left.is_set():  # 0: rank 0 is gone
+            on_ended(f"rank {rank} (pid {process.pid}), started here, ended with {code}, see its log")
+
     with ExitStack() as ending:
         for rank in settings.ranks_here[1:]:
             command = [sys.executable, "-m", "weft_runner.worker.local"]
@@ -224,6 +245,8 @@ def local_ranks(settings: RunnerSettings, files: Mapping[str, Path]) -> Generato
             assert process.stdin is not None
             process.stdin.write(pickle.dumps((settings, dict(files), rank)))
             process.stdin.flush()
+            threading.Thread(target=watch, args=(rank, process), name=f"watch-rank-{rank}", daemon=True).start()
+        ending.callback(left.set)
         yield
 
 

@@ -1,10 +1,9 @@
-"""Messages between the processes of one runner: pickled objects over a unix socket pair, perhaps with a file.
+"""Messages between the processes of one runner, over a unix socket pair, perhaps with a file.
 
 Both ends are one program of one version, one of which has started the other, and no other process can reach the pair.
 """
 
 import os
-import pickle
 import select
 import socket
 import struct
@@ -15,9 +14,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-
-class ChannelLost(Exception):
-    """The other end is gone, or does not take or send anything in time."""
+from weft_runner.parallel.messages import ChannelLost, pack_message, unpack_message
 
 
 @contextmanager
@@ -111,7 +108,7 @@ class Channel:
 
     def send(self, message: Any, file: int | None = None) -> None:
         """Returns once the kernel has it."""
-        body = pickle.dumps(message)
+        body = pack_message(message)
         with self._sending, self._users.one("sending"):
             self._end.send_bytes(body)
             if file is not None:
@@ -120,7 +117,7 @@ class Channel:
     def receive(self) -> Any:
         with self._users.one("receiving"):
             body = self._end.recv_bytes()
-        return pickle.loads(body)  # noqa: S301 (of this runner's own process)
+        return unpack_message(body, self.send)
 
     def receive_file(self) -> int:
         """What came with the message before; the caller closes it."""

@@ -8,6 +8,7 @@ are not counted.
 
 import ctypes
 import os
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -108,7 +109,8 @@ class TorchRanks:
         An operation that lasts longer than `timeout_s`, or whose peer is gone, raises RuntimeError.
         """
         self.grid, self.rank, self.device = grid, rank, device
-        self._meeting, self._timeout_s, self._joined = meeting, timeout_s, False
+        self._meeting, self._timeout_s = meeting, timeout_s
+        self._lock, self._joining, self._joined, self._closed = threading.Lock(), False, False, False
         self._slots: Any = None
         self.tensor: ProcessGroup = SingleProcessGroup()
         self.stages = StagePeers(grid, rank, device, timeout_s)
@@ -120,11 +122,17 @@ class TorchRanks:
 
     def join(self) -> None:
         """Wait for the others. Raises ExecutorLost."""
+        self._joining = True
         try:
             self._join()
+            self._joined = True
         except RuntimeError as error:
             raise ExecutorLost(f"the {self.grid.size} ranks of the model did not meet: {error}") from error
-        self._joined = True
+        finally:
+            with self._lock:
+                self._joining, closed = False, self._closed
+            if closed:
+                self._leave()
 
     def _join(self) -> None:
         grid = self.grid
@@ -166,7 +174,13 @@ class TorchRanks:
             self._slots.end()
 
     def close(self) -> None:
-        """This process may join another group afterwards."""
+        """This process may join another group afterwards; where a thread still joins this one, once that has ended."""
+        with self._lock:
+            joining, self._closed = self._joining, True
+        if not joining:
+            self._leave()
+
+    def _leave(self) -> None:
         self.tensor, self._slots = SingleProcessGroup(), None
         self.stages.close()
         if self._joined:

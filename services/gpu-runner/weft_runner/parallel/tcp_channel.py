@@ -1,12 +1,10 @@
 """Messages between ranks of one runner on several hosts: as `parallel.ipc`, over TCP, under mutual TLS where there is.
 
 Both ends are one program of one version, and have shown certificates of a runner of one pool before anything is
-unpickled. What is unpickled is data alone all the same: values of this program's own kinds, no functions.
+unpacked.
 """
 
-import io
 import os
-import pickle
 import select
 import socket
 import ssl
@@ -14,18 +12,14 @@ import struct
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
-from enum import Enum
 from typing import Any
 
-from weft_runner.errors import RunnerError
-from weft_runner.parallel.ipc import ChannelLost, Users, memfd
+from weft_runner.parallel.ipc import Users, memfd
+from weft_runner.parallel.messages import ChannelLost, pack_message, unpack_message
 
 MAX_MESSAGE = 1 << 32  # bytes: of an adapter's tensors, which go as one
 CHUNK = 1 << 20
 IDLE_S, PROBES_S, PROBES = 5, 2, 3  # a host that is gone is noticed within some 11 s
-_PLAIN = {("builtins", "set"), ("builtins", "frozenset"), ("builtins", "range")}
-_PATHS = {("pathlib", "PosixPath"), ("pathlib", "Path")}
 _LENGTH = struct.Struct(">Q")
 
 
@@ -66,13 +60,14 @@ class TcpChannel:
 
     def send(self, message: Any, file: int | None = None) -> None:
         """Returns once the kernel has it."""
+        body = pack_message(message)
         with self._sending:
-            self.send_bytes(pickle.dumps(message))
+            self.send_bytes(body)
             if file is not None:
                 self._send_file(file)
 
     def receive(self) -> Any:
-        return _DataUnpickler(io.BytesIO(self.receive_bytes(MAX_MESSAGE))).load()
+        return unpack_message(self.receive_bytes(MAX_MESSAGE), self.send)
 
     def receive_file(self) -> int:
         """A copy of what came with the message before; the caller closes it."""
@@ -138,15 +133,3 @@ class TcpChannel:
         if not part:
             raise ChannelLost("the other end closed")
         return part
-
-
-class _DataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Values of this program, its errors, and the few plain kinds that they are made of."""
-        if (module, name) in _PLAIN | _PATHS:
-            return super().find_class(module, name)
-        if module.partition(".")[0] in ("weft", "weft_runner", "weft_kernels"):
-            found = super().find_class(module, name)
-            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, (tuple, Enum, RunnerError))):
-                return found
-        raise ChannelLost(f"a message with a {module}.{name}, which no rank sends")

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,8 @@ from weft_runner.offload.machine import MachineRates
 from weft_runner.offload.stages import StageState
 from weft_runner.parallel.commands import RankReady, RankStopping
 from weft_runner.parallel.grid import RankGrid
-from weft_runner.parallel.ipc import Channel, ChannelLost, RankChannel
+from weft_runner.parallel.ipc import Channel, RankChannel
+from weft_runner.parallel.messages import ChannelLost
 
 if TYPE_CHECKING:  # torch is imported where there are several ranks
     from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks
@@ -101,6 +104,7 @@ class WorkerGroup:
         self._on_lost: list[Callable[[ExecutorLost], None]] = []
         self._first_lost: str | None = None
         self.stages: dict[int, StageState] = {}
+        self._started: dict[int, Any] = {}  # by rank: what has come at the start, and was not asked for yet
         self._lock, self._closing = threading.Lock(), threading.Event()
         for worker in workers:
             worker.steps.set_patience(patience_s)
@@ -119,6 +123,26 @@ class WorkerGroup:
         self._await("hello", stopping)
         for worker in self._workers:
             self._with(worker, lambda w: w.loads.send({**settings, "rank": w.rank}))
+
+    def run_beside(self, meet: Callable[[], None], stopping: Callable[[], bool]) -> None:
+        """Run `meet`, which waits for all workers, but no longer than until one of them cannot come.
+
+        Raises what `meet` raises, what a worker was refused for, ExecutorLost, StoppedAtStart; `meet` may go on then.
+        """
+        met: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                met.set_result(meet())
+            except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+                met.set_exception(error)
+
+        threading.Thread(target=run, name="meet", daemon=True).start()
+        while not wait((met,), POLL_S).done:
+            self._receive_start(0.0)
+            if stopping():
+                raise StoppedAtStart("stopped before the ranks had met")
+        met.result()
 
     def await_ready(self, stopping: Callable[[], bool]) -> tuple[str, ...]:
         """Each has loaded its part; where some take KV of other runners.
@@ -182,20 +206,27 @@ class WorkerGroup:
     # ---- inside
 
     def _await(self, reply: str, stopping: Callable[[], bool]) -> list[Any]:
-        """What each sends with it."""
-        replies: list[Any] = []
+        """What each sends with it. Whichever is refused first is heard first."""
+        deadline = time.monotonic() + START_S
+        while missing := [worker for worker in self._workers if worker.rank not in self._started]:
+            self._receive_start(POLL_S / len(missing))
+            if stopping():
+                raise StoppedAtStart(f"stopped before rank {missing[0].rank} was ready")
+            if time.monotonic() >= deadline:
+                raise self._lost(missing[0], f"it has not sent {reply!r} for {START_S:.0f} s")
+        found = [self._started.pop(worker.rank) for worker in self._workers]
+        assert all(name == reply for name, _ in found), found
+        return [value for _, value in found]
+
+    def _receive_start(self, timeout_s: float) -> None:
+        """From each worker the one message that it has sent, if it comes within that time.
+
+        Raises what a worker was refused for, ExecutorLost.
+        """
         for worker in self._workers:
-            left = START_S
-            while not worker.loads.has_data(POLL_S):
-                left -= POLL_S
-                if stopping():
-                    raise StoppedAtStart(f"stopped before rank {worker.rank} was ready")
-                if left <= 0:
-                    raise self._lost(worker, f"it has not sent {reply!r} for {START_S:.0f} s")
-            found = _unless_refused(worker, self._with(worker, lambda w: w.loads.receive()))
-            assert found[0] == reply, found
-            replies.append(found[1])
-        return replies
+            if worker.rank not in self._started and self._with(worker, lambda w: w.loads.has_data(timeout_s)):
+                reply = self._with(worker, lambda w: w.loads.receive())
+                self._started[worker.rank] = _unless_refused(worker, reply)
 
     def _with(self, worker: Worker, act: Callable[[Worker], T]) -> T:
         try:
@@ -238,7 +269,7 @@ class WorkerGroup:
 def _unless_refused(worker: Worker, reply: Any) -> Any:
     """What a worker replied with, unless it is an error, which is raised."""
     if isinstance(reply, RunnerError):
-        raise type(reply)(f"rank {worker.rank}: {reply}")
+        raise type(reply)(f"rank {worker.rank}: {reply}", *reply.args[1:])
     return reply
 
 
@@ -308,7 +339,7 @@ def launch_ranks(
         ending.callback(workers.close)
         workers.watch(lambda _: ranks.end_waits())
         workers.start({**settings, "grid": grid, "patience_s": patience_s, "store_port": found.store_port}, stopping)
-        ranks.join()
+        workers.run_beside(ranks.join, stopping)
         own = make_own(ranks)
         addresses = workers.await_ready(stopping)
         return LaunchedRanks(own, ranks, workers, ending.pop_all(), addresses)

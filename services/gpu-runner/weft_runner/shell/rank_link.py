@@ -20,7 +20,7 @@ from weft.wire.tls import Tls
 from weft_runner.offload.machine import MachineRates
 from weft_runner.parallel.commands import RankStopping
 from weft_runner.parallel.hosts import HostsMeeting, RankListener, Secure, connect, local_ranks
-from weft_runner.parallel.ipc import ChannelLost
+from weft_runner.parallel.messages import ChannelLost
 from weft_runner.parallel.tcp_channel import TcpChannel
 from weft_runner.parallel.worker_group import PATIENCE_S, GatheredRanks, GatherRanks, RankChannels
 from weft_runner.settings import RunnerSettings
@@ -72,9 +72,10 @@ def gather_ranks(
         listener = RankListener(
             listen(settings.ranks_listen, "--ranks-listen"), group_of(settings), secured(settings, tls, server=True)
         )
+        ended: list[str] = []
         with ExitStack() as ending:
-            ending.enter_context(local_ranks(settings, files))
-            workers = listener.gather(size, stopping)
+            ending.enter_context(local_ranks(settings, files, ended.append))
+            workers = listener.gather(size, stopping, ended)
             channel = workers[-1].loads  # of the last host
             assert isinstance(channel, TcpChannel)
             meeting, port = HostsMeeting.of_rank_0(size, channel.local_host, PATIENCE_S)

@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 
-from weft.process import long_lived_imports
+from weft.process import CannotStart, long_lived_imports
 from weft.telemetry.logs import configure, kv
 from weft.wire.tls import load_tls
 from weft_runner.errors import RunnerError
@@ -31,8 +31,11 @@ def main() -> None:
     try:
         tls = load_tls(settings.tls_dir, "runner")
         code = join_runner(settings, tls, rank, lambda channels, meet: serve(channels, meet, own), never)
-    except RunnerError as error:
+    except (RunnerError, CannotStart) as error:
         log.error("failed", extra=kv(error=type(error).__name__, detail=error))
+        code = 1
+    except BaseException:
+        log.exception("a rank of the model has failed")
         code = 1
     logging.shutdown()
     os._exit(code)  # other threads may be anywhere

@@ -29,7 +29,8 @@ from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup
 from weft_runner.offload.stages import StageState, unreceived
 from weft_runner.parallel.commands import BuiltShard, Layers, RankReady
-from weft_runner.parallel.ipc import ChannelLost, RankChannel
+from weft_runner.parallel.ipc import RankChannel
+from weft_runner.parallel.messages import ChannelLost, MessageRefused
 from weft_runner.parallel.pipeline_channel import PendingTensor, PipelineChannel
 from weft_runner.parallel.process_group import RankFiles, RankMeeting, TorchRanks, device_of
 from weft_runner.parallel.shared_tensors import FixedScales, Table, open_shared
@@ -65,15 +66,21 @@ def serve(channels: RankChannels, meet: Meet, own: OwnHost | None = None) -> int
         rank = _start(channels, meet, own)
         threading.Thread(target=rank.run_builds, args=(channels.loads,), name="builder", daemon=True).start()
         rank.run_steps(channels.steps)
+    except (RunnerError, MessageRefused) as error:
+        _refuse(channels.loads, error)
     except ChannelLost as error:
         log.info("rank 0 is gone", extra=kv(reason=error))
         return 0
-    except RunnerError as error:
-        with suppress(ChannelLost):
-            channels.loads.send(error)
     except BaseException:
         log.exception("a rank of the model has failed")
     return 1
+
+
+def _refuse(loads: RankChannel, error: RunnerError | MessageRefused) -> None:
+    """Tell both this process's log, which START may not have set up yet, and rank 0 why this rank ends."""
+    log.error("this rank ends: %s: %s", type(error).__name__, error)
+    with suppress(ChannelLost):
+        loads.send(error)
 
 
 def _start(channels: RankChannels, meet: Meet, own: OwnHost | None) -> "WorkerLoop":
@@ -255,6 +262,9 @@ class WorkerLoop:
                 except RunnerError as error:
                     reply = error
                 loads.send(reply)
+        except MessageRefused as error:
+            _refuse(loads, error)
+            os._exit(1)
         except ChannelLost as error:
             log.info("rank 0 is gone", extra=kv(reason=error))
             os._exit(0)

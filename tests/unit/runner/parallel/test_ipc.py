@@ -1,17 +1,20 @@
 """Messages over a socket pair or TCP: whole, in order, with files; an end that is closed or silent has a name."""
 
 import os
+import pickle
 import socket
 import stat
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from multiprocessing.connection import Connection
 
 import pytest
 
 from harness.ports import tcp_pair
 from harness.waiting import PATIENCE_S
-from weft_runner.parallel.ipc import Channel, ChannelLost, RankChannel, memfd
+from weft_runner.parallel.ipc import Channel, RankChannel, memfd
+from weft_runner.parallel.messages import ChannelLost, MessageRefused
 from weft_runner.parallel.tcp_channel import TcpChannel
 
 
@@ -45,6 +48,22 @@ def test_messages_arrive_whole_and_in_order_and_a_file_with_its_message(ends):
     sending.join()
     os.close(file)
     os.close(received)
+
+
+@pytest.mark.usefixtures("anything_is_sent")
+def test_a_message_that_is_refused_is_told_to_both_ends(ends):
+    one, other = ends
+    one.send(Decimal(1))
+    for end in (other, one):
+        with pytest.raises(MessageRefused, match=r"decimal\.Decimal, which no rank sends"):
+            end.receive()
+
+
+@pytest.fixture
+def anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by another program, or by one that is at fault."""
+    for channel in ("ipc", "tcp_channel"):
+        monkeypatch.setattr(f"weft_runner.parallel.{channel}.pack_message", pickle.dumps)
 
 
 def test_a_closed_end_is_told_to_both_and_to_who_waits_for_it(ends):
