@@ -10,16 +10,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 HOUR = datetime.timedelta(hours=1)
+SIGNS = x509.KeyUsage(
+    key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False,
+    data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+)  # fmt: skip
 
 
 class Authority:
-    """Issues certificates with role names. Each has a key of its own."""
+    """Issues certificates with role names. Each has a key of its own.
 
-    def __init__(self, name: str = "weft test") -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
+    `bare`: without what RFC 5280 wants of issuers beside the constraint that lets them be one, as many private ones.
+    """
+
+    def __init__(self, name: str = "weft test", *, bare: bool = False) -> None:
+        self._bare, self._key = bare, ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {secrets.token_hex(4)}")])
         now = datetime.datetime.now(datetime.UTC)
-        self.certificate = (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(self._name)
             .issuer_name(self._name)
@@ -28,8 +35,14 @@ class Authority:
             .not_valid_before(now - HOUR)
             .not_valid_after(now + 24 * HOUR)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .sign(self._key, hashes.SHA256())
         )
+        if not bare:
+            builder = builder.add_extension(SIGNS, critical=True).add_extension(self._key_identifier, critical=False)
+        self.certificate = builder.sign(self._key, hashes.SHA256())
+
+    @property
+    def _key_identifier(self) -> x509.SubjectKeyIdentifier:
+        return x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
 
     @property
     def pem(self) -> bytes:
@@ -55,6 +68,9 @@ class Authority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False
             )
+        if not self._bare:
+            issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_identifier)
+            builder = builder.add_extension(issuer, critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
         return certificate.public_bytes(serialization.Encoding.PEM), key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -30,6 +30,7 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
     """The credentials of this process. Raises NoCluster."""
     configuration = Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
+    configuration.disable_strict_ssl_verification = True  # see weft.trust
     try:
         if kubeconfig is None:
             kube_config.load_incluster_config(client_configuration=configuration)

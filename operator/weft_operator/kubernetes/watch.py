@@ -10,12 +10,14 @@ A part of kopf that ends, ends this process (`WatchEnded`): a watch that died si
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import kopf
 from kubernetes.aio.client import Configuration
 
+from weft.trust import accept_private_authorities
 from weft_operator.core.resources import Object
 from weft_operator.core.state import ObjectKey
 from weft_operator.errors import KubernetesError
@@ -119,7 +121,7 @@ class Watches:
         """Asked again when the API server does not accept the token any more: by then it was read anew."""
         configuration: Any = self._configuration
         scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
-        return kopf.ConnectionInfo(
+        return Connection(
             server=configuration.host,
             ca_path=configuration.ssl_ca_cert,
             ca_data=configuration.ca_cert_data,
@@ -129,6 +131,13 @@ class Watches:
             certificate_path=configuration.cert_file,
             private_key_path=configuration.key_file,
         )
+
+
+class Connection(kopf.ConnectionInfo):
+    """To the API server, whoever issued its certificate."""
+
+    def as_ssl_context(self) -> ssl.SSLContext:
+        return accept_private_authorities(super().as_ssl_context())
 
 
 def watch_only_settings(selected: Collection[Resource]) -> kopf.OperatorSettings:

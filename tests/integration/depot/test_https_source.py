@@ -1,6 +1,5 @@
 """`https:` against a web server with TLS that serves files, as starlette does."""
 
-import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +25,11 @@ BIG = bytes(range(256)) * 4096 * 3  # 3 MiB: four ranges
 class Web:
     """A server of one folder. `host`: HOST:PORT."""
 
-    def __init__(self, folder: Path, authority: Authority, port: int) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.host = folder / "files", f"localhost:{port}"
-        self.trust = ssl.create_default_context(cadata=authority.pem.decode())
 
     def source(self, *hosts: str) -> HttpsSource:
-        return HttpsSource(hosts or (self.host,), quick_policy(), self.trust)
+        return HttpsSource(hosts or (self.host,), quick_policy())
 
     def at(self, path: str) -> Location:
         return Location("https", f"//{self.host}/{path}", None, "team", None)
@@ -39,9 +37,10 @@ class Web:
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    folder, authority = tmp_path_factory.mktemp("web"), Authority()
+    folder, authority = tmp_path_factory.mktemp("web"), Authority(bare=True)
     for name, pem in zip(("tls.crt", "tls.key"), authority.issue("localhost"), strict=True):
         (folder / name).write_bytes(pem)
+    (folder / "ca.crt").write_bytes(authority.pem)
     (folder / "files").mkdir()
     app = Starlette()
     app.mount("/", StaticFiles(directory=folder / "files"))
@@ -53,7 +52,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         wait_until(lambda: server.started, "the web server listens")
-        yield Web(folder, authority, sock.getsockname()[1])
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("SSL_CERT_FILE", str(folder / "ca.crt"))
+            yield Web(folder, sock.getsockname()[1])
         server.should_exit = True
         thread.join()
 

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import re
+import ssl
 from typing import Any
 
 import urllib3
@@ -11,6 +12,7 @@ from kubernetes.client.exceptions import ApiException
 
 from weft.artifacts.errors import Reason, Refused, Unavailable
 from weft.process import CannotStart
+from weft.trust import accept_private_authorities
 from weft_depot.credentials import Secret, check_names, where
 
 CONNECT_S, READ_S = 3.0, 7.0
@@ -47,7 +49,18 @@ def in_cluster() -> KubernetesSecrets:
             "or take --secrets none or a folder"
         ) from error
     configuration.retries = 1  # the operator asks again
-    return KubernetesSecrets(client.CoreV1Api(client.ApiClient(configuration)))
+    return KubernetesSecrets(client.CoreV1Api(api_client(configuration)))
+
+
+def api_client(configuration: client.Configuration) -> client.ApiClient:
+    """What asks the API server, whoever issued its certificate (`weft.trust`)."""
+    made = client.ApiClient(configuration)
+    if configuration.verify_ssl:
+        pool: Any = made.rest_client.pool_manager
+        pool.connection_pool_kw["ssl_context"] = accept_private_authorities(
+            ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        )
+    return made
 
 
 def _refused(error: ApiException, namespace: str, name: str) -> Refused | Unavailable:

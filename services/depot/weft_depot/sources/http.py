@@ -6,7 +6,6 @@ stay at the origin that they were given for.
 
 import contextlib
 import re
-import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -15,6 +14,7 @@ import httpx2
 
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.text import quoted
+from weft.trust import accept_private_authorities
 from weft_depot.sources.addresses import check_address, is_inside
 from weft_depot.sources.ranged import trimmed
 from weft_depot.sources.retry_policy import RetryPolicy, TransientError
@@ -48,11 +48,12 @@ class Origin:
 class SourceHttp:
     """Used from any thread."""
 
-    def __init__(self, policy: RetryPolicy, verify: ssl.SSLContext | bool = True) -> None:
+    def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         timeout = httpx2.Timeout(policy.read_s, connect=policy.connect_s)
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
-        self._http = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies, verify=verify)
+        context = accept_private_authorities(httpx2.create_ssl_context())
+        self._http = httpx2.Client(timeout=timeout, follow_redirects=False, cookies=no_cookies, verify=context)
 
     def close(self) -> None:
         self._http.close()

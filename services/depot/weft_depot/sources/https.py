@@ -6,7 +6,6 @@ resource names the content by its `digest`.
 
 import contextlib
 import hashlib
-import ssl
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -41,9 +40,9 @@ class HttpsSource:
     accepted_options = frozenset[str]()
     remote = True
 
-    def __init__(self, hosts: tuple[str, ...], policy: RetryPolicy, verify: ssl.SSLContext | bool = True) -> None:
+    def __init__(self, hosts: tuple[str, ...], policy: RetryPolicy) -> None:
         """`hosts`: HOST or HOST:PORT; `*.DOMAIN` is every host below a domain."""
-        self._hosts, self._policy, self._http = hosts, policy, SourceHttp(policy, verify)
+        self._hosts, self._policy, self._http = hosts, policy, SourceHttp(policy)
 
     def host(self, location: Location) -> str:
         return f"https {location.path.removeprefix('//').partition('/')[0].lower()[:253]}"

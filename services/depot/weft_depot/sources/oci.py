@@ -10,7 +10,6 @@ import binascii
 import contextlib
 import hashlib
 import re
-import ssl
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,9 +77,9 @@ class OciSource:
     accepted_options = frozenset(("credentialsRef",))
     remote = True
 
-    def __init__(self, registries: tuple[str, ...], policy: RetryPolicy, verify: ssl.SSLContext | bool = True) -> None:
+    def __init__(self, registries: tuple[str, ...], policy: RetryPolicy) -> None:
         """`registries`: HOST, HOST:PORT or a URL (http:// for one without TLS)."""
-        self._policy, self._http = policy, SourceHttp(policy, verify)
+        self._policy, self._http = policy, SourceHttp(policy)
         self._origins: dict[str, Origin] = {}
         for entry in registries:
             scheme, _, host = entry.rpartition("://")

@@ -24,6 +24,7 @@ import jwt
 import orjson
 
 from weft.telemetry.logs import kv
+from weft.trust import accept_private_authorities
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KEY_TYPES = frozenset(("RSA", "EC", "OKP"))
@@ -97,8 +98,9 @@ class TokenVerifier:
 
     async def run(self) -> None:
         """Keep the keys until cancelled."""
-        context = ssl.create_default_context(cafile=self._config.ca)
-        async with httpx2.AsyncClient(verify=context, timeout=FETCH_S, follow_redirects=False) as client:
+        async with httpx2.AsyncClient(
+            verify=context_for(self._config), timeout=FETCH_S, follow_redirects=False
+        ) as client:
             while True:
                 self._asked_at = self._clock()
                 try:
@@ -143,6 +145,11 @@ class TokenVerifier:
         if not keys:
             raise BadIssuer("it has no key that is taken")
         return keys
+
+
+def context_for(config: OidcConfig) -> ssl.SSLContext:
+    """Whom the issuer's server may be certified by."""
+    return accept_private_authorities(ssl.create_default_context(cafile=config.ca))
 
 
 async def _document(client: httpx2.AsyncClient, url: str) -> dict[str, Any]:
