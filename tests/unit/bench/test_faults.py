@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.waiting import soon
+from harness.waiting import eventually, soon
 from weft_bench.fault_streams import Difference, Token, difference
 from weft_bench.faults import CELLS, Cell, Run, chosen, lines, missing, page
 from weft_bench.lines import Line, Origin
@@ -136,7 +136,11 @@ async def test_a_cut_lets_half_of_a_message_through_and_the_next_connection_is_w
         peer.writers[0].write(b"12345678")
         assert await read_all(ends[0]) == b"1234"
         await soon(cutting)
-        assert not links.count(target)
+
+        async def is_gone() -> bool:
+            return not links.count(target)
+
+        await eventually(is_gone)  # once the task of the connection has seen it
         assert await echoed(await dialled(links, target), b"again") == b"again"
 
 
