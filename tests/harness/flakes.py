@@ -120,7 +120,8 @@ def _tell(result: Result, line: dict[str, Any]) -> int:
         log = logs() / "flakes" / f"{result.suite.name}.log"
         print("\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]))
         print(repeat(result, line["seed"]))
-        print(f"or, with the same stops: make flakes FLAKES_FLAGS='--file {line['file']} --seed {line['seed']}'", flush=True)
+        flags = f"--file {line['file']} --seed {line['seed']}"
+        print(f"or, with the same stops: make flakes FLAKES_FLAGS='{flags}'", flush=True)
     return not passed
 
 
