@@ -142,7 +142,6 @@ values: install  ## write the comments of the chart's values.yaml and its README
 
 ZIG_VERSION := 0.17.1
 lock: install  ## write requirements.lock, up.lock, those of the images and of the compiler again
-	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --generate-hashes --no-emit-index-url --output-file requirements.lock --quiet
 	$(BIN)/python images/lock.py
 	echo ziglang==$(ZIG_VERSION) | $(BIN)/uv pip compile - --universal --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --output-file kernels/weft_kernels/cpu/zig.lock
 

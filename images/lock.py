@@ -1,5 +1,9 @@
-"""`make lock`: the locks of the images and of `make up`, of the same versions as requirements.lock."""
+"""`make lock`: requirements.lock, and of the same versions the locks of the images and of `make up`.
 
+Each is for all Pythons from the oldest one on: what differs between them has a marker.
+"""
+
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,7 @@ UP = ("operator", "gateway", "scheduler", "predictor", "supervisor", "batch", "d
 
 
 def main() -> int:
+    lock("requirements.lock", "pyproject.toml", "--extra", "dev")
     lock("images/build.lock", "images/build.in")
     lock("images/control.lock", *extras(*CONTROL))
     lock("images/runner.lock", *extras("torch", *RUNNER))
@@ -19,13 +24,20 @@ def main() -> int:
     return 0
 
 
+def oldest_python() -> str:
+    """Read it from pyproject.toml, as the first classifier with a minor version."""
+    found = re.search(r"Programming Language :: Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert found is not None
+    return found[1]
+
+
 def extras(*names: str) -> tuple[str, ...]:
     flags = (word for name in names for word in ("--extra", name))
     return ("pyproject.toml", *flags, "--constraint", "requirements.lock")
 
 
 def lock(path: str, *what: str) -> None:
-    how = ("--python-version", "3.11", "--universal", "--generate-hashes", "--no-emit-index-url", "--quiet")
+    how = ("--python-version", oldest_python(), "--universal", "--generate-hashes", "--no-emit-index-url", "--quiet")
     command = (
         Path(sys.executable).with_name("uv"),
         "pip",

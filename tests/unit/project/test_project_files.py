@@ -1,6 +1,7 @@
 """What the project's own files name is there: make targets, files, versions. Workflows themselves run elsewhere."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,51 @@ def test_a_workflow_has_few_rights_and_an_end_and_names_versions_of_actions(path
         assert "uses" not in step or re.fullmatch(r"[\w./-]+@v\d+(\.\d+)*", step["uses"]), step["uses"]
 
 
-def test_every_python_that_the_package_names_is_tested() -> None:
-    tested = loaded(ROOT / ".github" / "workflows" / "ci.yaml")["jobs"]["test"]["strategy"]["matrix"]["python"]
-    named = re.findall(r"Programming Language :: Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
-    assert named
-    assert set(named) <= set(tested)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# The one place that says what is supported.
+PYTHONS = [name for one in PROJECT["project"]["classifiers"] for name in re.findall(r"Python :: (3\.\d+)$", one)]
+OLDEST, NEWEST = PYTHONS[0], PYTHONS[-1]
+
+
+def test_pythons_from_the_oldest_to_the_newest_are_supported_without_a_gap() -> None:
+    first, last = (int(name.partition(".")[2]) for name in (OLDEST, NEWEST))
+    assert [f"3.{minor}" for minor in range(first, last + 1)] == PYTHONS
+    assert PROJECT["project"]["requires-python"] == f">={OLDEST}"
+
+
+@pytest.mark.parametrize(("workflow", "pythons"), [("ci", [OLDEST, NEWEST]), ("nightly", PYTHONS)])
+def test_a_change_is_tested_on_the_oldest_and_the_newest_python_and_every_night_all_are(
+    workflow: str, pythons: list[str]
+) -> None:
+    job = loaded(ROOT / ".github" / "workflows" / f"{workflow}.yaml")["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == pythons
+
+
+def test_tools_read_the_code_as_of_the_oldest_python() -> None:
+    assert PROJECT["tool"]["ruff"]["target-version"] == f"py{OLDEST.replace('.', '')}"
+    assert PROJECT["tool"]["pyright"]["pythonVersion"] == OLDEST
+
+
+def test_images_have_one_python_that_is_supported_and_none_of_the_older_half() -> None:
+    named = {
+        found[1]
+        for path in (ROOT / "images").glob("*.Containerfile")
+        for found in re.finditer(r"python:(3\.\d+)-", path.read_text())
+    }
+    assert len(named) == 1
+    assert named <= set(PYTHONS[len(PYTHONS) // 2 :])
+
+
+@pytest.mark.parametrize(
+    "path", ["requirements.lock", "up.lock", *(f"images/{p.name}" for p in (ROOT / "images").glob("*.lock"))]
+)
+def test_a_lock_is_for_every_python_from_the_oldest_on(path: str) -> None:
+    assert f"--python-version {OLDEST} --universal" in (ROOT / path).read_text().splitlines()[1]
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/quickstart.md"])
+def test_who_tries_it_reads_which_pythons_are_supported(path: str) -> None:
+    assert f"Python {OLDEST} to {NEWEST}" in (ROOT / path).read_text()
 
 
 def test_every_image_is_built_for_amd64_and_without_cuda_for_arm64() -> None:
