@@ -83,8 +83,10 @@ def run(group: str, folder: Path) -> int:
     screen = Screen(suites)
     records = read_records(iter((COSTLY, _costs())))
     one = Run(seed, folder, logs(), screen.show, screen.tell, records)
-    results = [screen.close(one.run(suite), logs()) for suite in suites]
-    _keep_costs(results)
+    results = list[Result]()
+    for suite in suites:
+        results.append(screen.close(one.run(suite), logs()))
+        _keep_costs(results[-1])
     print("\n".join(summary(results, seed)), flush=True)
     return 0 if all(result.verdict == "passed" for result in results) else 1
 
@@ -145,13 +147,10 @@ def _costs() -> Path:
     return logs() / "cpu_seconds.json"
 
 
-def _keep_costs(results: Sequence[Result]) -> None:
-    """Record what the tests of this run have used, beside what others had: the bound of the next run's."""
+def _keep_costs(result: Result) -> None:
+    """Record what the tests of a suite have used, beside what others had: the bounds of the next run."""
     records = read_records(iter((_costs(),)))
-    for result in results:
-        for test, cpu_s in result.cpu_of_tests.items():
-            if test not in result.failed:
-                records[test] = cpu_s
+    records |= {test: cpu_s for test, cpu_s in result.cpu_of_tests.items() if test not in result.failed}
     new = _costs().with_suffix(".new")
     new.write_text(json.dumps(records, indent=0, sort_keys=True))
     new.replace(_costs())
