@@ -84,14 +84,13 @@ def find_or_fetch(environment: Mapping[str, str] = os.environ) -> Compiler:
 def zig_compiler(executable: Path, cache: Path) -> Compiler:
     """This zig, which keeps what it compiles in the folder `cache`."""
     caches = (f"ZIG_GLOBAL_CACHE_DIR={cache}/cache", f"ZIG_LOCAL_CACHE_DIR={cache}/cache")
-    # -O3: without it zig links its library that finds undefined behaviour. No C++ runtime, and none of zig's own.
-    link_flags = ("-O3", "-nostdlib++", "-rtlib=none")
+    link_flags = ("-nostdlib++", "-rtlib=none")  # no C++ runtime, and none of zig's own
     return Compiler(("/usr/bin/env", *caches, *_command(str(executable))), LOCK.read_text(), link_flags)
 
 
 def _command(executable: str) -> tuple[str, ...]:
-    """A target is named because zig compiles for the very CPU that it runs on where none is."""
-    return (executable, "c++", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}", "-g0")
+    """Without these options zig compiles for the very CPU that it runs on, and adds checks at -O0."""
+    return (executable, "c++", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}", "-g0", "-fno-sanitize=undefined")
 
 
 def _installers(environment: Mapping[str, str]) -> Sequence[tuple[str, ...]]:

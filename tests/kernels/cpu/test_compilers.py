@@ -24,7 +24,7 @@ from weft_kernels.cpu.build_cache import Cache
 from weft_kernels.cpu.compiler import Compiler, find_compiler
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sampling import Sampler
-from weft_kernels.cpu.sources import LEVELS, SOURCES
+from weft_kernels.cpu.sources import LEVELS, SOURCES, Sources, for_this_cpu
 from weft_kernels.cpu.zig import LOCK, zig_compiler
 from weft_runner.model.checkpoint import open_checkpoint, read_spec
 from weft_runner.model.cpu.executor import CpuExecutor
@@ -54,8 +54,8 @@ COMPILERS: dict[str, Callable[[], Compiler]] = {
 }  # fmt: skip
 
 
-def built_by(name: str, level: str) -> Library:
-    path = Cache(tools.cache() / "kernels", os.geteuid()).get(SOURCES, COMPILERS[name]())
+def built_by(name: str, level: str, what: Sources = SOURCES) -> Library:
+    path = Cache(tools.cache() / "kernels", os.geteuid()).get(what, COMPILERS[name]())
     library = load("portable", packaged=path)
     assert library.path == path
     if level not in library.levels:
@@ -118,9 +118,10 @@ def test_the_bits_are_those_of_gcc(model: dict[str, Path], name: str, level: str
 
 
 @pytest.mark.parametrize("name", COMPILERS)
-def test_the_library_needs_no_cpp_runtime(name: str) -> None:
+@pytest.mark.parametrize("what", [SOURCES, for_this_cpu(SOURCES)], ids=["every level", "this CPU's"])
+def test_the_library_needs_no_cpp_runtime(name: str, what: Sources) -> None:
     """Whatever compiles it: a compiler that is fetched has none, and would compile one first."""
-    path = built_by(name, "portable").path
+    path = built_by(name, "portable", what).path
     listed = subprocess.run(["nm", "-D", "--undefined-only", path], check=True, capture_output=True, text=True).stdout
     undefined = [line.split()[-1] for line in listed.splitlines()]
     of_cpp = ("_Z", "__cxa_", "__gxx", "_Unwind")
