@@ -1,6 +1,7 @@
 """Opening the database. SQLite: WAL, one writer process, BEGIN IMMEDIATE. PostgreSQL: shared by several processes,
 READ COMMITTED whatever the server's default; stricter levels only cost repetitions (`weft.store.transactions`)."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,18 @@ BUSY_TIMEOUT_MS = 5_000
 CONNECT_S = 5.0  # PostgreSQL: a server that does not answer is away
 STATEMENT_S = 30.0  # PostgreSQL: of the longest batch, and of waiting for another process's migration
 CONNECTIONS = 4  # of one process: a writer, a poll, two calls of people
+SQLITE_TURNS = 1  # a transaction locks the file from its first statement on; SQLite's own waiting is polling, unfair
 STATEMENTS = 16  # that a connection keeps prepared; one of many rows takes 150 KB, and each number of rows has its own
 POSTGRESQL = "postgresql+asyncpg"
+TURNS = "weft_turns"  # the execution option with an engine's `Turns`
+
+
+class Turns(asyncio.Semaphore):
+    """As many transactions as may be under way at once; the others wait in the order in which they came."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
 
 
 def sqlite_url(path: Path) -> URL:
@@ -39,7 +50,7 @@ def postgresql_url(text: str) -> URL:
 
 
 def open_database(url: URL) -> AsyncEngine:
-    """An engine for `url`. Nothing is connected yet; dispose of it at the end."""
+    """An engine for `url`. Nothing is connected yet; `close_database` at the end."""
     if url.get_backend_name() == "postgresql":
         return create_async_engine(
             url,
@@ -48,6 +59,7 @@ def open_database(url: URL) -> AsyncEngine:
             pool_size=CONNECTIONS,
             max_overflow=0,
             hide_parameters=True,
+            execution_options={TURNS: Turns(CONNECTIONS)},
             connect_args={
                 "timeout": CONNECT_S,
                 "command_timeout": STATEMENT_S,
@@ -55,11 +67,27 @@ def open_database(url: URL) -> AsyncEngine:
             },
         )
     engine = create_async_engine(
-        url, pool_pre_ping=True, hide_parameters=True, connect_args={"cached_statements": STATEMENTS}
+        url,
+        hide_parameters=True,
+        execution_options={TURNS: Turns(SQLITE_TURNS)},
+        connect_args={"cached_statements": STATEMENTS},
     )
     event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
     event.listen(engine.sync_engine, "begin", _begin_immediate)
     return engine
+
+
+def turns_of(engine: AsyncEngine) -> Turns:
+    """The turns of an engine and of all engines made from it."""
+    return engine.get_execution_options()[TURNS]
+
+
+async def close_database(engine: AsyncEngine) -> None:
+    """Dispose of an engine once its transactions that have begun are over. None begins any more."""
+    turns = turns_of(engine)
+    for _ in range(turns.count):
+        await turns.acquire()
+    await engine.dispose()
 
 
 def _on_sqlite_connect(connection: Any, _record: ConnectionPoolEntry) -> None:

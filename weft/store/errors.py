@@ -11,6 +11,7 @@ StoreError
 │   ├── OverQuota   the tenant has as much as one may
 │   └── Conflict    not in the state that it is in: a file in use, a batch that has ended
 └── StoreUnavailable  the database cannot be opened or written now (full disk, no server): try again later
+    ├── StoreBusy       it answers, but others' transactions were not over in time: try again
     └── DatabaseDamaged  SQLite finds its file damaged: it has to be restored
 """
 
@@ -64,6 +65,10 @@ class Conflict(NotPossible):
 
 class StoreUnavailable(StoreError):
     """The database cannot be opened or written now."""
+
+
+class StoreBusy(StoreUnavailable):
+    """The database answers, but others' transactions were not over in time."""
 
 
 class DatabaseDamaged(StoreUnavailable):

@@ -4,11 +4,17 @@ database asks for it, its errors are raised as the store's.
 PostgreSQL ends a transaction that lost a race (serialization failure, deadlock) and expects it to be run again; with
 SQLite there is one writer and nothing to lose. Other failures are not retried here: the caller
 knows how long its work may wait.
+
+No cancellation reaches a transaction that has begun. A connection whose statement is cancelled is closed with the
+transaction open: SQLite's file stays locked for as long as a traceback holds the cursor, PostgreSQL's pool has to make
+another connection.
 """
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from sqlalchemy.dialects import postgresql, sqlite
@@ -17,31 +23,54 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.orm import DeclarativeBase
 
-from weft.store.errors import DatabaseDamaged, StoreUnavailable, Unstorable
+from weft.store.database import turns_of
+from weft.store.errors import DatabaseDamaged, StoreBusy, StoreUnavailable, Unstorable
+from weft.tasks import run_to_end
 
 T = TypeVar("T")
 Upsert = sqlite.Insert | postgresql.Insert
 Work = Callable[[AsyncConnection], Awaitable[T]]
 TRIES = 10
+TURN_S = 5.0  # that a transaction waits for those before it
+LEAVE_S = 5.0  # that a transaction may take once its caller is cancelled; longer takes only a server that hangs
 PAUSE_S = 0.01  # before the second try; grows by as much with each, jittered
 RACES = frozenset(("40001", "40P01"))  # serialization_failure, deadlock_detected
+LOCKED = "55P03"  # lock_not_available
 DATA, INTEGRITY, STATEMENT = "22", "23", "42"  # classes of SQLSTATE: the row itself twice, our own mistake
 
 
 async def transact(engine: AsyncEngine, work: Work[T]) -> T:
     """Run `work` in a transaction of its own, again (at most `TRIES` times in all) while it loses races.
 
-    So `work` may run more than once; only the last run counts. Raises StoreUnavailable, Unstorable.
+    So `work` may run more than once; only the last run counts. A caller that is cancelled gives its turn up, or hears
+    of it once the transaction that has begun is over, committed or not. Raises StoreUnavailable, Unstorable.
     """
+    turns = turns_of(engine)
     for tried in range(1, TRIES + 1):
+        await _take_turn(turns)
         try:
-            async with engine.begin() as connection:
-                return await work(connection)
+            return await run_to_end(_transaction(engine, work), leave_s=LEAVE_S)
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             if sqlstate(error) not in RACES or tried == TRIES:
                 _raise_store_error(error)
+        finally:
+            turns.release()
         await asyncio.sleep(tried * PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311 (jitter, not a secret)
     raise AssertionError("TRIES is at least 1")
+
+
+async def _take_turn(turns: asyncio.Semaphore) -> None:
+    """Wait until fewer transactions are under way than there are turns. Raises StoreBusy."""
+    try:
+        async with asyncio.timeout(TURN_S) if turns.locked() else nullcontext():
+            await turns.acquire()
+    except TimeoutError as error:
+        raise StoreBusy(f"other transactions were not over in {TURN_S:.0f} s") from error
+
+
+async def _transaction(engine: AsyncEngine, work: Work[T]) -> T:
+    async with engine.begin() as connection:
+        return await work(connection)
 
 
 def insert_into(connection: AsyncConnection, table: type[DeclarativeBase]) -> Upsert:
@@ -66,12 +95,20 @@ def _raise_store_error(error: Exception) -> None:
         raise DatabaseDamaged(_message(error)) from error
     if isinstance(error, DataError | IntegrityError) or state[:2] in (DATA, INTEGRITY):
         raise Unstorable(_message(error)) from error
+    if state in RACES or state == LOCKED or _is_sqlite_busy(error) or isinstance(error, PoolTimeout):
+        raise StoreBusy(_message(error)) from error
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    if lost or isinstance(error, OSError | TimeoutError | OperationalError | PoolTimeout):
+    if lost or isinstance(error, OSError | TimeoutError | OperationalError):
         raise StoreUnavailable(_message(error)) from error
     if state and state[:2] != STATEMENT:
         raise StoreUnavailable(_message(error)) from error
     raise error
+
+
+def _is_sqlite_busy(error: Exception) -> bool:
+    """Whether others held SQLite's file, or a table of it, for all of the busy timeout."""
+    code = getattr(error.orig, "sqlite_errorcode", None) if isinstance(error, DBAPIError) else None
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _message(error: Exception) -> str:

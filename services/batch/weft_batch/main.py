@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.store import fencing_terms
+from weft.store.database import close_database
 from weft.store.errors import StoreError
 from weft.store.files import ROLE
 from weft.store.startup import ready_term, store_at
@@ -74,7 +75,7 @@ async def _run(settings: BatchSettings) -> None:
         if term is not None:
             await _serve(settings, engine, term, storage, stop, tls, spans)
     finally:
-        await engine.dispose()
+        await close_database(engine)
         if spans:
             await asyncio.to_thread(spans.close)
 

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.process import EXIT_CANNOT_START, CannotStart, lock_data_dir
 from weft.store import fencing_terms
+from weft.store.database import close_database
 from weft.store.errors import StoreError
 from weft.store.startup import ready_term, store_at
 from weft.telemetry import logs
@@ -52,7 +53,7 @@ async def _run(settings: SupervisorSettings) -> None:
         if highest_term is not None:
             await _serve(settings, engine, highest_term, stop, tls)
     finally:
-        await engine.dispose()
+        await close_database(engine)
 
 
 async def _serve(
