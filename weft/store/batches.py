@@ -19,7 +19,7 @@ from weft.store import fencing_terms, files
 from weft.store.errors import Absent, Conflict, OverQuota
 from weft.store.files import ROLE
 from weft.store.models import BatchResultRow, BatchRow
-from weft.store.transactions import insert_into, transact
+from weft.store.transactions import OnCommit, ignore, insert_into, transact
 
 MAX_RESULTS = 500  # of a transaction
 DELETED_ROWS = 2_000  # at a time
@@ -54,7 +54,14 @@ _column_values = attrgetter(*_COLUMNS)
 
 
 async def create(
-    engine: AsyncEngine, term: int, new: NewBatch, batch_id: str, *, now_unix_ms: int, max_unfinished: int
+    engine: AsyncEngine,
+    term: int,
+    new: NewBatch,
+    batch_id: str,
+    *,
+    now_unix_ms: int,
+    max_unfinished: int,
+    on_commit: OnCommit[BatchJob] = ignore,
 ) -> BatchJob:
     """Raises Absent (the input file), OverQuota, Conflict (an output is no input), Superseded, StoreUnavailable."""
 
@@ -71,7 +78,7 @@ async def create(
         await connection.execute(insert(BatchRow).values(_row(new, batch_id, now_unix_ms)))
         return await _found(connection, new.namespace, batch_id)
 
-    return await transact(engine, write)
+    return await transact(engine, write, on_commit)
 
 
 async def find(engine: AsyncEngine, namespace: str, batch_id: str) -> BatchJob:
@@ -112,7 +119,15 @@ async def unfinished(engine: AsyncEngine) -> list[UnfinishedBatch]:
     return await transact(engine, read)
 
 
-async def cancel(engine: AsyncEngine, term: int, namespace: str, batch_id: str, *, now_unix_ms: int) -> BatchJob:
+async def cancel(
+    engine: AsyncEngine,
+    term: int,
+    namespace: str,
+    batch_id: str,
+    *,
+    now_unix_ms: int,
+    on_commit: OnCommit[BatchJob] = ignore,
+) -> BatchJob:
     """Raises Absent, Conflict (it has ended, or its output is being written), Superseded, StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> BatchJob:
@@ -124,7 +139,7 @@ async def cancel(engine: AsyncEngine, term: int, namespace: str, batch_id: str, 
             raise Conflict(f"batch {batch_id} is {job.status.value} and cannot be cancelled")
         return await _found(connection, namespace, batch_id)
 
-    return await transact(engine, write)
+    return await transact(engine, write, on_commit)
 
 
 async def validated(

@@ -30,6 +30,7 @@ from weft.tasks import run_to_end
 T = TypeVar("T")
 Upsert = sqlite.Insert | postgresql.Insert
 Work = Callable[[AsyncConnection], Awaitable[T]]
+OnCommit = Callable[[T], None]
 TRIES = 10
 TURN_S = 5.0  # that a transaction waits for those before it
 LEAVE_S = 5.0  # that a transaction may take once its caller is cancelled; longer takes only a server that hangs
@@ -39,17 +40,22 @@ LOCKED = "55P03"  # lock_not_available
 DATA, INTEGRITY, STATEMENT = "22", "23", "42"  # classes of SQLSTATE: the row itself twice, our own mistake
 
 
-async def transact(engine: AsyncEngine, work: Work[T]) -> T:
+def ignore(_: object) -> None:
+    """Do nothing on a commit."""
+
+
+async def transact(engine: AsyncEngine, work: Work[T], on_commit: OnCommit[T] = ignore) -> T:
     """Run `work` in a transaction of its own, again (at most `TRIES` times in all) while it loses races.
 
     So `work` may run more than once; only the last run counts. A caller that is cancelled gives its turn up, or hears
-    of it once the transaction that has begun is over, committed or not. Raises StoreUnavailable, Unstorable.
+    of it once the transaction that has begun is over, committed or not. `on_commit` is called with what `work` gave
+    where it is committed, also when nobody waits for that any more. Raises StoreUnavailable, Unstorable.
     """
     turns = turns_of(engine)
     for tried in range(1, TRIES + 1):
         await _take_turn(turns)
         try:
-            return await run_to_end(_transaction(engine, work), leave_s=LEAVE_S)
+            return await run_to_end(_transaction(engine, work, on_commit), leave_s=LEAVE_S)
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             if sqlstate(error) not in RACES or tried == TRIES:
                 _raise_store_error(error)
@@ -68,9 +74,11 @@ async def _take_turn(turns: asyncio.Semaphore) -> None:
         raise StoreBusy(f"other transactions were not over in {TURN_S:.0f} s") from error
 
 
-async def _transaction(engine: AsyncEngine, work: Work[T]) -> T:
+async def _transaction(engine: AsyncEngine, work: Work[T], on_commit: OnCommit[T]) -> T:
     async with engine.begin() as connection:
-        return await work(connection)
+        result = await work(connection)
+    on_commit(result)
+    return result
 
 
 def insert_into(connection: AsyncConnection, table: type[DeclarativeBase]) -> Upsert:

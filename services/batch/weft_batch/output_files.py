@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from weft.domain.batch import BatchStatus, NewFile, Purpose
 from weft.store import batches, files
+from weft.tasks import run_to_end
 from weft.wire.codec.batch import MAX_BODY_BYTES
 from weft_batch import records
 from weft_batch.core.batches import LineFailed
@@ -63,7 +64,7 @@ class OutputFiles:
                 await self._add(succeeded, record)
             for file in self._files.values():
                 await self._flush(file)
-                await asyncio.to_thread(file.writer.close)
+                await run_to_end(asyncio.to_thread(file.writer.close))
             output, errors = self._files.get(True), self._files.get(False)
             await batches.ended(
                 self._engine,
@@ -111,21 +112,21 @@ class OutputFiles:
 
     async def _add(self, succeeded: bool, record: bytes) -> None:
         if (file := self._files.get(succeeded)) is None:
-            file = self._files[succeeded] = await self._begin("output" if succeeded else "error")
+            file_id = self._draw_id()
+            file = self._files[succeeded] = _File(file_id, self._storage.writer(file_id))
+            await self._begin(file_id, "output" if succeeded else "error")
         file.buffer += (record, b"\n")
         file.buffered += len(record) + 1
         file.lines += 1
         if file.buffered >= WRITE_BYTES:
             await self._flush(file)
 
-    async def _begin(self, what: str) -> _File:
-        name = f"{self._batch.batch_id}_{what}.jsonl"
-        new, file_id = NewFile(self._batch.namespace, name, Purpose.BATCH_OUTPUT), self._draw_id()
+    async def _begin(self, file_id: str, what: str) -> None:
+        new = NewFile(self._batch.namespace, f"{self._batch.batch_id}_{what}.jsonl", Purpose.BATCH_OUTPUT)
         await files.begin(self._engine, self._term, new, file_id, now_unix_ms=self._now_unix_ms(), max_files=0)
-        return _File(file_id, await asyncio.to_thread(self._storage.writer, file_id))
 
     async def _flush(self, file: _File) -> None:
         if file.buffered:
-            await asyncio.to_thread(file.writer.write, b"".join(file.buffer))
+            await run_to_end(asyncio.to_thread(file.writer.write, b"".join(file.buffer)))
         file.size += file.buffered
         file.buffer, file.buffered = [], 0

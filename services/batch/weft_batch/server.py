@@ -205,24 +205,31 @@ class BatchServer:
 
     async def create(self, new: NewBatch) -> BatchJob:
         """Raises Absent, OverQuota, Conflict, Superseded, StoreUnavailable."""
-        job = await batches.create(
+
+        def created(job: BatchJob) -> None:
+            log.info("batch created", extra=kv(batch_id=job.batch_id, namespace=new.namespace))
+            self._add(UnfinishedBatch(new.namespace, job, job.status, b""))
+
+        return await batches.create(
             self.engine,
             self.term,
             new,
             f"batch_{secrets.token_hex(16)}",
             now_unix_ms=now_unix_ms(),
             max_unfinished=self._limits.tenant_batches,
+            on_commit=created,
         )
-        log.info("batch created", extra=kv(batch_id=job.batch_id, namespace=new.namespace))
-        self._add(UnfinishedBatch(new.namespace, job, job.status, b""))
-        return job
 
     async def cancel(self, namespace: str, batch_id: str) -> BatchJob:
         """Raises Absent, Conflict, Superseded, StoreUnavailable."""
-        job = await batches.cancel(self.engine, self.term, namespace, batch_id, now_unix_ms=now_unix_ms())
-        log.info("batch cancelled", extra=kv(batch_id=job.batch_id))
-        self.handle(CancelAsked(job.batch_id))
-        return job
+
+        def cancelled(job: BatchJob) -> None:
+            log.info("batch cancelled", extra=kv(batch_id=job.batch_id))
+            self.handle(CancelAsked(job.batch_id))
+
+        return await batches.cancel(
+            self.engine, self.term, namespace, batch_id, now_unix_ms=now_unix_ms(), on_commit=cancelled
+        )
 
     def _add(self, batch: UnfinishedBatch) -> None:
         job, ending = batch.job, None

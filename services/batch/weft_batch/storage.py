@@ -16,7 +16,7 @@ TEMPORARY = ".tmp"
 
 
 class FileWriter(Protocol):
-    """One file on its way. Every method raises StorageUnavailable."""
+    """One file on its way, of one thread at a time. Every method raises StorageUnavailable."""
 
     def write(self, chunk: bytes) -> None: ...
 
@@ -33,7 +33,7 @@ class FileStorage(Protocol):
     """Where the bytes are."""
 
     def writer(self, name: str) -> FileWriter:
-        """Raises StorageUnavailable."""
+        """One that has not touched the storage: its first `write` or `close` does."""
         ...
 
     def read(self, name: str, offset: int, length: int) -> bytes:
@@ -59,8 +59,7 @@ class FolderStorage:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def writer(self, name: str) -> "FolderWriter":
-        with _storage_errors():
-            return FolderWriter(self._folder / name)
+        return FolderWriter(self._folder / name)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         with _storage_errors(), (self._folder / name).open("rb") as file:
@@ -84,25 +83,33 @@ class FolderWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: BinaryIO = _temporary(path).open("wb")
+        self._file: BinaryIO | None = None
 
     def write(self, chunk: bytes) -> None:
         with _storage_errors():
-            self._file.write(chunk)
+            self._opened().write(chunk)
 
     def close(self) -> None:
         with _storage_errors():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            file = self._opened()
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
             _temporary(self._path).replace(self._path)
             sync_folder(self._path.parent)
 
     def abandon(self) -> None:
+        if self._file is None:
+            return
         with contextlib.suppress(OSError):  # a full disk refuses what is still buffered
             self._file.close()
         with contextlib.suppress(OSError):
             _temporary(self._path).unlink(missing_ok=True)
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._file = _temporary(self._path).open("wb")
+        return self._file
 
 
 def _temporary(path: Path) -> Path:

@@ -6,7 +6,6 @@ the process's own, where its pod has an identity that may use the bucket.
 
 import contextlib
 import re
-import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -97,17 +96,15 @@ class S3Writer:
         self._buffer = bytearray()
         self._upload_id = ""
         self._parts: list[dict[str, Any]] = []
-        self._lock = threading.Lock()  # a writer whose thread was left behind by a cancelled task may be abandoned
 
     def write(self, chunk: bytes) -> None:
-        with self._lock:
-            self._buffer += chunk
-            while len(self._buffer) >= PART_BYTES:
-                self._send(bytes(self._buffer[:PART_BYTES]))
-                del self._buffer[:PART_BYTES]
+        self._buffer += chunk
+        while len(self._buffer) >= PART_BYTES:
+            self._send(bytes(self._buffer[:PART_BYTES]))
+            del self._buffer[:PART_BYTES]
 
     def close(self) -> None:
-        with self._lock, _storage_errors():
+        with _storage_errors():
             if not self._upload_id:
                 self._client.put_object(Body=bytes(self._buffer), **self._where)
                 return
@@ -117,7 +114,7 @@ class S3Writer:
             self._client.complete_multipart_upload(UploadId=self._upload_id, MultipartUpload=parts, **self._where)
 
     def abandon(self) -> None:
-        with self._lock, contextlib.suppress(BotoCoreError, ClientError, urllib3.exceptions.HTTPError):
+        with contextlib.suppress(BotoCoreError, ClientError, urllib3.exceptions.HTTPError):
             if self._upload_id:
                 self._client.abort_multipart_upload(UploadId=self._upload_id, **self._where)
 

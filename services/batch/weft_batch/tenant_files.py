@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from weft.domain.batch import NewFile, StoredFile
 from weft.store import files
 from weft.store.errors import OverQuota, StoreUnavailable
+from weft.tasks import run_to_end
 from weft.telemetry.logs import kv
 from weft.wire.errors import PeerError
 from weft_batch import metrics
@@ -53,13 +54,12 @@ class TenantFiles:
 
         Raises PeerError, OverQuota, Conflict, Superseded, StoreUnavailable, StorageError.
         """
-        file_id, limits = draw_file_id(), self._limits
-        stored = await files.begin(
-            self._engine, self._term, new, file_id, now_unix_ms=now_unix_ms(), max_files=limits.tenant_files
-        )
-        writer, size, whole = None, 0, False
+        file_id, limits, size, whole = draw_file_id(), self._limits, 0, False
+        writer = self._storage.writer(file_id)
         try:
-            writer = await asyncio.to_thread(self._storage.writer, file_id)
+            stored = await files.begin(
+                self._engine, self._term, new, file_id, now_unix_ms=now_unix_ms(), max_files=limits.tenant_files
+            )
             start = b""
             async for chunk in parts:
                 if isinstance(chunk, NewFile):
@@ -74,10 +74,10 @@ class TenantFiles:
                     raise OverQuota(f"the file is larger than {limits.max_file_bytes} bytes")
                 if stored + others + size > limits.tenant_bytes:
                     raise files.over_bytes(stored + others + size, limits.tenant_bytes)
-                await asyncio.to_thread(writer.write, chunk)
+                await run_to_end(asyncio.to_thread(writer.write, chunk))
             if not whole:  # a call that is cancelled ends like any other
                 raise PeerError("the upload broke off")
-            await asyncio.to_thread(writer.close)
+            await run_to_end(asyncio.to_thread(writer.close))
             return await files.complete(self._engine, self._term, file_id, size, max_bytes=limits.tenant_bytes)
         except BaseException:
             self._spawn(self._remove_unfinished(file_id, writer))
@@ -94,9 +94,8 @@ class TenantFiles:
             self._uploading.pop(namespace, None)
         return now
 
-    async def _remove_unfinished(self, file_id: str, writer: FileWriter | None) -> None:
-        if writer is not None:
-            await asyncio.to_thread(writer.abandon)
+    async def _remove_unfinished(self, file_id: str, writer: FileWriter) -> None:
+        await asyncio.to_thread(writer.abandon)
         with contextlib.suppress(StoreUnavailable):  # it is swept then
             if await files.mark_abandoned(self._engine, file_id):
                 await self._remove(file_id)

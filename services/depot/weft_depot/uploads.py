@@ -13,6 +13,7 @@ from weft.artifacts.blobs import BlobWriter, Lease
 from weft.artifacts.digest import Manifest
 from weft.artifacts.errors import Reason, Refused
 from weft.domain.text import quoted
+from weft.tasks import run_to_end
 from weft.wire.multipart import Part, Piece
 from weft_depot.artifact_layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_upload, check_weights_finite
 from weft_depot.requests import source_key
@@ -40,8 +41,8 @@ async def receive(resolver: Resolver, namespace: str, pieces: AsyncIterator[Piec
                 wrong = "comes twice" if name in FILES else f"is none of {', '.join(FILES)}"
                 raise Refused(Reason.MISSING_FILE, f"the file {quoted(name, 80)} of the form {wrong}")
             left -= await _write(staged.writer(name), pieces, left)
-        await asyncio.to_thread(staged.finish)
-        return await asyncio.to_thread(_publish, resolver, namespace, staged, lease)
+        await run_to_end(asyncio.to_thread(staged.finish))
+        return await run_to_end(asyncio.to_thread(_publish, resolver, namespace, staged, lease))
 
 
 async def _write(writer: BlobWriter, pieces: AsyncIterator[Piece], most_bytes: int) -> int:
@@ -53,9 +54,9 @@ async def _write(writer: BlobWriter, pieces: AsyncIterator[Piece], most_bytes: i
         if writer.size_bytes + len(waiting) > most_bytes:
             raise Refused(Reason.TOO_LARGE, "the files are larger than an adapter may be here (--max-adapter-bytes)")
         if len(waiting) >= WRITE_BYTES:
-            await asyncio.to_thread(writer.write, bytes(waiting))
+            await run_to_end(asyncio.to_thread(writer.write, bytes(waiting)))
             waiting.clear()
-    await asyncio.to_thread(writer.write, bytes(waiting))
+    await run_to_end(asyncio.to_thread(writer.write, bytes(waiting)))
     return writer.size_bytes
 
 
