@@ -11,7 +11,7 @@ import grpc.aio
 from weft.domain.batch import COMPLETION_WINDOW, ENDPOINTS, NewFile, Purpose
 from weft.domain.text import quoted
 from weft.store import batches, files
-from weft.store.errors import Absent, Conflict, NotPossible, OverQuota, StoreError, Superseded
+from weft.store.errors import Absent, Conflict, NotPossible, OverQuota, StoreBusy, StoreError, Superseded
 from weft.telemetry.logs import kv
 from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY
@@ -145,6 +145,10 @@ class BatchCalls(BatchServicer):
         except Superseded as error:
             self._server.give_up(error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{REPLACED}; try again")
+        except StoreBusy as error:
+            metrics.STORE_FAILURES.inc()
+            log.warning("call not answered: the store is busy", extra=kv(error=error))
+            await context.abort(grpc.StatusCode.ABORTED, f"the store is busy: {error}; try again")
         except (StoreError, StorageError) as error:
             metrics.STORE_FAILURES.inc()
             log.error("call not answered", extra=kv(error=error))

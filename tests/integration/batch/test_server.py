@@ -11,6 +11,8 @@ from harness.spans import in_memory, traceparent_of
 from harness.waiting import eventually
 from tests.integration.batch.conftest import answer, input_file, input_line, serving
 from weft.domain.batch import BatchStatus, LineReleased, LineResult, Purpose
+from weft.store import transactions
+from weft.store.database import turns_of
 from weft.store.models import BatchRow
 from weft.wire.codec import batch as codec
 from weft_batch import metrics
@@ -384,6 +386,19 @@ async def test_storage_that_is_full_is_named_and_a_batch_waits_for_it(world, sto
         ended = await client.ended(job.batch_id)
     assert len(await client.lines(ended.output_file_id)) == 3
     assert len(await client.files()) == 2
+
+
+async def test_a_busy_store_is_named(world, storage, monkeypatch) -> None:
+    monkeypatch.setattr(transactions, "TURN_S", 0.01)
+    turns = turns_of(world.engine)
+    for _ in range(turns.count):
+        await turns.acquire()
+    for call in (world.client().files(), world.client().upload(b"x")):
+        with refused(grpc.StatusCode.ABORTED, "the store is busy"):
+            await call
+    for _ in range(turns.count):
+        turns.release()
+    await nothing_left(world, storage)
 
 
 async def test_a_gateway_that_breaks_the_contract_loses_its_stream(world) -> None:

@@ -297,6 +297,14 @@ async def test_refusals_of_the_service_have_their_status(made: Batched, code: gr
             assert ("because of this" in response.text) == (status < 500)
 
 
+async def test_a_busy_store_is_named_and_asked_again(made: Batched) -> None:
+    made.batch.refuses = grpc.StatusCode.ABORTED, "the store is busy"
+    async with made.world.http() as http:
+        for response in (await http.get("/v1/files"), await post_form(made, form(PURPOSE, FILE))):
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "batch_busy")
+            assert response.headers["retry-after"] == "1"
+
+
 async def test_without_a_batch_service_the_answer_says_what_to_configure(world: World) -> None:
     async with world.http() as http:
         for path in ("/v1/files", "/v1/batches"):

@@ -30,7 +30,7 @@ class BatchStub:
     gateways authenticate, pass calls on, and run the lines. A tenant is a namespace ("" when keys are off): what is
     another's is NOT_FOUND, as what never was. Refusals are gRPC statuses whose details are the sentence for the client:
     INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED (a quota), FAILED_PRECONDITION (a batch that has ended cannot be
-    cancelled), UNAVAILABLE.
+    cancelled), ABORTED (the store is busy: try again), UNAVAILABLE.
     """
 
     def __init__(self, channel):
@@ -111,7 +111,7 @@ class BatchServicer:
     gateways authenticate, pass calls on, and run the lines. A tenant is a namespace ("" when keys are off): what is
     another's is NOT_FOUND, as what never was. Refusals are gRPC statuses whose details are the sentence for the client:
     INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED (a quota), FAILED_PRECONDITION (a batch that has ended cannot be
-    cancelled), UNAVAILABLE.
+    cancelled), ABORTED (the store is busy: try again), UNAVAILABLE.
     """
 
     def UploadFile(self, request_iterator, context):
@@ -274,7 +274,7 @@ class Batch:
     gateways authenticate, pass calls on, and run the lines. A tenant is a namespace ("" when keys are off): what is
     another's is NOT_FOUND, as what never was. Refusals are gRPC statuses whose details are the sentence for the client:
     INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED (a quota), FAILED_PRECONDITION (a batch that has ended cannot be
-    cancelled), UNAVAILABLE.
+    cancelled), ABORTED (the store is busy: try again), UNAVAILABLE.
     """
 
     @staticmethod

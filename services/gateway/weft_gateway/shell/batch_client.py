@@ -151,6 +151,9 @@ def _refusals() -> Generator[None]:
         code, details = error.code(), error.details() or ""
         if kind := _ERRORS.get(code):
             raise kind(details) from error
+        if code is grpc.StatusCode.ABORTED:
+            text = "The store of files and batches is busy; nothing was changed. Try again."
+            raise ServiceUnavailable(text, code="batch_busy", retry_after_ms=1000) from error
         if code in _LATER:
             text = (
                 "The batch service does not answer; files and batches are kept, and running batches go on once it does."
