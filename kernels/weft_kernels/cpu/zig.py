@@ -115,5 +115,5 @@ def _unpack(place: Path) -> Path:
 def _reason(output: str) -> str:
     """What pip says last, in one line."""
     lines = output.strip().splitlines() or ["pip failed"]
-    said = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1])
-    return said.removeprefix("ERROR: ").rstrip(".: ")[:300]
+    reason = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1])
+    return reason.removeprefix("ERROR: ").rstrip(".: ")[:300]
