@@ -4,6 +4,7 @@ A file's row is there before its bytes and after them: "writing" until it is who
 Whatever ends a process, a row says which bytes are left to delete.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
@@ -143,21 +144,25 @@ async def abandoned(engine: AsyncEngine, *, before_unix_ms: int, most: int = 100
     return await transact(engine, read)
 
 
-async def mark_abandoned(engine: AsyncEngine, file_id: str) -> bool:
-    """Its writer, if one still runs, will not complete it. False: it has completed it. Raises StoreUnavailable."""
+async def mark_abandoned(engine: AsyncEngine, file_ids: Collection[str]) -> list[str]:
+    """Mark files whose writers, if some still run, will not complete them. Returns those that were not complete.
 
-    async def write(connection: AsyncConnection) -> bool:
-        unfinished = update(FileRow).where(FileRow.file_id == file_id, FileRow.state != READY)
-        return (await connection.execute(unfinished.values(state=DELETING))).rowcount > 0
+    Raises StoreUnavailable.
+    """
+
+    async def write(connection: AsyncConnection) -> list[str]:
+        unfinished = update(FileRow).where(FileRow.file_id.in_(file_ids), FileRow.state != READY)
+        marked = await connection.execute(unfinished.values(state=DELETING).returning(FileRow.file_id))
+        return [*marked.scalars()]
 
     return await transact(engine, write)
 
 
-async def forget(engine: AsyncEngine, file_id: str) -> None:
-    """Its bytes are gone. Raises StoreUnavailable."""
+async def forget(engine: AsyncEngine, file_ids: Collection[str]) -> None:
+    """Remove the rows of files whose bytes are gone. Raises StoreUnavailable."""
 
     async def write(connection: AsyncConnection) -> None:
-        await connection.execute(delete(FileRow).where(FileRow.file_id == file_id, FileRow.state == DELETING))
+        await connection.execute(delete(FileRow).where(FileRow.file_id.in_(file_ids), FileRow.state == DELETING))
 
     await transact(engine, write)
 

@@ -78,9 +78,9 @@ class OutputFiles:
             )
         except BaseException:
             for file in self._files.values():
-                await asyncio.to_thread(file.writer.abandon)  # its row is swept
-                with contextlib.suppress(Exception):
-                    await files.mark_abandoned(self._engine, file.file_id)
+                await asyncio.to_thread(file.writer.abandon)
+            with contextlib.suppress(Exception):  # their rows are swept
+                await files.mark_abandoned(self._engine, [file.file_id for file in self._files.values()])
             raise
         await batches.drop_results(self._engine, self._batch.batch_id)
 

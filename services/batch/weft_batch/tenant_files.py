@@ -1,12 +1,12 @@
 """Files of tenants: rows in the store, bytes in file storage; quotas, and what is left over is deleted."""
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -24,6 +24,7 @@ from weft_batch.inputs import blocks
 from weft_batch.storage import FileStorage, FileWriter
 
 MAGIC_BYTES = max(map(len, COMPRESSED))
+MAX_REMOVED = 500  # files of a transaction
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +49,8 @@ class TenantFiles:
     ) -> None:  # fmt: skip
         self._engine, self._term, self._storage, self._limits, self._spawn = engine, term, storage, limits, spawn
         self._uploading: dict[str, int] = {}  # namespace: bytes of uploads that are not whole
+        self._broken_off: dict[str, FileWriter] = {}  # by file: what waits for its removal
+        self._removing = False
 
     async def upload(self, new: NewFile, parts: AsyncIterator[NewFile | bytes]) -> StoredFile:
         """Stream the parts into storage. Whatever ends this before the end leaves no file.
@@ -80,7 +83,10 @@ class TenantFiles:
             await run_to_end(asyncio.to_thread(writer.close))
             return await files.complete(self._engine, self._term, file_id, size, max_bytes=limits.tenant_bytes)
         except BaseException:
-            self._spawn(self._remove_unfinished(file_id, writer))
+            self._broken_off[file_id] = writer
+            if not self._removing:
+                self._removing = True
+                self._spawn(self._remove_broken_off())
             raise
         finally:
             self._count_upload(new.namespace, -size)
@@ -94,20 +100,44 @@ class TenantFiles:
             self._uploading.pop(namespace, None)
         return now
 
-    async def _remove_unfinished(self, file_id: str, writer: FileWriter) -> None:
-        await asyncio.to_thread(writer.abandon)
-        with contextlib.suppress(StoreUnavailable):  # it is swept then
-            if await files.mark_abandoned(self._engine, file_id):
-                await self._remove(file_id)
+    async def _remove_broken_off(self) -> None:
+        """Remove what uploads have left, all that waits by then at once.
 
-    async def _remove(self, file_id: str) -> None:
-        """The bytes, then the row that names them. What fails is swept later."""
+        However many break off, live requests wait for one thread and two transactions of theirs, not for some of each.
+        """
         try:
-            await asyncio.to_thread(self._storage.delete, file_id)
-            await files.forget(self._engine, file_id)
-        except (StorageError, StoreUnavailable) as error:
+            while self._broken_off:
+                batch = dict(islice(self._broken_off.items(), MAX_REMOVED))
+                for file_id in batch:
+                    del self._broken_off[file_id]
+                await asyncio.to_thread(_abandon, batch.values())
+                try:
+                    await self._remove(await files.mark_abandoned(self._engine, batch.keys()))
+                except StoreUnavailable as error:  # swept later
+                    log.warning("uploads not removed yet", extra=kv(files=len(batch), error=error))
+        finally:
+            self._removing = False
+
+    async def _remove(self, file_ids: Collection[str]) -> None:
+        """Delete the bytes, then the rows that name them. What fails is swept later."""
+        gone = await asyncio.to_thread(self._delete_bytes, file_ids)
+        try:
+            await files.forget(self._engine, gone)
+        except StoreUnavailable as error:
             metrics.STORE_FAILURES.inc()
-            log.warning("file not deleted yet", extra=kv(file_id=file_id, error=error))
+            log.warning("files not forgotten yet", extra=kv(files=len(gone), error=error))
+
+    def _delete_bytes(self, file_ids: Collection[str]) -> list[str]:
+        """Those whose bytes are gone."""
+        gone = list[str]()
+        for file_id in file_ids:
+            try:
+                self._storage.delete(file_id)
+                gone.append(file_id)
+            except StorageError as error:
+                metrics.STORE_FAILURES.inc()
+                log.warning("file not deleted yet", extra=kv(file_id=file_id, error=error))
+        return gone
 
     def blocks(self, file_id: str) -> AsyncIterator[bytes]:
         """A whole file's bytes. Raises StorageError."""
@@ -116,14 +146,18 @@ class TenantFiles:
     async def delete(self, namespace: str, file_id: str) -> StoredFile:
         """Raises Absent, Conflict, Superseded, StoreUnavailable."""
         gone = await files.mark_deleting(self._engine, self._term, namespace, file_id)
-        await self._remove(gone.file_id)
+        await self._remove([gone.file_id])
         return gone
 
     async def sweep(self, before_unix_ms: int) -> None:
         """Delete what was marked, and what was begun before that time and never whole. Raises StoreUnavailable."""
-        for file_id in await files.abandoned(self._engine, before_unix_ms=before_unix_ms):
-            if await files.mark_abandoned(self._engine, file_id):
-                await self._remove(file_id)
+        left = await files.abandoned(self._engine, before_unix_ms=before_unix_ms)
+        await self._remove(await files.mark_abandoned(self._engine, left))
+
+
+def _abandon(writers: Iterable[FileWriter]) -> None:
+    for writer in writers:
+        writer.abandon()
 
 
 def now_unix_ms() -> int:

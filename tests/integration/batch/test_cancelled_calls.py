@@ -119,3 +119,21 @@ async def test_uploads_cancelled_at_any_instant_leave_nothing(world, count) -> N
             for whole in await world.client().files():  # their last transaction had begun
                 await world.client().delete(whole.file_id)
     await nothing_left(world)
+
+
+async def test_many_uploads_that_break_off_cost_few_transactions(world) -> None:
+    async def endless():
+        yield b"x"
+        writing.append(asyncio.current_task())
+        await asyncio.Event().wait()
+
+    count, writing, transactions = 40, [], []
+    uploads = [asyncio.create_task(world.server.files.upload(NEW, endless())) for _ in range(count)]
+    await eventually(lambda: asyncio.sleep(0, len(writing) == count))
+    event.listen(world.engine.sync_engine, "begin", transactions.append)
+    for upload in uploads:
+        upload.cancel()
+    await asyncio.wait(uploads)
+    await eventually(lambda: asyncio.sleep(0, not world.server._tasks))
+    assert len(transactions) < count / 2, "two for each that broke off would keep others waiting"
+    await nothing_left(world)

@@ -103,13 +103,12 @@ async def test_the_bytes_of_a_file_are_deleted_before_its_row(engine, term):
     await files.begin(engine, term, new, "old", now_unix_ms=NOW - 10, max_files=9)
     await files.begin(engine, term, new, "young", now_unix_ms=NOW, max_files=9)
     assert sorted(await files.abandoned(engine, before_unix_ms=NOW)) == ["gone", "old"]
-    await files.forget(engine, "old")
+    await files.forget(engine, ["old"])
     assert "old" in await files.abandoned(engine, before_unix_ms=NOW), "it was not marked"
-    await files.mark_abandoned(engine, "old")
+    assert await files.mark_abandoned(engine, ["old"]) == ["old"]
     with pytest.raises(Conflict, match="too long"):
         await files.complete(engine, term, "old", 1, max_bytes=ROOMY)
-    for file_id in ("gone", "old"):
-        await files.forget(engine, file_id)
+    await files.forget(engine, ["gone", "old"])
     assert await files.abandoned(engine, before_unix_ms=NOW) == []
 
 
