@@ -31,6 +31,7 @@ def register(config: pytest.Config) -> None:
         config.pluginmanager.register(Progress(Path(path), config))
     if path and not config.getoption("numprocesses", None):
         config.pluginmanager.register(Running(Path(path)))
+        del os.environ[VARIABLE]  # a pytest that a test starts is another run's
 
 
 class _Said:
