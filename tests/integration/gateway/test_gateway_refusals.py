@@ -237,7 +237,7 @@ async def test_a_request_waits_for_a_pools_first_runner_longer_than_this_gateway
 ) -> None:
     parts.scheduler.autopilot = False
     pool = parts.scheduler.routes.pools[0]
-    pool.ready_runners, pool.hold_s = 0, 300
+    pool.ready_runners, pool.hold_s = 0, int(2 * PATIENCE_S)
     async with serving(parts, parts.settings(tmp_path, hold_seconds=0.1)) as world, world.http() as http:
         await until(lambda: world.gateway.machine.admission.not_ready_reason() is None)
         posted = asyncio.create_task(http.post("/v1/completions", json=TEXT))
