@@ -31,7 +31,7 @@ from harness.vllm_requests.checks import (
     some,
 )  # fmt: skip
 from harness.vllm_requests.completions import NO_BEAMS
-from harness.waiting import PATIENCE_S
+from harness.waiting import wait_until
 
 ADAPTERS = ("acme/upper", "acme/reverse-words", "globex/initials", "globex/digits", "initech/json", "initech/cipher")
 PROMPTS = ["hello there", "foo bar bazz buzz"]
@@ -164,21 +164,22 @@ def _counts_ten(reply: Reply) -> bool:
 
 
 def _ends_what_is_left(reply: Reply) -> bool:
-    """Clients that give up leave nothing behind that goes on: most of their tokens are never made."""
-    server, before = reply.server, _sample(reply.server, "generation_tokens_total")
+    """Clients that give up leave nothing behind that runs to its end: not all of their tokens are made."""
+    server, clients, tokens = reply.server, 20, 900
+    before = _sample(server, "generation_tokens_total")
 
     def gives_up(_: int) -> bool:
         try:
-            httpx2.post(server.url + CHATS, json={**reply.sent, "max_tokens": 900, "ignore_eos": True}, timeout=0.3)
+            httpx2.post(server.url + CHATS, json={**reply.sent, "max_tokens": tokens, "ignore_eos": True}, timeout=0.3)
         except httpx2.TimeoutException:
             return True
         return False
 
-    with ThreadPoolExecutor(20) as pool:
-        left = list(pool.map(gives_up, range(20)))
-    answered = httpx2.post(server.url + CHATS, json=reply.sent, timeout=PATIENCE_S)
+    with ThreadPoolExecutor(clients) as pool:
+        left = all(pool.map(gives_up, range(clients)))
+    wait_until(lambda: _sample(server, "num_requests_running") == 0, "nothing runs any more")
     made = _sample(server, "generation_tokens_total") - before
-    return any(left) and len(answered.json()["choices"]) == 1 and made < 900 * (20 - sum(left)) + 900 * sum(left) / 2
+    return left and made < clients * tokens and len(reply.again().json["choices"]) == 1
 
 
 def _load(reply: Reply) -> bool:
