@@ -1,5 +1,6 @@
 """What the project's own files name is there: make targets, files, versions. Workflows themselves run elsewhere."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -117,3 +118,9 @@ def test_an_issue_form_has_a_name_and_fields_with_labels(path: Path) -> None:
     fields = [field for field in form["body"] if field["type"] != "markdown"]
     assert all(field["id"] and field["attributes"]["label"] for field in fields)
     assert len({field["id"] for field in fields}) == len(fields) > 0
+
+
+def test_tests_whose_cost_is_recorded_are_there() -> None:
+    for name in json.loads((ROOT / "tests" / "cpu_seconds.json").read_text()):
+        file, _, test = name.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), name
