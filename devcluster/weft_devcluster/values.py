@@ -15,7 +15,7 @@ SMALL = {"requests": {"cpu": "1m", "memory": "1Mi"}}  # a node has what its mach
 def small_values() -> dict[str, Any]:
     """For any cluster of tests: next to no requests, and a gateway that asks for no keys."""
     components: dict[str, Any] = {component: {"resources": SMALL} for component in COMPONENTS}
-    components["gateway"] |= {"replicas": 1, "auth": False, "drainSeconds": 20}
+    components["gateway"] |= {"replicas": 1, "auth": False}
     return {**components, "runner": {"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "1"}]}}
 
 
