@@ -126,7 +126,7 @@ class Screen:
         return result
 
     def _left(self, result: Result, now: float) -> str:
-        """Which suites come after this one, and how long all of it takes at this run's pace."""
+        """Say which suites come after this one, and how long all of it takes at this run's pace."""
         after = self._suites[len(self._done) + 1 :]
         whole = sum(suite.elsewhere_s for suite in self._suites)
         done = sum(suite.elsewhere_s for suite in self._done) + result.share() * result.suite.elsewhere_s

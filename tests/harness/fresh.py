@@ -40,7 +40,10 @@ RIGHT, SERVES = re.compile(r"^(\d+) of \1 right"), "Ctrl-C stops everything"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one command. `wall_s`: of `make up` until its answers were there; `cpu_s`: of all processes, to the end."""
+    """What came of one command.
+
+    `wall_s`: of `make up` until its answers were there; `cpu_s`: of all processes, to the end.
+    """
 
     machine: str
     command: str
@@ -165,7 +168,7 @@ def chrooted(root: Path, folder: str, *command: str) -> list[str]:
 
 
 def cpu_s() -> float:
-    """Of all children that have ended."""
+    """CPU seconds of all children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -85,7 +85,7 @@ class Progress(_Said):
 
 
 class Running(_Said):
-    """Which test a process runs, said by that process."""
+    """Tell which test this process runs."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

@@ -128,7 +128,7 @@ class TenantFiles:
             log.warning("files not forgotten yet", extra=kv(files=len(gone), error=error))
 
     def _delete_bytes(self, file_ids: Collection[str]) -> list[str]:
-        """Those whose bytes are gone."""
+        """Delete the bytes of files. Returns the files whose bytes are gone."""
         gone = list[str]()
         for file_id in file_ids:
             try:

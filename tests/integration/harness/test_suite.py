@@ -75,7 +75,7 @@ class Watched:
 def test_a_test_that_uses_anything_does_not_hang(use: dict[str, float]) -> None:
     watched = Watched()
     for _ in range(2000):
-        assert watched.look() == watched.look(**use) == ""  # type: ignore[arg-type]
+        assert watched.look() == watched.look(**use) == ""
 
 
 def test_a_test_whose_processes_do_nothing_hangs_after_its_seconds() -> None:

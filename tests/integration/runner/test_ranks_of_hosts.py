@@ -222,7 +222,7 @@ def test_rank_0_does_not_wait_for_a_rank_of_its_own_host_that_has_ended(tmp_path
 def test_the_first_rank_of_a_host_ends_with_one_that_it_has_started(
     model: OracleModel, tmp_path: Path, depot: Depot
 ) -> None:
-    """Its pod starts both anew; rank 0, which may not be there yet, would wait for the other."""
+    """A pod starts both anew; rank 0, which may not be there yet, would wait for the other."""
     digest = depot.publish("model", model.folder / "base")
     leader, probe = free_ports(2)
     flags = {

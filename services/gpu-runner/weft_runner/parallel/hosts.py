@@ -193,7 +193,7 @@ class RankListener:
         found[hello.rank, hello.channel] = hello, channel
 
     def _refuse(self, who_and_why: str) -> None:
-        """It may come again, as another: rank 0 waits on."""
+        """Log who was refused; rank 0 waits on, since the right one may still come."""
         log.warning("refused: %s", who_and_why)
         self._last_refused = who_and_why
 

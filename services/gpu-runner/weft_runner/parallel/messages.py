@@ -84,7 +84,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _is_ours(found: Any) -> bool:
-    """It is a class of values that are sent, or `path_of`."""
+    """Say whether it is a class of values that are sent, or `path_of`."""
     if not isinstance(found, type):
         return found is path_of
     if found in _BUILTINS:

@@ -61,7 +61,7 @@ def test_a_message_that_is_refused_is_told_to_both_ends(ends):
 
 @pytest.fixture
 def anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by another program, or by one that is at fault."""
+    """Another program may have sent it, or one that is at fault."""
     for channel in ("ipc", "tcp_channel"):
         monkeypatch.setattr(f"weft_runner.parallel.{channel}.pack_message", pickle.dumps)
 
