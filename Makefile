@@ -96,16 +96,19 @@ dev-cluster-down: install  ## end the dev cluster
 bench-operator: cluster-tools  ## `weft bench operator`, on a Kubernetes API server of its own (3 minutes)
 	@$(CLUSTER) bench-operator
 
-# From the checkout as it is, no virtual environment: GPU_PYTHON has torch, Triton, numpy, ml_dtypes and safetensors; gpu-check also takes
-# pytest, pytest-timeout, pytest-xdist and hypothesis, gpu-bench peft for its last case. Without a GPU both say so (exit code 3).
+# From the checkout as it is, no virtual environment: GPU_PYTHON has torch, Triton, numpy, ml_dtypes and safetensors, and google-re2 and
+# llguidance for whole engines; gpu-check also takes pytest, pytest-timeout, pytest-xdist and hypothesis, gpu-bench peft and transformers
+# for `exact` and `peft`, and for `stack` what `weft up` needs. Without a GPU both say so (exit code 3).
 # GPU_FLAGS: of gpu-check pytest's options, of gpu-bench cases and options (`--help`).
 GPU_PYTHON ?= python3
-GPU := PYTHONPATH=kernels:services/gpu-runner:bench:devcluster:tests:. PYTHONUNBUFFERED=1 $(GPU_PYTHON)
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
+GPU := PYTHONPATH=$(subst $(SPACE),:,$(abspath cli operator sim kernels bench devcluster tests $(wildcard services/*) .)) PYTHONUNBUFFERED=1 $(GPU_PYTHON)
 
 gpu-check:  ## tests marked `gpu` on this machine's GPU: kernels and the CUDA executor against plain torch
 	@$(GPU) -m harness.gpu_check $(GPU_FLAGS)
 
-gpu-bench:  ## figures of docs/benchmarks/gpu.md on this machine's GPU (at most 8 minutes)
+gpu-bench:  ## figures of docs/benchmarks/gpu.md on this machine's GPU (at most 9 minutes)
 	@$(GPU) -m weft_bench.gpu $(GPU_FLAGS)
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs

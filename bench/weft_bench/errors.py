@@ -61,3 +61,7 @@ class NoGroup(BenchFailed):
 
 class BadTable(BenchFailed):
     """A table of answers is none, or its answers cannot end; the message names the line."""
+
+
+class OutOfTime(BenchFailed):
+    """The seconds that were given are over; what was measured is kept."""

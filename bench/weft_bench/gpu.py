@@ -6,37 +6,36 @@ PYTHONPATH=kernels:services/gpu-runner:bench:. python -m weft_bench.gpu [CASE ..
 import argparse
 import ctypes
 import importlib
+import math
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from weft_bench.errors import BenchFailed
+from weft_bench.errors import OutOfTime
 from weft_bench.gpu_amounts import SHAPES, TINY, Amounts
 from weft_bench.gpu_page import DOCS, raw_path, write_page
 from weft_bench.lines import Line, append
 from weft_bench.machine import without_folders
 
-# Cases, each `measure` of a module gpu_CASE, and the most seconds of each: what matters most comes first.
-CASES = {
-    "decode": 150.0, "operator": 90.0, "prefill": 60.0, "attention": 40.0, "slots": 100.0, "textgen": 220.0,
-    "peft": 100.0,
-}  # fmt: skip
-BUDGET_S = 480.0
+# Cases, each `measure` of a module gpu_CASE: what a run that is cut should leave comes first.
+CASES = ("exact", "steps", "streams", "stack", "operator", "attention", "slots", "textgen", "peft")
+BUDGET_S = 540.0
 NO_GPU = 3
 _ABOUT = """How fast the engine is on this machine's GPU, beside what the GPU was measured to give.
 
-Each case has a process of its own, so that one which hangs or crashes costs itself alone, and each figure is written as
-it is measured: cases that are named are measured again or at last. `make gpu-check` shows that results are right."""
+Each figure is written as it is measured, what matters most first; a case that breaks off costs itself alone, unless the
+device is lost with it. Cases that are named are measured again or at last. `make gpu-check` shows that results are
+right."""
 _EXAMPLES = """examples:
   make gpu-bench                                  all figures, into docs/benchmarks
-  make gpu-bench GPU_FLAGS="decode prefill"       these cases
+  make gpu-bench GPU_FLAGS="exact steps"       these cases
   make gpu-bench GPU_FLAGS="--model 1B operator"  a smaller model
   make gpu-bench GPU_FLAGS='--out "$OUT"'         page and raw lines, old and new, elsewhere
   make gpu-bench GPU_FLAGS=--page                 the page anew from the raw lines; needs no GPU
@@ -58,67 +57,73 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     values = _parser().parse_args(words)
     options = _options(values)
-    flags = [word for word in words if word not in CASES and word != "--here"]
+    flags = [word for word in words if word not in CASES]
     if values.page:
         print(write_page(options.docs or DOCS))
         return 0
     if not interpreted() and (reason := no_gpu()):
         print(f"error: {reason}", file=sys.stderr)
         return NO_GPU
-    if values.here:
-        return here(options, " ".join(flags))
-    return apart(options, flags)
+    return run(options, flags)
 
 
-def apart(options: Options, flags: Sequence[str]) -> int:
-    """The cases one after the other, each in a process of its own, then the page."""
-    docs, ends, outcomes = options.docs, time.monotonic() + options.budget_s, dict[str, str]()
+def run(options: Options, flags: Sequence[str]) -> int:
+    """The cases one after the other, then the page."""
+    docs, words = options.docs, without_folders(" ".join(flags))
     if docs is not None and not raw_path(docs).exists() and raw_path(DOCS).exists():
         raw_path(docs).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(raw_path(DOCS), raw_path(docs))  # what comes back from another machine is whole
-    for case in options.cases:
-        left_s = min(CASES[case], ends - time.monotonic())
-        started = time.monotonic()
-        outcomes[case] = _run(case, flags, left_s) if left_s > 0 else "not begun: no time was left"
-        print(f"{case}: {time.monotonic() - started:.0f} s, {outcomes[case]}", flush=True)
-    if docs is not None:
-        print(f"page: {write_page(docs)}")
-    broken = [case for case, outcome in outcomes.items() if outcome != "done"]
+    command = "make gpu-bench" + (f" GPU_FLAGS={shlex.quote(words)}" if words else "")
+    try:
+        with tempfile.TemporaryDirectory(prefix="weft-gpu-") as folder:
+            broken = measure(
+                options.cases, options.amounts, lambda line: _keep(line, docs), command, Path(folder),
+                time.monotonic() + options.budget_s,
+            )  # fmt: skip
+    finally:
+        if docs is not None:
+            print(f"page: {write_page(docs)}")
     if broken:
         print(f"to measure what is missing: make gpu-bench GPU_FLAGS={shlex.quote(' '.join([*flags, *broken]))}")
     return 1 if broken else 0
 
 
-def here(options: Options, flags: str) -> int:
-    """The cases in this process."""
-    command = "make gpu-bench" + (f" GPU_FLAGS={shlex.quote(without_folders(flags))}" if flags else "")
-    with tempfile.TemporaryDirectory(prefix="weft-gpu-") as folder:
-        try:
-            measure(options.cases, options.amounts, lambda line: _keep(line, options.docs), command, Path(folder))
-        except BenchFailed as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    return 0
-
-
-def measure(cases: Sequence[str], amounts: Amounts, send: Callable[[Line], None], command: str, folder: Path) -> None:
-    """What the machine gives, then the cases. Raises BenchFailed."""
+def measure(
+    cases: Sequence[str], amounts: Amounts, send: Callable[[Line], None], command: str, folder: Path,
+    ends: float = math.inf,
+) -> list[str]:  # fmt: skip
+    """What the machine gives, then the cases; those that broke off or were not begun. `ends`: by time.monotonic."""
     from weft_bench.gpu_context import Context
     from weft_bench.gpu_device import find, origin
     from weft_bench.gpu_machine import TINY_SIZES, Sizes, measured
     from weft_bench.gpu_timing import timer
 
     gpu = find()
-    origin_ = origin(gpu, command)
-    times = timer(gpu.device)
+    origin_, times, broken = origin(gpu, command), timer(gpu.device), list[str]()
     machine = measured(gpu, times, Sizes() if gpu.is_real else TINY_SIZES)
     for line in machine.lines(gpu, origin_):
         send(line)
-    gpu.free()
-    for case in cases:
-        module = importlib.import_module(f"weft_bench.gpu_{case}")
-        module.measure(Context(amounts, gpu, times, machine, origin_, send, folder))
-        gpu.free()
+    for number, case in enumerate(cases):
+        started = time.monotonic()
+        outcome = "done"
+        try:
+            gpu.free()
+            with tempfile.TemporaryDirectory(dir=folder) as of_case:
+                context = Context(amounts, gpu, times, machine, origin_, send, Path(of_case), ends)
+                context.check_time()
+                importlib.import_module(f"weft_bench.gpu_{case}").measure(context)
+        except OutOfTime as error:
+            outcome = f"not whole: {error}"
+        except Exception as error:  # noqa: BLE001 - the next case may work
+            traceback.print_exc()
+            outcome = f"broke off: {type(error).__name__}: {error}"
+        print(f"{case}: {time.monotonic() - started:.0f} s, {outcome}", flush=True)
+        if outcome != "done":
+            broken.append(case)
+            if not gpu.works():
+                print("the device is lost: what follows was not begun", flush=True)
+                return [*broken, *cases[number + 1 :]]
+    return broken
 
 
 def no_gpu() -> str:
@@ -137,16 +142,6 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
-def _run(case: str, flags: Sequence[str], seconds: float) -> str:
-    """What became of it."""
-    command = [sys.executable, "-m", "weft_bench.gpu", *flags, "--here", case]
-    try:
-        code = subprocess.run(command, timeout=seconds, check=False).returncode
-    except subprocess.TimeoutExpired:
-        return f"ended after {seconds:.0f} s"
-    return "done" if code == 0 else f"broke off with exit code {code}"
-
-
 def _keep(line: Line, docs: Path | None) -> None:
     if docs is not None:
         append(raw_path(docs), [line])
@@ -162,9 +157,9 @@ def _options(values: argparse.Namespace) -> Options:
     """Under the interpreter all is tiny, and kept only where --out says."""
     amounts = TINY if interpreted() else Amounts(texts=values.texts)
     if values.model and not interpreted():
-        amounts = replace(amounts, model=values.model, text_model=values.model)
+        amounts = replace(amounts, model=values.model, text_model=values.model, stack_model=values.model)
     docs = values.out or (None if interpreted() else DOCS)
-    return Options(values.cases or tuple(CASES), amounts, docs, values.budget_s)
+    return Options(values.cases or CASES, amounts, docs, values.budget_s)
 
 
 def _case(text: str) -> str:
@@ -180,11 +175,14 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add, texts = parser.add_argument, Amounts().texts
     add("cases", nargs="*", type=_case, metavar="CASE", help=f"{', '.join(CASES)} (all, in this order)")
-    add("--model", choices=[name for name in SHAPES if name != "tiny"], help="of all cases (8B; text generation: 7B)")
+    add(
+        "--model",
+        choices=[name for name in SHAPES if name != "tiny"],
+        help="of all cases (8B; over HTTP 1B, text generation 7B)",
+    )
     add("--texts", type=int, default=texts, metavar="N", help=f"requests of text generation ({texts}; Punica: 1000)")
     add("--budget-s", type=float, default=BUDGET_S, metavar="S", help=f"seconds of all cases ({BUDGET_S:.0f})")
     add("--out", type=Path, metavar="DIR", help=f"where page and raw lines go ({DOCS})")
-    add("--here", action="store_true", help="in this process: one that crashes takes the others along")
     add("--page", action="store_true", help="write the page again from the raw lines; needs no GPU")
     return parser
 

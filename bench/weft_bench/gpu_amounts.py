@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from weft_bench.cpu_shapes import (
+    BASE,
     DISTINCT,
     IDENTICAL,
     POPULARITIES,
@@ -95,15 +96,21 @@ class Amounts:
         *((SQUARE, Batch(64, popularity)) for popularity in POPULARITIES),
         (STACKED, Batch(256, DISTINCT)),
     )
-    rows: int = 32  # of a decode step
-    contexts: tuple[int, ...] = (512, 2048)
+    decode: tuple[tuple[int, int], ...] = ((32, 512), (256, 512), (1, 512), (64, 512), (32, 2048))  # rows, context
+    exact_tokens: tuple[int, int] = (96, 24)  # of a prompt, of decode steps after it
     attention: tuple[tuple[int, int, int], ...] = (  # rows, context, query heads of a kv head
         *((32, 2048, group) for group in (1, 4, 8)),
         (1, 8192, 4),
     )
     heads: tuple[int, int] = (32, 128)  # query heads of attention alone, and their size
-    prompt: int = 2048
-    beside: int = 31  # decode rows beside a prompt
+    prompts: tuple[int, ...] = (2048, 64, 512)
+    beside: int = 31  # decode rows beside a prompt, of as many tokens as a decode step's least context
+    stream_counts: tuple[int, ...] = (256, 64, 16, 1)
+    stream_adapters: tuple[int, ...] = (0, 64, 384)  # 0: the base
+    stream_tokens: tuple[int, int] = (128, 128)  # of a prompt, of an answer
+    stream_rounds: int = 3  # requests of each stream
+    stack_model: str = "1B"
+    stack_adapters: int = 8
     slots: int = 8
     streams: int = 16  # requests at a time, over so few slots
     crowds: tuple[int, ...] = (16, 64, 256)
@@ -130,13 +137,15 @@ class Amounts:
     def decode_name(self, batch: Batch, context: int) -> str:
         return f"{self.model} decode, batch {batch.rows}, context {context}, {batch.popularity}"
 
-    @property
-    def prefill_name(self) -> str:
-        return f"{self.model} prefill of {self.prompt} tokens"
+    def prompt_name(self, prompt: int, beside: int) -> str:
+        rows = f" and {beside} rows" if beside else ""
+        return f"{self.model} step of {prompt} prompt tokens{rows}"
 
-    @property
-    def mixed_name(self) -> str:
-        return f"{self.model} step of {self.prompt} prompt tokens and {self.beside} rows"
+    def streams_name(self, streams: int, adapters: int) -> str:
+        return f"{self.model}, {streams} streams, {f'{adapters} adapters' if adapters else BASE}"
+
+    def stack_name(self, streams: int, adapters: int) -> str:
+        return f"{self.stack_model} over HTTP, {streams} streams, {f'{adapters} adapters' if adapters else BASE}"
 
     def crowd_name(self, crowd: int) -> str:
         return f"{self.model}, {crowd} adapters over {self.slots} slots, popularity 1/i"
@@ -151,7 +160,9 @@ class Amounts:
 TINY = Amounts(
     model="tiny", text_model="tiny",
     operators=((Operator("q, k, v 64 -> 80", 64, (48, 16, 16), 3), Batch(3, DISTINCT)),),
-    rows=2, contexts=(20,), attention=((2, 40, 1), (2, 40, 4)), heads=(4, 16), prompt=20, beside=1, slots=2, streams=2,
+    decode=((2, 20), (1, 20)), exact_tokens=(10, 3), attention=((2, 40, 1), (2, 40, 4)), heads=(4, 16), prompts=(20,),
+    beside=1, stream_counts=(2, 1), stream_adapters=(0, 3), stream_tokens=(4, 3), stream_rounds=1, stack_model="tiny",
+    stack_adapters=2, slots=2, streams=2,
     crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2, texts=2, text_tokens=6, text_rows=2, peer_rows=2,
     peer_tokens=(4, 2), peer_rounds=1,
 )  # fmt: skip

@@ -1,9 +1,12 @@
 """What every case of `make gpu-bench` is given: the device, what it gives, the amounts, and where figures go."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft_bench.errors import OutOfTime
 from weft_bench.gpu_amounts import Amounts
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_machine import Machine
@@ -16,7 +19,10 @@ PER_SECOND = {"us": 1e6, "ms": 1e3}
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One case on one device. `send` takes its lines as they are measured; `folder` is for files that go away."""
+    """One case on one device. `send` takes its lines as they are measured; `folder` is for files that go away.
+
+    `ends`: when there is no more time, by time.monotonic.
+    """
 
     amounts: Amounts
     gpu: Gpu
@@ -25,6 +31,12 @@ class Context:
     origin: Origin
     send: Callable[[Line], None]
     folder: Path
+    ends: float = math.inf
+
+    def check_time(self) -> None:
+        """Raises OutOfTime: called before whatever takes seconds."""
+        if time.monotonic() > self.ends:
+            raise OutOfTime("no time was left")
 
     def report(
         self, name: str, metric: str, value: float | None, unit: str, *, baseline: float | None = None,

@@ -42,6 +42,14 @@ class Gpu(gpu.Gpu):
         if self.is_real:
             torch.cuda.synchronize(self.device)
 
+    def works(self) -> bool:
+        """Whether the device still computes: an illegal access leaves a process without it."""
+        try:
+            self.sync()
+        except RuntimeError:
+            return False
+        return True
+
     def free(self) -> None:
         """What nobody refers to any more goes back to the device: graphs, their memory pools, caches."""
         gc.collect()

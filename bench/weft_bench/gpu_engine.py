@@ -32,13 +32,17 @@ WARM_TOKENS = 256  # of the largest step that kernels are compiled for at start:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an engine is built for. `context`: tokens of the longest sequence; `batch_tokens`: of an iteration."""
+    """What an engine is built for. `context`: tokens of the longest sequence; `batch_tokens`: of an iteration.
+
+    `waiting`: how many adapters at most wait for a slot at a time; None: one for each row.
+    """
 
     rows: int
     slots: int
     context: int
     batch_tokens: int
     prefills: int = 1
+    waiting: int | None = None
 
 
 class DeviceSubject(Player):
@@ -107,7 +111,8 @@ def _limits(shape: Shape, sizes: Sizes, page_bytes: int) -> PoolLimits:
 
 
 def _pages(shape: Shape, sizes: Sizes) -> int:
-    """Of every row at its longest, of every slot's adapter, and of as many that wait for one as there are rows."""
+    """Of every row at its longest, of every slot's adapter, and of those that wait for one."""
     page_numbers = shape.layers * 2 * shape.kv * PAGE_TOKENS
     each = pages_needed(layout_of(Partition(spec_of(shape, sizes.context)), RANK), RANK, page_numbers)
-    return sizes.rows * (-(-sizes.context // PAGE_TOKENS) + 1) + (sizes.slots + sizes.rows) * each
+    waiting = sizes.rows if sizes.waiting is None else sizes.waiting
+    return sizes.rows * (-(-sizes.context // PAGE_TOKENS) + 1) + (sizes.slots + waiting) * each

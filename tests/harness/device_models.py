@@ -185,8 +185,8 @@ class Pair:
     device: Driven
     reference: Driven
     dtype: torch.dtype
+    spec: ModelSpec
     rng: random.Random = field(default_factory=lambda: random.Random(0))
-    vocab: int = 0
 
     @classmethod
     def made(
@@ -198,7 +198,7 @@ class Pair:
         same = of_matrices(weights, rounded_to_int4) if packed else weights
         pair = cls(
             device_executor(gpu, spec, weights, dtype, rows, adapters + 1, graphs=graphs, packed=packed),
-            reference_executor(spec, same, rows, adapters + 1), dtype, vocab=spec.vocab_size,
+            reference_executor(spec, same, rows, adapters + 1), dtype, spec,
         )  # fmt: skip
         for number in range(adapters):
             pair.load(number, HostAdapter.made(spec, number, dtype))
@@ -217,14 +217,14 @@ class Pair:
             driven.evict(slot)
 
     def add(self, key: str, length: int, slot: int | None) -> None:
-        tokens = random_tokens(self.rng, length, self.vocab)
+        tokens = random_tokens(self.rng, length, self.spec.vocab_size)
         for driven in self.both:
             driven.add(key, tokens, slot, length)
 
     def step(self, counts: Mapping[str, int]) -> torch.Tensor:
         """Compare a step. Returns the device's logits."""
         actual, expected = (driven.step(counts) for driven in self.both)
-        assert_logits(actual, expected, self.dtype)
+        assert_logits(actual, expected, self.dtype, self.spec.layers)
         return actual
 
     def decode(self, slots: Sequence[int | None], steps: int = 2, prompt: int = 3) -> None:

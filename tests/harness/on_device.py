@@ -3,6 +3,7 @@
 The device is this machine's CPU under Triton's interpreter, or a GPU (TRITON_INTERPRET=0, as `make gpu-check` sets it).
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from weft_runner.model.step import StepInput, StepRow
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+DEPTH = 3  # layers of most models here
 T = TypeVar("T")
 
 
@@ -25,7 +27,8 @@ class Tolerance:
     """What the same inputs in fp64 may differ by. `stored`: of each number; the others of a row's length or largest.
 
     `product`: sums in another order. `lora`: two of them, and the rounding of what goes between. `attention`: the
-    weights of keys are rounded before they meet the values. `logits`: of a whole model, where each kernel rounds once.
+    weights of keys are rounded before they meet the values. `logits`: of a whole model of DEPTH layers, where each
+    kernel rounds once.
     """
 
     stored: float
@@ -89,12 +92,16 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -
     )
 
 
-def assert_logits(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """Of a model in `dtype`: fp32 shows mistakes, by its largest logit; 16 bits what rounding does, row by row."""
+def assert_logits(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, layers: int = DEPTH) -> None:
+    """Compare a model in `dtype`: fp32 shows mistakes, by its largest logit; 16 bits what rounding does, row by row.
+
+    Roundings of different layers do not know of each other: their sum grows with the root of the number of layers
+    (rounded to bf16 where kernels do, plain torch is off by 0.018 of a row with 3 layers, 0.030 with 8, 0.043 with 16).
+    """
     if dtype == FP32:
         assert_close(actual, expected, TOLERANCES[dtype].logits)
     else:
-        assert_near(actual, expected, TOLERANCES[dtype].logits)
+        assert_near(actual, expected, TOLERANCES[dtype].logits * math.sqrt(max(layers, DEPTH) / DEPTH))
 
 
 def _assert_none(wrong: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor, how: str) -> None:

@@ -70,7 +70,7 @@ def test_a_slot_that_was_empty_has_an_adapter_and_then_none_again(pair: Pair) ->
 
 def test_a_step_advances_token_by_token(pair: Pair) -> None:
     """The same step object with new tokens and positions, as the engine runs a standing batch."""
-    tokens = [random_tokens(random.Random(7), ROWS, pair.vocab) for _ in range(REPLAYS)]
+    tokens = [random_tokens(random.Random(7), ROWS, pair.spec.vocab_size) for _ in range(REPLAYS)]
     logits = list[list[torch.Tensor]]()
     for driven in pair.both:
         driven.drop_all()

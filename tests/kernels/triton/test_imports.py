@@ -13,7 +13,7 @@ import pytest, sys
 sys.modules["grpc"] = sys.modules["google.protobuf"] = None
 code = pytest.main(["--collect-only", "-qq", "-m", "gpu", "-p", "no:asyncio", "tests/kernels/triton"])
 assert code == 0, code
-import weft_bench.gpu_peft, weft_bench.gpu_prefill, weft_bench.gpu_slots
+import weft_bench.gpu_peft, weft_bench.gpu_slots, weft_bench.gpu_steps, weft_bench.gpu_streams
 print(*(name for name, module in sys.modules.items() if module is not None))
 """
 

@@ -1,34 +1,37 @@
-"""Decode steps of a whole model: captured graphs, replayed as the engine replays them, the tables' copy included.
+"""Steps of a whole model: decode as captured graphs, replayed as the engine replays them, and prompts run eagerly.
 
 Keys, values and adapters are random numbers in random pages. A step's bytes are the base's, its contexts' and its
 adapters' (`roofline.decode_work`). What adapters add is told in per cent of the base's step beside what their bytes add
 to the base's bytes, and as the points between the two. The launch floor is what as many empty kernels take in a graph.
+A step with a prompt is told by the clock, beside how long the host launches for and what its kernels take.
 """
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import median
 from typing import NamedTuple
 
 import torch
 
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import Sampling
-from weft_bench.cpu_shapes import BASE, POPULARITIES, RANK, ranks_of
+from weft_bench.cpu_shapes import BASE, DISTINCT, POPULARITIES, RANK, ranks_of
 from weft_bench.cpu_witness import slots_of
 from weft_bench.errors import WrongAdapter
 from weft_bench.gpu_amounts import Batch
 from weft_bench.gpu_attention import splits_of
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
+from weft_bench.gpu_kernels import kernel_times
 from weft_bench.gpu_machine import empties
 from weft_bench.gpu_models import Numbers, StepOf, random_tokens, random_weights, spec_of, step_of
-from weft_bench.gpu_page import ADDED, BANDWIDTH, BEYOND_BYTES
+from weft_bench.gpu_page import ADDED, BANDWIDTH, BEYOND_BYTES, RATIO
 from weft_bench.gpu_placed import Deck, pages_needed, row_offsets
 from weft_bench.gpu_timing import MANY, Times
-from weft_bench.roofline import Shape, Work, adapter_work, decode_work
+from weft_bench.roofline import Shape, Work, adapter_work, decode_work, prefill_work
 from weft_runner.model.cuda.adapters import PagedAdapter, PagedAdapterStore, layout_of
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.partition import Partition
@@ -36,6 +39,8 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 
 PAGE_TOKENS = 16
+CLOCKED = 9  # runs by the clock
+COSTLIEST = 12  # kernels of a step that are told by name
 # Of `TritonOps`: a layer's, an attention's join, adapters' in a layer; embedding, last norm, head, choice, outputs.
 LAYER_LAUNCHES, JOIN, LORA_LAUNCHES, OTHER_LAUNCHES = 9, 1, 6, 8
 
@@ -57,16 +62,19 @@ class Loaded:
     shape: Shape
 
     @classmethod
-    def of(cls, gpu: Gpu, shape: Shape, rows: int, tokens: int, *, graphs: bool) -> "Loaded":
-        """`tokens`: of the longest row.
+    def of(cls, gpu: Gpu, shape: Shape, batches: Sequence[tuple[int, int]]) -> "Loaded":
+        """`batches`: rows, and tokens of each, of the steps that are to be made.
 
         Nothing but decode steps is warmed up: what else a case runs, it runs once before it is timed.
         """
+        rows, tokens = (max(column) for column in zip(*batches, strict=True))
         spec = spec_of(shape, tokens)
-        n_pages = rows * (-(-tokens // PAGE_TOKENS) + _adapter_pages(spec))
+        n_pages = max(n * -(-each // PAGE_TOKENS) for n, each in batches) + rows * _adapter_pages(spec)
         weights = random_weights(spec, Numbers(gpu.device, gpu.dtype))
         gpu.sync()
-        executor = CudaExecutor(spec, weights, Sizes(n_pages, PAGE_TOKENS, rows, RANK, rows, tokens, graphs, tokens=1))
+        executor = CudaExecutor(
+            spec, weights, Sizes(n_pages, PAGE_TOKENS, rows, RANK, rows, tokens, graphs=True, tokens=1)
+        )
         executor.adapters.tables.arena.normal_()  # keys, values and adapters
         deck = Deck(n_pages)
         _seat(executor.adapters, rows, deck)
@@ -104,14 +112,68 @@ def _seat(store: PagedAdapterStore, slots: int, deck: Deck) -> None:
 
 
 def measure(context: Context) -> None:
-    """Every popularity and context of the amounts, the base first."""
-    amounts, rows = context.amounts, context.amounts.rows
-    started = time.perf_counter()
-    loaded = Loaded.of(context.gpu, amounts.shape, rows, max(amounts.contexts) + 1, graphs=True)
-    context.report(f"{amounts.model} decode", "weights and graphs made", time.perf_counter() - started, "s")
-    _report_floors(context, loaded)
-    for length in amounts.contexts:
+    """Decode steps of every batch and popularity of the amounts, the base first, then steps with prompts."""
+    amounts, started = context.amounts, time.perf_counter()
+    prompts = [(1 + amounts.beside, prompt) for prompt in amounts.prompts]
+    loaded = Loaded.of(context.gpu, amounts.shape, [*((n, tokens + 1) for n, tokens in amounts.decode), *prompts])
+    context.report(f"{amounts.model} steps", "weights and graphs made", time.perf_counter() - started, "s")
+    for rows, length in amounts.decode:
+        _report_floors(context, loaded, rows)
         _measure_batches(context, loaded, [Batch(rows, kind) for kind in (BASE, *POPULARITIES)], length)
+    for prompt in amounts.prompts:
+        for beside in (0, amounts.beside):
+            _measure_prompt(context, loaded, prompt, beside)
+
+
+def _measure_prompt(context: Context, loaded: Loaded, prompt: int, beside: int) -> None:
+    """A prompt from its start and rows in decode, each with an adapter of its own, or all of the base."""
+    name, position = context.amounts.prompt_name(prompt, beside), min(length for _, length in context.amounts.decode)
+    whole = dict[bool, float]()
+    context.check_time()
+    for adapted in (False, True):
+        rows = [RowOf(1, position, number if adapted else None) for number in range(1, beside + 1)]
+        step = loaded.step([RowOf(prompt, 0, 0 if adapted else None), *rows])
+        assert_finite(loaded, loaded.executor.run(step))
+        times = _by_clock(context, lambda step=step: loaded.executor.run(step))
+        whole[adapted], said = median(times.whole_s), "with adapters" if adapted else "base"
+        bound_s = prefill_work(loaded.shape, prompt).bound_s(context.machine.rates) if not beside else None
+        context.report(
+            name, said, whole[adapted] * 1e3, "ms", baseline=bound_s and bound_s * 1e3,
+            bound_fraction=bound_s and bound_s / whole[adapted],
+        )  # fmt: skip
+        context.report(name, f"{said}: the host launches for", median(times.host_s) * 1e3, "ms")
+        _report_kernels(context, f"{name}, {said}", lambda step=step: loaded.executor.run(step))
+    context.report(name, RATIO, whole[True] / whole[False], "x")
+
+
+class ByClock(NamedTuple):
+    """Seconds of each run: until the call returned, until the device was done."""
+
+    host_s: list[float]
+    whole_s: list[float]
+
+
+def _by_clock(context: Context, run: Callable[[], object]) -> ByClock:
+    times = ByClock([], [])
+    for _ in range(CLOCKED):
+        context.gpu.sync()
+        started = time.perf_counter()
+        run()
+        times.host_s.append(time.perf_counter() - started)
+        context.gpu.sync()
+        times.whole_s.append(time.perf_counter() - started)
+    return times
+
+
+def _report_kernels(context: Context, name: str, run: Callable[[], object]) -> None:
+    """What its kernels take, all together and the costliest each, and how many there are: by CUPTI."""
+    if not context.gpu.is_real:
+        return
+    kernels = kernel_times(run)
+    context.report(name, "kernels", sum(kernel.seconds for kernel in kernels) * 1e3, "ms")
+    context.report(name, "launches", float(sum(kernel.launches for kernel in kernels)), "")
+    for kernel in kernels[:COSTLIEST]:
+        context.report(f"{name}, by kernel", f"{kernel.name} ({kernel.launches})", kernel.seconds * 1e3, "ms")
 
 
 def launches(spec: ModelSpec, rows: int, sms: int, *, adapters: bool) -> int:
@@ -144,6 +206,7 @@ class Ran:
 
 def _measure_batches(context: Context, loaded: Loaded, batches: Sequence[Batch], length: int) -> None:
     """The first one is the base, which the others are held against."""
+    context.check_time()
     base, *adapted = batches
     without = _ran(context, loaded, base, length)
     bandwidth = without.n_bytes / without.times.median
@@ -157,8 +220,13 @@ def _ran(context: Context, loaded: Loaded, batch: Batch, length: int) -> Ran:
     logits = loaded.executor.run(step).clone()
     assert_finite(loaded, logits)
     times = context.timer.eager(lambda: loaded.executor.run(step), runs=MANY)
+    context.report(
+        name, "the host's part", median(_by_clock(context, lambda: loaded.executor.run(step)).host_s) * 1e3, "ms"
+    )
     work = work_of(loaded.shape, batch, length)
     context.report_times(name, "step", "ms", times, bound_s=work.bound_s(context.machine.rates))
+    if batch.popularity in (BASE, DISTINCT):
+        _report_kernels(context, name, lambda: loaded.executor.run(step))
     return Ran(name, times, work.n_bytes, logits)
 
 
@@ -179,9 +247,9 @@ def assert_finite(loaded: Loaded, logits: torch.Tensor) -> None:
         raise WrongAdapter(f"rows without a finite maximum: {[i for i, c in enumerate(choices) if c is None]}")
 
 
-def _report_floors(context: Context, loaded: Loaded) -> None:
+def _report_floors(context: Context, loaded: Loaded, rows: int) -> None:
     for kind, adapters in (("base", False), ("adapters", True)):
-        count = launches(loaded.executor.spec, context.amounts.rows, context.gpu.sms, adapters=adapters)
+        count = launches(loaded.executor.spec, rows, context.gpu.sms, adapters=adapters)
         times = context.timer.graph(empties(context.gpu, count))
-        name = f"{context.amounts.model} decode, {kind}"
+        name = f"{context.amounts.model} decode, batch {rows}, {kind}"
         context.report(name, "launch floor: as many empty kernels", times.median * 1e3, "ms")

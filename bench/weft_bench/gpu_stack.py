@@ -1,0 +1,129 @@
+"""The whole product on one machine: `weft up` with the cuda executor, asked over HTTP, beside the engine alone.
+
+A random model on disk, with adapters, under a pool made for as many streams; the client only counts (`sse.py`).
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weft_bench import sse
+from weft_bench.cpu_models import adapter, base_model
+from weft_bench.cpu_shapes import RANK
+from weft_bench.errors import OutOfTime, StackFailed
+from weft_bench.gpu_amounts import SHAPES
+from weft_bench.gpu_context import Context
+from weft_bench.gpu_engine import PAGE_TOKENS, DeviceSubject, Sizes
+from weft_bench.gpu_models import random_tokens
+from weft_bench.gpu_page import OF_ENGINE
+from weft_bench.gpu_streams import PREFILLS
+from weft_bench.path import percentile
+from weft_bench.path_shape import MODEL, NAMESPACE, linked, loraadapter, servingpool, tokenizer
+from weft_bench.playing import Ask
+from weft_bench.stack import Stack
+
+READY_S = 180.0
+LOG_CHARS = 4000
+
+
+def measure(context: Context) -> None:
+    """Base and adapters with every number of streams. Raises StackFailed, RequestFailed."""
+    amounts, rng, folder = context.amounts, random.Random(0), context.folder
+    shape = SHAPES[amounts.stack_model]
+    paths = [adapter(folder, amounts.stack_model, shape, i, RANK) for i in range(amounts.stack_adapters)]
+    manifests = folder / "manifests"
+    linked(base_model(folder, amounts.stack_model, shape), manifests / "model")
+    for path in paths:
+        linked(path, manifests / path.name)
+    (manifests / "model" / "tokenizer.json").write_text(tokenizer(shape.vocab), encoding="utf-8")
+    alone = _alone(context, paths)
+    context.gpu.free()  # for the runner's process
+    objects = [_pool(context), *(loraadapter(path.name) for path in paths)]
+    (manifests / "bench.yaml").write_text(yaml.safe_dump_all(objects), encoding="utf-8")
+    started = time.perf_counter()
+    with Stack(manifests, folder / "data", "--executor", "cuda") as stack:
+        try:
+            stack.wait_for_models(len(paths) + 1, timeout_s=READY_S)
+            context.report(f"{amounts.stack_model} over HTTP", "ready after", time.perf_counter() - started, "s")
+            for names in (("",), tuple(path.name for path in paths)):
+                for streams in amounts.stream_counts:
+                    context.check_time()
+                    bodies = [_body(context, rng, rng.choice(names)) for _ in range(amounts.stream_rounds * streams)]
+                    adapters = len(paths) if any(names) else 0
+                    _report(context, stack, bodies, streams, adapters, alone[streams, adapters])
+        except OutOfTime:
+            raise
+        except Exception as error:
+            raise StackFailed(f"{error}\n{_logs(folder / 'data')}") from error
+
+
+def _alone(context: Context, paths: Sequence[Path]) -> dict[tuple[int, int], float]:
+    """Output tokens a second of the engine in this process, by streams and adapters."""
+    amounts, rng = context.amounts, random.Random(0)
+    shape, (prompt, answer) = SHAPES[amounts.stack_model], amounts.stream_tokens
+    sizes = Sizes(max(amounts.stream_counts), len(paths), prompt + answer, PREFILLS * prompt, PREFILLS)
+    subject, found = DeviceSubject(context.gpu, amounts.stack_model, shape, sizes, context.folder), {}
+    with subject:
+        subject.adapters.paths.update({path.name: path for path in paths})
+        for names in (("",), tuple(path.name for path in paths)):
+            for streams in amounts.stream_counts:
+                asks = [
+                    Ask(rng.choice(names), random_tokens(rng, prompt, shape.vocab), answer)
+                    for _ in range(amounts.stream_rounds * streams)
+                ]
+                played = subject.play(asks, streams=streams)
+                found[streams, len(paths) if any(names) else 0] = played.tokens / played.wall_s
+    return found
+
+
+def _report(
+    context: Context, stack: Stack, bodies: Sequence[dict[str, Any]], streams: int, adapters: int, alone: float
+) -> None:
+    started = time.perf_counter()
+    done = asyncio.run(sse.run("127.0.0.1", stack.port, bodies, streams))
+    wall_s = time.perf_counter() - started
+    name = context.amounts.stack_name(streams, adapters)
+    rate = sum(answer.tokens for answer in done) / wall_s
+    context.report(name, "output tokens", rate, "tokens/s", baseline=alone)
+    context.report(name, OF_ENGINE, rate / alone, "share")
+    gaps_s = [gap for answer in done for gap in answer.gaps()]
+    for percent in (50, 99):
+        ttft_s = percentile([answer.first - answer.start for answer in done], percent)
+        context.report(name, f"TTFT p{percent}", ttft_s * 1e3, "ms")
+        context.report(name, f"gap between tokens p{percent}", percentile(gaps_s or [0.0], percent) * 1e3, "ms")
+
+
+def _body(context: Context, rng: random.Random, adapter_name: str) -> dict[str, Any]:
+    prompt, answer = context.amounts.stream_tokens
+    vocab = SHAPES[context.amounts.stack_model].vocab
+    return {
+        "model": f"{NAMESPACE}/{adapter_name}" if adapter_name else MODEL, "temperature": 0, "max_tokens": answer,
+        "ignore_eos": True, "prompt": [rng.randrange(3, vocab) for _ in range(prompt)],
+    }  # fmt: skip
+
+
+def _pool(context: Context) -> dict[str, Any]:
+    """Room for every stream at its longest and for every adapter."""
+    amounts, most = context.amounts, max(context.amounts.stream_counts)
+    prompt, answer = amounts.stream_tokens
+    pages = most * (-(-(prompt + answer) // PAGE_TOKENS) + 1) + 64 * amounts.stack_adapters + 64
+    return servingpool({
+        "model": {"name": MODEL, "uri": "file:model"},
+        "replicas": 1,
+        "lora": {"maxRank": RANK},
+        "kvCache": {"pageTokens": PAGE_TOKENS, "pages": pages},
+        "scheduler": {
+            "maxSequences": most, "maxBatchTokens": PREFILLS * prompt, "maxPrefills": PREFILLS, "maxQueue": 100_000,
+        },
+    })  # fmt: skip
+
+
+def _logs(data: Path) -> str:
+    """The ends of what the runners said."""
+    logs = sorted((data / "logs").glob("runner*"))
+    return "\n".join(f"{log.name}\n{log.read_text(errors='replace')[-LOG_CHARS:]}" for log in logs)
