@@ -10,15 +10,17 @@ times that machines give.
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.process import CannotStart
+from weft.trust import accept_private_authorities
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
+    from requests import Session
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -111,8 +113,24 @@ def _exporter() -> "SpanExporter":
     if protocol == "http/protobuf":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
 
-        return HttpSpanExporter()
+        return HttpSpanExporter(session=_session())
     raise TracingNotPossible(f"{PROTOCOLS[1]} is {protocol!r}: grpc or http/protobuf")
+
+
+def _session() -> "Session":
+    """What the exporter sends with; it trusts whom the other clients of Weft trust."""
+    from requests import Session
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import create_urllib3_context
+
+    class PrivateAuthorities(HTTPAdapter):
+        def init_poolmanager(self, *args: Any, **options: Any) -> None:
+            context = accept_private_authorities(create_urllib3_context())
+            super().init_poolmanager(*args, **options, ssl_context=context)
+
+    session = Session()
+    session.mount("https://", PrivateAuthorities())
+    return session
 
 
 def _context(headers: Mapping[str, str]) -> "Context":

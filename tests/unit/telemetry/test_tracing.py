@@ -1,7 +1,13 @@
 """Spans: whose trace they belong to, when they began, and what turns them on."""
 
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
 import pytest
 
+from harness.certificates import Authority
 from harness.spans import in_memory
 from weft.telemetry.tracing import ENDPOINTS, PROTOCOLS, TracingNotPossible, tracer
 
@@ -62,3 +68,40 @@ def test_a_protocol_that_is_not_spoken_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(PROTOCOLS[1], "http/json")
     with pytest.raises(TracingNotPossible, match="http/json"):
         tracer("gateway")
+
+
+def test_spans_reach_a_collector_whose_owner_trusts_its_certificate_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By http/protobuf, as `weft.trust` says: what is trusted need be no root, its issuer need not follow RFC 5280."""
+    certificate, key = Authority(bare=True).issue("localhost")
+    (tmp_path / "tls.crt").write_bytes(certificate)
+    (tmp_path / "tls.key").write_bytes(key)
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        monkeypatch.setenv(ENDPOINTS[0], f"https://localhost:{server.server_port}")
+        for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # go before the exporter's own
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path / "tls.crt"))
+        monkeypatch.setenv(PROTOCOLS[1], "http/protobuf")
+        made = tracer("gateway")
+        assert made is not None
+        request = made.begin({"traceparent": SAMPLED}, 0)
+        assert request is not None
+        request.end("chat tiny", {})
+        made.close()
+        server.shutdown()
+        serving.join()
+    assert any(b"chat tiny" in body for body in bodies)
