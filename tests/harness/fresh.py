@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 NAMESPACES = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
+STOP_S = 60.0  # for a Ctrl-C, until all is gone
 RIGHT, SERVES = re.compile(r"^(\d+) of \1 right"), "Ctrl-C stops everything"
 
 
@@ -146,12 +148,18 @@ def run_up(root: Path) -> tuple[bool, float]:
         start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
+        stays = threading.Timer(STOP_S, os.killpg, (process.pid, signal.SIGKILL))
         for line in process.stdout:
             say(line, end="")
             if RIGHT.match(line):
                 right, answered = True, time.monotonic()
             if SERVES in line:
                 os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of the foreground
+                stays.start()
+        stays.cancel()
+    if process.returncode == -signal.SIGKILL:
+        say(f"`make up` did not end within {STOP_S:g} s of a Ctrl-C")
+        return False, answered or time.monotonic()
     return right, answered or time.monotonic()
 
 
