@@ -104,6 +104,7 @@ class Amounts:
     )
     heads: tuple[int, int] = (32, 128)  # query heads of attention alone, and their size
     prompts: tuple[int, ...] = (2048, 64, 512)
+    clocked: int = 9  # runs of a step by the clock
     beside: int = 31  # decode rows beside a prompt, of as many tokens as a decode step's least context
     stream_counts: tuple[int, ...] = (256, 64, 16, 1)
     stream_adapters: tuple[int, ...] = (0, 64, 384)  # 0: the base
@@ -161,8 +162,8 @@ TINY = Amounts(
     model="tiny", text_model="tiny",
     operators=((Operator("q, k, v 64 -> 80", 64, (48, 16, 16), 3), Batch(3, DISTINCT)),),
     decode=((2, 20), (1, 20)), exact_tokens=(10, 3), attention=((2, 40, 1), (2, 40, 4)), heads=(4, 16), prompts=(20,),
-    beside=1, stream_counts=(2, 1), stream_adapters=(0, 3), stream_tokens=(4, 3), stream_rounds=1, stack_model="tiny",
-    stack_adapters=2, slots=2, streams=2,
+    clocked=1, beside=1, stream_counts=(2, 1), stream_adapters=(0, 3), stream_tokens=(4, 3), stream_rounds=1,
+    stack_model="tiny", stack_adapters=2, slots=2, streams=2,
     crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2, texts=2, text_tokens=6, text_rows=2, peer_rows=2,
     peer_tokens=(4, 2), peer_rounds=1,
 )  # fmt: skip

@@ -39,7 +39,6 @@ from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput
 
 PAGE_TOKENS = 16
-CLOCKED = 9  # runs by the clock
 COSTLIEST = 12  # kernels of a step that are told by name
 # Of `TritonOps`: a layer's, an attention's join, adapters' in a layer; embedding, last norm, head, choice, outputs.
 LAYER_LAUNCHES, JOIN, LORA_LAUNCHES, OTHER_LAUNCHES = 9, 1, 6, 8
@@ -155,7 +154,7 @@ class ByClock(NamedTuple):
 
 def _by_clock(context: Context, run: Callable[[], object]) -> ByClock:
     times = ByClock([], [])
-    for _ in range(CLOCKED):
+    for _ in range(context.amounts.clocked):
         context.gpu.sync()
         started = time.perf_counter()
         run()

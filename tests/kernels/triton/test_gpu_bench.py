@@ -166,7 +166,7 @@ def test_without_a_gpu_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == "error: there is no GPU\n"
 
 
-@pytest.mark.parametrize(("words", "said"), [(["beauty"], "none of decode"), (["--model", "9B"], "9B")])
+@pytest.mark.parametrize(("words", "said"), [(["beauty"], "none of exact"), (["--model", "9B"], "9B")])
 def test_wrong_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(words)
