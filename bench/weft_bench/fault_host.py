@@ -8,6 +8,7 @@ can have no more than it has; it takes the rights of the machine's administrator
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -32,6 +33,8 @@ PROCESSES, LEFT_S, POLL_S = "cgroup.procs", 60.0, 0.01
 def make(folder: Path) -> Path:
     """The folder, with what has to be preloaded. Raises StackFailed."""
     folder.mkdir(parents=True)
+    if shutil.which("cc") is None:
+        raise StackFailed("no C compiler makes what strikes disks and clocks: apt-get install gcc libc6-dev")
     command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(folder / LIBRARY), str(SOURCE), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

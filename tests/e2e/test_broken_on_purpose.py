@@ -1,6 +1,7 @@
 """Short forms of `weft bench faults`, `soak`, `histories` and `clients`: what `docs/reliability.md` promises."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from weft_bench.through_soak import measure as soak
 
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="disks are mounted and control groups made, as root")
 
+PRELOADS = pytest.mark.skipif(shutil.which("cc") is None, reason="no cc: apt-get install gcc libc6-dev")
+
 
 @pytest.mark.parametrize(
     "cells",
@@ -26,8 +29,8 @@ MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="disks are mounted and con
         pytest.param(["* PostgreSQL *"], marks=[MOUNTS, needs_postgres, pytest.mark.long]),
         pytest.param(["* SQLite *"], marks=[MOUNTS, pytest.mark.long]),
         pytest.param(["mute *", "narrow *"], marks=pytest.mark.long),
-        ["disk-broken depot *", "disk-full controller *"],
-        pytest.param(["clock-*", "out-of-memory *"], marks=[MOUNTS, pytest.mark.long]),
+        pytest.param(["disk-broken depot *", "disk-full controller *"], marks=PRELOADS),
+        pytest.param(["clock-*", "out-of-memory *"], marks=[MOUNTS, PRELOADS, pytest.mark.long]),
     ],
     ids=lambda cells: cells[0],
 )

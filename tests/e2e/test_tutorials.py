@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ def typed(stack: Stack, folder: Path, page: str) -> str:
     return done.stdout
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl, which the page types: apt-get install curl")
 def test_a_tenant_trains_publishes_and_calls_an_adapter(locked: Stack, tmp_path: Path) -> None:
     printed = typed(locked, tmp_path, "tenant.md")
     assert printed.count('"text":"weft serves adapters"') == 2, printed

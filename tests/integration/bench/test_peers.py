@@ -73,7 +73,7 @@ def test_a_worker_answers_and_is_stopped_in_between(tmp_path: Path) -> None:
     ("script", "said"),
     [
         ("import sys; sys.exit('no such model')", "no such model"),
-        ("print('hello'); import sys; sys.stdin.read()", "Expecting value"),
+        ("print('hello', flush=True); import sys; sys.stdin.read()", "Expecting value"),
     ],
 )
 def test_a_worker_that_does_not_start_is_told_with_what_it_said(tmp_path: Path, script: str, said: str) -> None:
