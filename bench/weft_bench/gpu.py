@@ -1,6 +1,6 @@
 """`make gpu-bench`: the engine on a GPU, straight from a checkout, with torch, Triton and numpy, and nothing installed.
 
-PYTHONPATH=kernels:services/gpu-runner:bench:. python -m weft_bench.gpu [CASE ...]
+The Makefile has the PYTHONPATH, and says what cases need besides. Each case is `measure` of a module `gpu_CASE`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ device is lost with it. Cases that are named are measured again or at last. `mak
 right."""
 _EXAMPLES = """examples:
   make gpu-bench                                  all figures, into docs/benchmarks
-  make gpu-bench GPU_FLAGS="exact steps"       these cases
+  make gpu-bench GPU_FLAGS="exact steps"          these cases
   make gpu-bench GPU_FLAGS="--model 1B operator"  a smaller model
   make gpu-bench GPU_FLAGS='--out "$OUT"'         page and raw lines, old and new, elsewhere
   make gpu-bench GPU_FLAGS=--page                 the page anew from the raw lines; needs no GPU

@@ -111,7 +111,7 @@ def _limits(shape: Shape, sizes: Sizes, page_bytes: int) -> PoolLimits:
 
 
 def _pages(shape: Shape, sizes: Sizes) -> int:
-    """Of every row at its longest, of every slot's adapter, and of those that wait for one."""
+    """KV pages for every row at its longest, every slot's adapter, and those that wait for one."""
     page_numbers = shape.layers * 2 * shape.kv * PAGE_TOKENS
     each = pages_needed(layout_of(Partition(spec_of(shape, sizes.context)), RANK), RANK, page_numbers)
     waiting = sizes.rows if sizes.waiting is None else sizes.waiting

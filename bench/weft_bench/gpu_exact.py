@@ -50,7 +50,7 @@ def measure(context: Context) -> None:
     prompts = {name: random_tokens(rng, prompt + 7 * i, spec.vocab_size) for i, name in enumerate(NAMES)}
     found = ours(spec, weights, adapters, prompts, more)
     gpu.free()
-    model = peft_model(spec, weights, adapters)
+    model = oracle(spec, weights, adapters)
     theirs = {name: answered(model, name, found[name].tokens, prompt) for name, prompt in prompts.items()}
     model = model.float()
     for name, prompt_ in prompts.items():
@@ -108,7 +108,7 @@ def ours(
     return {name: Found(fed[name], logits[:, row]) for row, name in enumerate(prompts)}
 
 
-def peft_model(spec: ModelSpec, weights: ModelWeights, adapters: Mapping[str, Tensors]) -> Any:
+def oracle(spec: ModelSpec, weights: ModelWeights, adapters: Mapping[str, Tensors]) -> Any:
     """transformers' Llama and PEFT's adapters with these very tensors, where these are."""
     import peft
     import transformers
@@ -141,7 +141,7 @@ def peft_model(spec: ModelSpec, weights: ModelWeights, adapters: Mapping[str, Te
 
 @torch.inference_mode()
 def answered(model: Any, name: str, tokens: Sequence[int], prompt: Sequence[int]) -> torch.Tensor:
-    """Its logits after the prompt and after each later token, in one forward pass."""
+    """Logits of the model with this adapter after the prompt and after each later token, in one forward pass."""
     ids = torch.tensor([tokens], device=model.device)
     if name == "base":
         with model.disable_adapter():

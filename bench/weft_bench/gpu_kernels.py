@@ -1,4 +1,4 @@
-"""Which kernels the device ran, and for how long: as CUPTI tells torch's profiler, graphs' kernels among them."""
+"""Kernels that the device ran, and for how long: as CUPTI tells torch's profiler, those of graphs among them."""
 
 import re
 from collections.abc import Callable

@@ -49,6 +49,7 @@ class Case:
 def measure(context: Context) -> None:
     """Every operator and batch of the amounts."""
     for operator, batch in context.amounts.operators:
+        context.check_time()
         case = made(context.gpu, operator, batch)
         check(case)
         times = context.timer.graph(case.run)

@@ -79,7 +79,9 @@ def _ours(context: Context) -> dict[str, Measured]:
 
     def run(made: Prompts, tokens: int, adapters: Sequence[int | None]) -> float:
         digests = ["" if n is None else subject.alias(f"adapter {n}", n % amounts.folders) for n in adapters]
-        return subject.play([Ask(d, p, tokens) for d, p in zip(digests, made, strict=True)]).wall_s
+        return subject.play(
+            [Ask(d, p, tokens) for d, p in zip(digests, made, strict=True)], between=context.check_time
+        ).wall_s
 
     with subject:
         return {popularity: _measured(context, run, popularity) for popularity in KINDS}
@@ -89,6 +91,7 @@ def _theirs(context: Context) -> Run:
     model = peft_model(context.amounts.shape, context.amounts.peer_rows, context.gpu.device, context.gpu.dtype)
 
     def run(made: Prompts, tokens: int, adapters: Sequence[int | None]) -> float:
+        context.check_time()
         ids = torch.tensor(made, device=context.gpu.device)
         context.gpu.sync()
         started = time.perf_counter()

@@ -35,9 +35,13 @@ def measure(context: Context) -> None:
 def _warm(context: Context, subject: DeviceSubject, rng: random.Random, requests: int) -> list[float]:
     """Times to first token of adapters that sit in slots."""
     amounts = context.amounts
-    subject.play(_asks(context, subject, rng, range(amounts.slots), "warm"), streams=amounts.streams)
+    subject.play(
+        _asks(context, subject, rng, range(amounts.slots), "warm"), streams=amounts.streams, between=context.check_time
+    )
     adapters = drawn(rng, amounts.slots, requests, zipf=False)
-    played = subject.play(_asks(context, subject, rng, adapters, "warm"), streams=amounts.streams)
+    played = subject.play(
+        _asks(context, subject, rng, adapters, "warm"), streams=amounts.streams, between=context.check_time
+    )
     return [part.ttft_s for part in settled(played, subject.witness.loads, amounts.streams)]
 
 
@@ -45,7 +49,9 @@ def _crowd(
     context: Context, subject: DeviceSubject, rng: random.Random, adapters: Sequence[int], warm_s: Sequence[float]
 ) -> None:
     name = context.amounts.crowd_name(max(adapters) + 1)
-    played = subject.play(_asks(context, subject, rng, adapters, name), streams=context.amounts.streams)
+    played = subject.play(
+        _asks(context, subject, rng, adapters, name), streams=context.amounts.streams, between=context.check_time
+    )
     loads = list(subject.witness.loads)
     found = settled(played, loads, context.amounts.streams)
     one_load_s = percentile([load.seconds for load in loads] or [0.0], 50)

@@ -10,21 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from weft_bench import sse
+from weft_bench.cpu_context import adapter_pages
+from weft_bench.cpu_engine import Sizes as PoolSizes
 from weft_bench.cpu_models import adapter, base_model
 from weft_bench.cpu_shapes import RANK
 from weft_bench.errors import OutOfTime, StackFailed
 from weft_bench.gpu_amounts import SHAPES
 from weft_bench.gpu_context import Context
-from weft_bench.gpu_engine import PAGE_TOKENS, DeviceSubject, Sizes
+from weft_bench.gpu_engine import DeviceSubject, Sizes
 from weft_bench.gpu_models import random_tokens
 from weft_bench.gpu_page import OF_ENGINE
 from weft_bench.gpu_streams import PREFILLS
 from weft_bench.path import percentile
-from weft_bench.path_shape import MODEL, NAMESPACE, linked, loraadapter, servingpool, tokenizer
+from weft_bench.path_shape import MODEL, NAMESPACE, write_manifests
 from weft_bench.playing import Ask
+from weft_bench.roofline import Shape, lora_bytes
 from weft_bench.stack import Stack
 
 READY_S = 600.0  # of a slow and busy machine
@@ -36,15 +37,10 @@ def measure(context: Context) -> None:
     amounts, rng, folder = context.amounts, random.Random(0), context.folder
     shape = SHAPES[amounts.stack_model]
     paths = [adapter(folder, amounts.stack_model, shape, i, RANK) for i in range(amounts.stack_adapters)]
-    manifests = folder / "manifests"
-    linked(base_model(folder, amounts.stack_model, shape), manifests / "model")
-    for path in paths:
-        linked(path, manifests / path.name)
-    (manifests / "model" / "tokenizer.json").write_text(tokenizer(shape.vocab), encoding="utf-8")
+    base, spec = base_model(folder, amounts.stack_model, shape), {"lora": {"maxRank": RANK}, "slo": None}
+    manifests = write_manifests(folder / "manifests", base, paths, shape, _sizes(context, shape), spec)
     alone = _alone(context, paths)
     context.gpu.free()  # for the runner's process
-    objects = [_pool(context), *(loraadapter(path.name) for path in paths)]
-    (manifests / "bench.yaml").write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     started = time.perf_counter()
     with Stack(manifests, folder / "data", "--executor", "cuda") as stack:
         try:
@@ -76,7 +72,7 @@ def _alone(context: Context, paths: Sequence[Path]) -> dict[tuple[int, int], flo
                     Ask(rng.choice(names), random_tokens(rng, prompt, shape.vocab), answer)
                     for _ in range(amounts.stream_rounds * streams)
                 ]
-                played = subject.play(asks, streams=streams)
+                played = subject.play(asks, streams=streams, between=context.check_time)
                 found[streams, len(paths) if any(names) else 0] = played.tokens / played.wall_s
     return found
 
@@ -107,20 +103,14 @@ def _body(context: Context, rng: random.Random, adapter_name: str) -> dict[str, 
     }  # fmt: skip
 
 
-def _pool(context: Context) -> dict[str, Any]:
+def _sizes(context: Context, shape: Shape) -> PoolSizes:
     """Room for every stream at its longest and for every adapter."""
-    amounts, most = context.amounts, max(context.amounts.stream_counts)
-    prompt, answer = amounts.stream_tokens
-    pages = most * (-(-(prompt + answer) // PAGE_TOKENS) + 1) + 64 * amounts.stack_adapters + 64
-    return servingpool({
-        "model": {"name": MODEL, "uri": "file:model"},
-        "replicas": 1,
-        "lora": {"maxRank": RANK},
-        "kvCache": {"pageTokens": PAGE_TOKENS, "pages": pages},
-        "scheduler": {
-            "maxSequences": most, "maxBatchTokens": PREFILLS * prompt, "maxPrefills": PREFILLS, "maxQueue": 100_000,
-        },
-    })  # fmt: skip
+    amounts, (prompt, answer) = context.amounts, context.amounts.stream_tokens
+    pages = adapter_pages(shape, amounts.stack_adapters * lora_bytes(shape, RANK), amounts.stack_adapters)
+    return PoolSizes(
+        rows=max(amounts.stream_counts), slots=amounts.stack_adapters, context_tokens=prompt + answer,
+        batch_tokens=PREFILLS * prompt, prefills=PREFILLS, adapter_pages=pages,
+    )  # fmt: skip
 
 
 def _logs(data: Path) -> str:

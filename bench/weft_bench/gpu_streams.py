@@ -33,15 +33,20 @@ def measure(context: Context) -> None:
         for adapters in amounts.stream_adapters:
             names = [subject.alias(f"adapter {i}", i % amounts.folders) for i in range(adapters)] or [""]
             began, loads = time.perf_counter(), len(subject.witness.loads)
-            subject.play([Ask(name, prompt_of(), 2) for name in names], streams=min(LOADERS, most))
+            subject.play(
+                [Ask(name, prompt_of(), 2) for name in names], streams=min(LOADERS, most), between=context.check_time
+            )
             loads = len(subject.witness.loads) - loads
             if loads:
                 seconds = (time.perf_counter() - began) / loads
                 context.report(f"{amounts.model} streams, {adapters} adapters", "loading, each", seconds * 1e3, "ms")
             for streams in amounts.stream_counts:
-                context.check_time()
                 asks = [Ask(rng.choice(names), prompt_of(), answer) for _ in range(amounts.stream_rounds * streams)]
-                _report(context, amounts.streams_name(streams, adapters), subject.play(asks, streams=streams))
+                _report(
+                    context,
+                    amounts.streams_name(streams, adapters),
+                    subject.play(asks, streams=streams, between=context.check_time),
+                )
 
 
 def _report(context: Context, name: str, played: Played) -> None:

@@ -64,7 +64,7 @@ def _warm_up(context: Context, subject: DeviceSubject, rng: random.Random) -> No
     made = prompts(rng, 2 * len(digests), WARM_UP_TOKENS, context.amounts.text_shape.vocab)
     names = [*digests, *[""] * len(digests)]
     asks = [Ask(name, prompt, WARM_UP_TOKENS) for name, prompt in zip(names, made, strict=True)]
-    subject.play(asks, streams=context.amounts.text_rows)
+    subject.play(asks, streams=context.amounts.text_rows, between=context.check_time)
 
 
 def _play(context: Context, subject: DeviceSubject, rng: random.Random, texts: Lengths, popularity: str) -> Played:
@@ -72,7 +72,7 @@ def _play(context: Context, subject: DeviceSubject, rng: random.Random, texts: L
     numbers = adapter_of_row(popularity, len(texts))
     rng.shuffle(numbers)
     asks = [_ask(context, subject, rng, text, popularity, number) for text, number in zip(texts, numbers, strict=True)]
-    played = subject.play(asks, streams=context.amounts.text_rows)
+    played = subject.play(asks, streams=context.amounts.text_rows, between=context.check_time)
     served = {adapter for beat in played.beats for adapter in beat.adapters if adapter}
     if len(served) != distinct(numbers):
         raise WrongAdapter(f"{popularity}: {len(served)} adapters were served, not {distinct(numbers)}")

@@ -79,11 +79,14 @@ def write_manifests(
     sizes: Sizes,
     spec: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A pool with this base, and its adapters. `spec`: what its specification has besides."""
+    """A pool with this base, and its adapters. `spec`: what its specification has besides.
+
+    Files of the same file system are not copied.
+    """
     for source, target in ((base, folder / "model"), *((path, folder / path.name) for path in adapters)):
-        linked(source, target)
+        shutil.copytree(source, target, copy_function=_linked)
     (folder / "model" / "tokenizer.json").write_text(tokenizer(shape.vocab), encoding="utf-8")
-    objects = [_pool(sizes, spec or {}), *(loraadapter(path.name) for path in adapters)]
+    objects = [_pool(sizes, spec or {}), *(_adapter(path.name) for path in adapters)]
     (folder / "bench.yaml").write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     return folder
 
@@ -95,11 +98,6 @@ def tokenizer(vocab: int) -> str:
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(list(SPECIAL))
     return made.to_str()
-
-
-def linked(source: Path, target: Path) -> None:
-    """The folder under another name: files of the same file system are not copied."""
-    shutil.copytree(source, target, copy_function=_linked)
 
 
 def _linked(source: str, target: str) -> None:
@@ -174,20 +172,15 @@ def _pool(sizes: Sizes, spec: Mapping[str, Any]) -> dict[str, Any]:
         "slo": {"tokenTimeMs": sizes.token_time_ms},
         **spec,
     }  # fmt: skip
-    return servingpool({name: value for name, value in made.items() if value is not None})
-
-
-def servingpool(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The object of the pool that the adapters are of."""
     return {
         "apiVersion": "serving.weft.dev/v1alpha1",
         "kind": "ServingPool",
         "metadata": {"name": MODEL, "namespace": NAMESPACE},
-        "spec": dict(spec),
+        "spec": {name: value for name, value in made.items() if value is not None},
     }
 
 
-def loraadapter(name: str) -> dict[str, Any]:
+def _adapter(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "serving.weft.dev/v1alpha1",
         "kind": "LoRAAdapter",

@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from weft_bench import gpu as command
+from weft_bench import gpu_layers
 from weft_bench.cpu_shapes import DISTINCT, RANK
-from weft_bench.errors import WrongAdapter
+from weft_bench.errors import OutOfTime, WrongAdapter
 from weft_bench.gpu_amounts import TINY, Batch
+from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_exact import PROJECTIONS, peft_model
+from weft_bench.gpu_exact import PROJECTIONS, oracle
 from weft_bench.gpu_models import Numbers, peft_tensors, random_weights, spec_of
 from weft_bench.gpu_operator import check, made
 from weft_bench.gpu_page import BEYOND_FLOOR, DOCS, ERROR, ERROR_RATIO, WANTED, answers, wanted, write_page
@@ -146,13 +148,37 @@ def test_a_case_for_which_no_time_is_left_is_named(tmp_path: Path, capsys: pytes
     assert "attention: 0 s, not whole: no time was left" in capsys.readouterr().out
 
 
+def test_a_case_whose_time_is_over_amid_its_requests_leaves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = list[str]()
+
+    def end_at_the_fifth(context: Context) -> None:
+        calls.append(context.amounts.model)
+        if len(calls) == 5:
+            raise OutOfTime("no time was left")
+
+    monkeypatch.setattr(Context, "check_time", end_at_the_fifth)
+    lines: list[Line] = []
+    assert command.measure(["streams", "attention"], TINY, lines.append, "make gpu-bench", tmp_path) == ["streams"]
+    assert "engine made" in {line.metric for line in lines}
+    assert METRICS["attention"] <= {line.metric for line in lines}, "the next case runs"
+    assert "streams: " in (said := capsys.readouterr().out)
+    assert "not whole: no time was left" in said
+
+
+def test_two_layers_run_for_ncu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_layers.main(["2", DISTINCT]) == 0
+    assert "a step of 2 rows, Distinct" in capsys.readouterr().out
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 def test_the_oracle_of_an_8b_has_the_frequencies_of_a_loaded_checkpoint() -> None:
     """bf16 weights, fp32 frequencies: rounded ones made every logit of an H100 look wrong."""
     spec = spec_of(TINY.shape, 64)
     weights = random_weights(spec, Numbers(torch.device("cpu"), torch.bfloat16))
     adapters = {"x": peft_tensors(spec, dict.fromkeys(PROJECTIONS, RANK), 1, torch.bfloat16)}
-    model = peft_model(spec, weights, adapters)
+    model = oracle(spec, weights, adapters)
     assert next(model.parameters()).dtype == torch.bfloat16
     frequencies = model.get_base_model().model.rotary_emb.inv_freq
     expected = spec.rope.theta ** -(torch.arange(0, spec.head_dim, 2) / spec.head_dim)

@@ -73,7 +73,7 @@ def test_a_protocol_that_is_not_spoken_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_spans_reach_a_collector_whose_owner_trusts_its_certificate_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By http/protobuf, as `weft.trust` says: what is trusted need be no root, its issuer need not follow RFC 5280."""
+    """The http/protobuf exporter trusts as `weft.trust` says: no root need be named, nor follow an issuer RFC 5280."""
     certificate, key = Authority(bare=True).issue("localhost")
     (tmp_path / "tls.crt").write_bytes(certificate)
     (tmp_path / "tls.key").write_bytes(key)
