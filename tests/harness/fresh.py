@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "SSL_CERT_FILE": f"/{CERTIFICATES}",  # uv knows authorities of its own only, and this machine may have others
 }  # fmt: skip
 PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+ADOPTED = re.compile(r"Acquire::(https?::\w|Check-Valid-Until)")  # of apt's settings
 NAMESPACES = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
 STOP_S = 60.0  # for a Ctrl-C, until all is gone
 RIGHT, SERVES = re.compile(r"^(\d+) of \1 right"), "Ctrl-C stops everything"
@@ -106,13 +107,13 @@ def run_all(folder: Path, suite: str, mirror: str, machines: Sequence[str], comm
 
 
 def adopt_network(system: Path) -> None:
-    """Names, certificates, proxies and package indexes as this machine has them."""
+    """Names, certificates, proxies and package indexes as this machine has them; a mirror that stands still, too."""
     for name in ("etc/resolv.conf", "etc/hosts", CERTIFICATES, "etc/pip.conf"):
         if (own := Path("/") / name).exists():
             shutil.copy(own, system / name)
     if shutil.which("apt-config"):
         told = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=True).stdout
-        lines = [line for line in told.splitlines(keepends=True) if re.match(r"Acquire::https?::\w", line)]
+        lines = [line for line in told.splitlines(keepends=True) if ADOPTED.match(line)]
         (system / "etc/apt/apt.conf.d/90-as-outside").write_text("".join(lines))
 
 
