@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check flakes fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check test-slow budget flakes fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -52,8 +52,14 @@ check: install  ## format, lint, types, import contracts, documents (a minute; n
 	@$(MKDOCS) build --strict --site-dir build/site-check
 
 # A suite's time is printed and decides nothing; tests/suites.py says how hangs end.
-test: kernels  ## all tests; no GPU, no network beyond package installation
+test: kernels  ## what every change needs; no GPU, no network beyond package installation
 	@$(BIN)/python tests/suites.py test
+
+test-slow: kernels  ## what takes longer and runs in CI: whole stacks, faults, large cases
+	@$(BIN)/python tests/suites.py slow
+
+budget: install  ## raise tests/budget.toml to the CPU seconds of the last `make test`
+	@$(HARNESS).budget write
 
 test-long: kernels autoscalers  ## more examples, sizes and combinations, and KEDA (needs Go once; not part of CI)
 	@$(BIN)/python tests/suites.py long

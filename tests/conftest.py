@@ -1,5 +1,6 @@
 """Shared by all suites: one seed, printed, from `WEFT_TEST_SEED` (default 0)."""
 
+import atexit
 import gc
 import os
 import sys
@@ -12,6 +13,12 @@ from pathlib import Path
 os.environ.setdefault(
     "TRITON_INTERPRET", "0" if ("-m", "gpu") in pairwise(sys.argv) and Path("/dev/nvidiactl").exists() else "1"
 )
+
+# What tests compute is small: a second thread of BLAS or OpenMP spins, and waits for the first one. Processes of tests
+# have that from here, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import random
 from collections.abc import Generator
@@ -48,9 +55,9 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
-def pytest_unconfigure() -> None:
-    """What native modules made is collected at the end after all: Triton's says at length what is not."""
-    gc.unfreeze()
+# What native modules made is collected as the interpreter ends, after all: Triton's says at length what is not. Not
+# before: pytest looks for exceptions in garbage at its end, and would visit all of it for seconds.
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(trylast=True)

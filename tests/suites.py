@@ -1,6 +1,6 @@
 """`make test`: every suite in order, a line for each while it runs, and one table at the end.
 
-    python tests/suites.py [test | long | operator | cluster]
+    python tests/suites.py [test | slow | long | operator | cluster]
 
 A suite's time is printed and decides nothing; a test that hangs is ended from outside (`harness.hangs`), and costs
 itself alone. A suite that fails does not stop the next ones. The whole output of a suite's pytest is kept (`logs()`),
@@ -10,6 +10,7 @@ The seed of random choices is printed and can be given again: `WEFT_TEST_SEED=12
 process and no folder of it stays (`harness.guard`).
 """
 
+import contextlib
 import json
 import os
 import random
@@ -20,11 +21,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness.budget import files_of, last_run, read_budget, read_machine
 from harness.guard import guarded
 from harness.suite import ROOT, Result, Run, Suite, read_records
 from weft_devcluster import tools
 
-ELSEWHERE = "two cores of an AMD EPYC without AVX-512"
 COSTLY = ROOT / "tests" / "cpu_seconds.json"  # of the tests that use more than COSTLY_CPU_S
 COSTLY_CPU_S = 30.0  # a tenth of the bound that a test without a record has
 LOG_LINES = 150
@@ -43,23 +44,28 @@ FILES = ("--numprocesses=2", *WORKERS, *ORDERED)
 WAITING = ("--numprocesses=3", *WORKERS, *ORDERED)  # where tests wait for other processes, for a sixth of the time
 
 SUITES = (
-    Suite("unit", ("tests/unit", *FILES), 619, 976),
-    Suite("sim", ("tests/sim", *PAIRED), 115, 203),
-    Suite("kernels", ("tests/kernels", *PAIRED), 129, 221),
-    Suite("oracle", ("tests/oracle", *FILES), 153, 254),
-    Suite("integration", ("tests/integration", *WAITING), 400, 666),
-    Suite("e2e", ("tests/e2e", *WAITING), 723, 1341),
+    Suite("unit", ("tests/unit", *FILES)),
+    Suite("sim", ("tests/sim", *PAIRED)),
+    Suite("kernels", ("tests/kernels", *PAIRED)),
+    Suite("oracle", ("tests/oracle", *FILES)),
+    Suite("integration", ("tests/integration", *WAITING)),
+    Suite("e2e", ("tests/e2e", *WAITING)),
 )
+SLOW = ("-m", "slow and not long")
 LONG = ("-m", "long or hypothesis")
 EXAMPLES = {"WEFT_TEST_EXAMPLES": "1000"}
 GROUPS: Mapping[str, Sequence[Suite]] = {
     "test": SUITES,
+    "slow": (
+        Suite("slow", ("tests/unit", "tests/sim", "tests/kernels", "tests/oracle", *SLOW, *PAIRED)),
+        Suite("stacks", ("tests/integration", "tests/e2e", *SLOW, *WAITING)),
+    ),
     "long": (
         Suite("operator", ("tests/operator", *LONG, *(ONE if GIVEN else FILES))),
         Suite("long", (*(f"tests/{s.name}" for s in SUITES), *LONG, *PAIRED), environment=EXAMPLES),
     ),
-    "operator": (Suite("operator", ("tests/operator", *(ONE if GIVEN else FILES)), 306),),
-    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}", *ONE), 244),),
+    "operator": (Suite("operator", ("tests/operator", *(ONE if GIVEN else FILES))),),
+    "cluster": (Suite("cluster", ("tests/cluster", f"--junitxml={REPORT}", *ONE)),),
 }
 
 
@@ -76,19 +82,31 @@ def run(group: str, folder: Path) -> int:
     """Run all suites of a group, with `folder` for whatever is temporary."""
     suites = GROUPS[group]
     seed = int(os.environ.get("WEFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
-    minutes = sum(suite.elsewhere_s for suite in suites) / 60
-    takes = f"about {minutes:.0f} minutes on {ELSEWHERE}" if minutes else "an hour or more"
+    takes, shares = expect(group, [suite.name for suite in suites])
     print(f"{group}: {', '.join(suite.name for suite in suites)}: {takes}; seed {seed}")
     print(f"output: {logs()}", flush=True)
-    screen = Screen(suites)
+    screen = Screen(suites, shares)
     records = read_records(iter((COSTLY, _costs())))
     one = Run(seed, folder, logs(), screen.show, screen.tell, records)
     results = list[Result]()
     for suite in suites:
         results.append(screen.close(one.run(suite), logs()))
         _keep_costs(results[-1])
+    if not any(result.verdict.startswith("ended") for result in results):
+        _keep_run(group, results)
     print("\n".join(summary(results, seed)), flush=True)
     return 0 if all(result.verdict == "passed" for result in results) else 1
+
+
+def expect(group: str, names: Sequence[str]) -> tuple[str, dict[str, float]]:
+    """Say what a group takes, and the share of each suite: by the last run here, else by the budget."""
+    with contextlib.suppress(FileNotFoundError):
+        seconds = {name: one["seconds"] for name, one in json.loads(last_run(group).read_text()).items()}
+        return f"{sum(seconds.values()) / 60:.0f} minutes when it ran here last", seconds
+    cpu_s = {name: costs.cpu_s for name, costs in read_budget().items() if name in names}
+    if set(cpu_s) < set(names):
+        return "it has not run here yet", {}
+    return f"it has not run here yet; {sum(cpu_s.values()):.0f} CPU seconds on {read_machine()}", cpu_s
 
 
 def logs() -> Path:
@@ -99,8 +117,9 @@ def logs() -> Path:
 class Screen:
     """What people see while suites run: on a terminal one line that is written over, elsewhere a line now and then."""
 
-    def __init__(self, suites: Sequence[Suite]) -> None:
-        self._suites, self._done, self._shown_at = suites, list[Suite](), 0.0
+    def __init__(self, suites: Sequence[Suite], shares: Mapping[str, float]) -> None:
+        """`shares`: what each suite takes of the whole, in any unit; empty where nobody knows."""
+        self._suites, self._shares, self._done, self._shown_at = suites, shares, list[Suite](), 0.0
         self._began = time.monotonic()
 
     def show(self, result: Result) -> None:
@@ -128,8 +147,9 @@ class Screen:
     def _left(self, result: Result, now: float) -> str:
         """Say which suites come after this one, and how long all of it takes at this run's pace."""
         after = self._suites[len(self._done) + 1 :]
-        whole = sum(suite.elsewhere_s for suite in self._suites)
-        done = sum(suite.elsewhere_s for suite in self._done) + result.share() * result.suite.elsewhere_s
+        whole = sum(self._shares.values())
+        done = sum(self._shares.get(suite.name, 0.0) for suite in self._done)
+        done += result.share() * self._shares.get(result.suite.name, 0.0)
         left = f"; then {', '.join(suite.name for suite in after)}" if after else ""
         if whole and self._done:  # within the first suite the costly files come first: its share says little
             left += f"; about {(now - self._began) * (whole - done) / done / 60:.0f} minutes left"
@@ -154,6 +174,19 @@ def _keep_costs(result: Result) -> None:
     new = _costs().with_suffix(".new")
     new.write_text(json.dumps(records, indent=0, sort_keys=True))
     new.replace(_costs())
+
+
+def _keep_run(group: str, results: Sequence[Result]) -> None:
+    """Keep what a whole run took: what the next one is expected to take, and what the budget is held against."""
+    suites = {
+        result.suite.name: {
+            "seconds": round(result.seconds, 1),
+            "cpu_s": round(result.cpu_s, 1),
+            "files": files_of(result.cpu_of_tests, result.suite.name),
+        }
+        for result in results
+    }
+    last_run(group).write_text(json.dumps(suites, indent=0))
 
 
 def summary(results: Sequence[Result], seed: int) -> list[str]:

@@ -13,6 +13,8 @@ from harness.waiting import PATIENCE_S, eventually
 from weft_bench.stack import Stack, is_ready
 from weft_cli.errors import CommandError
 
+pytestmark = pytest.mark.slow
+
 SCALING = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 1, "wakeSeconds": 120}
 
 

@@ -15,6 +15,8 @@ from harness.quickstart import adapter_manifest, copy_manifests, sure_cases
 from harness.waiting import eventually
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 

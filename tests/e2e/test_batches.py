@@ -17,6 +17,8 @@ from harness.quickstart import ROOT, Case, copy_manifests, sure_cases
 from harness.waiting import eventually
 from weft_bench.stack import Stack, quickstart
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("acme/upper", "acme/reverse-words")
 ENDED = ("completed", "failed", "expired", "cancelled")
 

@@ -17,8 +17,8 @@ from weft_bench.through_faults import measure
 from weft_bench.through_histories import measure as histories
 from weft_bench.through_soak import measure as soak
 
+pytestmark = pytest.mark.slow
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="disks are mounted and control groups made, as root")
-
 PRELOADS = pytest.mark.skipif(shutil.which("cc") is None, reason="no cc: apt-get install gcc libc6-dev")
 
 
@@ -29,7 +29,7 @@ PRELOADS = pytest.mark.skipif(shutil.which("cc") is None, reason="no cc: apt-get
         pytest.param(["* PostgreSQL *"], marks=[MOUNTS, needs_postgres, pytest.mark.long]),
         pytest.param(["* SQLite *"], marks=[MOUNTS, pytest.mark.long]),
         pytest.param(["mute *", "narrow *"], marks=pytest.mark.long),
-        pytest.param(["disk-broken depot *", "disk-full controller *"], marks=PRELOADS),
+        pytest.param(["disk-broken depot *", "disk-full controller *"], marks=[PRELOADS, pytest.mark.long]),
         pytest.param(["clock-*", "out-of-memory *"], marks=[MOUNTS, PRELOADS, pytest.mark.long]),
     ],
     ids=lambda cells: cells[0],
@@ -57,6 +57,7 @@ async def test_everything_at_once_is_right(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 async def test_what_many_clients_see_may_be(tmp_path: Path) -> None:
     said = list[str]()
     found, history = await histories(tmp_path, Origin("", "", ""), 0, minutes=0.25, say=said.append)
@@ -66,6 +67,7 @@ async def test_what_many_clients_see_may_be(tmp_path: Path) -> None:
     assert len({read.digest for read in history.reads if read.digest}) > 1
 
 
+@pytest.mark.long
 async def test_others_have_their_answers_beside_crowds() -> None:
     crowds = (IDLE, SLOW_HEADS, SLOW_BODIES, FLOOD)
     found = await beside_crowds(crowds, 1, 0, Origin("", "", ""), print, scale=0.05)

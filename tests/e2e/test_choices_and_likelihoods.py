@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 BASE = "weft-quickstart"
 SAMPLED: dict[str, Any] = {"model": BASE, "prompt": "qzx jkv wvu", "temperature": 2.0, "max_tokens": 40, "seed": 5}
 GREEDY: dict[str, Any] = {"model": BASE, "prompt": "hello", "temperature": 0}

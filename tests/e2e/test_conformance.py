@@ -4,8 +4,12 @@ import json
 import shlex
 import sys
 
+import pytest
+
 from harness.quickstart import QUICKSTART
 from weft_bench.stack import Stack
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_stack_keeps_every_promise_of_lora_serving(stack: Stack) -> None:

@@ -23,6 +23,8 @@ from weft.domain.runner import RunnerBook
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 SEED = 20
 KILLS = 5  # of gateways
@@ -212,20 +214,3 @@ async def test_a_killed_gateways_streams_are_given_up_and_the_next_one_answers_i
         whole = len(case.expect) + len(other.expect)
         given_up += lone.metric("runner", "weft_runner_tokens_total") - before < whole
     assert given_up, "every stream ran to its end for nobody"
-
-
-async def test_with_no_runner_in_time_streams_fail_with_a_named_error(
-    tmp_path_factory: pytest.TempPathFactory, cases: list[Case]
-) -> None:
-    manifests = copy_manifests(tmp_path_factory.mktemp("m"))
-    hold = {**SLOW, "WEFT_GATEWAY__HOLD_SECONDS": "0.1"}  # far less than any runner needs to start
-    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=hold) as stack:
-        broken: list[Watched] = []
-        async with asyncio.timeout(3 * PATIENCE_S):
-            while not broken:  # else they had ended before the signal came
-                stack.wait_for_models()
-                async with load(stack.url, cases, "hold", width=8) as made:
-                    await strike_runner(stack, made, signal.SIGKILL, streams=4)
-                broken = [w for w in made.streams if w.error]
-                assert {w.error.code for w in broken if w.error} <= {"no_runner_available"}
-                assert all(w.case.expect.startswith(w.text) for w in broken)

@@ -8,9 +8,12 @@ from pathlib import Path
 from threading import Event
 
 import openai
+import pytest
 
 from harness.waiting import PATIENCE_S, wait_until
 from weft_bench.stack import Stack, quickstart
+
+pytestmark = pytest.mark.slow
 
 STREAMS, CHOICES, TOKENS = 4, 64, 900  # 230,000 tokens: more than any machine computes before the signal
 

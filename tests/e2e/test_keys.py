@@ -9,6 +9,8 @@ import pytest
 from harness.waiting import eventually
 from weft_bench.stack import Stack, quickstart
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:

@@ -17,6 +17,8 @@ from weft.domain.adapter import Tier
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 POOL = "weft-system/quickstart"
 PROMPT = "Seven foxes met 3 wolves"
 

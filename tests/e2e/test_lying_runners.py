@@ -23,6 +23,8 @@ from weft_bench.linked_runner import RUNNER
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 LONG = "the quick brown fox jumps over the lazy dog and runs away " * 2
 BESIDE = 2  # streams that run when the lie is told
 FROM_SENDER = (KvOffer, KvPages, KvComplete)

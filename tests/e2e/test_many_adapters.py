@@ -17,6 +17,8 @@ from weft_bench.load import run
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 COUNT = 150
 
 

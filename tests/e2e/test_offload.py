@@ -14,6 +14,8 @@ from harness.quickstart import QUICKSTART
 from harness.waiting import PATIENCE_S, eventually
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 WHOLE, STREAMED, IMPOSSIBLE = "whole", "streamed", "impossible"
 BUDGETS = {STREAMED: 32 * MIB, IMPOSSIBLE: MIB}

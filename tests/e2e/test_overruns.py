@@ -13,6 +13,8 @@ from weft.wire.v1.supervisor_pb2_grpc import AdminStub
 from weft_bench.reports import listed, runners
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 
 

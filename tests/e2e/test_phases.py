@@ -14,6 +14,8 @@ from harness.waiting import PATIENCE_S, eventually
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words")
 LONG = "the quick brown fox jumps over the lazy dog and runs away " * 6
 

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from openai import OpenAI
 
 from harness.fake_hub import FakeHub
@@ -15,6 +16,8 @@ from harness.ports import free_port
 from harness.processes import started
 from harness.quickstart import QUICKSTART, sure_cases
 from harness.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.slow
 
 MODEL, ADAPTERS = QUICKSTART / "model", QUICKSTART / "adapters"
 ENDS = "Ctrl-C stops everything"

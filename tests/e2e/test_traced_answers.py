@@ -11,6 +11,8 @@ from harness.quickstart import tokenizer
 from weft_bench.stack import Stack, quickstart
 from weft_bench.trace_executor import TracedAnswer, trace_up, write_table
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "hello there"
 LENGTHS = {11: 1, 12: 3, 13: 150}
 

@@ -17,6 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from harness.waiting import wait_until
 from weft_bench.stack import Stack, quickstart
 
+pytestmark = pytest.mark.slow
+
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 

@@ -15,6 +15,8 @@ from harness.waiting import PATIENCE_S
 from weft.api.manifests import load_text
 from weft_bench.stack import Stack, quickstart
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "tutorials"
 BLOCK = re.compile(r"(<!-- not run: .*? -->\n)?```(\w+)\n(.*?)```", re.DOTALL)

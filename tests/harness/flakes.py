@@ -94,7 +94,7 @@ def _run(file: str, seed: int, folder: Path) -> tuple[Result, int]:
         if not quiet and rng.random() < STOPS_A_SECOND:
             stops += _stop_one(rng)
 
-    suite = Suite(file.replace("/", "."), (file,))
+    suite = Suite(file.replace("/", "."), (file, "-m", "not long"))
     records = read_records(iter((COSTLY, logs() / "cpu_seconds.json")))
     return Run(seed, folder, logs() / "flakes", disturb, print, records).run(suite), stops
 

@@ -1,4 +1,5 @@
-"""Run the README's two commands on a fresh machine: `make test-fresh`, or `python -m harness.fresh`, as root.
+"""Run the README's two commands, and the slow tests, on a fresh machine: `make test-fresh`, or
+`python -m harness.fresh`, as root.
 
 The machine is Debian's smallest system with what the README asks for, in a folder: once without a compiler and once
 with g++. Each gets a clone of this checkout's last commit; `make up` has to answer all questions right and to end at a
@@ -26,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NEEDED = "python3,python3-venv,make,git,ca-certificates"  # git: for the clone
 MACHINES = {"no compiler": (), "g++": ("g++",)}
-COMMANDS = ("up", "test")
+COMMANDS = ("up", "test", "test-slow")
 CHECKOUT = "root/weft"
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 ENVIRONMENT = {
@@ -58,7 +59,7 @@ class Outcome:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="harness.fresh", description=__doc__)
-    parser.add_argument("--command", choices=COMMANDS, help="default: both")
+    parser.add_argument("--command", choices=COMMANDS, help="default: all")
     parser.add_argument("--suite", default="trixie", help="Debian's release; trixie has Python 3.13")
     parser.add_argument("--mirror", default="http://deb.debian.org/debian")
     parser.add_argument("--machine", choices=MACHINES, help="default: both")

@@ -27,12 +27,10 @@ MAX_STACK_LINES = 60
 
 
 class Suite(NamedTuple):
-    """What pytest is called with, and the wall and CPU seconds that it took elsewhere (0: not measured)."""
+    """What pytest is called with."""
 
     name: str
     arguments: tuple[str, ...]
-    elsewhere_s: int = 0
-    elsewhere_cpu_s: int = 0
     environment: Mapping[str, str] = {}
 
 

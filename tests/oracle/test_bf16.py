@@ -151,6 +151,7 @@ def quickstart_texts(count: int, seed: int) -> list[Text]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_bf16_are_near_those_in_fp32(tmp_path, family):
     """Random weights: no trained model is as blunt, so many positions are near ties; see docs/numerics.md."""
@@ -161,6 +162,7 @@ def test_logits_in_bf16_are_near_those_in_fp32(tmp_path, family):
     assert compared.ours.largest < 1.2 * compared.theirs.largest
 
 
+@pytest.mark.slow
 def test_the_quickstart_in_bf16_gives_the_oracles_tokens(tmp_path):
     adapters = {task: QUICKSTART / "adapters" / task for name, task in TASK_OF.items() if name != BASE}
     model = rounded(QUICKSTART / "model", tmp_path, adapters)

@@ -46,6 +46,7 @@ def last_logits(ranks: TensorParallelExecutor, slot: int | None, width: int = 0)
     return ranks.run(StepInput(TOKENS, (StepRow(0, len(TOKENS), 0, (2, 0, 1), True),), plan))[0]
 
 
+@pytest.mark.slow
 def test_slots_that_change_their_adapters_have_the_right_one_on_all_ranks(model, ranks):
     """Unloaded, replaced and loaded again, smaller after larger (vLLM #21471, #20873), and of rank 1 (#20944)."""
     rng = random.Random(1)
@@ -122,6 +123,7 @@ def test_what_one_rank_refuses_is_refused_by_all_and_the_next_one_is_built(model
     assert torch.allclose(last_logits(ranks, 0, width), model.logits("a1", TOKENS)[-1], atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_after_a_step_that_failed_on_one_rank_none_is_tried_again(ranks, monkeypatch):
     """Last of this module: the ranks are out of step now."""
     monkeypatch.setattr(ranks._own, "run", lambda *_, **__: 1 / 0)

@@ -27,7 +27,13 @@ SCRIPT = ((33, 20, 12, 30, 9), (1, 1, 1, 1, 1), (1, 7, 1, 2, 16), (1, 1, 1, 1, 1
 SEEDS = {"llama": 0, "mistral": 10, "qwen2": 13, "qwen3": 5}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+SMALLEST = "qwen2"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[family if family == SMALLEST else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
     return random_model(tmp_path_factory.mktemp(request.param), request.param, SEEDS[request.param])
 
@@ -56,6 +62,7 @@ def test_mixed_batches_of_any_adapters_give_the_logits_of_the_oracle(model):
     assert play(model, cuda_executor(model, PAGES, PAGE_TOKENS)) < LOGIT_TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monkeypatch):
     """Recorded steps between them are ours. Mistral has windows, shorter than the texts."""
     monkeypatch.setitem(sys.modules, "flashinfer", played_flashinfer)
@@ -65,6 +72,7 @@ def test_a_library_attends_in_eager_steps_in_place_of_our_kernels(tmp_path, monk
     assert play(model, executor, SCRIPT[:3]) < LOGIT_TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_bf16_stays_near_the_oracle(tmp_path):
     """Nothing but rounding. The base is stored in bf16; adapters, stored in fp32, are rounded when they are packed."""
@@ -73,6 +81,7 @@ def test_bf16_stays_near_the_oracle(tmp_path):
     assert 0.0 < error < BF16_TOLERANCE, error
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_int4_computes_with_the_numbers_that_its_codes_stand_for(tmp_path):
     """Packed from the base as it is stored; the oracle's has these numbers. Activations in fp32 show each mistake."""
@@ -95,6 +104,7 @@ def test_int4_computes_with_the_numbers_that_its_codes_stand_for(tmp_path):
     assert play(model, executor, ((17, 7, 3), (1, 1, 1), (4, 1, 2))) < LOGIT_TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [split, staged], ids=["two ranks", "two stages"])
 def test_two_devices_give_the_logits_of_the_oracle(tmp_path, how):
     """Both under the interpreter, over Gloo: adapters of rank 1 beside larger ones, in pages of different fill."""

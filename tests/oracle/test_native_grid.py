@@ -73,6 +73,7 @@ def same_bits(one: Said, other: Said) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_two_stages_give_the_bits_of_one_process(grid):
     assert same_bits(grid.stages, grid.alone)
 
@@ -91,6 +92,7 @@ def test_every_rank_has_its_part_of_an_adapter_of_a_few_layers(grid):
         assert load(grid.square, 1, grid.model.folder / name).n_bytes > 0
 
 
+@pytest.mark.slow
 def test_an_engine_of_2_x_2_native_ranks_gives_the_same_texts_whatever_the_chunks(grid, make_driver, new_world):
     world = new_world(grid.model.folder, grid.model.config)
     sizes = {"total_pages": PAGES, "page_tokens": PAGE_TOKENS, "max_adapters": len(ADAPTERS), "max_sequences": 16}

@@ -116,6 +116,7 @@ def assert_right(oracle, driver, requests, most_near_ties: int = 4) -> None:
     assert near_ties <= most_near_ties, f"{near_ties} steps are too close to judge"
 
 
+@pytest.mark.slow
 def test_every_adapter_alone_equals_the_oracle(oracle, make_driver):
     driver = make_driver(oracle.world, max_adapters=8, total_pages=256)
     requests = mixed_requests(oracle, driver)[:9]

@@ -94,6 +94,7 @@ def driver_of(cut: Cut, make_driver: Callable[..., Any], new_world: Any) -> Call
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [512, 16])
 def test_an_engine_of_stages_gives_the_tokens_of_one_stage(cut, driver_of, chunk):
     limits = BatchLimits(max_batch_tokens=chunk, max_prefills=2)

@@ -78,6 +78,7 @@ def check(oracle: Any, driver: Any, tolerance: float) -> None:
     assert len(driver.answer("beside")) == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_batch_tokens", [512, 20])
 def test_the_reference_executor_has_the_state_of_transformers(oracle, make_driver, max_batch_tokens):
     batch = BatchLimits(max_prefills=2, max_batch_tokens=max_batch_tokens)
@@ -103,6 +104,7 @@ def test_a_model_without_a_head_has_the_same_states(bare, make_driver):
     check(bare, make_driver(bare.world, make_executor=native, **SIZES), 1e-3)
 
 
+@pytest.mark.slow
 def test_stages_have_the_state_of_transformers(oracle, make_driver):
     files = {path.name: path for path in oracle.world.base.iterdir()}
     with staged(files, 2, **executor_flags()) as executor:

@@ -78,6 +78,7 @@ def test_the_cpu_executor_has_those_of_transformers(oracle, make_driver):
     check(oracle, make_driver(oracle.world, make_executor=native, **SIZES), 1e-3)
 
 
+@pytest.mark.slow
 def test_stages_have_those_of_transformers(oracle, make_driver):
     files = {path.name: path for path in oracle.world.base.iterdir()}
     with staged(files, 2, **executor_flags()) as executor:

@@ -51,6 +51,7 @@ def sent_bytes(executor: Any) -> int:
     return executor.sent_bytes - before
 
 
+@pytest.mark.slow
 def test_stages_of_two_ranks_give_the_bits_of_two_ranks_and_the_tokens_of_one(square):
     whole, four = (steps_of(square.model, one) for one in (square.alone, square.square))
     for one, other in zip(square.pair.steps, four, strict=True):
@@ -76,6 +77,7 @@ def test_every_rank_has_its_part_of_an_adapter(square):
         assert load(square.square, 1, square.model.folder / name).n_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [512, 16])
 def test_an_engine_of_four_ranks_gives_the_tokens_of_one(square, make_driver, new_world, chunk):
     world = new_world(square.model.folder, square.model.config)

@@ -132,6 +132,7 @@ def test_bytes_on_the_wire_are_those_of_the_formula(pair, names):
     assert pair.ranks.sent_bytes - before == bytes_of_a_step(pair, len(step.tokens), set(slots))
 
 
+@pytest.mark.slow
 def test_the_kernel_has_sent_what_was_counted_and_the_headers_of_gloo(pair):
     step = StepInput([i % 128 for i in range(900)], (StepRow(0, 900, 0, tuple(range(57)), True),), SegmentPlan(900, ()))
     counted, sent = pair.ranks.sent_bytes, tcp_sent_bytes()

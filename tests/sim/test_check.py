@@ -21,6 +21,7 @@ from weft_sim.stack import World
 HASH = "from weft_sim.check import check_seed; print([check_seed(seed).trace_hash for seed in (2, 5)])"
 
 
+@pytest.mark.slow
 def test_a_seed_is_one_run_twice_in_one_process_and_in_two_under_other_hash_seeds() -> None:
     here = [[check_seed(seed).trace_hash for seed in (2, 5)] for _ in range(2)]
     assert here[0] == here[1]
@@ -39,6 +40,7 @@ def test_the_laws_hold(first: int) -> None:
         assert not check_seed(seed).fault, f"python -m weft_sim check --seeds 1 --first {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [
@@ -117,6 +119,7 @@ def _places(world: World) -> tuple[dict[str, object], list[str]]:
     return {request.id: (request.epoch, request.runner) for request in requests if request.placed}, queue
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     verdicts = list(check.check_seeds(range(2), jobs=2))
     assert sorted(verdict.seed for verdict in verdicts) == [0, 1]

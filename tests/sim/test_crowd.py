@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from weft.domain.adapter import AdapterSpec, Tier
 from weft.domain.machine import Kind, Peer
 from weft.domain.routes import RegistryChange
@@ -19,6 +21,7 @@ def adapter(name: str, tier: Tier = Tier.UNSPECIFIED) -> AdapterSpec:
     )
 
 
+@pytest.mark.slow
 def test_one_adapter_more_at_a_thousand_runners_touches_only_those_that_need_it() -> None:
     world = World(
         deployment_of(PoolDescription(runners=RUNNERS, adapters=0, total_pages=64, cpu=False)), 0, check=False

@@ -30,6 +30,7 @@ def received(worlds: list[World]) -> int:
     return sum(machine.pool.kv.received for machine in machines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phases", "left"), [("unified", 2), ("split", 1)])
 def test_a_scale_in_moves_answers_with_their_kv(phases: str, left: int) -> None:
     """Long prompts, short transfers: computing them again would cost more. Of three runners some go."""
@@ -51,6 +52,7 @@ def test_a_scale_in_moves_answers_with_their_kv(phases: str, left: int) -> None:
     assert received(worlds) >= hand_overs + 2
 
 
+@pytest.mark.slow
 def test_a_runner_that_gets_sigterm_is_emptied_with_kv_before_it_ends() -> None:
     worlds, struck_at, left_at = list[World](), list[float](), list[float]()
 
@@ -76,6 +78,7 @@ def test_a_runner_that_gets_sigterm_is_emptied_with_kv_before_it_ends() -> None:
     assert left_at[0] - struck_at[0] < DRAIN_IDLE_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gib_per_s", "least_s", "most_s"), [(1.0, 0.0, 2.0), (1e-4, 10.0, 20.0)])
 def test_a_runner_of_a_split_pool_is_emptied_as_fast_as_its_kv_moves(
     gib_per_s: float, least_s: float, most_s: float

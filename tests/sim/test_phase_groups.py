@@ -3,6 +3,8 @@
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
 from tests.sim.test_autoscaling import GIVE_BACK_S
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerRole, RunnerSpec
@@ -61,6 +63,7 @@ def serve(world: World, seconds: int, per_s: float, prompt_tokens: int, answer_t
     return found
 
 
+@pytest.mark.slow
 def test_each_group_follows_the_demand_of_its_phase() -> None:
     world = World(deployment(), seed=1)
     world.start()
@@ -79,6 +82,7 @@ def test_each_group_follows_the_demand_of_its_phase() -> None:
     assert not world.laws.unfinished()
 
 
+@pytest.mark.slow
 def test_groups_that_cannot_grow_together_give_runners_to_each_other_one_by_one() -> None:
     """At the most that the pool may have a runner for prompts goes before one for tokens comes, and nothing is lost."""
     world = World(deployment(), seed=2)
@@ -96,6 +100,7 @@ def test_groups_that_cannot_grow_together_give_runners_to_each_other_one_by_one(
     assert not world.laws.unfinished()
 
 
+@pytest.mark.slow
 def test_a_number_that_people_wrote_follows_the_demand_of_both_phases() -> None:
     world = World(deployment(replicas=4), seed=3)
     world.start()

@@ -130,6 +130,7 @@ def test_predictions_of_the_trace_decide_what_is_reserved_and_who_is_first() -> 
     assert early < late
 
 
+@pytest.mark.slow
 def test_prompts_on_runners_of_their_own_cost_running_answers_nothing_and_every_law_holds() -> None:
     """Splitwise, figure 3: prompts in the batch are what makes the time between tokens long."""
     arrivals = [TraceArrival(0.2 * n, 400 if n % 4 == 0 else 20, 4 if n % 4 == 0 else 60) for n in range(80)]

@@ -64,6 +64,7 @@ def peak_memory(process: subprocess.Popen) -> int:
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 async def test_whatever_moment_it_is_killed_at_each_line_has_one_result_in_one_file(tmp_path, seed) -> None:
     rng, total, address = random.Random(SEED * 100 + seed), 400, free_addresses(1)[0]
@@ -112,6 +113,7 @@ async def test_whatever_moment_it_is_killed_at_each_line_has_one_result_in_one_f
         assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
 
 
+@pytest.mark.slow
 async def test_an_upload_that_was_killed_is_not_there_and_nothing_is_left_of_it(tmp_path) -> None:
     address = free_addresses(1)[0]
     with service(tmp_path, address) as process:
@@ -133,6 +135,7 @@ async def test_an_upload_that_was_killed_is_not_there_and_nothing_is_left_of_it(
             assert list((tmp_path / "files").iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_100_000_lines_run_in_bounded_memory(tmp_path) -> None:
     address, total = free_addresses(1)[0], 100_000
     with service(tmp_path, address, "--max-lines", str(total)) as process:
@@ -154,6 +157,7 @@ async def halt_and_go_on(process: subprocess.Popen) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_file_streams_both_ways_whatever_its_size(tmp_path) -> None:
     """What a process that stands still again and again has in flight of a stream is far below this file."""
     address = free_addresses(1)[0]

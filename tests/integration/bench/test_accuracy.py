@@ -13,6 +13,7 @@ from weft_kernels.cpu.library import load
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("smallest")
 def test_fewer_bits_cost_little(tmp_path: Path) -> None:
     try:

@@ -104,6 +104,7 @@ def test_slots_and_text_generation(tmp_path: Path) -> None:
     assert loaded == {"base": 0, "Identical": 1, "Uniform": 5, "Skewed": loaded["Skewed"], "Distinct": 24}
 
 
+@pytest.mark.slow
 def test_the_operator_and_a_layer_beside_those_of_torch(tmp_path: Path) -> None:
     lines, _ = lines_of(tmp_path, "operator,layer", "--executor", "cpu", "--threads", "1")
     cases = {line.case: line for line in lines if line.metric == "Gather-BMM's time / ours"}

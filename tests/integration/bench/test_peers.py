@@ -201,6 +201,7 @@ def test_llama_cpp_is_given_our_numbers(tmp_path: Path) -> None:
     assert all(np.array_equal(read[name], ours[name].float().numpy()) for name in read)
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_once(tmp_path: Path) -> None:
     labels: list[str] = []
 
@@ -285,6 +286,7 @@ def test_environments_are_words() -> None:
         environment("A=1 B")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("smallest")
 def test_ours_beside_transformers_and_peft(tmp_path: Path) -> None:
     """Both for real, on the smallest shape: rates and ratios of a batch with an adapter for each row."""

@@ -34,6 +34,7 @@ def with_others(plane: Cluster) -> Cluster:
     return plane
 
 
+@pytest.mark.slow
 def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_others: Cluster) -> None:
     """Strictly: an unknown field is refused."""
     found = chart.objects(chart.render("cert-manager", *chart.HTTP_ROUTE, "--set", "prometheusRule.enabled=true"))
@@ -46,6 +47,7 @@ def test_objects_of_other_projects_are_what_their_schemas_and_rules_take(with_ot
         with_others.apply(wrong, dry_run=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "adapters", "pools", "scale"),
     [

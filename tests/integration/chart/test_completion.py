@@ -101,6 +101,7 @@ def test_it_fails_where_nobody_answers() -> None:
     assert run(url).returncode == 1
 
 
+@pytest.mark.slow
 def test_the_pod_runs_this_program(rendered: dict[str, list[chart.Json]]) -> None:
     pod = dict(chart.pod_templates(rendered["default"]))["weft-test"]
     (container,) = pod["spec"]["containers"]

@@ -65,6 +65,7 @@ def test_what_artifact_hub_shows_of_the_crds_is_so() -> None:
     assert {APIKey, LoRAAdapter, ServingPool} == {type(parse_object(example)) for example in examples}
 
 
+@pytest.mark.slow
 def test_crds_are_kept_when_the_release_goes_unless_told_otherwise(rendered: Rendered) -> None:
     kept = [obj for obj in rendered["default"] if obj["kind"] == "CustomResourceDefinition"]
     dropped = objects(render("default", *QUICK, "--set", "crds.keep=false", "--show-only", "templates/crds.yaml"))
@@ -370,6 +371,7 @@ def test_without_batches_there_is_no_batch_service() -> None:
     assert not any(argument.startswith("--batch") for argument in chart.arguments_of(found, "gateway"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

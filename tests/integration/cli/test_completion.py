@@ -33,6 +33,7 @@ def test_subcommands_options_and_kinds_are_completed() -> None:
     assert completed("weft get lora") == ["loraadapters", "loraadapter", "lora"]
 
 
+@pytest.mark.slow
 def test_names_are_completed_from_the_stack(
     controller: Any, manifests: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,6 +157,7 @@ def test_the_first_screen_comes_at_once(controller: Any, gateway: Gateway) -> No
         assert terminal.exit_code() == INTERRUPTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}, {"TTY_COMPATIBLE": "0"}], ids=str)
 def test_a_terminal_that_cannot_draw_anew_gets_lines(
     controller: Any, gateway: Gateway, environment: dict[str, str]

@@ -59,6 +59,7 @@ def visible(data: Path) -> set[str]:
     return {path.name for path in (data / "blobs" / "sha256").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_end_in_the_middle_of_a_download_leaves_nothing_half_done(
     hub: FakeHub, secrets: Path, tmp_path: Path, number: int, run: Run

@@ -77,6 +77,7 @@ def depot(plane: Cluster, admin: client.CoreV1Api) -> Iterator[Depot]:
     made.api.close()
 
 
+@pytest.mark.slow
 def test_without_rights_it_says_what_grants_them_and_that_works(depot: Depot) -> None:
     error = depot.refusal(depot.team, "hub")
     assert error.reason == Reason.SECRET_FORBIDDEN
@@ -135,6 +136,7 @@ def test_a_token_that_is_not_known_is_tried_later(depot: Depot) -> None:
     assert "401" in caught.value.message
 
 
+@pytest.mark.slow
 def test_the_client_logs_no_answer(depot: Depot, admin: client.CoreV1Api, caplog: pytest.LogCaptureFixture) -> None:
     depot.grant_as_told(depot.team, "hub")
     caplog.set_level(logging.DEBUG)

@@ -56,6 +56,7 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), LARGE, ids=["text", "chat"])
 async def test_the_loop_goes_on_beside_a_large_request(
     parts: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]

@@ -130,6 +130,7 @@ async def test_after_sigterm_what_still_arrives_is_answered_until_connections_ar
     assert {one.finish_reason for one in parts.scheduler.outcomes.values()} == {common_pb2.FINISH_REASON_EOS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drain_seconds", "connections"), [("600", 0), ("0.6", 1)])
 async def test_an_idle_gateway_leaves_when_no_connection_is_open_or_none_has_sent_anything_for_long(
     parts: World, tmp_path: Path, drain_seconds: str, connections: int
@@ -145,6 +146,7 @@ async def test_an_idle_gateway_leaves_when_no_connection_is_open_or_none_has_sen
             assert await soon(running.process.wait()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drain_seconds", "signum"), [("0.2", signal.SIGTERM), ("600", signal.SIGINT)])
 async def test_answers_that_do_not_finish_in_the_drain_time_or_after_ctrl_c_end_by_name(
     parts: World, tmp_path: Path, drain_seconds: str, signum: signal.Signals
@@ -194,6 +196,7 @@ async def test_a_port_in_use_is_a_named_error_and_exit_2(tmp_path: Path) -> None
     assert "AddressInUse" in log
 
 
+@pytest.mark.slow
 async def test_a_data_directory_has_one_owner(parts: World, tmp_path: Path) -> None:
     async with started(parts, tmp_path):
         code, log = await ended("--http", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"))

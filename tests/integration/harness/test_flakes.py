@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[2]
 CONFTEST = """
 from harness import progress
@@ -31,6 +33,7 @@ def flakes(folder: Path, seed: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_ledger_says_which_file_is_next_and_a_failure_how_it_is_repeated(tmp_path: Path) -> None:
     for name, text in (("conftest", CONFTEST), ("test_flaky", FLAKY), ("test_steady", STEADY)):
         (tmp_path / f"{name}.py").write_text(text)

@@ -83,6 +83,7 @@ def python(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=image, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_every_process_of_the_control_plane_starts(image: Path, module: str) -> None:
     done = python(image, "-m", module, "--help")

@@ -91,6 +91,7 @@ def weft(data_dir: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.slow
 def test_a_stack_serves_mends_itself_and_leaves_nothing_whichever_way_it_ends(tmp_path: Path) -> None:
     """Three lives in one folder. What is wrong with its objects is told in each, and disturbs nothing."""
     data, port, manifests = tmp_path / "data", free_port(), tmp_path / "manifests"
@@ -164,6 +165,7 @@ def test_damaged_objects_stop_the_start_and_stay(tmp_path: Path) -> None:
     assert (tmp_path / "objects.json").read_text() == "{"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_starting_ends_everything(tmp_path: Path, signum: signal.Signals) -> None:
     data = tmp_path / "data"

@@ -141,6 +141,7 @@ async def test_a_mounted_encoder_answers_learns_and_keeps_what_it_learned(tmp_pa
             assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.slow
 async def test_an_encoder_is_retrained_beside_the_service_and_offered_once_answers_and_time_are_enough(
     tmp_path, monkeypatch
 ):

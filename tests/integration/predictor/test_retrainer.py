@@ -62,6 +62,7 @@ def retrainer(mounted, tmp_path):
     server.close()
 
 
+@pytest.mark.slow
 async def test_a_trained_network_is_offered_kept_by_name_and_found_after_a_restart(retrainer, tmp_path, mounted):
     it, model, retraining = retrainer
     await it.check_due()

@@ -117,6 +117,7 @@ def alone_says(driver_of: Callable[..., Any], first: int, max_tokens: int = 12, 
 # ---- in flight at the same time
 
 
+@pytest.mark.slow
 def test_as_many_batches_are_in_flight_as_there_are_stages_and_each_has_its_part(driver_of, stages):
     """While the last stage holds the first one, the first stage has computed its part of all the others."""
     driver = driver_of()
@@ -307,6 +308,7 @@ class Play:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 12))])
 def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone(driver_of, stages, seed):
     """Pages are scarce, so that sequences pause; prefixes are read again; adapters have fewer slots than there are."""
@@ -332,6 +334,7 @@ def test_whatever_comes_and_goes_each_request_gets_the_tokens_that_it_gets_alone
 # ---- the end
 
 
+@pytest.mark.slow
 def test_stages_are_ended_whatever_is_in_flight(stages, monkeypatch):
     """Last of this module, since nothing flies afterwards. One that is stopped does not end by itself."""
     monkeypatch.setattr("weft_runner.parallel.worker_group.END_S", 0.05)

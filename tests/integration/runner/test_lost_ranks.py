@@ -79,6 +79,7 @@ def gone(pid: int) -> bool:
 # ---- at start
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_part_is_told_by_its_name(files):
     tensors = load_file(files["model.safetensors"])
     tensors["model.layers.1.mlp.up_proj.weight"][-1, 5] = torch.nan  # the last outputs are rank 1's
@@ -117,6 +118,7 @@ def killed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_runner.parallel.worker_group.END_S", 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_rank_that_is_killed_is_told_at_once_and_ends_the_engine(files, drive, how):
     """Nobody's request is tried again here, they go on elsewhere."""
@@ -129,6 +131,7 @@ def test_a_rank_that_is_killed_is_told_at_once_and_ends_the_engine(files, drive,
             driver.finish()
 
 
+@pytest.mark.slow
 def test_an_engine_whose_stage_fails_ends(files, drive):
     with staged(files) as stages, engine_on(stages, drive) as driver:
         stages._workers.broadcast("hello")  # no command: a bug of ours
@@ -145,6 +148,7 @@ def native_files(tmp_path: Path, new_world: Any, small_config: dict[str, Any]) -
     return {path.name: path for path in world.base.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("killed_at_the_end")
 def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(native_files):
     """It waits in memory that they share, where nothing says that the other is gone: the watch does."""
@@ -157,6 +161,7 @@ def test_a_native_rank_that_waits_for_one_that_is_killed_ends_at_once(native_fil
             step.result(PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("killed_at_the_end")
 def test_a_native_rank_that_hangs_is_waited_for_so_long(native_files):
     with split(native_files, patience_s=SHORT_S, executor="cpu") as ranks:
@@ -166,6 +171,7 @@ def test_a_native_rank_that_hangs_is_waited_for_so_long(native_files):
             ranks.run(STEP)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("killed_at_the_end")
 def test_a_rank_that_hangs_is_waited_for_so_long_and_then_killed(files):
     with split(files, patience_s=SHORT_S) as ranks:
@@ -175,6 +181,7 @@ def test_a_rank_that_hangs_is_waited_for_so_long_and_then_killed(files):
             ranks.run(STEP)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("killed_at_the_end")
 def test_a_stage_that_hangs_is_waited_for_so_long_and_then_killed(files):
     """In the middle: the one behind it hears of the step and gets nothing, the one before it hears nothing."""
@@ -247,6 +254,7 @@ ipc.pack_message = pickle.dumps  # a path under the name that pathlib's class ha
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", UNMET)
 def test_a_rank_that_does_not_come_to_meet_the_others_ends_the_runner_at_once(depot, files, tmp_path, ports, what):
     before, reasons = UNMET[what]
@@ -265,6 +273,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_a_runner_and_its_ranks_end_together(depot, files, tmp_path, ports, end):
     how, struck, signum, code = ENDS[end]

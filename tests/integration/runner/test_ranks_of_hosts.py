@@ -123,6 +123,7 @@ def runner_of(
         yield Runner(executor, others, stopping)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_ranks_of_two_hosts_give_the_bits_of_one_host_and_are_lost_as_one(
     hosts: Hosts, model: OracleModel, certificates: Path, tmp_path: Path, depot: Depot, ranks_per_host: int
@@ -151,6 +152,7 @@ def test_ranks_of_two_hosts_give_the_bits_of_one_host_and_are_lost_as_one(
         assert {other.wait(PATIENCE_S) for other in runner.others[:-1]} <= {0}
 
 
+@pytest.mark.slow
 def test_each_host_of_an_offloading_pipeline_measures_itself_and_its_stages_report_to_rank_0(
     hosts: Hosts, model: OracleModel, certificates: Path, tmp_path: Path, depot: Depot
 ) -> None:
@@ -212,6 +214,7 @@ def test_sigterm_counts_while_the_main_thread_is_in_a_call_that_does_not_return(
 # ---- ranks that the first one of a host starts
 
 
+@pytest.mark.slow
 def test_rank_0_does_not_wait_for_a_rank_of_its_own_host_that_has_ended(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     settings = settings_at(port, ranks_per_host=2, tls_dir=tmp_path, depot="https://d:1")  # no certificates
@@ -219,6 +222,7 @@ def test_rank_0_does_not_wait_for_a_rank_of_its_own_host_that_has_ended(tmp_path
         gather_ranks(settings, None)(2, {}, lambda: False)
 
 
+@pytest.mark.slow
 def test_the_first_rank_of_a_host_ends_with_one_that_it_has_started(
     model: OracleModel, tmp_path: Path, depot: Depot
 ) -> None:

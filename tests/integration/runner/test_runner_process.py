@@ -312,6 +312,7 @@ def hide_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_every_executor_gives_the_same_tokens_over_the_wire_and_a_runner_started_again_is_known(
     new_world, small_config, make_driver, depot, tmp_path, monkeypatch
 ):
@@ -354,6 +355,7 @@ def cut_short(data: bytes) -> bytes:
     return data[: len(data) * 2 // 3]
 
 
+@pytest.mark.slow
 async def test_a_runner_finds_what_its_disk_has_damaged_and_answers_as_before(new_world, small_config, depot, tmp_path):
     """Every cached file while it is away, and an adapter's tensors while it serves.
 
@@ -419,6 +421,7 @@ def test_a_runner_that_is_told_to_stop_loads_no_further(world):
 # ---- the shared runner: no two requests may have one name, of which a runner has seen the epoch
 
 
+@pytest.mark.slow
 async def test_a_runner_is_ready_once_it_holds_what_has_a_tier(shared):
     depot = shared.depot
     good, missing = (depot.publish("adapter", shared.world.write_adapter(n, seed=i)) for i, n in enumerate("ab"))
@@ -530,6 +533,7 @@ def own_logging():
     root.handlers, root.level = handlers, level
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_logging")
 def test_an_address_in_use_an_owned_folder_and_an_unknown_base_have_exit_codes_and_names(depot, tmp_path, capfd):
     def code_of(**changes: str) -> tuple[int, str]:

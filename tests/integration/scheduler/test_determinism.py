@@ -6,12 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 from harness.processes import started
 from harness.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_the_same_events_give_the_same_effects_whatever_the_hash_seed() -> None:
     command = (sys.executable, "-m", "tests.integration.scheduler.trace")
     with ExitStack() as processes:

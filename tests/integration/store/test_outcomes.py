@@ -50,6 +50,7 @@ async def test_two_outcomes_of_a_request_in_one_batch_count_once_and_the_first_w
     assert row.completion_tokens == 5
 
 
+@pytest.mark.slow
 async def test_batches_of_many_sizes_leave_no_memory_behind(engine):
     """Prepared statements of all numbers of rows are 19 MB with SQLite and 8 with PostgreSQL; 4 and 3 are left."""
     process = psutil.Process()
@@ -185,6 +186,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_kill_nine_in_the_middle_of_writes_keeps_the_store_consistent(url):
     acknowledged = await asyncio.to_thread(killed_writer, url)
     engine = open_database(url)

@@ -186,6 +186,7 @@ async def test_a_row_that_the_database_refuses_is_told_apart_from_a_database_tha
 # ------------------------------------------------------------------------------------------------ outages
 
 
+@pytest.mark.slow
 async def test_a_server_that_went_away_is_unavailable_and_found_again(own: Postgres, engine: AsyncEngine) -> None:
     await outcomes.record(engine, [outcome("before")], now_unix_ms=NOW)
     own.stop()

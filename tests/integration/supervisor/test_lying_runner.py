@@ -195,6 +195,7 @@ async def _hears(call: Any, kind: str) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_a_lying_runner_ends_nothing_but_its_own_streams(fleet: Fleet) -> None:
     adapters = await fleet.resolved()
     fleet.runner("runner")

@@ -78,6 +78,7 @@ async def test_an_outcome_that_is_none_is_dropped_and_acknowledged_and_holds_no_
     assert await stored.count(store) == 1
 
 
+@pytest.mark.slow
 @needs_postgres
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 async def test_outcomes_wait_for_a_server_that_dies_and_each_counts_once(postgres, kept, number, monkeypatch):

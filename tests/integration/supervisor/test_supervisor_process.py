@@ -110,6 +110,7 @@ async def learned(predictor: PredictorStub, outcomes: int) -> None:
                 return
 
 
+@pytest.mark.slow
 async def test_outcomes_survive_kill_nine_reach_the_predictor_and_runners_come_back(tmp_path, scheduler):
     port, predictor_port = free_port(), free_port()
     sequence = SequenceState("r", NEVER, "g", "", 1, 16, 1)

@@ -22,6 +22,7 @@ pytestmark = needs_postgres
 TWO = ("supervisor", "second")
 
 
+@pytest.mark.slow
 async def test_a_supervisor_waits_for_a_server_that_starts_after_it(tmp_path: Path, postgres: Postgres) -> None:
     with postgres.database() as url, Fleet(tmp_path).running() as fleet:
         await asyncio.to_thread(postgres.stop)
@@ -93,6 +94,7 @@ async def runners_at(fleet: Fleet, supervisor: str) -> int:
     return sum(reported.report.ready for reported in answer.runners)
 
 
+@pytest.mark.slow
 async def test_runners_of_both_serve_and_a_death_of_one_supervisor_loses_nothing(fleet: Fleet, url: URL) -> None:
     adapters = await fleet.resolved()
     cases = [*DEMO[:2] * 5, *sure_cases(("acme/upper",), 6, seed=3)]
@@ -135,6 +137,7 @@ async def _stored(url: URL, count: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 async def test_a_key_made_or_revoked_at_one_is_the_others_after_a_moment(fleet: Fleet) -> None:
     adapters = await fleet.resolved()
     async with fleet.registry(adapters):

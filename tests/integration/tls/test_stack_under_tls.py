@@ -69,6 +69,7 @@ async def secured(started: Secured) -> AsyncIterator[Secured]:
         yield started
 
 
+@pytest.mark.slow
 async def test_a_stack_under_tls_answers_and_every_call_has_its_door(secured: Secured) -> None:
     fleet = secured.fleet
     for case in DEMO[:2]:
@@ -146,6 +147,7 @@ async def _strangers_are_kept_out(secured: Secured) -> None:
             assert (await _answer(opened, "/grpc.health.v1.Health/Check"))[0] is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.slow
 async def test_the_command_makes_keys_and_shows_runners_with_an_admins_certificate(secured: Secured) -> None:
     at, tls = ("--supervisor", secured.fleet.at["supervisor"]), secured.fleet.tls or {}
     admin = (*at, "--tls-dir", str(tls["admin"]))
@@ -168,6 +170,7 @@ async def _weft(*words: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("component", ["scheduler", "supervisor", "predictor", "depot", "gateway", "runner"])
 async def test_bad_files_stop_the_start_with_exit_2_and_the_reason(component: str, tmp_path: Path) -> None:
     folder = Authority().folder(tmp_path / "tls", "admin")
@@ -187,6 +190,7 @@ async def test_bad_files_stop_the_start_with_exit_2_and_the_reason(component: st
     assert f"not valid for '{component}.weft.internal'" in said
 
 
+@pytest.mark.slow
 async def test_a_rotation_to_another_authority_disturbs_no_stream_and_restarts_nobody(secured: Secured) -> None:
     fleet = secured.fleet
     pids = {name: process.pid for name, process in fleet.processes.items()}

@@ -53,6 +53,7 @@ class Listener(Player):
         super()._told(output)
 
 
+@pytest.mark.slow
 def test_texts_are_the_references_while_adapters_come_and_go(gpu: Gpu, tmp_path: Path) -> None:
     spec = spec_of(SHAPE, CONTEXT)
     weights = host_weights(spec, torch.float32)

@@ -52,6 +52,7 @@ def test_logits_are_the_references(gpu: Gpu, family: str, dtype: torch.dtype) ->
     play(gpu, FAMILIES[family], dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", EXACT_DTYPES, ids=name_of)
 @pytest.mark.parametrize("family", WITH_INT4)
 def test_int4_logits_are_those_of_the_numbers_that_its_codes_stand_for(
@@ -60,6 +61,7 @@ def test_int4_logits_are_those_of_the_numbers_that_its_codes_stand_for(
     play(gpu, FAMILIES[family], dtype, packed=True)
 
 
+@pytest.mark.slow
 def test_recorded_int4_steps_of_few_rows_and_of_more_are_the_references(gpu: Gpu) -> None:
     pair = Pair.made(gpu, LLAMA, DTYPES[0], RECORDED, RECORDED, graphs=True, packed=True)
     for rows in (RECORDED, 1):

@@ -62,6 +62,7 @@ def less_garbage() -> Generator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("case", command.CASES)
 def test_a_case_measures_its_figures_and_what_the_page_wants_of_it(case: str, tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ def test_the_page_is_current(tmp_path: Path) -> None:
 # ---- the command
 
 
+@pytest.mark.slow
 def test_a_case_that_breaks_off_costs_itself_alone_and_is_named(tmp_path: Path) -> None:
     """The one that breaks off is known to nobody but the command line."""
     code = "import sys, weft_bench.gpu as gpu; gpu.CASES = ('beauty', 'attention'); sys.exit(gpu.main(sys.argv[1:]))"
@@ -167,6 +169,7 @@ def test_a_case_whose_time_is_over_amid_its_requests_leaves_what_it_has(
     assert "not whole: no time was left" in said
 
 
+@pytest.mark.slow
 def test_two_layers_run_for_ncu(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_layers.main(["2", DISTINCT]) == 0
     assert "a step of 2 rows, Distinct" in capsys.readouterr().out

@@ -43,6 +43,7 @@ def test_a_step_gives_the_same_bits_while_adapters_are_written_beside_it(pair: P
     _give_back(pair, step)
 
 
+@pytest.mark.slow
 def test_a_row_may_use_an_adapter_as_soon_as_it_is_put(pair: Pair) -> None:
     """Put between two steps, used by the next one, whose launch may come before the last copy has ended."""
     executor, slot = pair.device.executor, ROWS

@@ -240,6 +240,7 @@ def test_a_row_that_is_broken_has_no_token_however_it_is_cut(
     assert found == [-1 if choice is None else choice.token for choice in sample(logits.numpy(), draws)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all equal", "narrow", "many ties", "normal"])
 def test_a_bin_with_more_tokens_than_are_listed_is_searched_in_the_row(kind: str, device: torch.device) -> None:
     draws = [SamplingArgs(Sampling(seed=row, temperature=1.0, top_p=p), 1) for row, p in enumerate([0.3, 0.95, 1.0])]

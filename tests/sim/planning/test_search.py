@@ -36,6 +36,7 @@ def problem(measure: str = "cost", seed: int = 0, requests: int = 200) -> Planni
     return PlanningProblem(MODEL, arrivals, OBJECTIVES, Rules("mixed_pool"), Rules("shortest_queue"), measure, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", [Combination(FAST), Combination(FAST, CHEAP), Combination(CHEAP, CHEAP)], ids=lambda one: one.name
 )

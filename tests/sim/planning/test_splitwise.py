@@ -55,6 +55,7 @@ def test_the_published_example_on_an_h100_for_prompts_and_an_a100_for_tokens() -
     assert transfers == pytest.approx([0.076563, 0.038281, 0.038281], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason="no data sets")
 @pytest.mark.parametrize("run", RUNS)
 def test_reference_runs(run: str) -> None:

@@ -26,6 +26,7 @@ def bar(_label: str, length: int) -> Iterator[Callable[[int], None]]:
     assert advanced in (0, length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_figure_of_a_case_is_measured(case: str) -> None:
     lines = list(figures(Origin("c", "m", "v"), [case], TINY, bar))

@@ -66,6 +66,7 @@ def live_of(model: Model, arrivals: list[TraceArrival], *, alone: bool = False) 
     return LiveRun(answers, tuple(one.adapter for one in arrivals), used, steps, wall_s, after)
 
 
+@pytest.mark.slow
 def test_costs_that_explain_the_runs_give_their_times_again() -> None:
     engine = EngineCosts(StepTimes(4.0, 0.5, 0.05), 0.0002, 0.0, 0.0, threads=2, executor="")
     told = Costs(

@@ -86,6 +86,7 @@ def test_a_fit_finds_the_constants_that_made_its_samples() -> None:
         assert found.model(MODEL, one.slots, 16, one.slots).seconds_of(*amounts) == pytest.approx(one.seconds, rel=0.03)
 
 
+@pytest.mark.slow
 def test_too_few_slots_make_requests_wait_for_minutes() -> None:
     """64 adapters of one request in three seconds: with a slot each all but the last ones finish."""
     load = {"adapters": "64", "rate_counts": "0.3x64", "offered_req_s": "19.2"}

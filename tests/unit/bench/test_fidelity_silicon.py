@@ -46,6 +46,7 @@ def test_a_data_set_without_a_column_or_with_an_unknown_model_is_refused_by_name
         points([row])
 
 
+@pytest.mark.long  # of the data and the fit alone, which no other change touches
 @pytest.mark.skipif(not DATA, reason="no data sets")
 def test_shipped_constants_are_what_the_fit_gives() -> None:
     shipped = {name: efficiency(name) for name in ("vllm", "trtllm", "sglang")}

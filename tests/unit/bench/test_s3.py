@@ -86,6 +86,7 @@ def test_a_bucket_is_as_often_right_as_the_papers() -> None:
     assert {bucket(served[-1], chance) for _ in range(500)} == {2_049, 1_844}
 
 
+@pytest.mark.slow
 def test_small_reservations_serve_more_and_two_stages_work_at_once() -> None:
     served = [Answered(10, 20 + i % 40, Prediction("", 30, 60, "", 20, 60, 205)) for i in range(200)]
     machine = replace(Machine(LLAMA_13B), gpu=replace(A100, memory_bytes=32e9))

@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from weft.domain.prediction import Prediction
 from weft_bench.fidelity_costs import Model
 from weft_bench.fidelity_engine import EngineCosts
@@ -36,6 +38,7 @@ def test_a_victim_sends_the_same_alone_and_beside_a_flood_of_ten_times_its_share
     assert 0.8 < (tenants.count("flood") / beside[-1].at_s) / (RATE / 4 * FLOOD) < 1.2
 
 
+@pytest.mark.slow
 def test_the_simulated_flood_does_not_reach_a_victim_where_the_pool_is_fair() -> None:
     engine = EngineCosts(StepTimes(10.0, 0.5, 0.2), 1e-3, 1e-5, 1e-3, 2, "cpu")
     model = Model(PoolDescription(adapters=8, cores=2, threads=2, one_host=True), engine)

@@ -21,6 +21,7 @@ def test_every_policy_that_ships_is_measured_and_only_the_oracle_knows_the_lengt
     assert predicted.bucket_tokens == 102, "60 of 512 tokens fall into the second of ten buckets"
 
 
+@pytest.mark.slow
 def test_a_cell_shows_what_its_policy_costs() -> None:
     arrivals = dict(cells_of("LMSYS", DRAWN))["paged"].arrivals
     found = {policy: outcome_of(Cell(policy, 0, 40, arrivals)) for policy in ("max", "calibrated", "paged", "pooled")}

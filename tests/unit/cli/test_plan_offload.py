@@ -103,6 +103,7 @@ def test_a_budget_that_holds_nothing_says_what_would(files: Path, capsys: pytest
     assert "What would fit: deviceBytes" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "printed"),
     [(0.0, "off: it was not measured"), (8e9, "off: it takes 1.25 times as long"), (2e10, "")],
@@ -115,6 +116,7 @@ def test_sparse_attention_that_does_not_pay_is_off(rate: float, printed: str, fi
     assert (f"sparse attention is {printed}" in text) if printed else ("sparse attention" not in text)
 
 
+@pytest.mark.slow
 def test_a_pool_whose_template_asks_for_a_gpu_is_planned_as_the_cuda_executor_places(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_pool_whose_template_asks_for_a_gpu_is_planned_as_the_cuda_executor_pl
     assert "host to device" in text
 
 
+@pytest.mark.slow
 def test_a_pipeline_prints_each_stages_policy_and_what_all_of_them_take(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +175,7 @@ def test_rates_of_another_kind_of_machine_are_refused(
     assert f"rates are those of {ours}, and the pool's runners compute on {theirs}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
 def test_measuring_for_a_pool_of_gpus_needs_one(
     files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -182,6 +186,7 @@ def test_measuring_for_a_pool_of_gpus_needs_one(
     assert "this machine was not measured: GpuUnavailable: torch sees 0 GPUs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_at_the_disk_path_and_saved(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = files / "saved.json"
     assert run(files, "--measure", "--save", str(saved)) == 0

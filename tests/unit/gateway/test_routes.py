@@ -131,6 +131,7 @@ def test_a_pin_of_no_version_or_of_several_is_refused_with_those_that_are_served
         versioned().find(f"a/x@{pin}", ANY_NAMESPACE)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 99), st.integers(0, 50))
 def test_a_canary_has_its_share_and_a_larger_weight_takes_nobody_from_it(weight: int, more: int) -> None:
     """Of 5,000 keys; the tolerance is five standard deviations of a binomial count."""
@@ -228,6 +229,7 @@ def test_before_the_keys_are_known_no_caller_is_refused_for_good() -> None:
         authenticate("Bearer x", RouteIndex(), auth=True)
 
 
+@pytest.mark.slow
 def test_a_change_and_a_tenants_listing_cost_the_same_beside_any_number_of_others() -> None:
     costs = set[tuple[int, int]]()
     for others in (10, 5_000):

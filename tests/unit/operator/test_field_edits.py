@@ -7,6 +7,7 @@ rest; with the first spec back everything is as a new object has it, and no othe
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,11 +103,13 @@ def through(ref: Ref, steps: list[Edit]) -> None:
         assert world.condition(ref, kind)[0] == "True"
 
 
+@pytest.mark.slow
 @given(some("ServingPool"))
 def test_a_pool_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[Edit]) -> None:
     through(pool_ref(), steps)
 
 
+@pytest.mark.slow
 @given(some("LoRAAdapter"))
 def test_an_adapter_whose_fields_were_edited_and_put_back_is_as_a_new_one(steps: list[Edit]) -> None:
     through(adapter_ref("upper"), steps)

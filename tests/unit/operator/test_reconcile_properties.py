@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,6 +146,7 @@ def test_bad_objects_never_disturb_others(bad: list[tuple[str, OperationStatus, 
     assert [entry.namespace for entry in world.routed.values() if entry.model_name == "acme/upper"] == ["acme"]
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 5)
 @given(st.integers(1, 40), st.integers(0, 40), st.sampled_from([1.0, 3.0, 10.0]), st.floats(0.1, 5.0))
 def test_at_rest_no_more_is_asked_for_than_the_policy_allows(

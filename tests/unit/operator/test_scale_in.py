@@ -1,5 +1,6 @@
 """A node is drained: a pool whose evictions wait moves its runners one by one, and never has fewer that are ready."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def nodes_of(world: ClusterWorld) -> list[str]:
     return sorted(pod.node for pod in world.cluster.pods.values())
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 4),
     steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.booleans(), st.booleans(), st.booleans()), max_size=20),

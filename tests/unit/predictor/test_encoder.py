@@ -1,6 +1,7 @@
 """The S3 form: a small network trained on made-up prompts, its files, and what the ridge makes of its classes."""
 
 import json
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -38,14 +39,21 @@ def trained():
     return parts, *train_encoder_model(parts, OPTIONS)
 
 
-@pytest.fixture
-def folder(trained, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def promoted(trained, tmp_path_factory) -> Path:
     parts, files, model = trained
-    report = training.measure(model, parts, 2_048)
-    assert promote(model, report, parts, tmp_path / "encoder", 2_048, files).startswith("wrote")
-    return tmp_path / "encoder"
+    report, folder = training.measure(model, parts, 2_048), tmp_path_factory.mktemp("promoted") / "encoder"
+    assert promote(model, report, parts, folder, 2_048, files).startswith("wrote")
+    return folder
 
 
+@pytest.fixture
+def folder(promoted, tmp_path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(promoted, tmp_path / "encoder")
+
+
+@pytest.mark.slow
 def test_a_trained_encoder_beats_the_constant_and_covers_90_percent(trained):
     parts, _, model = trained
     report = training.measure(model, parts, 2_048)
@@ -54,6 +62,7 @@ def test_a_trained_encoder_beats_the_constant_and_covers_90_percent(trained):
     assert report.coverage == pytest.approx(0.9, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_the_same_network_and_another_seed_another():
     parts = parts_of(2, 700)
     one, same, other = (train_encoder_model(parts, EncoderOptions(epochs=1, seed=seed))[0] for seed in (1, 1, 2))
@@ -62,6 +71,7 @@ def test_the_same_seed_trains_the_same_network_and_another_seed_another():
     assert one.weights != other.weights
 
 
+@pytest.mark.slow
 def test_training_continues_from_a_checkpoint(trained, folder):
     parts, files, _ = trained
     again, _ = train_encoder_model(parts, EncoderOptions(epochs=1, checkpoint=folder))
@@ -69,6 +79,7 @@ def test_training_continues_from_a_checkpoint(trained, folder):
     assert again.weights != files.weights
 
 
+@pytest.mark.slow
 def test_a_folder_answers_like_the_model_it_was_written_from_and_is_kept_if_it_is_as_good(trained, folder):
     parts, files, model = trained
     again, items = read_model(folder), [query_of("essay on birds", "acme/plain"), query_of("", "x")]
@@ -88,6 +99,7 @@ def test_a_prediction_does_not_depend_on_its_batch_and_its_bucket_is_that_of_the
     assert np.exp(p).sum(1) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", [0.25, 4.0])
 def test_coverage_returns_to_90_percent_after_the_answers_change(folder, drift):
     model, here = read_model(folder), World(Random(5))
@@ -177,6 +189,7 @@ def test_classes_are_s3s_tenths_or_hold_as_many_answers_each():
     assert deciles(np.ones(10, dtype=np.int64)) == tuple(range(1, 11)), "they rise whatever the lengths are"
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_folder_that_it_measured(tmp_path, capsys):
     data, out = tmp_path / "data.jsonl", tmp_path / "out"
     parts = parts_of(2, 700)

@@ -147,6 +147,7 @@ def test_answers_that_were_cut_off_are_no_samples_and_the_window_is_bounded():
     assert {sample.tokens for sample in job.samples} == {retraining.MAX_TOKENS}
 
 
+@pytest.mark.slow
 def test_a_network_that_is_too_large_for_its_time_is_given_up():
     stage, tries = Stage(seconds=3_600.0), 0
     for _ in range(40):

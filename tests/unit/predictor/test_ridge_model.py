@@ -66,6 +66,7 @@ def test_an_adapter_it_has_hardly_seen_is_answered_like_the_others(world):
     assert fresh.p50_tokens == pytest.approx(known.p50_tokens, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", [0.25, 4.0])
 def test_coverage_returns_to_90_percent_after_the_answers_change(world, drift):
     here = world(3)
@@ -93,6 +94,7 @@ def test_the_reported_coverage_is_what_was_observed_before_learning(world):
     assert model.coverage == pytest.approx(seen, abs=0.02)  # p90 is rounded up to whole tokens
 
 
+@pytest.mark.slow
 def test_censored_answers_do_not_teach_that_answers_are_short(world):
     """Half of the requests are cut off at 64 tokens; the truth does not change, the prediction must not either."""
     here = world(5)
@@ -300,6 +302,7 @@ def of_tenant(answers, tenant: str):
     return (replace(answer, query=replace(answer.query, namespace=tenant)) for answer in answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 100_000, None])
 def test_a_flood_of_one_tenant_moves_no_prediction_of_another_with_outcomes_enough(tokens, world):
     """One token, a hundred thousand, or short answers where others have long ones, on the adapter of all."""

@@ -66,6 +66,7 @@ def test_a_prompt_is_never_on_two_sides_and_the_split_is_the_same_every_time(dat
     assert [round(len(side) / len(rows), 1) for side in sides] == [0.6, 0.2, 0.2]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_no_better_does_not_replace_the_one_there(data, tmp_path, capsys):
     out = tmp_path / "model.npz"
     assert training.main([str(data), "--out", str(out)]) == 0

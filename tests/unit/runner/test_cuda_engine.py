@@ -103,6 +103,7 @@ def test_answers_are_the_references_and_most_steps_are_launched_ahead(pair_of):
     assert cuda.engine.executor.followed >= 4
 
 
+@pytest.mark.slow
 def test_an_adapter_that_left_comes_back_into_other_pages(pair_of):
     """Two slots, three adapters, and pages that tokens had meanwhile."""
     cuda, reference = pair = pair_of(layers=2)
@@ -133,6 +134,7 @@ def test_a_sequence_that_leaves_during_a_step_has_no_further_output_and_the_othe
     assert len(cuda.answer("leaves")) == 3
 
 
+@pytest.mark.slow
 def test_a_sequence_that_was_in_host_memory_continues_as_the_references(pair_of):
     """Three pages for two sequences of two pages each."""
     cuda, reference = pair = pair_of(total_pages=3, swap_page_bytes=1)
@@ -145,6 +147,7 @@ def test_a_sequence_that_was_in_host_memory_continues_as_the_references(pair_of)
     assert [cuda.answer(key) for key in ("old", "new")] == [reference.answer(key) for key in ("old", "new")]
 
 
+@pytest.mark.slow
 def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
     """A chunk that is not the last has no token: nothing is sampled in its step when it is alone."""
     cuda, reference = pair = pair_of(batch=BatchLimits(max_batch_tokens=9))
@@ -157,6 +160,7 @@ def test_a_prompt_in_chunks_beside_decode_is_the_references(pair_of):
     assert [cuda.answer(key) for key in ("alone", "x", "y")] == [reference.answer(key) for key in ("alone", "x", "y")]
 
 
+@pytest.mark.slow
 def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_references(pair_of):
     cuda, reference = pair = pair_of()
     both(
@@ -176,6 +180,7 @@ def test_penalties_and_log_probabilities_wait_for_the_host_and_are_the_reference
     assert cuda.engine.executor.followed == 0
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_a_prompt_are_the_references_beside_rows_that_decode(pair_of):
     cuda, reference = pair = pair_of()
     both(pair, ("beside", [7, 7], 12, "c", GREEDY))
@@ -199,6 +204,7 @@ def test_log_probabilities_of_a_prompt_are_the_references_beside_rows_that_decod
     assert cuda.engine.executor.followed, "steps without a prompt are launched ahead again"
 
 
+@pytest.mark.slow
 def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(pair_of):
     first, _ = pair_of()
     first.post(first.request("long", [5, 9, 4], 6, sampling=GREEDY))
@@ -213,6 +219,7 @@ def test_an_answer_that_ends_while_the_next_step_is_in_flight_has_no_token_more(
     assert cuda.engine.executor.followed
 
 
+@pytest.mark.slow
 def test_a_stop_token_ends_an_answer_while_the_next_step_is_in_flight_and_is_its_last_token(pair_of):
     first, _ = pair_of()
     first.post(first.request("long", [5, 9, 4], 6, sampling=GREEDY))
@@ -231,6 +238,7 @@ def test_a_stop_token_ends_an_answer_while_the_next_step_is_in_flight_and_is_its
     assert cuda.engine.executor.followed
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_launched_ahead_costs_nobody_a_token(pair_of, caplog):
     cuda, reference = pair = pair_of()
     both(pair, ("x", [5, 9, 4], 6, "a", GREEDY), ("y", [7, 7], 6, "", GREEDY))
@@ -241,6 +249,7 @@ def test_a_step_that_cannot_be_launched_ahead_costs_nobody_a_token(pair_of, capl
     assert [cuda.answer(key) for key in "xy"] == [reference.answer(key) for key in "xy"]
 
 
+@pytest.mark.slow
 def test_warming_up_leaves_nothing_behind(pair_of):
     """As a GPU does it at start: every size of chunks, with and without adapters, and a draw."""
     cuda, reference = pair = pair_of()
@@ -251,6 +260,7 @@ def test_warming_up_leaves_nothing_behind(pair_of):
     assert cuda.answer("x") == reference.answer("x")
 
 
+@pytest.mark.slow
 def test_hidden_states_are_the_references_beside_rows_that_decode(pair_of):
     cuda, reference = pair = pair_of()
     both(pair, ("beside", [7, 7], 12, "c", GREEDY))

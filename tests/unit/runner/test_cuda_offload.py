@@ -8,7 +8,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -163,15 +163,18 @@ ON_HOST = {"micro_batch": 16, "activation_host_tokens": SIZES.tokens}
 SPLITS = ((9.0, 0.0), (2.3, 9.0), (1.1, 1.0), (2.2, 2.5), (2.5, 1.7), (1.5, 9.0))
 
 
-@pytest.mark.parametrize(("dtype", "tied"), [("bf16", False), ("int4", True)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tied", "splits"), [("bf16", False, range(6)), ("int4", True, (2, 4))])
 def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
-    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], dtype: str, tied: bool
-) -> None:
+    files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], dtype: str, tied: bool,
+    splits: Sequence[int],
+) -> None:  # fmt: skip
+    """In bf16 with all splits; int4 has other bytes, and moves them in the same way."""
     files = files_of(tied)
     spec = read_spec(files["config.json"])
     expected, tiers = with_adapters(whole(files, dtype), spec), set[tuple[bool, ...]]()
     whole_logits = logits_of(expected)
-    for (left, host), host_pages, rows in zip(SPLITS, HOST_PAGES, ROWS, strict=True):
+    for (left, host), host_pages, rows in ((SPLITS[i], HOST_PAGES[i], ROWS[i]) for i in splits):
         limits = (int(layers * LAYER[dtype]) for layers in (left, host))
         made.append(offloaded(files, tmp_path, *limits, dtype, kv_host_pages=host_pages, **rows))
         placed = made[-1].placement
@@ -180,11 +183,13 @@ def test_its_bits_are_those_of_the_executor_that_has_the_model_whole(
         found = logits_of(with_adapters(made[-1], spec))
         assert all(torch.equal(*pair) for pair in zip(found, whole_logits, strict=True))
     assert [bool(one.figures.activations.written_bytes) for one in made] == [
-        bool("activation_host_tokens" in rows) for rows in ROWS
+        bool("activation_host_tokens" in ROWS[i]) for i in splits
     ]
-    assert tiers >= {(True, False, False), (True, True, False), (True, True, True)}, tiers
+    assert (True, True, True) in tiers
+    assert dtype == "int4" or tiers >= {(True, False, False), (True, True, False)}, tiers
 
 
+@pytest.mark.slow
 def test_pages_on_the_host_are_copied_once_a_pass_and_layer_and_only_those_that_were_written_go_back(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
 ) -> None:
@@ -209,6 +214,7 @@ def test_pages_on_the_host_are_copied_once_a_pass_and_layer_and_only_those_that_
     assert executor.kv_memory is None, "what copies pages reads them on the device"
 
 
+@pytest.mark.slow
 def test_a_page_moves_to_the_host_for_an_adapter_and_adapters_have_no_more_than_are_on_the_device(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
 ) -> None:
@@ -255,6 +261,7 @@ def test_weights_are_moved_once_a_pass_and_the_next_ones_ahead(
     assert registry.get_sample_value(copied, {"stage": "0"}) == executor.figures.stream.copied_bytes
 
 
+@pytest.mark.slow
 def test_rows_on_the_host_are_copied_there_and_back_once_between_two_layers(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
 ) -> None:
@@ -279,6 +286,7 @@ def test_rows_on_the_host_are_copied_there_and_back_once_between_two_layers(
         assert registry.get_sample_value(total, {"stage": "0"}) == copied > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [{}, ON_HOST])
 def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor], rows: dict[str, int]
@@ -301,6 +309,7 @@ def test_layers_come_in_the_order_of_their_requests_and_a_pass_may_be_given_up(
     assert called == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_two_stages_have_budgets_of_their_own(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor]
 ) -> None:
@@ -374,6 +383,7 @@ def test_a_placement_keeps_to_every_budget_and_what_a_refusal_says_is_missing_su
         assert budgets.host_bytes >= placed.host_bytes + kv.host_bytes + host_rows * 2048
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "host", "rows"),
     [
@@ -444,6 +454,7 @@ def test_the_flags_of_a_runner_make_one(
             parse_settings(flags(tmp_path, offload_device_bytes=1, **wrong))
 
 
+@pytest.mark.slow
 def test_a_runner_measures_its_gpu_and_the_policy_that_it_finds_is_one_that_runs(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadCudaExecutor],
     caplog: pytest.LogCaptureFixture,

@@ -66,6 +66,7 @@ def said(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]
     return [record.kv for record in caplog.records if record.message == message]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device_mib", "flags"),
     [
@@ -128,6 +129,7 @@ def test_a_restart_does_not_measure_again(
     assert said(caplog, "the machine is measured")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "kept"), [(0.0, False), (1.05e10, False), (2e10, True)])
 def test_sparse_attention_is_off_where_it_was_measured_not_to_pay(
     folder: Path, caplog: pytest.LogCaptureFixture, rate: float, *, kept: bool
@@ -147,6 +149,7 @@ def test_sparse_attention_is_off_where_it_was_measured_not_to_pay(
     assert bool(said(caplog, "sparse attention is off: it is not a tenth faster here")) is not kept
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_policy_fits_is_refused_with_what_is_missing(folder: Path) -> None:
     spec = read_spec(files_of(folder)["config.json"])
     with pytest.raises(NoPolicyFits, match=r"the device has \d+ bytes, \d+ too few") as caught:
@@ -168,6 +171,7 @@ def test_without_a_solver_as_many_weights_stay_as_fit_and_a_warning_says_so(
     assert "within 0.001 s" in str(warning["reason"])
 
 
+@pytest.mark.slow
 def test_each_stage_of_a_pipeline_has_a_plan_for_its_layers(folder: Path) -> None:
     spec = read_spec(files_of(folder)["config.json"])
     settings, policy = settle_offload(settings_of(folder, 14, pipeline_parallel=2), spec, threads=1)
@@ -180,6 +184,7 @@ def test_each_stage_of_a_pipeline_has_a_plan_for_its_layers(folder: Path) -> Non
     executor.close()
 
 
+@pytest.mark.slow
 def test_each_host_of_a_pipeline_has_a_plan_by_what_it_measured(folder: Path) -> None:
     """The second one has a disk of a tenth of the rate: it takes longer for its layers, and its stage expects that."""
     spec = read_spec(files_of(folder)["config.json"])
@@ -196,6 +201,7 @@ def test_each_host_of_a_pipeline_has_a_plan_by_what_it_measured(folder: Path) ->
     assert other > one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "executor", "hosts"),
     [

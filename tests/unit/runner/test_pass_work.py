@@ -34,6 +34,7 @@ def executor_of(files: dict[str, Path], spec: ModelSpec, folder: Path) -> Offloa
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_pass_is_predicted_from_what_its_step_has(files: dict[str, Path], tmp_path: Path) -> None:
     spec = read_spec(files["config.json"])
     executor = executor_of(files, spec, tmp_path)

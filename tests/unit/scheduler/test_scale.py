@@ -109,6 +109,7 @@ def test_every_step_of_a_loop_is_counted() -> None:
     assert many - few >= 990
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runners", [3_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_decision_costs_little_more_at_thousands_of_runners_than_at_a_hundred(runners: int) -> None:
     small, _ = measured(100, 1_000, 100)
@@ -137,6 +138,7 @@ def report_lines(runners: int, adapters: int) -> dict[str, float]:
     return {what: statistics.median(counts) for what, counts in lines.items()}
 
 
+@pytest.mark.slow
 def test_a_report_costs_what_it_carries() -> None:
     small, large = report_lines(100, 100), report_lines(2_000, 20_000)
     for what, lines in large.items():
@@ -165,6 +167,7 @@ def change_lines(runners: int, adapters: int) -> dict[str, int]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_change_of_one_adapter_costs_the_same_at_any_number_of_adapters_and_runners() -> None:
     small, large = change_lines(10, 100), change_lines(1_000, 20_000)
     for what, lines in large.items():

@@ -344,6 +344,7 @@ async def test_gateways_with_outcomes_that_found_no_room_are_called_again(
         assert (await supervisor.hear("outcome_report")).request_id == "r1"
 
 
+@pytest.mark.slow
 async def test_a_full_ledger_is_told_to_a_supervisor_on_one_stream(stack: Stack) -> None:
     """And what has to be told beside it finds room."""
     for number in range(CONFIG.max_outcomes):

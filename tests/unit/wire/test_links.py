@@ -120,6 +120,7 @@ async def test_the_hello_comes_first_and_messages_keep_their_order(peer: tuple[P
     assert [await server.heard.get() for _ in range(51)] == ["hello1", *map(str, range(50))]
 
 
+@pytest.mark.slow
 async def test_the_most_that_a_gateway_resubmits_is_sent_whole_and_leaves_the_outbox_its_limit() -> None:
     """Every request in flight, every outcome that is not stored, and an end."""
     (most,) = (limit.le for limit in GatewaySettings.model_fields["max_in_flight"].metadata if isinstance(limit, Le))

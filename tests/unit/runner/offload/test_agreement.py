@@ -81,6 +81,7 @@ def test_a_stage_starts_with_what_is_planned_for_its_layers(layers: range, files
     executor.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device_mib", "host_mib"), [(12, 0), (9, 3), (16, 0), (30, 0)])
 def test_what_a_plan_puts_on_each_tier_is_there_and_no_tier_has_more_than_its_budget(
     device_mib: int, host_mib: int, files: dict[str, Path]

@@ -148,6 +148,7 @@ def test_no_policy_of_a_grid_is_faster_than_its_linear_program(machine: MachineR
         assert bound.block_s <= best * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_mib", [24])
 @pytest.mark.parametrize("host_mib", [0, 20])
 def test_what_is_found_is_the_best_of_all_roundings(device_mib: int, host_mib: int) -> None:
@@ -292,6 +293,7 @@ def test_sizes_are_those_of_the_packed_matrices() -> None:
     assert sizes.adapter == 2 * 16 * 6 * (2 * (512 + 512) + 2 * (512 + 128) + 3 * (512 + 1376))
 
 
+@pytest.mark.slow
 def test_the_search_in_its_own_process_answers_as_here() -> None:
     asked = request(most_block=2)
     small = request(budget=Budgets(MIB))

@@ -25,6 +25,7 @@ def sampled(count: int) -> list[float]:
     return lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("emitted", "limit"), [(0, 2_048), (0, 200), (50, 500), (300, 2_048), (1_000, 4_096)])
 def test_what_is_still_to_come_is_the_mean_of_the_answers_that_are_longer(emitted: int, limit: int) -> None:
     longer = [min(length, limit) - emitted for length in sampled(200_000) if length > emitted]

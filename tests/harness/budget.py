@@ -1,0 +1,201 @@
+"""Hold `make test` to its budget of CPU seconds: `python -m harness.budget check` after a run, `write` to raise it.
+
+`tests/budget.toml` has the CPU seconds of each suite, and those of each file that takes a second or more. A machine
+that is faster or slower uses others for the same tests: what the last run used is divided by its pace, the median of
+what its files used by what the budget has for them. A suite beyond `MAX_GROWTH` of its budget fails, once the files
+that have grown were run again: the least that a file has used counts.
+
+Exit codes: 0 within the budget; 1 not; 2 no whole run to judge.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from harness.guard import guarded
+from harness.suite import ROOT, Run, Suite
+from weft_devcluster import tools
+
+BUDGET = ROOT / "tests" / "budget.toml"
+MAX_GROWTH = 0.05
+MIN_FILE_CPU_S = 1.0
+MIN_PACED_CPU_S = 2.0  # files below it say little of a machine's pace
+MAX_REPEATED = 12
+HEAD = """\
+# CPU seconds of each suite of `make test`, and of its files that use a second or more. `harness.budget check`
+# fails where a change adds more than 5 % to a suite; `make budget` raises it to what the last run used, and the commit
+# says why.
+machine = "{machine}"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """CPU seconds of a suite, and of its tests by file (a path below the suite's folder)."""
+
+    cpu_s: float
+    files: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A suite that is beyond its budget, with the files that have grown, the most first. CPU seconds at its pace."""
+
+    suite: str
+    cpu_s: float
+    budget_cpu_s: float
+    files: Mapping[str, float]
+
+    def __str__(self) -> str:
+        most = "".join(f"\n    +{more:.1f} s  {file}" for file, more in list(self.files.items())[:MAX_REPEATED])
+        return (
+            f"{self.suite}: expected at most {self.budget_cpu_s * (1 + MAX_GROWTH):.0f} CPU seconds "
+            f"({self.budget_cpu_s:.0f} and {MAX_GROWTH:.0%}), got {self.cpu_s:.0f}{most}"
+        )
+
+
+Repeat = Callable[[Grown], Mapping[str, float]]
+
+
+def measure_pace(budget: Mapping[str, Costs], used: Mapping[str, Costs]) -> float:
+    """How many CPU seconds this machine uses where the budget's uses one: a median weighted by the budget's seconds."""
+    ratios = sorted(
+        (used[suite].files[file] / cpu_s, cpu_s)
+        for suite, costs in budget.items()
+        for file, cpu_s in costs.files.items()
+        if cpu_s >= MIN_PACED_CPU_S and used[suite].files.get(file)
+    )
+    left = sum(weight for _, weight in ratios) / 2
+    for ratio, weight in ratios:
+        left -= weight
+        if left <= 0:
+            return ratio
+    return 1.0
+
+
+def find_grown(budget: Mapping[str, Costs], used: Mapping[str, Costs], pace: float) -> list[Grown]:
+    """The suites beyond their budget."""
+    grown = list[Grown]()
+    for suite, had in budget.items():
+        cpu_s = used[suite].cpu_s / pace
+        if cpu_s <= had.cpu_s * (1 + MAX_GROWTH):
+            continue
+        more = {file: now / pace - had.files.get(file, 0.0) for file, now in used[suite].files.items()}
+        most = sorted((by, file) for file, by in more.items() if by >= MIN_FILE_CPU_S)[::-1]
+        grown.append(Grown(suite, cpu_s, had.cpu_s, {file: by for by, file in most}))
+    return grown
+
+
+def with_repeats(costs: Costs, repeated: Mapping[str, float]) -> Costs:
+    """A suite's costs where files that were run again count with the least of both."""
+    least = {file: min(cpu_s, repeated.get(file, cpu_s)) for file, cpu_s in costs.files.items()}
+    return replace(costs, cpu_s=costs.cpu_s - sum(costs.files.values()) + sum(least.values()), files=least)
+
+
+def read_budget(path: Path = BUDGET) -> dict[str, Costs]:
+    """The budget of each suite."""
+    with path.open("rb") as file:
+        return {
+            suite: Costs(table["suite"], {name: cpu_s for name, cpu_s in table.items() if name != "suite"})
+            for suite, table in tomllib.load(file).items()
+            if isinstance(table, dict)
+        }
+
+
+def read_machine(path: Path = BUDGET) -> str:
+    """The machine whose CPU seconds the budget has."""
+    with path.open("rb") as file:
+        return str(tomllib.load(file)["machine"])
+
+
+def format_budget(costs: Mapping[str, Costs], machine: str) -> str:
+    """The text of the file."""
+    lines = [HEAD.format(machine=machine)]
+    for suite, one in costs.items():
+        lines.append(f"[{suite}]\nsuite = {one.cpu_s:.0f}")
+        lines += [f'"{file}" = {s:.1f}' for file, s in sorted(one.files.items()) if s >= MIN_FILE_CPU_S]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def last_run(group: str) -> Path:
+    """Where `tests/suites.py` keeps what the last whole run of a group has used."""
+    return tools.cache() / "test-logs" / f"last-{group}.json"
+
+
+def read_costs(path: Path) -> dict[str, Costs]:
+    """What the suites of the last run have used."""
+    suites = json.loads(path.read_text())
+    return {name: Costs(one["cpu_s"], one["files"]) for name, one in suites.items()}
+
+
+def files_of(cpu_of_tests: Mapping[str, float], suite: str) -> dict[str, float]:
+    """CPU seconds of tests, by file below the suite's folder."""
+    files = dict[str, float]()
+    for test, cpu_s in cpu_of_tests.items():
+        file = test.partition("::")[0].removeprefix(f"tests/{suite}/")
+        files[file] = files.get(file, 0.0) + cpu_s
+    return files
+
+
+def check(budget: Mapping[str, Costs], used: Mapping[str, Costs], repeat: Repeat) -> list[Grown]:
+    """Find suites beyond their budget, once `repeat` has run again what has grown in them."""
+    pace = measure_pace(budget, used)
+    print(f"budget: this run used {pace:.2f} times the CPU seconds of {read_machine()} for the same tests")
+    first = find_grown(budget, used, pace)
+    if not first:
+        return []
+    for one in first:
+        print(f"{one}\nbudget: the files that have grown are run again", flush=True)
+    least = {one.suite: with_repeats(used[one.suite], repeat(one)) for one in first}
+    return find_grown({one.suite: budget[one.suite] for one in first}, least, pace)
+
+
+def run_again(folder: Path, grown: Grown) -> dict[str, float]:
+    """Run the files of a suite that have grown again, one test at a time. Returns CPU seconds by file."""
+    files = list(grown.files)[:MAX_REPEATED]
+    suite = Suite(f"{grown.suite} again", (*(f"tests/{grown.suite}/{file}" for file in files), "--numprocesses=1"))
+    run = Run(random.SystemRandom().randrange(2**31), folder, tools.cache() / "test-logs", lambda _: None, print)
+    return files_of(run.run(suite).cpu_of_tests, grown.suite)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Judge the last run, or make it the budget. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="harness.budget", description=__doc__)
+    parser.add_argument("command", choices=("check", "write"))
+    parser.add_argument("--machine", help="with write: whose CPU seconds these are (default: as before, at its pace)")
+    given = parser.parse_args(arguments)
+    try:
+        used = read_costs(last_run("test"))
+    except FileNotFoundError:
+        print("budget: there is no whole run of `make test` to judge: run it first", file=sys.stderr)
+        return 2
+    if given.command == "write":
+        pace = 1.0 if given.machine else measure_pace(read_budget(), used)
+        scaled = {
+            suite: Costs(one.cpu_s / pace, {file: cpu_s / pace for file, cpu_s in one.files.items()})
+            for suite, one in used.items()
+        }
+        BUDGET.write_text(format_budget(scaled, given.machine or read_machine()))
+        return 0
+    return guarded("weft-budget-", lambda folder: _judge(used, partial(run_again, folder)))
+
+
+def _judge(used: Mapping[str, Costs], repeat: Repeat) -> int:
+    budget = read_budget()
+    grown = check({suite: budget[suite] for suite in budget if suite in used}, used, repeat)
+    for one in grown:
+        print(one, file=sys.stderr)
+    if grown:
+        print("budget: make it cheaper, or run `make budget` and say in the commit why", file=sys.stderr)
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
