@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.cluster.cluster import needs_own
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, crowd, finished, load, strike
+from harness.crowd import SLOW_POD, Crowd, Watched, assert_undisturbed, crowd, finished, load, strike
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import Case, sure_cases
 from harness.waiting import eventually
@@ -33,7 +33,7 @@ def cases() -> list[Case]:
 @pytest.fixture(scope="module")
 def pair(installation: Installation) -> Iterator[Installation]:
     """Two runners: all streams need both, and keep them busy for longer than a pod takes to get its SIGTERM."""
-    env = [{"name": name, "value": value} for name, value in SLOW.items()]
+    env = [{"name": name, "value": value} for name, value in SLOW_POD.items()]
     installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": SEQUENCES}, "template": {"env": env}})
     asyncio.run(installation.until_runners(2, max_sequences=SEQUENCES))
     yield installation

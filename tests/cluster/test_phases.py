@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike
+from harness.crowd import SLOW_POD, Crowd, Watched, assert_undisturbed, finished, load, strike
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import sure_cases
 from harness.waiting import eventually
@@ -17,7 +17,7 @@ MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher
 @pytest.fixture(scope="module")
 def split(installation: Installation) -> Iterator[Installation]:
     """Two slow runners that change from mixed to prompt and token where they are: no pod is replaced for it."""
-    env = [{"name": name, "value": value} for name, value in SLOW.items()]
+    env = [{"name": name, "value": value} for name, value in SLOW_POD.items()]
     installation.patch_pool({"replicas": 2, "scheduler": {"maxSequences": 24}, "template": {"env": env}})
     asyncio.run(installation.until_runners(2, max_sequences=24))
     yield installation

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.crowd import SLOW, assert_undisturbed, finished, load
+from harness.crowd import SLOW_POD, assert_undisturbed, finished, load
 from harness.installation import NAMESPACE, Installation
 from harness.quickstart import DEMO, Case, sure_cases
 from harness.session import answer_of
@@ -22,7 +22,7 @@ def cases() -> list[Case]:
 @pytest.fixture
 def pool(installation: Installation) -> Iterator[Installation]:
     """The pool with few sequences a runner, slow ones: 40 clients keep more than two busy. Put back afterwards."""
-    env = [{"name": name, "value": value} for name, value in SLOW.items()]
+    env = [{"name": name, "value": value} for name, value in SLOW_POD.items()]
     installation.patch_pool({"scheduler": {"maxSequences": 8}, "template": {"env": env}})
     asyncio.run(installation.until_runners(1, max_sequences=8))
     yield installation

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from harness.answers import choices_of
-from harness.crowd import Crowd, Watched, assert_undisturbed, finished, load, strike
+from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike
 from harness.lying_links import lying_links
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.roles import phases_apart
@@ -24,6 +24,8 @@ from weft.domain.runner import RunnerBook
 from weft_bench.linked_runner import RUNNER, SHARED_MEMORY
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
+
+pytestmark = pytest.mark.slow
 
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words", "initech/cipher")
 LONG = "the quick brown fox jumps over the lazy dog and runs away " * 6
@@ -40,7 +42,7 @@ def stack(shards: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> I
     manifests = copy_manifests(
         tmp_path_factory.mktemp("m"), replicas=2, parallelism=shards, scheduler={"maxSequences": 12}
     )
-    with Stack(manifests, tmp_path_factory.mktemp("w")) as made:
+    with Stack(manifests, tmp_path_factory.mktemp("w"), environment=SLOW) as made:
         made.wait_for_models()
         yield made
 

@@ -17,6 +17,8 @@ from weft.domain.runner import RunnerBook
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("weft-quickstart", "acme/upper", "acme/reverse-words")
 TESTS = Path(__file__).parents[1]
 
@@ -27,7 +29,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     manifests = copy_manifests(tmp_path_factory.mktemp("m"), replicas=2, parallelism={"pipeline": 2, "tensor": 2})
     with two_hosts() as hosts:
         up = ("weft_bench.runner_up", "harness.spread_runner", hosts.address, hosts.other, " ".join(hosts.enter), "--")
-        environment = {**SLOW, "PYTHONPATH": str(TESTS)}
+        environment = {**SLOW, "PYTHONPATH": f"{SLOW['PYTHONPATH']}:{TESTS}"}
         with Stack(manifests, tmp_path_factory.mktemp("w"), environment=environment, up=up) as made:
             made.wait_for_models()
             yield made

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,8 +21,11 @@ from weft.domain.runner import RunnerBook
 from weft.wire.v1 import supervisor_pb2, supervisor_pb2_grpc
 from weft_bench.reports import TIMEOUT_S, books
 
-# Kernels in plain C++: a quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
-SLOW = {"WEFT_CPU_LEVEL": "portable"}
+# A quickstart answer takes seconds instead of 40 ms, so that there is a middle to strike in.
+SLOW = {
+    "PYTHONPATH": str(Path(__file__).parent / "slow_steps"), "WEFT_TEST_STEP_MS": "25", "WEFT_TEST_TOKEN_MS": "0.5",
+}  # fmt: skip
+SLOW_POD = {"WEFT_CPU_LEVEL": "portable"}  # where the tests' files are not: kernels in plain C++
 HANG_S = 600.0  # without a byte; a request may wait for its turn
 
 
