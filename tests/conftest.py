@@ -24,7 +24,7 @@ import random
 from collections.abc import Generator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from weft.process import long_lived_imports
 
@@ -41,6 +41,8 @@ EXAMPLES = int(os.environ.get("WEFT_TEST_EXAMPLES", "50"))
 settings.register_profile(
     "weft", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
+# For whoever only asks whether a property holds (`make mutants`): finding the smallest example takes minutes.
+settings.register_profile("verdict", settings.get_profile("weft"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("weft")
 
 

@@ -25,9 +25,14 @@ GRACE_S = 2.0
 POLL_S = 0.02
 
 
+def adopt_orphans() -> None:
+    """Have processes below this one, whose own parent is gone, stay below it."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
 def guarded(prefix: str, work: Callable[[Path], int]) -> int:
     """The exit code of `work(folder)`; 128 + N when signal N stopped it. `folder` is new, and the children's TMPDIR."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     if Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "make":
         _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a killed `make` ends its run
     with _stoppable(), owned_folder(prefix) as folder:
@@ -84,7 +89,7 @@ def _fork(folder: Path, work: Callable[[Path], int]) -> int:
     code = 1
     try:
         os.setsid()  # a Ctrl-C at the terminal reaches the parent, which ends the child in order
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         if os.getppid() == parent:
             code = work(folder)
     except SystemExit as stopped:

@@ -45,9 +45,11 @@ class _Watched:
 class HangWatch:
     """The tests that run, one a worker process. Times are seconds of one monotonic clock, given by the caller."""
 
-    def __init__(self, records: Mapping[str, float], max_idle_s: float = MAX_IDLE_S) -> None:
+    def __init__(
+        self, records: Mapping[str, float], max_idle_s: float = MAX_IDLE_S, min_cpu_bound_s: float = MIN_CPU_BOUND_S
+    ) -> None:
         """`records` has CPU seconds by test."""
-        self._records, self._max_idle_s = records, max_idle_s
+        self._records, self._max_idle_s, self._min_cpu_bound_s = records, max_idle_s, min_cpu_bound_s
         self._watched: dict[int, _Watched] = {}
 
     def begin(self, worker: int, test: str) -> None:
@@ -76,7 +78,7 @@ class HangWatch:
             watched.moved = usage
         if watched.idle_s > self._max_idle_s:
             return f"its processes have used no CPU and moved no byte for {watched.idle_s:.0f} s"
-        bound_s = max(MIN_CPU_BOUND_S, CPU_FACTOR * self._records.get(watched.test, 0.0))
+        bound_s = max(self._min_cpu_bound_s, CPU_FACTOR * self._records.get(watched.test, 0.0))
         if watched.cpu_s > bound_s:
             return f"its processes have used {watched.cpu_s:.0f} CPU seconds; expected at most {bound_s:.0f}"
         return ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from harness.guard import command_of, descendants, end_descendants, reap_orphans
-from harness.hangs import MAX_IDLE_S, HangWatch, usage_of, waits_for_the_machine
+from harness.hangs import MAX_IDLE_S, MIN_CPU_BOUND_S, HangWatch, usage_of, waits_for_the_machine
 from harness.progress import VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +82,8 @@ class Run:
     tell: Callable[[str], None]
     records: Mapping[str, float] = field(default_factory=dict[str, float])  # CPU seconds by test
     max_idle_s: float = MAX_IDLE_S
+    min_cpu_bound_s: float = MIN_CPU_BOUND_S  # what a test without a record may use
+    bounds_collection: bool = False  # by the same CPU seconds: what is imported may loop
 
     def command(self, suite: Suite) -> list[str]:
         """The command line of a suite's pytest."""
@@ -147,8 +149,8 @@ class _SuiteWatch:
         self._run, self._result, self._pytest = run, result, pytest
         self._log = run.logs / f"{result.suite.name}.log"
         self._lock = threading.Lock()
-        self._tests = HangWatch(run.records, run.max_idle_s)
-        self._between = HangWatch({}, run.max_idle_s)
+        self._tests = HangWatch(run.records, run.max_idle_s, run.min_cpu_bound_s)
+        self._between = HangWatch({}, run.max_idle_s, run.min_cpu_bound_s)
 
     def listen(self, events: IO[str]) -> None:
         """Take events until the last line has come."""
@@ -182,6 +184,8 @@ class _SuiteWatch:
         if self._pytest not in self._between.tests():
             self._between.begin(self._pytest, "")
         why = self._between.observe(self._pytest, usage_of(self._pytest), time.monotonic())
+        if why and "no CPU" not in why and self._run.bounds_collection:
+            return f"no test ran, and {why}"
         if "no CPU" not in why or waits_for_the_machine(self._pytest):
             return ""
         return f"no test ran, and {why}"

@@ -1,0 +1,260 @@
+"""`make mutants COUNT=300 SEED=7`: small faults in the sources, one at a time, and which test sees each of them.
+
+A mutant (`harness.mutants.hook`) runs against the test files nearest to its module in the graph of imports, then the
+others of its package, then the simulator's laws, last the costly files that import the module; the first red test kills
+it. A test that kills is run once without the mutant: one that is red then, too, counts for nothing. The ledger has a
+line for each mutant and is written at once, so that a run that was broken off goes on: a mutant of a source text that
+the ledger has is not run again, except one that lived at another commit.
+
+`DIFF=COMMIT` runs those again that the ledger has as killed, of packages whose sources or tests have changed since.
+Mutants that nobody can see, with the reason, are in `tests/mutants/equivalent.toml`; they are not run.
+
+Exit codes: 0; 1 where a mutant lives (DIFF: one that was killed before); 2 where a name or a file is wrong.
+"""
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from harness.guard import adopt_orphans, guarded
+from harness.mutants.drawing import PACKAGES, all_mutants, draw, package_of, read_equivalents, stale
+from harness.mutants.hook import ROOT, Mutant, UnknownMutant, mutants, parse
+from harness.mutants.nearest import ImportGraph, choose, cost_of_files
+from harness.mutants.trials import Job, Ledger, Line, Trials, digest
+from harness.suite import read_records
+from suites import COSTLY, LINE_S, logs
+
+RAW = "docs/benchmarks/raw"
+LEDGER = ROOT / RAW / "mutants.jsonl"
+EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
+LAWS, SIMULATED = "tests/harness/mutants/laws.py", "sim/weft_sim/scenario.py"
+TESTS = ("tests/harness", "tests/unit", "tests/sim", "tests/integration")
+BAR_CHARS = 30
+OUTCOMES = ("killed", "equivalent", "alive", "unseen")
+
+trials: Trials | None = None  # of a worker process
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run mutants. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m harness.mutants", description=__doc__)
+    parser.add_argument("--count", type=int, default=300, help="how many mutants (default 300)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones, and the seed of the tests (default 0)")
+    parser.add_argument("--package", action="append", choices=PACKAGES, help="only of this one; may be given again")
+    parser.add_argument("--mutant", action="append", help="only this one, FILE:LINE:OPERATOR[:INDEX], known or not")
+    parser.add_argument("--diff", metavar="COMMIT", help="killed ones of what has changed since this commit, again")
+    parser.add_argument("--list", action="store_true", help="name the mutants and run none")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
+    parser.add_argument("--ledger", type=Path, default=LEDGER, help="where lines are written (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    return guarded("weft-mutants-", lambda folder: _work(given, folder))
+
+
+def _work(given: argparse.Namespace, folder: Path) -> int:
+    try:
+        return Session(given, folder).run()
+    except (UnknownMutant, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+class Session:
+    """One call of the command."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        """Raises ValueError: the list of equivalents does not fit the sources."""
+        self._given, self._folder = given, folder
+        self._ledger, self._commit = Ledger(given.ledger), _commit()
+        self._records = read_records(iter((COSTLY, logs() / "cpu_seconds.json")))
+        self._equivalents = read_equivalents(EQUIVALENT)
+        if left := stale(self._equivalents, ROOT):
+            lines = "\n".join(f"  {one.file}, {one.function}: {one.operator} of `{one.text}`" for one in left)
+            raise ValueError(f"expected mutants in {EQUIVALENT.relative_to(ROOT)}, got none for:\n{lines}\nremove them")
+        self._lines: list[tuple[str, str]] = []  # package and outcome of each mutant of this call
+        self._alive: list[Line] = []
+        self._began = self._shown_at = time.monotonic()
+
+    def run(self) -> int:
+        """Run what was asked for. Returns the exit code. Raises UnknownMutant."""
+        chosen, by = self._chosen()
+        if self._given.list:
+            print("\n".join(f"{mutant.name}  {mutant.function}: {mutant.text}" for mutant in chosen))
+            return 0
+        left = [mutant for mutant in chosen if not self._is_known(mutant)]
+        print(f"{len(chosen)} mutants, {len(chosen) - len(left)} of them known; seed {self._given.seed}", flush=True)
+        if left:
+            self._run_all(list(self._jobs(left, by)))
+        print("\n".join(summary(self._lines, self._alive)), flush=True)
+        return 1 if self._alive else 0
+
+    def _chosen(self) -> tuple[list[Mutant], dict[Mutant, str]]:
+        """The mutants, and of those that were killed before the file of the test that did."""
+        given = self._given
+        if given.mutant:
+            return [_find(name) for name in given.mutant], {}
+        packages = given.package or list(PACKAGES)
+        if not given.diff:
+            return draw({name: all_mutants(ROOT, name) for name in packages}, given.count, given.seed), {}
+        found, gone = killed_before(self._ledger, packages, _changed(given.diff))
+        if gone:
+            print(f"{gone} mutants were killed in lines that are not there any more")
+        return list(found), found
+
+    def _is_known(self, mutant: Mutant) -> bool:
+        """Say whether a mutant need not run, and count it then."""
+        if self._given.mutant:
+            return False
+        package = package_of(mutant.file)
+        if any(one.is_meant(mutant) for one in self._equivalents):
+            self._lines.append((package, "equivalent"))
+            return True
+        line = self._ledger.find(mutant, digest(mutant.file))
+        is_now = line is not None and line.commit == self._commit and not self._commit.endswith("+")
+        if line is None or not (is_now or (line.outcome == "killed" and not self._given.diff)):
+            return False
+        self._count(line)
+        return True
+
+    def _jobs(self, chosen: Sequence[Mutant], by: dict[Mutant, str]) -> Iterator[Job]:
+        """Choose the tests of each mutant."""
+        wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+        graph, costs = ImportGraph(ROOT, (*wheel["packages"], *TESTS)), cost_of_files(self._records)
+        for mutant in chosen:
+            package, distances = package_of(mutant.file), graph.distances(mutant.file)
+            choice = choose(mutant.file, distances, PACKAGES[package].suite, costs)
+            before = (by[mutant],) if by.get(mutant) else ()
+            laws = (LAWS,) if SIMULATED in distances else ()
+            stages = {"before": before, "nearest": choice.nearest, "package": choice.package, "laws": laws}
+            yield Job(mutant, package, digest(mutant.file), {**stages, "costly": choice.costly})
+
+    def _run_all(self, jobs: Sequence[Job]) -> None:
+        """Run them in worker processes, and write each line as it comes."""
+        context = multiprocessing.get_context("fork")
+        begun = (self._given.seed, self._folder, self._records)
+        with ProcessPoolExecutor(self._given.jobs, context, _begin_worker, begun) as workers:
+            futures = [workers.submit(_run_job, job) for job in jobs]
+            try:
+                for done, future in enumerate(as_completed(futures), 1):
+                    line = future.result()
+                    line.commit = self._commit
+                    self._ledger.add(line)
+                    self._count(line)
+                    self._show(done, len(jobs))
+            finally:
+                workers.shutdown(wait=False, cancel_futures=True)
+
+    def _count(self, line: Line) -> None:
+        self._lines.append((line.package, line.outcome))
+        if line.outcome != "killed":
+            self._alive.append(line)
+            _tell(f"{line.outcome}: {told(line)}")
+
+    def _show(self, done: int, total: int) -> None:
+        """Say how far the run is: on a terminal in one line that is written over, elsewhere now and then."""
+        now = time.monotonic()
+        if not sys.stdout.isatty() and now < self._shown_at + LINE_S and done < total:
+            return
+        self._shown_at = now
+        left_s = (now - self._began) * (total - done) / done
+        line = f"{done:>5} of {total:<5} {now - self._began:>5.0f} s  {len(self._alive)} alive"
+        line += f"; about {left_s / 60:.0f} minutes left" if left_s else ""
+        print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def killed_before(ledger: Ledger, packages: Sequence[str], changed: set[str]) -> tuple[dict[Mutant, str], int]:
+    """Mutants that the ledger has as killed, each with its test's file, and how many have no place any more.
+
+    Those count whose package has changed, in sources or tests, or whose killing test has.
+    """
+    found, gone = dict[Mutant, str](), 0
+    known: dict[str, list[Mutant]] = {}
+    for line in ledger.killed():
+        file, by = line.place[0], line.by.partition("::")[0]
+        package = PACKAGES[line.package]
+        folders = (package.source, *(f"tests/{suite}/{Path(package.suite).name}" for suite in ("unit", "integration")))
+        if line.package not in packages or not (by in changed or any(path.startswith(folders) for path in changed)):
+            continue
+        if file not in known:
+            known[file] = mutants(file, (ROOT / file).read_text()) if (ROOT / file).is_file() else []
+        there = [
+            each for each in known[file] if line.place[1:] == (each.function, each.text, each.operator, str(each.index))
+        ]
+        gone += not there
+        found |= {there[0]: by if (ROOT / by).is_file() else ""} if there else {}
+    return found, gone
+
+
+def summary(lines: Sequence[tuple[str, str]], alive: Sequence[Line]) -> list[str]:
+    """The table by package, with a bar of which the dark part is killed, and what lives."""
+    counts = Counter(lines)
+    rows = [f"\n{'package':<12} {'drawn':>6}" + "".join(f" {name:>10}" for name in OUTCOMES)]
+    for package in (*(name for name in PACKAGES if any(name == one for one, _ in lines)), "all"):
+        of = [sum(counts[name, kind] for name in PACKAGES if package in (name, "all")) for kind in OUTCOMES]
+        bar = "█" * round(BAR_CHARS * of[0] / (sum(of) or 1))
+        rows.append(f"{package:<12} {sum(of):>6}" + "".join(f" {n:>10}" for n in of) + f"  {bar:░<{BAR_CHARS}}")
+    return [*rows, *(f"{line.outcome}: {told(line)}" for line in sorted(alive, key=lambda line: line.mutant))]
+
+
+def told(line: Line) -> str:
+    """A mutant for people, and the command that tries it again."""
+    return f"{line.mutant}  {line.function}: {line.text}"
+
+
+def _tell(line: str) -> None:
+    print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
+
+
+def _find(name: str) -> Mutant:
+    """The mutant of this name. Raises UnknownMutant."""
+    file, line, operator, index = parse(name)
+    package_of(file)
+    there = mutants(file, (ROOT / file).read_text()) if (ROOT / file).is_file() else []
+    for mutant in there:
+        if (mutant.line, mutant.operator, mutant.index) == (line, operator, index):
+            return mutant
+    known = ", ".join(mutant.name for mutant in there if mutant.line == line) or "none"
+    raise UnknownMutant(f"expected a mutant of the source as it is now, got {name}; that line has: {known}")
+
+
+def _begin_worker(seed: int, folder: Path, records: dict[str, float]) -> None:
+    global trials
+    adopt_orphans()  # of a test's processes; the next mutant begins without them
+    own = folder / f"worker-{os.getpid()}"
+    own.mkdir()
+    trials = Trials(seed, own, records)
+
+
+def _run_job(job: Job) -> Line:
+    assert trials is not None, "a worker has begun"
+    return trials.run(job)
+
+
+def _changed(commit: str) -> set[str]:
+    """Files that differ from a commit's. Raises ValueError: there is no such commit."""
+    found = _git("diff", "--name-only", commit, "--")
+    if found is None:
+        raise ValueError(f"expected a commit of this repository in DIFF, got {commit}")
+    return set(found.splitlines())
+
+
+def _commit() -> str:
+    """The last commit, with a plus where files differ from it: tests as they are now have no name then."""
+    differs = _git("status", "--porcelain", "--", ".", f":!{RAW}")
+    return f"{(_git('rev-parse', '--short', 'HEAD') or '').strip()}{'+' if differs else ''}"
+
+
+def _git(*words: str) -> str | None:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""Which test files see a module: those nearest in the graph of imports first, the cheap ones of them before others."""
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.order import LONG
+
+SUITES = ("tests/unit", "tests/sim", "tests/integration")
+COSTLY_CPU_S = 15.0  # a file that takes more runs last, and only where it imports the module itself
+N_NEAREST = 8
+# Not parsed: that takes ten seconds for all files, and a word too many in a comment is no harm.
+IMPORT = re.compile(r"^[ \t]*(?:import +(.+)|from +([\w.]+) +import +(\([^)]*\)|.+))$", re.MULTILINE)
+LONG_FILES = {f"tests/{name}" for name in LONG}
+
+
+class Choice(NamedTuple):
+    """Test files in the order in which they run."""
+
+    nearest: tuple[str, ...]
+    package: tuple[str, ...]
+    costly: tuple[str, ...]
+
+
+class ImportGraph:
+    """Which file of a checkout imports which, without running any."""
+
+    def __init__(self, root: Path, packages: Sequence[str]) -> None:
+        """`packages`: folders of packages and of tests, relative to `root`."""
+        files: dict[str, str] = {}
+        for package in packages:
+            for path in (root / package).rglob("*.py"):
+                parts = path.relative_to((root / package).parent).with_suffix("").parts
+                files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = str(path.relative_to(root))
+        paths = set(files.values())
+        files |= {path.removesuffix(".py").replace("/", "."): path for path in paths}  # `tests.unit.operator.planning`
+        self._importers: dict[str, set[str]] = defaultdict(set)
+        for path in paths:
+            for module in _imported((root / path).read_text()):
+                if there := files.get(module):
+                    self._importers[there].add(path)
+            for folder in Path(path).parents if Path(path).name.startswith("test_") else ():
+                self._importers[str(folder / "conftest.py")].add(path)  # its fixtures
+
+    def distances(self, file: str) -> dict[str, int]:
+        """How many imports lie between a file and each of those that import it, at the least."""
+        found, queue = {file: 0}, deque([file])
+        while queue:
+            here = queue.popleft()
+            for importer in self._importers[here] - found.keys():
+                found[importer] = found[here] + 1
+                queue.append(importer)
+        return found
+
+
+def choose(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[str, float]) -> Choice:
+    """Test files for a mutant of `file`: those of the package's folder `suite`, and what imports the module elsewhere.
+
+    `distances`: of the file, from the graph; `cpu_s`: by test file, where known.
+    """
+    stem = Path(file).stem
+
+    def nearness(test: str) -> tuple[bool, int, bool, float]:
+        same_name = Path(test).stem in (f"test_{stem}", f"test_{Path(file).parent.name}_{stem}")
+        return not same_name, distances[test], not test.startswith(f"{suite}/"), cpu_s.get(test, 1.0)
+
+    tests = (name for name in distances if Path(name).name.startswith("test_") and name.startswith(SUITES))
+    ranked = sorted((name for name in tests if name.startswith(f"{suite}/") or distances[name] == 1), key=nearness)
+    costly = {name for name in ranked if name in LONG_FILES or cpu_s.get(name, 0.0) > COSTLY_CPU_S}
+    quick = [name for name in ranked if name not in costly]
+    direct = (name for name in ranked if name in costly and distances[name] == 1)
+    own = (name for name in quick[N_NEAREST:] if name.startswith(f"{suite}/"))
+    return Choice(tuple(quick[:N_NEAREST]), tuple(own), tuple(direct))
+
+
+def cost_of_files(records: Mapping[str, float]) -> dict[str, float]:
+    """CPU seconds by test file, of those by test."""
+    costs: dict[str, float] = defaultdict(float)
+    for test, cpu_s in records.items():
+        costs[test.partition("::")[0]] += cpu_s
+    return dict(costs)
+
+
+def _imported(source: str) -> Iterable[str]:
+    """The modules that a file names in imports, wherever they stand; of `from a import b` both `a` and `a.b`."""
+    for plain, module, names in IMPORT.findall(source):
+        yield from re.findall(r"[\w.]+", plain)
+        if module:
+            yield module
+            yield from (f"{module}.{name}" for name in re.findall(r"\w+", names))

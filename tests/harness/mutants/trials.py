@@ -1,0 +1,158 @@
+"""Run one mutant after the other against the tests that may see it, and keep in a ledger what came of each."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from harness.mutants.hook import ROOT, SEEN_VARIABLE, VARIABLE, Mutant, UnknownMutant, parse
+from harness.suite import Result, Run, Suite
+
+SITE = Path(__file__).parent / "site"
+MIN_CPU_BOUND_S, MAX_IDLE_S, PATIENCE_S = 60.0, 60.0, 30.0
+NO_TESTS = "exit code 5"  # of pytest, where all tests of the files are `long`
+
+
+@dataclass
+class Line:
+    """One mutant in the ledger. `source` is the digest of its file; `by` the test that killed it, one of `stage`.
+
+    `outcome`: killed, alive, or unseen, where no test has imported the module.
+    """
+
+    mutant: str
+    package: str
+    function: str
+    text: str
+    source: str
+    outcome: str
+    by: str = ""
+    stage: str = ""
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    seed: int = 0
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """What stays the same where lines above it change."""
+        file, _, operator, index = parse(self.mutant)
+        return file, self.function, self.text, operator, str(index)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A mutant and the tests that may see it: files by the name of their stage."""
+
+    mutant: Mutant
+    package: str
+    source: str
+    stages: Mapping[str, Sequence[str]]
+
+
+@dataclass
+class Trials:
+    """Runs mutants in one process, which has `folder` and what it starts for itself."""
+
+    seed: int
+    folder: Path
+    records: Mapping[str, float]  # CPU seconds by test
+    _red: set[str] = field(default_factory=set[str])  # without any mutant
+    _green: set[str] = field(default_factory=set[str])
+    _said: list[str] = field(default_factory=list[str])
+    _runs: int = 0
+
+    def run(self, job: Job) -> Line:
+        """Run the stages until a test is red. Raises UnknownMutant: the file is another one than when it was drawn."""
+        mutant, began = job.mutant, time.monotonic()
+        line = Line(mutant.name, job.package, mutant.function, mutant.text, job.source, "alive", seed=self.seed)
+        if digest(mutant.file) != job.source:
+            raise UnknownMutant(f"{mutant.file} has changed while its mutants ran; run the command again")
+        seen = self.folder / "seen"
+        seen.unlink(missing_ok=True)
+        for name, files in job.stages.items():
+            if files and (by := self._killer(mutant.name, files, seen, line)):
+                line.outcome, line.by, line.stage = "killed", by, name
+                break
+        else:
+            line.outcome = "alive" if seen.exists() else "unseen"
+        line.seconds, line.cpu_s = round(time.monotonic() - began, 1), round(line.cpu_s, 1)
+        line.date = time.strftime("%Y-%m-%d", time.gmtime())
+        return line
+
+    def _killer(self, name: str, files: Sequence[str], seen: Path, line: Line) -> str:
+        """The test that is red with the mutant and green without it; "" where there is none."""
+        while True:
+            result = self._pytest({VARIABLE: name, SEEN_VARIABLE: str(seen)}, files)
+            line.cpu_s += result.cpu_s
+            hung = (said.split(": ")[2] for said in self._said if ": HANGS " in said)
+            by = next(iter(result.failed), "") or next(hung, "").removeprefix("HANGS ")
+            if not by:
+                passed = result.verdict == "passed" or NO_TESTS in result.verdict
+                return "" if passed else f"pytest itself: {result.verdict}"
+            if "::" not in by or by in self._green:  # a file that cannot be imported, or a test that is known
+                return by
+            if not self._pytest({}, (by,)).failed:
+                self._green.add(by)
+                return by
+            self._red.add(by)
+
+    def _pytest(self, environment: Mapping[str, str], tests: Sequence[str]) -> Result:
+        self._said.clear()
+        self._runs += 1
+        folder = self.folder / f"run{self._runs}"
+        folder.mkdir()
+        path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+        common = {
+            "PYTHONPATH": path, "WEFT_TEST_PATIENCE_S": str(PATIENCE_S), "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+        }  # fmt: skip
+        options = (
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-profile=verdict",
+            *(f"--deselect={test}" for test in sorted(self._red)),
+        )
+        run = Run(
+            self.seed, folder, self.folder / "logs", lambda _: None, self._said.append, self.records, MAX_IDLE_S,
+            MIN_CPU_BOUND_S, bounds_collection=True,
+        )  # fmt: skip
+        result = run.run(Suite("mutant", (*tests, *options), environment={**common, **environment}))
+        shutil.rmtree(folder, ignore_errors=True)
+        return result
+
+
+class Ledger:
+    """What is known of mutants that ran: JSON lines, of which the last one of a mutant counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        texts = path.read_text().splitlines() if path.exists() else []
+        lines = [Line(**json.loads(text)) for text in texts]
+        self._known = {(line.mutant, line.source): line for line in lines}
+        self._last = {line.place: line for line in lines}
+
+    def find(self, mutant: Mutant, source: str) -> Line | None:
+        """What came of this mutant of this very source."""
+        return self._known.get((mutant.name, source))
+
+    def killed(self) -> list[Line]:
+        """Of each place the last line, where it was killed."""
+        return [line for line in self._last.values() if line.outcome == "killed"]
+
+    def add(self, line: Line) -> None:
+        """Write a line at once."""
+        self._known[line.mutant, line.source] = self._last[line.place] = line
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(line)) + "\n")
+
+
+def digest(file: str) -> str:
+    """Of the text of a file of this checkout."""
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
