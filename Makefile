@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-slow budget flakes fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check test-slow budget flakes mutants fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -67,6 +67,14 @@ test-long: kernels autoscalers  ## more examples, sizes and combinations, and KE
 MINUTES ?= 60
 flakes: kernels  ## files of integration, e2e and operator, least repeated first, on one core beside a busy loop, processes stopped for moments: MINUTES=60
 	@$(HARNESS).flakes --minutes $(MINUTES) $(FLAKES_FLAGS)
+
+COUNT ?= 300
+SEED ?= 0
+PACKAGE ?=
+DIFF ?=
+MUTANTS_FLAGS ?=
+mutants: install  ## small faults in the sources of core packages, one at a time, and which test sees each: COUNT=300 SEED=7 PACKAGE=scheduler; DIFF=COMMIT: those killed before, again; MUTANTS_FLAGS="--mutant FILE:LINE:OPERATOR"
+	@$(HARNESS).mutants --count $(COUNT) --seed $(SEED) $(if $(PACKAGE),--package $(PACKAGE)) $(if $(DIFF),--diff $(DIFF)) $(MUTANTS_FLAGS)
 
 FRESH_FLAGS ?=
 test-fresh:  ## `make up` and `make test` of the last commit on a fresh Debian (Python 3.13) in a folder, without a compiler and with g++ (needs root, debootstrap); FRESH_FLAGS="--command up"

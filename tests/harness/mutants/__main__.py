@@ -25,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from harness.guard import adopt_orphans, guarded
-from harness.mutants.drawing import PACKAGES, all_mutants, draw, package_of, read_equivalents, stale
+from harness.mutants.drawing import PACKAGES, Equivalent, all_mutants, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, Mutant, UnknownMutant, mutants, parse
 from harness.mutants.nearest import ImportGraph, choose, cost_of_files
 from harness.mutants.trials import Job, Ledger, Line, Trials, digest
@@ -84,12 +84,18 @@ class Session:
 
     def run(self) -> int:
         """Run what was asked for. Returns the exit code. Raises UnknownMutant."""
+        given = self._given
         chosen, by = self._chosen()
-        if self._given.list:
+        if given.list:
             print("\n".join(f"{mutant.name}  {mutant.function}: {mutant.text}" for mutant in chosen))
             return 0
-        left = [mutant for mutant in chosen if not self._is_known(mutant)]
-        print(f"{len(chosen)} mutants, {len(chosen) - len(left)} of them known; seed {self._given.seed}", flush=True)
+        left = list(chosen)
+        if not given.mutant:
+            left, equivalent, known = sort_out(chosen, self._ledger, self._equivalents, self._commit, bool(given.diff))
+            self._lines += [(package_of(mutant.file), "equivalent") for mutant in equivalent]
+            for line in known:
+                self._count(line)
+        print(f"{len(chosen)} mutants, {len(chosen) - len(left)} of them known; seed {given.seed}", flush=True)
         if left:
             self._run_all(list(self._jobs(left, by)))
         print("\n".join(summary(self._lines, self._alive)), flush=True)
@@ -107,21 +113,6 @@ class Session:
         if gone:
             print(f"{gone} mutants were killed in lines that are not there any more")
         return list(found), found
-
-    def _is_known(self, mutant: Mutant) -> bool:
-        """Say whether a mutant need not run, and count it then."""
-        if self._given.mutant:
-            return False
-        package = package_of(mutant.file)
-        if any(one.is_meant(mutant) for one in self._equivalents):
-            self._lines.append((package, "equivalent"))
-            return True
-        line = self._ledger.find(mutant, digest(mutant.file))
-        is_now = line is not None and line.commit == self._commit and not self._commit.endswith("+")
-        if line is None or not (is_now or (line.outcome == "killed" and not self._given.diff)):
-            return False
-        self._count(line)
-        return True
 
     def _jobs(self, chosen: Sequence[Mutant], by: dict[Mutant, str]) -> Iterator[Job]:
         """Choose the tests of each mutant."""
@@ -167,6 +158,25 @@ class Session:
         line = f"{done:>5} of {total:<5} {now - self._began:>5.0f} s  {len(self._alive)} alive"
         line += f"; about {left_s / 60:.0f} minutes left" if left_s else ""
         print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
+
+
+def sort_out(
+    chosen: Sequence[Mutant], ledger: Ledger, equivalents: Sequence[Equivalent], commit: str, again: bool
+) -> tuple[list[Mutant], list[Mutant], list[Line]]:
+    """The mutants to run, those listed as equivalent, and what the ledger has of the others.
+
+    What lived at another commit runs again, and `again` what was killed at another one.
+    """
+    left, equivalent, known = list[Mutant](), list[Mutant](), list[Line]()
+    for mutant in chosen:
+        line = ledger.find(mutant, digest(mutant.file))
+        if any(one.is_meant(mutant) for one in equivalents):
+            equivalent.append(mutant)
+        elif line and ((line.outcome == "killed" and not again) or (line.commit == commit and commit[-1:] != "+")):
+            known.append(line)
+        else:
+            left.append(mutant)
+    return left, equivalent, known
 
 
 def killed_before(ledger: Ledger, packages: Sequence[str], changed: set[str]) -> tuple[dict[Mutant, str], int]:

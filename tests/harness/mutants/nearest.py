@@ -62,12 +62,13 @@ def choose(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[s
     """
     stem = Path(file).stem
 
-    def nearness(test: str) -> tuple[bool, int, bool, float]:
+    def nearness(test: str) -> tuple[bool, int, bool, float, str]:
         same_name = Path(test).stem in (f"test_{stem}", f"test_{Path(file).parent.name}_{stem}")
-        return not same_name, distances[test], not test.startswith(f"{suite}/"), cpu_s.get(test, 1.0)
+        return not same_name, distances[test], not test.startswith(f"{suite}/"), cpu_s.get(test, 1.0), test
 
-    tests = (name for name in distances if Path(name).name.startswith("test_") and name.startswith(SUITES))
+    tests = [name for name in distances if Path(name).name.startswith("test_") and name.startswith(SUITES)]
     ranked = sorted((name for name in tests if name.startswith(f"{suite}/") or distances[name] == 1), key=nearness)
+    ranked += sorted(set(tests) - set(ranked), key=nearness)[: max(0, N_NEAREST - len(ranked))]
     costly = {name for name in ranked if name in LONG_FILES or cpu_s.get(name, 0.0) > COSTLY_CPU_S}
     quick = [name for name in ranked if name not in costly]
     direct = (name for name in ranked if name in costly and distances[name] == 1)

@@ -90,14 +90,16 @@ class Trials:
         while True:
             result = self._pytest({VARIABLE: name, SEEN_VARIABLE: str(seen)}, files)
             line.cpu_s += result.cpu_s
-            hung = (said.split(": ")[2] for said in self._said if ": HANGS " in said)
-            by = next(iter(result.failed), "") or next(hung, "").removeprefix("HANGS ")
+            hung = (said.partition(": HANGS ")[2].rpartition(": ")[0] for said in self._said if ": HANGS " in said)
+            by = next(iter(result.failed), "") or next(hung, "")
             if not by:
                 passed = result.verdict == "passed" or NO_TESTS in result.verdict
                 return "" if passed else f"pytest itself: {result.verdict}"
             if "::" not in by or by in self._green:  # a file that cannot be imported, or a test that is known
                 return by
-            if not self._pytest({}, (by,)).failed:
+            path, _, test = by.partition("::")
+            file = next((each for each in files if each.endswith(path)), path)  # pytest's root may be above ours
+            if not self._pytest({}, (f"{file}::{test}",)).failed:
                 self._green.add(by)
                 return by
             self._red.add(by)

@@ -1,0 +1,278 @@
+"""Mutants: each operator changes what it says and nothing else, children are mutated too, and no survivor is hidden."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.mutants.__main__ import EQUIVALENT, killed_before, sort_out, summary
+from harness.mutants.drawing import Equivalent, draw, package_of, read_equivalents, stale
+from harness.mutants.hook import ROOT, VARIABLE, Mutant, UnknownMutant, mutants, mutated
+from harness.mutants.nearest import ImportGraph, choose
+from harness.mutants.trials import SITE, Ledger, Line, digest
+
+FILE = "weft/domain/lru.py"  # any file of the sources
+TRY = """
+import json, sys
+from pathlib import Path
+from harness.guard import guarded
+from harness.mutants import trials
+from harness.mutants.hook import mutants
+
+def work(folder):
+    trials.MIN_CPU_BOUND_S = 3.0
+    planted, file = sys.argv[2], sys.argv[3]
+    tried = trials.Trials(1, folder, {})
+    for mutant in mutants(planted, Path(planted).read_text()):
+        line = tried.run(trials.Job(mutant, "planted", trials.digest(planted), {"nearest": (file,)}))
+        print(json.dumps([mutant.text, line.outcome, line.by.rpartition("::")[2]]))
+    return 0
+
+sys.path[0] = sys.argv[1]
+sys.exit(guarded("weft-planted-", work))
+"""
+PLANTED = """
+def smallest(a, b):
+    return min(a, b)
+
+def count(n):
+    while n > 0:
+        n -= 1
+    return n
+"""
+TESTS = """
+import subprocess, sys
+from pathlib import Path
+
+def test_is_red_anyway():
+    assert False
+def test_smallest():
+    assert subprocess.run([sys.executable, "-c", "import planted; print(planted.smallest(1, 2))"],
+        cwd=Path(__file__).parent, capture_output=True).stdout == b"1\\n"
+def test_count():
+    import planted
+    assert planted.count(4) == 0
+"""
+CONFTEST = """
+from hypothesis import settings
+from harness import progress
+
+settings.register_profile("verdict")
+
+def pytest_configure(config):
+    progress.register(config)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "operator", "becomes"),
+    [
+        ("a < b", "comparison", "a <= b"),
+        ("a >= b", "comparison", "a > b"),
+        ("a == b", "comparison", "a != b"),
+        ("a not in b", "comparison", "a in b"),
+        ("a is None", "comparison", "a is not None"),
+        ("0 < a <= b", "comparison:1", "0 < a < b"),
+        ("a and b", "boolean", "a or b"),
+        ("min(a, b)", "extreme", "max(a, b)"),
+        ("a - b", "sign", "a + b"),
+        ("a += b", "sign", "a -= b"),
+        ("f(0.5)", "constant", "f(1.5)"),
+        ("a[0]", "constant", "a[1]"),
+        ("b = not a", "not", "b = not (not a)"),
+        ("a.pop(b)", "call", "None"),
+        ("async def f(): await g()", "call", "async def f(): None"),
+        ("def f(): return True", "return", "def f(): return False"),
+    ],
+)
+def test_an_operator_changes_what_it_says(source: str, operator: str, becomes: str) -> None:
+    assert ast.unparse(mutated(f"planted.py:1:{operator}", source)) == ast.unparse(ast.parse(becomes))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'log.warning("%d", len(a) + 1)',
+        "self._logger.info(a, b == c)",
+        'raise ValueError(f"expected {a + 1}")',
+        "assert a < b",
+        "def f(a: Literal[1]) -> Literal[2]: ...",
+        "@cache(1)\ndef f(): ...",
+        '"a" + b',
+        'f"{a + 1}"',
+        "MAX_BYTES = 16384",
+        "__all__ = [1 < 2]",
+        "if TYPE_CHECKING:\n    a = 1",
+        "class A:\n    def __init__(self): super().__init__()",
+    ],
+)
+def test_what_nobody_promises_is_left_alone(source: str) -> None:
+    assert mutants("planted.py", source) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (f"{FILE}:1", "expected FILE:LINE:OPERATOR"),
+        (f"{FILE}:one:comparison", "expected FILE:LINE:OPERATOR"),
+        ("weft/nowhere.py:1:comparison", "whose file is not there"),
+    ],
+)
+def test_a_process_with_a_name_that_is_no_mutant_ends_at_once(name: str, expected: str) -> None:
+    done = python({VARIABLE: name}, "print('went on')")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert expected in done.stderr
+
+
+def test_a_stale_mutant_is_refused_and_those_of_the_line_are_named(tmp_path: Path) -> None:
+    planted = plant(tmp_path)
+    with pytest.raises(UnknownMutant, match=r"line 3 has: .*planted\.py:3:extreme"):
+        mutated(f"{planted}:3:comparison", PLANTED)
+    done = python({VARIABLE: f"{planted}:3:comparison"}, "import planted", tmp_path)
+    assert done.returncode == 1
+    assert "UnknownMutant" in done.stderr
+
+
+def test_a_grandchild_is_mutated_and_no_bytecode_is_read_or_written(tmp_path: Path) -> None:
+    planted = plant(tmp_path)
+    ask = "import planted; print(planted.smallest(1, 2))"
+    below = (
+        f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {ask!r}], text=True), end='')"
+    )
+    assert python({}, ask, tmp_path).stdout == "1\n"
+    (compiled,) = (tmp_path / "__pycache__").glob("planted*")
+    before = compiled.read_bytes()
+    assert python({VARIABLE: f"{planted}:3:extreme"}, below, tmp_path).stdout == "2\n"
+    assert compiled.read_bytes() == before
+    assert python({}, ask, tmp_path).stdout == "1\n"
+
+
+def test_a_sitecustomize_of_others_is_run_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.was_here = True\n")
+    assert python({}, "import sys; print(sys.was_here)", tmp_path).stdout == "True\n"
+
+
+def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path) -> None:
+    planted = plant(tmp_path)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_planted.py").write_text(TESTS)
+    tests = str(ROOT / "tests")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((tests, str(tmp_path)))}
+    command = [sys.executable, "-c", TRY, tests, str(planted), str(tmp_path / "test_planted.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        ["return min(a, b)", "killed", "test_smallest"],
+        ["while n > 0:", "killed", "test_count"],
+        ["while n > 0:", "killed", "test_count"],
+        ["n -= 1", "killed", "test_count"],  # it never ends
+        ["n -= 1", "alive", ""],
+    ]
+
+
+def test_a_drawing_depends_on_the_seed_and_has_mutants_of_all_packages_and_operators() -> None:
+    source = "\n".join(f"a{i} = b < c and not d + {i}" for i in range(40))
+    known = {name: mutants(f"{name}.py", source[:size]) for name, size in (("big", None), ("small", 100))}
+    drawn = draw(known, 20, seed=1)
+    assert drawn == draw(known, 20, seed=1) != draw(known, 20, seed=2)
+    assert len(set(drawn)) == 20
+    assert {mutant.file for mutant in drawn} == {"big.py", "small.py"}
+    assert {mutant.operator for mutant in drawn} == {"comparison", "boolean", "not", "sign", "constant"}
+    assert len(draw(known, 10**6, seed=1)) == sum(map(len, known.values()))
+
+
+def test_a_run_that_was_broken_off_goes_on_and_what_lived_is_tried_with_other_tests(tmp_path: Path) -> None:
+    killed, alive, new, listed = mutants(FILE, (ROOT / FILE).read_text())[:4]
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.add(line_of(killed, "killed"))
+    ledger.add(line_of(alive, "alive"))
+    ledger = Ledger(tmp_path / "ledger")
+    equivalents = [Equivalent(FILE, listed.function, listed.text, listed.operator, "why", listed.index)]
+    chosen = [killed, alive, new, listed]
+    left, equivalent, known = sort_out(chosen, ledger, equivalents, "abc", False)
+    assert (left, equivalent) == ([new], [listed])
+    assert [line.outcome for line in known] == ["killed", "alive"]
+    assert sort_out(chosen, ledger, equivalents, "def", False)[0] == [alive, new]
+    assert sort_out(chosen, ledger, equivalents, "abc+", False)[0] == [alive, new], "tests that are not committed"
+    ledger.add(replace(line_of(killed, "killed"), source="another text"))
+    assert sort_out(chosen, ledger, equivalents, "abc", False)[0] == [new]
+
+
+def test_killed_mutants_of_what_has_changed_are_found_again_in_lines_that_moved(tmp_path: Path) -> None:
+    moved, gone, lives = mutants(FILE, (ROOT / FILE).read_text())[:3]
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.add(line_of(replace(moved, line=moved.line + 100), "killed"))
+    ledger.add(line_of(replace(gone, text="a line that is not there"), "killed"))
+    ledger.add(line_of(lives, "alive"))
+    assert killed_before(ledger, ["domain"], {FILE}) == ({moved: "tests/unit/domain/test_lru.py"}, 1)
+    assert killed_before(ledger, ["domain"], {"tests/unit/domain/test_lru.py"})[0] == {
+        moved: "tests/unit/domain/test_lru.py"
+    }
+    assert killed_before(ledger, ["domain"], {"operator/weft_operator/core/scaling.py"}) == ({}, 0)
+    assert killed_before(ledger, ["operator"], {FILE}) == ({}, 0)
+
+
+def test_survivors_stand_in_the_summary_beside_the_table() -> None:
+    alive = line_of(mutants(FILE, (ROOT / FILE).read_text())[0], "alive")
+    told = summary([("domain", "killed"), ("domain", "equivalent"), ("domain", "alive")], [alive])
+    assert told[1].split()[:6] == ["domain", "3", "1", "1", "1", "0"]
+    assert told[-1] == f"alive: {alive.mutant}  {alive.function}: {alive.text}"
+
+
+def test_tests_nearest_in_imports_come_first_and_costly_ones_last(tmp_path: Path) -> None:
+    files = {
+        "weft_a/core.py": "",
+        "weft_a/shell.py": "from weft_a import (\n    core,\n)",
+        "tests/unit/a/test_core.py": "import weft_a.core",
+        "tests/unit/a/test_shell.py": "def test(): from weft_a.shell import run",
+        "tests/unit/a/conftest.py": "from weft_a import core",
+        "tests/unit/a/test_by_fixture.py": "",
+        "tests/unit/a/test_costly.py": "from weft_a.core import run",
+        "tests/unit/b/test_elsewhere.py": "from weft_a.core import run",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    distances = ImportGraph(tmp_path, ("weft_a", "tests/unit")).distances("weft_a/core.py")
+    choice = choose("weft_a/core.py", distances, "tests/unit/a", {"tests/unit/a/test_costly.py": 100.0})
+    names = ("a/test_core.py", "b/test_elsewhere.py", "a/test_by_fixture.py")
+    assert choice.nearest[:3] == tuple(f"tests/unit/{name}" for name in names)
+    assert choice.costly == ("tests/unit/a/test_costly.py",)
+
+
+def test_listed_equivalents_are_mutants_of_the_sources_and_have_a_reason() -> None:
+    listed = read_equivalents(EQUIVALENT)
+    assert stale(listed, ROOT) == []
+    assert all(package_of(entry.file) for entry in listed)
+
+
+def test_an_entry_without_a_reason_and_one_of_another_text_are_refused(tmp_path: Path) -> None:
+    mutant = mutants(FILE, (ROOT / FILE).read_text())[0]
+    (tmp_path / "listed.toml").write_text(f"[[mutant]]\nfile = '{FILE}'\nfunction = ''\ntext = 'a'\noperator = 'not'\n")
+    with pytest.raises(ValueError, match="expected reason"):
+        read_equivalents(tmp_path / "listed.toml")
+    entry = Equivalent(FILE, mutant.function, mutant.text, mutant.operator, "why", mutant.index)
+    other = replace(entry, text="a line that is not there")
+    assert stale([entry, other], ROOT) == [other]
+
+
+def plant(folder: Path) -> Path:
+    planted = folder / "planted.py"
+    planted.write_text(PLANTED)
+    return planted
+
+
+def python(environment: dict[str, str], code: str, *path: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with the hook's folder on its path, before others."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SITE, *path))), "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**variables, **environment}, capture_output=True, text=True, check=False)
+
+
+def line_of(mutant: Mutant, outcome: str) -> Line:
+    by = "tests/unit/domain/test_lru.py::test" if outcome == "killed" else ""
+    return Line(mutant.name, "domain", mutant.function, mutant.text, digest(FILE), outcome, by, commit="abc")
