@@ -253,7 +253,7 @@ def test_listed_equivalents_are_mutants_of_the_sources_and_have_a_reason() -> No
 def test_an_entry_without_a_reason_and_one_of_another_text_are_refused(tmp_path: Path) -> None:
     mutant = mutants(FILE, (ROOT / FILE).read_text())[0]
     (tmp_path / "listed.toml").write_text(f"[[mutant]]\nfile = '{FILE}'\nfunction = ''\ntext = 'a'\noperator = 'not'\n")
-    with pytest.raises(ValueError, match="expected reason"):
+    with pytest.raises(ValueError, match="expected function, reason"):
         read_equivalents(tmp_path / "listed.toml")
     entry = Equivalent(FILE, mutant.function, mutant.text, mutant.operator, "why", mutant.index)
     other = replace(entry, text="a line that is not there")

@@ -444,6 +444,24 @@ def test_a_secret_that_cannot_be_read_withdraws_nothing() -> None:
     assert next_step(replace(view, secret=BadSecret("SecretInvalid", "")), NOW) == Withdraw("u1")
 
 
+@pytest.mark.parametrize(
+    ("generation", "reason", "stays"), [(1, "Registered", True), (0, "Registered", False), (1, "KeyTaken", False)]
+)
+def test_until_the_supervisor_answers_a_status_stays_only_where_it_says_that_this_very_spec_is_registered(
+    generation: int, reason: str, stays: bool
+) -> None:
+    status = "True" if reason == "Registered" else "False"
+    obj = manifest(finalizers=(FINALIZER,))
+    condition = {"type": "Ready", "status": status, "reason": reason, "lastTransitionTime": "2026-11-01T00:00:00Z"}
+    obj["status"] = {"observedGeneration": generation, "conditions": [condition]}
+    step = next_step(KeyView(parsed(obj), True, SecretKey("a" * 64, NOW), known=False), NOW)
+    if stays:
+        assert step is None
+    else:
+        assert isinstance(step, SetStatus)
+        assert step.status["conditions"][0]["reason"] == "Registering"
+
+
 def test_orphans_are_owners_without_an_object() -> None:
     new = KeyDeclaration("u1", "acme", "", "a" * 64, "Inference", (), 0)
     there = [DeclaredKey("k1", new), DeclaredKey("k2", replace(new, owner="u2")), DeclaredKey("k3", new, revoked=True)]

@@ -606,8 +606,36 @@ def test_steps_on_the_way_are_written_only_where_they_last(world: World) -> None
     assert world.status_writes == writes + 3, "the adapter's, and its pool's counts"
     when = requeue_at(adapter_ref("slow"), world.state, world.now)
     assert when is not None
-    world.wait(when - world.now)
+    world.now = when
+    world.answers()
+    world.settle()
     assert world.condition(adapter_ref("slow"), "Ready") == ("False", "Resolving")
+
+
+def test_what_is_due_is_done_at_the_moment_that_was_named_and_that_moment_is_named_once(world: World) -> None:
+    world.apply(pool_object())
+    world.settle()
+    when, asked = requeue_at(pool_ref(), world.state, world.now), len(world.asked)
+    assert when is not None
+    assert requeue_at(pool_ref(), world.state, when) != when, "who sleeps until then would not sleep at all"
+    world.now = when
+    world.step()
+    assert len(world.asked) == asked + 1
+
+
+def test_a_pool_that_waits_for_nothing_names_no_moment(world: World) -> None:
+    world.apply(pool_object(model={"name": "base", "uri": "file:base", "digest": BASE}))
+    world.settle()
+    world.wait(60.0)  # for the scheduler's answer, which has come
+    assert requeue_at(pool_ref(), world.state, world.now) is None
+
+
+def test_a_pool_that_states_no_objective_and_no_scaling_is_published_with_none(world: World) -> None:
+    world.apply(pool_object())
+    world.settle()
+    entry = world.routed_pools[pool_ref()]
+    assert (entry.slo_ttft_s, entry.slo_token_time_s, entry.slo_reject) == (0.0, 0.0, False)
+    assert (entry.idle_s, entry.hold_s) == (0.0, 0)
 
 
 def test_a_remote_source_is_asked_for_once_unless_its_object_says_how_often(world: World) -> None:

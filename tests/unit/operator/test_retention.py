@@ -1,9 +1,14 @@
 """What the depot keeps, and when it may forget."""
 
+from math import nextafter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft_operator.core.actions import RetainBlobs
 from weft_operator.core.artifacts import Retention
+from weft_operator.core.reconcile import longest_drain_s, plan_retention
+from weft_operator.core.state import State
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100), st.floats(1, 50)), max_size=20), st.floats(0, 200))
@@ -27,3 +32,13 @@ def test_nothing_is_due_while_nothing_drains() -> None:
     assert ledger.due_at(300.0) is None
     ledger.left("a", 1400.0, 60.0)
     assert ledger.due_at(300.0) == 1460.0
+
+
+def test_the_first_list_is_sent_at_the_moment_that_is_named_for_it() -> None:
+    state = State()
+    ledger = state.expectations.retention
+    ledger.started_at = 1000.0
+    due = ledger.due_at(longest_drain_s(state.desired))
+    assert due is not None
+    assert plan_retention(state, nextafter(due, 0.0)) == []
+    assert plan_retention(state, due) == [RetainBlobs(frozenset())]

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
-from weft_operator.core.children import template_hash
+from weft_operator.core.children import GROUP_LABEL, template_hash
 from weft_operator.core.reconcile import requeue_at
 from weft_operator.core.resources import parse_pool
-from weft_operator.core.rollout import RETRY_S
+from weft_operator.core.rollout import RETRY_S, is_replacing
 from weft_operator.core.scaling import rollout_limits, to_start
 from weft_operator.core.state import ObjectKey, Policy, RunnerProcess
 from weft_operator.local.objects import ObjectStore
@@ -169,6 +169,60 @@ def _become_available(world: ClusterWorld) -> None:
             status = {"observedGeneration": obj["metadata"]["generation"], "availableReplicas": obj["spec"]["replicas"]}
             world.cluster.store(key, {**obj, "metadata": {**obj["metadata"]}, "status": status})
     world.cluster.seen_by(world.observed)
+
+
+@pytest.mark.parametrize(("surge", "changed"), [(0, {"b", "c"}), (1, {"b"}), (2, {"b"})])
+def test_groups_without_a_ready_runner_change_at_once_unless_that_takes_room(surge: int, changed: set[str]) -> None:
+    """They serve nobody. With maxSurge each would have runners of both templates."""
+    world = new_world()
+    groups = [{"name": name, "minRunners": 1} for name in ("a", "b", "c")]
+    spec = {"replicas": 3, "runnerGroups": groups, "rollout": {"maxUnavailable": 1, "maxSurge": surge}}
+    started(world, "base", kvCache=OLD, **spec)
+    before = templates(world)
+    world.cluster.pods_become_ready = False
+    for name, pod in world.cluster.pods.items():
+        world.cluster.pods[name] = replace(pod, ready=pod.group == "a")
+    world.answers()
+    world.apply(pool_object(kvCache=NEW, **spec))
+    world.step()
+    after = templates(world)
+    assert {group for group in after if after[group] != before[group]} == changed
+
+
+def templates(world: ClusterWorld) -> dict[str, str]:
+    """The hash of each group's template."""
+    return {
+        obj["metadata"]["labels"][GROUP_LABEL]: template_hash(obj)
+        for key, obj in world.cluster.objects.items()
+        if key.kind == "Deployment"
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "replaces"),
+    [({}, False), ({"replicas": 1}, True), ({"replicas": 1, "updatedReplicas": 1}, False)],
+)
+def test_a_number_that_a_deployments_status_leaves_out_is_zero(status: dict[str, int], replaces: bool) -> None:
+    assert is_replacing({"metadata": {}, "spec": {}, "status": status}, (), START) == replaces
+
+
+def test_a_group_of_one_whose_status_says_nothing_of_available_runners_keeps_the_next_one_waiting() -> None:
+    world = new_world()
+    groups = [{"name": name, "minRunners": 1} for name in ("a", "b")]
+    spec = {"replicas": 2, "runnerGroups": groups, "rollout": {"minReadySeconds": 60}}
+    started(world, "base", kvCache=OLD, **spec)
+    _become_available(world)
+    world.at_rest()
+    before = templates(world)
+    world.apply(pool_object(kvCache=NEW, **spec))
+    for _ in range(5):
+        world.step()
+        for key, obj in list(world.cluster.objects.items()):
+            if key.kind == "Deployment" and template_hash(obj) not in before.values():
+                world.cluster.store(key, {**obj, "status": {"observedGeneration": obj["metadata"]["generation"]}})
+        world.cluster.seen_by(world.observed)
+    after = templates(world)
+    assert {group for group in after if after[group] != before[group]} == {"a"}
 
 
 def test_a_group_that_waits_is_scaled_all_the_same() -> None:

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +15,8 @@ from weft_operator.core.resources import Group, parse_pool
 from weft_operator.core.scaling import (
     Bounds,
     Runner,
+    counted_together,
+    counts_apart,
     deletion_costs,
     distribute,
     phase_groups,
@@ -178,3 +182,47 @@ def test_marks_grow_in_the_order_of_going_and_are_all_below_an_unmarked_one(goin
     assert list(costs) == [runner.name for runner in going]
     assert list(costs.values()) == sorted(set(costs.values()))
     assert all(cost < 0 for cost in costs.values())
+
+
+@pytest.mark.parametrize(
+    ("phases", "of_groups", "apart"),
+    [
+        ("split", ("Prompt", "Token", "Token"), True),
+        ("split", ("Any", "Any", "Any"), False),
+        ("unified", ("Prompt", "Token", "Token"), False),
+    ],
+)
+def test_groups_are_counted_apart_in_a_split_pool_whose_hardware_is_for_phases(
+    phases: str, of_groups: tuple[Literal["Any", "Prompt", "Token"], ...], apart: bool
+) -> None:
+    groups = tuple(Group(name, {}, phase=phase) for name, phase in zip("abc", of_groups, strict=True))
+    pool = replace(POOL, groups=groups, phases=phases)
+    assert counts_apart(pool) == apart
+    assert counted_together(pool, "a") == (set() if apart else {"b", "c"})
+    assert counted_together(pool, "b") == ({"c"} if apart else {"a", "c"})
+
+
+@pytest.mark.parametrize(("generation", "total"), [(GENERATION - 1, 4), (GENERATION, 3)])
+def test_numbers_of_phases_that_are_of_another_spec_or_sum_move_no_runner(generation: int, total: int) -> None:
+    groups = Group("p", {}, phase="Prompt"), Group("t", {}, phase="Token")
+    pool, bounds = replace(POOL, replicas=4, groups=groups, phases="split"), Bounds(4, 4, GENERATION)
+    report = PoolReport(0, 4, (), generation, wanted=PhaseCounts(total, 0))
+    assert sizes(pool, 4, report, bounds, {"p": 1, "t": 3}) == {"p": 1, "t": 3}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "apart", "answered", "goes"),
+    [
+        (True, False, True, True),
+        (True, True, False, True),
+        (True, True, True, False),  # the scheduler has named others, in another group
+        (False, False, True, False),
+    ],
+)
+def test_a_ready_runner_that_nobody_named_goes_for_a_number_that_people_wrote(
+    fixed: bool, apart: bool, answered: bool, goes: bool
+) -> None:
+    bounds = Bounds(1 if fixed else 0, 1, GENERATION)
+    report = PoolReport(2, 1, (), GENERATION) if answered else None
+    going = select_victims([Runner("r0", True), Runner("r1", True)], 1, report, bounds, waited=True, apart=apart)
+    assert going == ([Runner("r1", True)] if goes else [])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from harness.bad_manifests import Manifest
 from harness.conflicting_manifests import PASSING, REFUSED, Wish, base, lora, slots
+from tests.unit.operator.planning import pool_object
 from weft_operator.core.acceptance import reject_adapter, reject_pool
 from weft_operator.core.resources import Object, parse
 from weft_operator.core.state import DesiredState, Policy
@@ -118,6 +119,18 @@ def test_who_edits_labels_is_not_warned_again() -> None:
     wish = admit(lora("a"), lambda _: None)
     assert validate(wish, None, DesiredState()).warnings
     assert validate({**wish, "metadata": {**wish["metadata"], "labels": {"a": "b"}}}, wish, DesiredState()) == Review()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "prompt", "token", "warns"),
+    [(1, 0, 0, True), (2, 1, 1, False), (3, 2, 2, True), (4, 2, 2, False)],
+)
+def test_a_split_pool_of_fewer_runners_than_its_phases_want_is_warned_of(
+    replicas: int, prompt: int, token: int, warns: bool
+) -> None:
+    phases = {"mode": "Split", "minPrompt": prompt, "minToken": token}
+    review = reviewed(Wish("", (), pool_object("chat", replicas=replicas, phases=phases)))
+    assert any(warning.startswith("phases: ") for warning in review.warnings) == warns
 
 
 def test_a_pool_of_a_namespace_that_is_not_served_is_reported_and_takes_no_name() -> None:

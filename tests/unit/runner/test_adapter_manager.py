@@ -349,6 +349,22 @@ def test_newcomers_of_a_closed_adapter_join_again_when_the_waiting_one_goes_away
     assert late in h.served
 
 
+def test_of_those_that_were_closed_the_one_with_the_most_sequences_opens_first():
+    h = Harness(slots=2, starvation=1)
+    for digest in ("calm", "busy", "busy"):
+        h.enter(digest)
+    h.bring()
+    for digest in ("cold0", "cold1"):
+        h.enter(digest)
+    while h.fetching:
+        h.fetch()
+    h.enter("busy")
+    assert {h.book.adapters[digest].state for digest in ("calm", "busy")} == {LoadState.DRAINING}
+    h.cancel([digest for digest, _ in h.waiting].index("cold1"))
+    assert h.book.adapters["busy"].state is LoadState.RESIDENT
+    assert h.book.adapters["calm"].state is LoadState.DRAINING, "it is empty sooner"
+
+
 def test_the_least_valuable_unused_adapter_goes_first():
     book = AdapterManager(2, starvation=9)
     use(book, "dear", load_cost=10.0)
@@ -443,6 +459,21 @@ def test_a_failure_leaves_the_slot_free_and_is_reported(held, where):
     assert number in h.served
     error = "broken" if where == "load" else "out of reach"
     assert (h.book.adapters["a"].reported, h.book.adapters["a"].report().error) == (True, error)
+
+
+def test_what_turns_out_larger_than_the_device_is_reported_for_good_and_keeps_nobody_waiting():
+    h = Harness(slots=2, pages=PageTable(9, 1), page_bytes=10)
+    h.book.apply(whole(desired("a6")))
+    h.settle()
+    h.enter("a6")
+    h.fetch()
+    assert not h.waiting
+    adapter = h.book.adapters["a6"]
+    assert adapter.permanent_failure
+    assert adapter.report().error == "95 bytes are 10 pages; of 9 an adapter may hold 9"
+    number = h.enter("a1")
+    h.bring()
+    assert number in h.served
 
 
 def test_slow_downloads_hold_neither_slots_nor_pages():

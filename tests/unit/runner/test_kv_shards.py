@@ -12,7 +12,7 @@ from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
 from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
-from weft_runner.core.kv_shards import KvShard, ShardLost, ShardOrder, shard_runner
+from weft_runner.core.kv_shards import KvShard, ShardedTransfers, ShardLost, ShardOrder, shard_runner
 from weft_runner.core.kv_transfer import MOST_OFFERS, KvIdentity
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
@@ -259,3 +259,43 @@ def test_a_stream_that_ends_loses_the_parts_that_are_not_complete_and_is_opened_
     assert len(shard.event(Connected(peer, KvReady(shard_runner(THERE, 1))))) == 2
     assert shard.event(Closed(peer, "cut")) == [ShardLost("r0", EPOCH, "cut"), ShardLost("r1", EPOCH, "cut")]
     assert isinstance(shard.order(sends[2])[0], OpenKvStream)
+
+
+def test_a_part_that_was_acknowledged_is_not_lost_with_its_stream(shard: KvShard) -> None:
+    peer, to = Peer(Kind.RUNNER, "acme.there/t.1"), Peer(Kind.RUNNER, "acme.there/t")
+    send = ShardOrder(SendKv(to, "r", EPOCH, 0, (1,)), ("a:1", "a:2"))
+    shard.order(send)
+    shard.event(Connected(peer, KvReady(shard_runner(THERE, 1))))
+    shard.event(Received(peer, KvAccept("r", EPOCH, 0)))
+    shard.event(Received(peer, KvAck("r", EPOCH)))
+    assert shard.event(Closed(peer, "cut")) == []
+    assert isinstance(shard.order(send)[0], OpenKvStream)
+    assert shard.event(Closed(peer, "cut")) == [ShardLost("r", EPOCH, "cut")]
+    assert isinstance(shard.order(send)[0], OpenKvStream), "what was lost is sent again from the start"
+
+
+# ---- rank 0's view of the others
+
+
+@pytest.mark.parametrize("over", ["acknowledged", "refused", "dropped", "closed"])
+def test_what_a_rank_loses_of_a_transfer_that_is_over_is_nobodys_loss(over: str) -> None:
+    transfers, to = ShardedTransfers(2), Peer(Kind.RUNNER, "acme.there/t")
+    transfers.event(Connected(to, KvReady(THERE, ("a:1", "a:2"))))
+    assert transfers.ordered(SendKv(to, "r", EPOCH, 0, (1,))) is not None
+    match over:
+        case "acknowledged":
+            transfers.event(Received(to, KvAck("r", EPOCH)))
+        case "refused":
+            transfers.event(Received(to, KvRefuse("r", EPOCH, "no room")))
+        case "dropped":
+            transfers.ordered(DropKv(to, "r", EPOCH))
+        case _:
+            transfers.event(Closed(to, "cut"))
+    assert transfers.shard_event(1, ShardLost("r", EPOCH, "cut")) is None
+
+
+def test_what_a_rank_loses_of_a_transfer_under_way_loses_the_stream() -> None:
+    transfers, to = ShardedTransfers(2), Peer(Kind.RUNNER, "acme.there/t")
+    transfers.event(Connected(to, KvReady(THERE, ("a:1", "a:2"))))
+    transfers.ordered(SendKv(to, "r", EPOCH, 0, (1,)))
+    assert transfers.shard_event(1, ShardLost("r", EPOCH, "cut")) == Closed(to, "rank 1: cut")

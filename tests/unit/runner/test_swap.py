@@ -103,10 +103,12 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     order = until_one_leaves(pool)
     assert phase(pool, "new") is SequencePhase.SWAP_OUT
     assert phase(pool, "old") is SequencePhase.PAUSED, "no page has another owner before its copy is complete"
+    assert pool.swap.moving
     assert not state_of(pool).overruns, "nobody has to be moved"
     assert len(order.pages) == pool.pages.pages_for(pool.sequences["new"].in_kv)
     copied(pool, order)
     assert (phase(pool, "new"), phase(pool, "old")) == (SequencePhase.SWAPPED, SequencePhase.DECODE)
+    assert not pool.swap.moving, "nothing says that a copy is complete while none is under way"
     assert pool.sequences["new"].reservation_tokens == 12, "the overrunner's doubles, not the victim's"
     assert pool.adapters.host.kv_bytes == PAGE * len(order.pages)
     while "old" in pool.sequences:
@@ -114,6 +116,7 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     (back,) = copies(pool)
     assert back == SwapIn(order.number, order.hosts, tuple(pool.pages.pages_of("new")[: len(order.pages)]))
     assert phase(pool, "new") is SequencePhase.SWAP_IN
+    assert pool.swap.moving
     copied(pool, back)
     assert phase(pool, "new") is SequencePhase.DECODE
     assert pool.swap.take_drop() == DropSwap((order.number,), order.hosts)

@@ -200,6 +200,17 @@ def test_where_transfers_fail_again_and_again_no_phases_are_split_for_a_while(sp
     assert orders(split.wait(11)) == {"a": RunnerRole.PROMPT, "b": RunnerRole.TOKEN}
 
 
+def test_a_transfer_that_arrives_between_those_that_fail_shows_that_transfers_work(split: Driver) -> None:
+    for number, arrives in enumerate((False, False, True, False)):
+        split.wait(1)
+        split.place(f"r{number}", prompt_tokens=16)
+        if arrives:
+            started(split, f"r{number}", handed_off=True)
+        else:
+            split.failed(f"r{number}", FailReason.KV_LOST)
+    assert [split.record(uuid).role for uuid in "ab"] == [RunnerRole.PROMPT, RunnerRole.TOKEN]
+
+
 def test_a_scheduler_that_is_new_finds_both_runners_of_a_request(driver: Driver) -> None:
     first = Epoch(1, 9)
     driver.start(phases="split")

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from harness.scheduler_driver import peers
 from weft.domain.request import Assign, OutcomeReport
-from weft.domain.runner import OrderedRunner
+from weft.domain.runner import OrderedRunner, Resync
 from weft_scheduler.core.effects import RunnerLost, Stale
 
 
@@ -51,6 +53,27 @@ def test_a_supervisor_that_ends_takes_its_runners_out_until_another_reports_them
     driver.runner("a", supervisor="other")
     assert driver.record("a").confirmed
     assert driver.record("a").supervisor == "other"
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("name", ["s", "other"])
+def test_a_report_of_changes_counts_only_on_a_stream_that_brought_the_whole_state(
+    driver: Any, picked: Any, name: str, follows: bool
+) -> None:
+    """Also from the supervisor of before, when it comes back: what it sent meanwhile may be lost."""
+    _two(driver)
+    driver.runner("a", free=90)
+    change = driver.report_of("a", free=30)
+    if follows and name == "s":
+        assert not picked(driver.reports(change), Resync)
+        assert driver.record("a").free_pages == 30
+        return
+    if name == "s":
+        driver.close_supervisor()
+        driver.supervisor()
+    effects = driver.reports(change, supervisor=name)
+    assert peers(effects, Resync) == [name]
+    assert driver.record("a").free_pages == 90
 
 
 def test_outcomes_go_to_one_supervisor_and_to_the_next_when_it_ends(driver: Any, picked: Any) -> None:

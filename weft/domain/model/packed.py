@@ -14,7 +14,6 @@ NUMBER_BYTES: dict[str, int] = {  # of KV, of activations
 }  # fmt: skip
 PAD_IN, PAD_OUT = 32, 16
 INT4_GROUP = 64
-LINE = 64  # bytes: a packed matrix begins on one
 
 
 def packed_bytes(n_out: int, n_in: int, kind: str) -> int:

@@ -159,6 +159,14 @@ def test_a_slot_for_an_adapter_is_room_too(driver: Driver) -> None:
     assert [preempt.request_id for preempt in of(driver.submit("r", "z"), Preempt)] == ["line1"]
 
 
+def test_the_places_that_the_token_time_leaves_are_taken_by_one_request_each() -> None:
+    lines = [BatchSequence(name, "", 10, 0, 0.0) for name in ("first", "second")]
+    needs = [Need("", lambda _uuid, _in_use: 10) for _ in lines]
+    for places in (0, 1, 2):
+        capacity = Capacity("a", 0, 2, places, 9, {""}, [*lines])
+        assert len(select_victims(needs, [capacity])) == places
+
+
 SEQUENCES = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 40), st.integers(0, 40)), max_size=8)
 
 

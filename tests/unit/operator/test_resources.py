@@ -1,0 +1,48 @@
+"""What a stored object means: what it leaves open stands for nothing, or for the documented default."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.planning import pool_object, stored
+from weft_operator.core.resources import Group, Pool, parse_pool
+
+OFFLOAD = {
+    "mode": "On", "deviceBytes": "1Gi", "diskPath": "/weights", "weights": "bf16", "kv": "bf16",
+    "sparseAttention": "Off",
+}  # fmt: skip
+
+
+def parsed(**spec: Any) -> Pool:
+    obj = pool_object(**spec)
+    for name in ("maxSequences", "maxBatchTokens"):
+        obj["spec"]["scheduler"].pop(name)
+    obj["spec"]["kvCache"].pop("pages")
+    return parse_pool(stored(obj))
+
+
+def test_a_pool_that_states_no_objective_has_none() -> None:
+    pool = parsed()
+    assert (pool.slo, pool.token_time_ms) == (None, 0)
+    with_tokens_alone = parsed(slo={"tokenTimeMs": 50, "admission": "Queue"}).slo
+    assert with_tokens_alone is not None
+    assert (with_tokens_alone.ttft_ms, with_tokens_alone.token_time_ms) == (0, 50)
+
+
+def test_runners_find_the_sizes_that_a_pool_leaves_open() -> None:
+    pool = parsed(offload=OFFLOAD)
+    assert (pool.kv_pages, pool.max_sequences, pool.max_batch_tokens) == (0, 0, 0)
+    assert pool.offload is not None
+    assert (pool.offload.host_bytes, pool.offload.disk_bytes) == (0, None)
+
+
+@pytest.mark.parametrize("spec", [{}, {"rollout": {}}])
+def test_a_rollout_that_is_left_open_replaces_one_runner_at_a_time(spec: dict[str, Any]) -> None:
+    pool = parsed(**spec)
+    assert (pool.max_unavailable, pool.max_surge, pool.min_ready_s, pool.max_evicted) == (1, 0, 0, 1)
+
+
+def test_a_pool_without_groups_has_one_that_may_be_empty_and_as_large_as_the_pool() -> None:
+    (group,) = parsed().groups
+    assert (group.min, group.max, group.phase) == (0, None, "Any")
+    assert group == Group(group.name, {})
