@@ -73,7 +73,7 @@ SEED ?= 0
 PACKAGE ?=
 DIFF ?=
 MUTANTS_FLAGS ?=
-mutants: install  ## small faults in the sources of core packages, one at a time, and which test sees each: COUNT=300 SEED=7 PACKAGE=scheduler; DIFF=COMMIT: those killed before, again; MUTANTS_FLAGS="--mutant FILE:LINE:OPERATOR"
+mutants: kernels  ## small faults in the sources of core packages, one at a time, and which test sees each: COUNT=300 SEED=7 PACKAGE=scheduler; DIFF=COMMIT: those killed before, again; MUTANTS_FLAGS="--mutant FILE:LINE:OPERATOR"
 	@$(HARNESS).mutants --count $(COUNT) --seed $(SEED) $(if $(PACKAGE),--package $(PACKAGE)) $(if $(DIFF),--diff $(DIFF)) $(MUTANTS_FLAGS)
 
 FRESH_FLAGS ?=
