@@ -470,7 +470,7 @@ def test_what_turns_out_larger_than_the_device_is_reported_for_good_and_keeps_no
     assert not h.waiting
     adapter = h.book.adapters["a6"]
     assert adapter.permanent_failure
-    assert adapter.report().error == "95 bytes are 10 pages; of 9 an adapter may hold 9"
+    assert adapter.report().error == "95 bytes are 10 pages; of 9 an adapter may hold 7"
     number = h.enter("a1")
     h.bring()
     assert number in h.served
