@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
+from weft_operator.core.actions import SetStatus
 from weft_operator.core.children import GROUP_LABEL, template_hash
 from weft_operator.core.reconcile import requeue_at
 from weft_operator.core.resources import parse_pool
@@ -355,6 +356,22 @@ def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version() -> 
         world.step()
     assert images(world, "good") == {NEXT.image}
     assert images(world, "paused") == {SITE.image}
+
+
+def test_before_the_first_pool_has_begun_the_others_wait_for_it_by_name() -> None:
+    world = new_world()
+    started(world, "one", "two", replicas=2)
+    world.policy = Policy(defaults=NEXT)
+    said = [str(action) for action in world.plan() if isinstance(action, SetStatus) and action.ref == pool_ref("two")]
+    assert ["waits for ServingPool default/one," in status for status in said] == [True]
+
+
+def test_a_new_pool_of_runners_of_several_pods_keeps_no_other_from_a_new_version() -> None:
+    world = new_world()
+    started(world, "base", replicas=2)
+    world.policy = Policy(defaults=NEXT)
+    world.apply(pool_object("new", parallelism={"tensor": 2, "pipeline": 1, "podsPerRunner": 2}))
+    assert any(NEXT.image in str(action) for action in world.plan()), "the new one has not even a status"
 
 
 def test_runners_of_several_pods_wait_for_the_turn_of_their_pool_too() -> None:

@@ -126,6 +126,17 @@ def test_the_latest_arrival_is_swapped_to_host_memory_and_comes_back_when_its_pa
     assert sum(len(m.tokens) for m in flat(pool.take_messages())) == 40
 
 
+def test_a_sequence_whose_pages_are_back_is_not_on_its_way_though_it_may_wait_for_its_adapter():
+    pool = two()
+    copied(pool, until_one_leaves(pool))
+    while "old" in pool.sequences:
+        step(pool)
+    (back,) = copies(pool)
+    pool.swap.on_copied(back.number, len(back.pages), 1e-9)
+    assert phase(pool, "new") is SequencePhase.SWAP_IN
+    assert not pool.swap.moving
+
+
 def test_the_time_of_copies_and_of_sequences_that_stand_still_is_counted():
     pool = two()
     order = until_one_leaves(pool)

@@ -141,6 +141,14 @@ def test_runners_are_wanted_and_go_by_the_phase_of_their_groups(driver: Driver, 
     assert driver.pool().autoscaler.victims == []
 
 
+@pytest.mark.parametrize(("given", "least"), [((0, 0), (1, 1)), ((2, 3), (2, 3))])
+def test_each_phase_has_the_runners_that_its_pool_states_and_one_at_least(
+    driver: Driver, given: tuple[int, int], least: tuple[int, int]
+) -> None:
+    driver.start(phases="split", min_runners=5, max_runners=5, min_prompt=given[0], min_token=given[1])
+    assert driver.pool().phase_bounds().least == PhaseCounts(*least)
+
+
 def test_a_failure_of_either_ends_both(split: Driver, picked: Pick) -> None:
     split.place("r", prompt_tokens=64)
     (gone,) = picked(split.lost("b"), RunnerGone)
