@@ -358,6 +358,14 @@ def test_a_pool_that_is_paused_or_broken_keeps_no_other_from_a_new_version() -> 
     assert images(world, "paused") == {SITE.image}
 
 
+def test_a_rollout_that_begins_says_that_no_runner_is_of_the_new_template() -> None:
+    world = new_world()
+    started(world, "base", replicas=3, kvCache=OLD)
+    world.apply(pool_object(replicas=3, kvCache=NEW))
+    said = [str(action) for action in world.plan() if isinstance(action, SetStatus)]
+    assert any(": 0 of 3 are of the new template" in status for status in said), said
+
+
 def test_before_the_first_pool_has_begun_the_others_wait_for_it_by_name() -> None:
     world = new_world()
     started(world, "one", "two", replicas=2)
