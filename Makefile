@@ -72,9 +72,10 @@ COUNT ?= 300
 SEED ?= 0
 PACKAGE ?=
 DIFF ?=
+MUTANT ?=
 MUTANTS_FLAGS ?=
-mutants: kernels  ## small faults in the sources of core packages, one at a time, and which test sees each: COUNT=300 SEED=7 PACKAGE=scheduler; DIFF=COMMIT: those killed before, again; MUTANTS_FLAGS="--mutant FILE:LINE:OPERATOR"
-	@$(HARNESS).mutants --count $(COUNT) --seed $(SEED) $(if $(PACKAGE),--package $(PACKAGE)) $(if $(DIFF),--diff $(DIFF)) $(MUTANTS_FLAGS)
+mutants: kernels  ## small faults in the sources of core packages, one at a time, and which test sees each: COUNT=300 SEED=7 PACKAGE=scheduler; DIFF=COMMIT: those killed before, again; MUTANT=FILE:LINE:OPERATOR: that one
+	@$(HARNESS).mutants --count $(COUNT) --seed $(SEED) $(if $(PACKAGE),--package $(PACKAGE)) $(if $(DIFF),--diff $(DIFF)) $(if $(MUTANT),--mutant $(MUTANT)) $(MUTANTS_FLAGS)
 
 FRESH_FLAGS ?=
 test-fresh:  ## `make up` and `make test` of the last commit on a fresh Debian (Python 3.13) in a folder, without a compiler and with g++ (needs root, debootstrap); FRESH_FLAGS="--command up"

@@ -84,10 +84,10 @@ def test_a_preempted_request_takes_its_kv_along_where_that_is_cheaper(victim: Dr
 
 
 def test_a_prompt_that_is_not_computed_yet_stays(victim: Driver, picked: Pick) -> None:
-    computing(victim, "a", r1=32)
+    computing(victim, "a", r1=63)
     victim.registry(min_runners=1, max_runners=1)
     assert not picked(victim.wait(2.0), Assign)
-    computing(victim, "a", r1=65)
+    computing(victim, "a", r1=64)
     assert picked(victim.wait(1.0), Assign)
 
 

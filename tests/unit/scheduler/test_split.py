@@ -103,6 +103,7 @@ def test_a_prompt_waits_for_prompt_runners_alone_where_tokens_have_room(
         assert driver.pool().retry_after_ms(driver.request("w1"), driver.now) == 1000
     else:
         assert not any(rejected), "they wait for memory, by what all runners compute"
+        assert driver.pool().retry_after_ms(driver.request("w1"), driver.now) == 5000, "no prompt's rate says when"
 
 
 def test_scale_in_takes_the_runner_whose_role_has_more_than_it_wants(driver: Driver) -> None:
