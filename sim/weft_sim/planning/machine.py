@@ -132,8 +132,7 @@ class PlannedMachine:
         selected = self._select(self)
         self._change(selected)
         self._batch_tokens = sum(task.tokens for task in selected)
-        if eventful:
-            self._count_passed_over()
+        turns = eventful and self._count_passed_over()
         if not self.batch:
             if not self.requests:
                 self._on_free(self)
@@ -150,7 +149,8 @@ class PlannedMachine:
         rows, context = len(self.batch), sum(map(_context, self.batch))
         self._most_steps = min(task.left for task in self.batch)
         self._run = DecodeRun(self.kind.model, rows, context, self._adapters(), self._most_steps)
-        self._steps = self._most_steps if self._stepping.jumps else 1
+        # A task whose turn has come may be in the next iteration, without an event before it.
+        self._steps = self._most_steps if self._stepping.jumps and not turns else 1
         self._await(self._run.seconds(self._steps))
 
     def _change(self, selected: list[PhaseTask]) -> None:
@@ -249,11 +249,14 @@ class PlannedMachine:
         if task.held:
             self.preempted.remove(task)
 
-    def _count_passed_over(self) -> None:
-        batch = set(self.batch)
+    def _count_passed_over(self) -> bool:
+        """Count those that were not selected. Returns whether one of them goes first from now on."""
+        batch, turns = set(self.batch), False
         for request in self.requests:
             if (task := request.tasks[0]) not in batch:
                 task.passed_over += 1
+                turns |= task.passed_over == self.kind.max_passed_over
+        return turns
 
     def _shape(self) -> StepShape:
         prompts = [task for task in self.batch if task.is_prompt]

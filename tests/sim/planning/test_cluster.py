@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import sqrt
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.domain.runner import RunnerRole
@@ -104,8 +104,18 @@ def test_every_request_is_served_once_and_kv_balances(
     assert cluster.transferred_bytes == sum((request.prompt_tokens + 1) * 1_000 for request in sent)
 
 
+A_TURN_WITHOUT_AN_EVENT = [  # a small prompt that was passed over as often as may be, while decode rows run
+    TraceArrival(*each, 0)
+    for each in (
+        (1.5, 538, 60), (1.75, 272, 38), (1.5, 695, 60), (1.625, 1, 27), (1.625, 284, 26), (1.8125, 1, 1),
+        (1.75, 278, 60),
+    )
+]  # fmt: skip
+
+
 @settings(deadline=None)
 @given(clusters, arrivals)
+@example(([(KIND, RunnerRole.MIXED)], Rules(stepping=Stepping("mixed"))), A_TURN_WITHOUT_AN_EVENT)
 def test_steps_in_one_piece_give_what_single_steps_give(
     described: tuple[Machines, Rules], requests: list[TraceArrival]
 ) -> None:
