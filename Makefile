@@ -78,7 +78,7 @@ mutants: kernels  ## small faults in the sources of core packages, one at a time
 	@$(HARNESS).mutants --count $(COUNT) --seed $(SEED) $(if $(PACKAGE),--package $(PACKAGE)) $(if $(DIFF),--diff $(DIFF)) $(if $(MUTANT),--mutant $(MUTANT)) $(MUTANTS_FLAGS)
 
 FRESH_FLAGS ?=
-test-fresh:  ## `make up` and `make test` of the last commit on a fresh Debian (Python 3.13) in a folder, without a compiler and with g++ (needs root, debootstrap); FRESH_FLAGS="--command up"
+test-fresh:  ## `make up`, `make test` and `make test-slow` of the last commit on a fresh Debian (Python 3.13) in a folder, without a compiler and with g++ (needs root, debootstrap); FRESH_FLAGS="--command up"
 	@PYTHONPATH=tests $(PYTHON) -m harness.fresh $(FRESH_FLAGS)
 
 TARGET ?=

@@ -64,7 +64,7 @@ Repeat = Callable[[Grown], Mapping[str, float]]
 
 
 def measure_pace(budget: Mapping[str, Costs], used: Mapping[str, Costs]) -> float:
-    """How many CPU seconds this machine uses where the budget's uses one: a median weighted by the budget's seconds."""
+    """Find how many CPU seconds this machine uses where the budget's uses one: a median, weighted by the budget."""
     ratios = sorted(
         (used[suite].files[file] / cpu_s, cpu_s)
         for suite, costs in budget.items()
@@ -80,7 +80,7 @@ def measure_pace(budget: Mapping[str, Costs], used: Mapping[str, Costs]) -> floa
 
 
 def find_grown(budget: Mapping[str, Costs], used: Mapping[str, Costs], pace: float) -> list[Grown]:
-    """The suites beyond their budget."""
+    """Find the suites beyond their budget."""
     grown = list[Grown]()
     for suite, had in budget.items():
         cpu_s = used[suite].cpu_s / pace
@@ -115,7 +115,7 @@ def read_machine(path: Path = BUDGET) -> str:
 
 
 def format_budget(costs: Mapping[str, Costs], machine: str) -> str:
-    """The text of the file."""
+    """Write the budget as TOML."""
     lines = [HEAD.format(machine=machine)]
     for suite, one in costs.items():
         lines.append(f"[{suite}]\nsuite = {one.cpu_s:.0f}")
@@ -125,7 +125,7 @@ def format_budget(costs: Mapping[str, Costs], machine: str) -> str:
 
 
 def last_run(group: str) -> Path:
-    """Where `tests/suites.py` keeps what the last whole run of a group has used."""
+    """The file in which `tests/suites.py` keeps what the last whole run of a group has used."""
     return tools.cache() / "test-logs" / f"last-{group}.json"
 
 
@@ -173,23 +173,23 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         used = read_costs(last_run("test"))
+        budget = {suite: costs for suite, costs in read_budget().items() if suite in used}
     except FileNotFoundError:
         print("budget: there is no whole run of `make test` to judge: run it first", file=sys.stderr)
         return 2
     if given.command == "write":
-        pace = 1.0 if given.machine else measure_pace(read_budget(), used)
+        pace = 1.0 if given.machine else measure_pace(budget, used)
         scaled = {
             suite: Costs(one.cpu_s / pace, {file: cpu_s / pace for file, cpu_s in one.files.items()})
             for suite, one in used.items()
         }
         BUDGET.write_text(format_budget(scaled, given.machine or read_machine()))
         return 0
-    return guarded("weft-budget-", lambda folder: _judge(used, partial(run_again, folder)))
+    return guarded("weft-budget-", lambda folder: _judge(budget, used, partial(run_again, folder)))
 
 
-def _judge(used: Mapping[str, Costs], repeat: Repeat) -> int:
-    budget = read_budget()
-    grown = check({suite: budget[suite] for suite in budget if suite in used}, used, repeat)
+def _judge(budget: Mapping[str, Costs], used: Mapping[str, Costs], repeat: Repeat) -> int:
+    grown = check(budget, used, repeat)
     for one in grown:
         print(one, file=sys.stderr)
     if grown:

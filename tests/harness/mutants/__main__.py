@@ -1,10 +1,10 @@
 """`make mutants COUNT=300 SEED=7`: small faults in the sources, one at a time, and which test sees each of them.
 
 A mutant (`harness.mutants.hook`) runs against the test files nearest to its module in the graph of imports, then the
-others of its package, then the simulator's laws, last the costly files that import the module; the first red test kills
-it. A test that kills is run once without the mutant: one that is red then, too, counts for nothing. The ledger has a
-line for each mutant and is written at once, so that a run that was broken off goes on: a mutant of a source text that
-the ledger has is not run again, except one that lived at another commit.
+others of its package, then the simulator's laws, then the costly files that import the module, last what is `slow` in
+any of these files; the first red test kills it. A test that kills is run once without the mutant: one that is red then,
+too, counts for nothing. The ledger has a line for each mutant and is written at once, so that a run that was broken off
+goes on: a mutant of a source text that the ledger has is not run again, except one that lived at another commit.
 
 `DIFF=COMMIT` runs those again that the ledger has as killed, of packages whose sources or tests have changed since.
 Mutants that nobody can see, with the reason, are in `tests/mutants/equivalent.toml`; they are not run.
@@ -124,7 +124,8 @@ class Session:
             before = (by[mutant],) if by.get(mutant) else ()
             laws = (LAWS,) if SIMULATED in distances else ()
             stages = {"before": before, "nearest": choice.nearest, "package": choice.package, "laws": laws}
-            yield Job(mutant, package, digest(mutant.file), {**stages, "costly": choice.costly})
+            last = {"costly": choice.costly, "slow": (*choice.nearest, *choice.package, *choice.costly)}
+            yield Job(mutant, package, digest(mutant.file), stages | last)
 
     def _run_all(self, jobs: Sequence[Job]) -> None:
         """Run them in worker processes, and write each line as it comes."""

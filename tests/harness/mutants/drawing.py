@@ -1,4 +1,4 @@
-"""Which mutants of which packages: drawn by a seed, so that an edit leaves most of a drawing as it was."""
+"""The packages whose sources are mutated, and a drawing by a seed: an edit leaves most of what it draws as it was."""
 
 import hashlib
 import math
@@ -72,7 +72,7 @@ def all_mutants(root: Path, package: str) -> list[Mutant]:
 
 
 def draw(known: Mapping[str, Sequence[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """So many of the mutants known by package: of each package by the root of their number, operators in turn."""
+    """Draw `count` of the mutants known by package: of each by the root of their number, operators in turn."""
     weights = {name: math.sqrt(len(there)) for name, there in known.items()}
     drawn: list[Mutant] = []
     total, taken = sum(weights.values()), 0.0
@@ -83,7 +83,7 @@ def draw(known: Mapping[str, Sequence[Mutant]], count: int, seed: int) -> list[M
 
 
 def read_equivalents(file: Path) -> list[Equivalent]:
-    """Those listed in a TOML file. Raises ValueError for an entry that is not complete."""
+    """Read what a TOML file lists. Raises ValueError for an entry that is not complete."""
     entries = tomllib.loads(file.read_text()).get("mutant", [])
     for entry in entries:
         if missing := {"file", "function", "text", "operator", "reason"} - {

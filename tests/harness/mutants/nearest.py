@@ -1,4 +1,4 @@
-"""Which test files see a module: those nearest in the graph of imports first, the cheap ones of them before others."""
+"""Choose the test files that may see a module: the nearest in the graph of imports first, cheap ones before others."""
 
 import re
 from collections import defaultdict, deque
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
 
 class ImportGraph:
-    """Which file of a checkout imports which, without running any."""
+    """The imports between the files of a checkout, found without running any."""
 
     def __init__(self, root: Path, packages: Sequence[str]) -> None:
         """`packages`: folders of packages and of tests, relative to `root`."""
@@ -45,7 +45,7 @@ class ImportGraph:
                 self._importers[str(folder / "conftest.py")].add(path)  # its fixtures
 
     def distances(self, file: str) -> dict[str, int]:
-        """How many imports lie between a file and each of those that import it, at the least."""
+        """Count the imports that lie between a file and each of those that import it, at the least."""
         found, queue = {file: 0}, deque([file])
         while queue:
             here = queue.popleft()

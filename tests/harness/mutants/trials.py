@@ -14,7 +14,9 @@ from harness.suite import Result, Run, Suite
 
 SITE = Path(__file__).parent / "site"
 MIN_CPU_BOUND_S, MAX_IDLE_S, PATIENCE_S = 60.0, 60.0, 30.0
-NO_TESTS = "exit code 5"  # of pytest, where all tests of the files are `long`
+NO_TESTS = "exit code 5"  # of pytest, where no test of the files is in the stage
+QUICK, ALL = "not long and not slow", "not long"
+MARKED = {"before": ALL, "slow": "slow and not long"}  # by stage; the others run what `make test` does
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Trials:
         seen = self.folder / "seen"
         seen.unlink(missing_ok=True)
         for name, files in job.stages.items():
-            if files and (by := self._killer(mutant.name, files, seen, line)):
+            if files and (by := self._killer(mutant.name, files, MARKED.get(name, QUICK), seen, line)):
                 line.outcome, line.by, line.stage = "killed", by, name
                 break
         else:
@@ -85,10 +87,10 @@ class Trials:
         line.date = time.strftime("%Y-%m-%d", time.gmtime())
         return line
 
-    def _killer(self, name: str, files: Sequence[str], seen: Path, line: Line) -> str:
+    def _killer(self, name: str, files: Sequence[str], marked: str, seen: Path, line: Line) -> str:
         """The test that is red with the mutant and green without it; "" where there is none."""
         while True:
-            result = self._pytest({VARIABLE: name, SEEN_VARIABLE: str(seen)}, files)
+            result = self._pytest({VARIABLE: name, SEEN_VARIABLE: str(seen)}, files, marked)
             line.cpu_s += result.cpu_s
             hung = (said.partition(": HANGS ")[2].rpartition(": ")[0] for said in self._said if ": HANGS " in said)
             by = next(iter(result.failed), "") or next(hung, "")
@@ -99,12 +101,12 @@ class Trials:
                 return by
             path, _, test = by.partition("::")
             file = next((each for each in files if each.endswith(path)), path)  # pytest's root may be above ours
-            if not self._pytest({}, (f"{file}::{test}",)).failed:
+            if not self._pytest({}, (f"{file}::{test}",), ALL).failed:
                 self._green.add(by)
                 return by
             self._red.add(by)
 
-    def _pytest(self, environment: Mapping[str, str], tests: Sequence[str]) -> Result:
+    def _pytest(self, environment: Mapping[str, str], tests: Sequence[str], marked: str) -> Result:
         self._said.clear()
         self._runs += 1
         folder = self.folder / f"run{self._runs}"
@@ -116,6 +118,8 @@ class Trials:
         }  # fmt: skip
         options = (
             "-x",
+            "-m",
+            marked,
             "-p",
             "no:cacheprovider",
             "--hypothesis-profile=verdict",
@@ -145,7 +149,7 @@ class Ledger:
         return self._known.get((mutant.name, source))
 
     def killed(self) -> list[Line]:
-        """Of each place the last line, where it was killed."""
+        """The last line of each place, where it says killed."""
         return [line for line in self._last.values() if line.outcome == "killed"]
 
     def add(self, line: Line) -> None:
@@ -156,5 +160,5 @@ class Ledger:
 
 
 def digest(file: str) -> str:
-    """Of the text of a file of this checkout."""
+    """Digest the text of a file of this checkout."""
     return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
