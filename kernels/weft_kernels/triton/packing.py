@@ -28,6 +28,8 @@ class Projection(NamedTuple):
     scale: float
 
 
+TRANSPOSED_ROWS = 16  # at a time: with more, numpy reads each cache line of the matrix more than once
+
 Adapter = Sequence[
     Sequence[Sequence[Projection]]
 ]  # [layer][site]: the projections of a site, in the order of its slices
@@ -130,7 +132,19 @@ def _fill(pages: Sequence[torch.Tensor], page_units: int, row_offsets: torch.Ten
     for first, last in _runs(row_offsets.numpy(), length, page_units):
         page, start = divmod(int(row_offsets[first]), page_units)
         run = pages[page][start * UNIT : (start + (last - first) * length) * UNIT]
-        run.view(-1, length * UNIT)[:, : rows.shape[1]].copy_(rows[first:last])
+        _copy(run.view(-1, length * UNIT)[:, : rows.shape[1]], rows[first:last])
+
+
+def _copy(to: torch.Tensor, rows: torch.Tensor) -> None:
+    """Rows [r, n], which may be columns of a matrix [n, r]: numpy transposes 16 of them 5 times as fast as torch."""
+    if rows.stride(1) == 1:
+        to.copy_(rows)
+        return
+    bits = torch.int16 if to.element_size() == 2 else torch.int32
+    into, source = to.view(bits).numpy(), rows.to(to.dtype).view(bits).numpy()
+    for first in range(0, len(source), TRANSPOSED_ROWS):
+        at = slice(first, first + TRANSPOSED_ROWS)
+        np.copyto(into[at], source[at])
 
 
 def _runs(row_offsets: npt.NDArray[np.int32], length: int, page_units: int) -> Iterator[tuple[int, int]]:
