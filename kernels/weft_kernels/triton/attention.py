@@ -4,8 +4,8 @@
 Softmax runs online over blocks of keys, in fp32 and base 2 (FlashAttention-2, arXiv 2307.08691). Both kernels share
 one loop and one tile: the query heads that share a kv head are packed beside each other, `tokens x group` rows, so
 that their keys and values are read once (Q blocks, arXiv 2511.11581). In decode a tile is one token and the context
-is split over programs, whose partial results a second kernel joins (Flash-Decoding). In prefill a program has a tile
-of one row's tokens and walks the keys that any of them can see.
+is split over programs (Flash-Decoding), of which the one that ends last joins the partial results of all, in the order
+of the splits. In prefill a program has a tile of one row's tokens and walks the keys that any of them can see.
 
 Shapes, the same everywhere:
 
@@ -44,17 +44,20 @@ class DecodeScratch:
     """Partial results of a split decode; made once, large enough for any launch with `n * splits <= rows * splits`.
 
     partial: fp32 [rows, heads, splits, D], each split's own softmax; log_sum: fp32 [rows, heads, splits], its base 2
-    log of the sum of exponentials, -inf: the split had no keys, and its partial was not written.
+    log of the sum of exponentials; arrived: int32 [rows, heads], how many splits of a row's kv head are done, 0 between
+    two launches. Launches that share one follow each other on the device.
     """
 
     partial: torch.Tensor
     log_sum: torch.Tensor
+    arrived: torch.Tensor
 
     @classmethod
     def make(cls, rows: int, heads: int, splits: int, dim: int, device: torch.device | str) -> Self:
         return cls(
             torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=device),
             torch.empty(rows, heads, splits, dtype=torch.float32, device=device),
+            torch.zeros(rows, heads, dtype=torch.int32, device=device),
         )
 
 
@@ -75,9 +78,10 @@ def attend_decode(
 ) -> None:
     """Attend the one token of each row in `picked`, int32 [n]; -1: nothing to do, no token's `out` is touched.
 
-    The grid is (n, N, splits) whatever the contexts are: a captured launch replays with other rows, positions, pages
+    The grid is (splits, N, n) whatever the contexts are: a captured launch replays with other rows, positions, pages
     and numbers of live entries. Each program takes its share of the context it finds, possibly none. A context is
-    shared by the first `usual` of the splits (None: by all), a long one by more, one for each LONG_KEYS keys.
+    shared by the first `usual` of the splits (None: by all), a long one by more, one for each LONG_KEYS keys. Splits
+    that have nothing to do lie between those that have, so that they cost no time of their own.
     """
     heads, group, dim = _check(out, q, kv, rows, pages, picked)
     _, layers, _, kv_heads, page_tokens, _ = kv.shape
@@ -86,16 +90,12 @@ def attend_decode(
         return
     assert n * heads * splits <= scratch.log_sum.numel(), (n, heads, splits, scratch.log_sum.shape)
     assert n * heads * splits * dim <= scratch.partial.numel(), (n, heads, splits, dim, scratch.partial.shape)
-    _decode_kernel[(n, kv_heads, splits)](
-        out, scratch.partial, scratch.log_sum, q, kv, rows, pages, picked, layer, scale * _LOG2_E, usual or splits,
-        LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window, SPLIT=splits > 1,
-        **decode_config(group, dim, kv.element_size()),
+    assert n * kv_heads <= scratch.arrived.numel(), (n, kv_heads, scratch.arrived.shape)
+    _decode_kernel[(splits, kv_heads, n)](
+        out, scratch.partial, scratch.log_sum, scratch.arrived, q, kv, rows, pages, picked, layer, scale * _LOG2_E,
+        usual or splits, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
+        SPLIT=splits > 1, SPLITS_UP=triton.next_power_of_2(splits), **decode_config(group, dim, kv.element_size()),
     )  # fmt: skip
-    if splits > 1:
-        _join_kernel[(n, heads)](
-            out, scratch.partial, scratch.log_sum, rows, picked, splits,
-            HEADS=heads, D=dim, BLOCK_S=triton.next_power_of_2(splits), num_warps=2,
-        )  # fmt: skip
 
 
 def attend_prefill(
@@ -275,16 +275,17 @@ def _decode_kernel(
     out,
     partial,  # fp32 [n, heads, splits, D]
     log_sum,  # fp32 [n, heads, splits]
+    arrived,  # int32 [n, N]
     q, kv, rows, pages,
     picked,  # int32 [n]
     layer,
     scale,  # times log2(e)
     usual,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One token's `GROUP` heads of a kv head over one split of the context. Grid (n, N, splits)."""
-    index, kv_head, split, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    """One token's `GROUP` heads of a kv head over one split of the context. Grid (splits, N, n)."""
+    split, kv_head, index, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
     row = tl.load(picked + index)
     if row < 0:
         return
@@ -300,14 +301,10 @@ def _decode_kernel(
     low = tl.maximum(0, position - WINDOW + 1) if WINDOW else 0
     begin = low // P * P
     blocks = tl.cdiv(position + 1 - begin, BLOCK_N)
-    used = tl.minimum(splits, tl.maximum(usual, blocks // (_LONG_KEYS // BLOCK_N)))
-    first, last = tl.minimum(split, used) * blocks // used, tl.minimum(split + 1, used) * blocks // used
-
-    at = (index * HEADS + heads) * splits + split
-    if SPLIT:  # noqa: SIM102 (settled by the compiler, the next one by the device)
-        if first == last:
-            tl.store(log_sum + at, tl.full([BLOCK_M], -float("inf"), tl.float32), mask=live)
-            return
+    used = tl.minimum(tl.minimum(splits, blocks), tl.maximum(usual, blocks // (_LONG_KEYS // BLOCK_N)))
+    if split >= used:
+        return
+    first, last = split * blocks // used, (split + 1) * blocks // used
 
     here = (token.to(tl.int64) * HEADS + heads)[:, None] * D + columns[None, :]
     acc, top, total = _attend(
@@ -319,35 +316,42 @@ def _decode_kernel(
         LAYERS, KV_HEADS, P, D, WINDOW, BLOCK_N,
     )  # fmt: skip
     result = acc / total[:, None]
-    if SPLIT:
-        tl.store(partial + at[:, None] * D + columns[None, :], result, mask=live[:, None])
-        tl.store(log_sum + at, top + tl.log2(total), mask=live)
-    else:
-        tl.store(out + here, result.to(out.dtype.element_ty), mask=live[:, None])
+    if SPLIT:  # noqa: SIM102 (settled by the compiler, the next one by the device)
+        if used > 1:
+            at = (index * HEADS + heads) * splits
+            parts = partial + at[:, None] * D + columns[None, :]
+            tl.store(parts + split * D, result, mask=live[:, None])
+            tl.store(log_sum + at + split, top + tl.log2(total), mask=live)
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            if tl.atomic_add(arrived + index * KV_HEADS + kv_head, 1, sem="acq_rel") < used - 1:
+                return
+            tl.store(arrived + index * KV_HEADS + kv_head, 0)
+            _join(
+                out + (token.to(tl.int64) * HEADS + kv_head * GROUP) * D, partial, log_sum,
+                (index * HEADS + kv_head * GROUP) * splits, splits, used, GROUP, D, SPLITS_UP,
+            )  # fmt: skip
+            return
+    tl.store(out + here, result.to(out.dtype.element_ty), mask=live[:, None])
 
 
-@triton.jit(do_not_specialize=["splits"])
-def _join_kernel(
-    out,
-    partial,  # fp32 [n, heads, splits, D]
-    log_sum,  # fp32 [n, heads, splits]
-    rows, picked, splits,
-    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    """One head's splits, each weighed by its share of the sum of exponentials. Grid (n, heads)."""
-    index, head = tl.program_id(0), tl.program_id(1)
-    row = tl.load(picked + index)
-    if row < 0:
-        return
-    split, columns = tl.arange(0, BLOCK_S), tl.arange(0, D)
-    at = (index * HEADS + head) * splits + split
-    sums = tl.load(log_sum + at, mask=split < splits, other=-float("inf"))
-    full = sums != -float("inf")
-    weights = tl.where(full, tl.exp2(sums - tl.max(sums, 0)), 0.0)
-    parts = tl.load(partial + at[:, None] * D + columns[None, :], mask=full[:, None], other=0.0)
-    result = tl.sum(weights[:, None] * parts, 0) / tl.sum(weights, 0)
-    token = tl.load(rows + row * 4).to(tl.int64)
-    tl.store(out + (token * HEADS + head) * D + columns, result.to(out.dtype.element_ty))
+@triton.jit
+def _join(out, partial, log_sum, first, splits, used, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_UP: tl.constexpr):
+    """out [GROUP, D]: splits weighed by their shares of the sum of exponentials. Others wrote them: not from L1."""
+    GROUP_UP: tl.constexpr = triton.next_power_of_2(GROUP)
+    head, columns, split = tl.arange(0, GROUP_UP), tl.arange(0, D), tl.arange(0, SPLITS_UP)
+    live = head < GROUP
+    at = first + head * splits
+    there = live[:, None] & (split < used)[None, :]
+    sums = tl.load(log_sum + at[:, None] + split[None, :], mask=there, other=-float("inf"), cache_modifier=".cg")
+    top = tl.where(live, tl.max(sums, 1), 0.0)
+    acc, total = tl.zeros([GROUP_UP, D], tl.float32), tl.sum(tl.exp2(sums - top[:, None]), 1)
+    for i in tl.range(0, used, loop_unroll_factor=8):
+        weight = tl.exp2(tl.load(log_sum + at + i, mask=live, other=0.0, cache_modifier=".cg") - top)
+        part = partial + (at + i)[:, None] * D + columns[None, :]
+        acc += weight[:, None] * tl.load(part, mask=live[:, None], other=0.0, cache_modifier=".cg")
+    tl.store(
+        out + head[:, None] * D + columns[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=live[:, None]
+    )
 
 
 @triton.jit(do_not_specialize=["layer"])

@@ -26,6 +26,7 @@ class TritonAttention:
 
     def __init__(self, kv: torch.Tensor, step: DeviceStep, sms: int, block_m: int) -> None:
         self._kv, self._step, self._sms, self._block_m = kv, step, sms, block_m
+        self._scratch: attention.DecodeScratch | None = None
 
     def attend(self, q: torch.Tensor, layer: int, window: int) -> torch.Tensor:
         """See `Attention`. In a captured step nothing here depends on what the rows are."""
@@ -46,10 +47,11 @@ class TritonAttention:
         if picked is not None:
             usual = attention_splits(step.whole.rows, kv.shape[3], self._sms)
             splits = max(usual, LONG_SPLITS)
-            scratch = attention.DecodeScratch.make(len(picked), q.shape[1], splits, q.shape[2], q.device)
+            if self._scratch is None:
+                self._scratch = attention.DecodeScratch.make(step.whole.rows, q.shape[1], splits, q.shape[2], q.device)
             attention.attend_decode(
                 out, q, kv, step.rows, pages, picked,
-                layer=layer, window=window, scale=scale, splits=splits, scratch=scratch, usual=usual,
+                layer=layer, window=window, scale=scale, splits=splits, scratch=self._scratch, usual=usual,
             )  # fmt: skip
         if len(tiles):
             attention.attend_prefill(
@@ -59,5 +61,6 @@ class TritonAttention:
 
 
 def attention_splits(rows: int, kv_heads: int, sms: int) -> int:
-    """Into how many parts a context is split, so that a batch of decode rows has two programs a multiprocessor."""
-    return max(1, min(MOST_SPLITS, -(-2 * sms // (rows * kv_heads))))
+    """Into how many parts a context is split: 1 where rows fill the device, else two programs a multiprocessor."""
+    programs = rows * kv_heads
+    return 1 if programs >= sms else min(MOST_SPLITS, -(-2 * sms // programs))
