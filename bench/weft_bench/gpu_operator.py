@@ -15,12 +15,12 @@ from weft_bench.gpu_amounts import Batch, Operator, punica_us
 from weft_bench.gpu_context import Context
 from weft_bench.gpu_device import Gpu
 from weft_bench.gpu_page import BANDWIDTH, BEYOND_FLOOR
-from weft_bench.gpu_placed import Deck, pages_needed, planes_shape, row_offsets, rows_at
+from weft_bench.gpu_placed import Deck, pages_needed, row_offsets, rows_at
 from weft_bench.gpu_timing import Times
 from weft_bench.lora_baselines import Dense, gather, loop
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
-from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, planes_shape, shrink
 from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables, SlotEntry
 from weft_runner.model.cuda.executor import DECODE_CHUNK
 
@@ -71,7 +71,8 @@ def made(gpu: Gpu, operator: Operator, batch: Batch) -> Case:
         tables.put(slot, entry)
     chunked = _chunked(gpu, batch)
     site = tables.at(0, 0)
-    partials = torch.empty(planes_shape(site, len(chunked), batch.rows, gpu.sms), device=gpu.device)
+    shape = planes_shape(site, chunked.chunks, chunked.block_m, batch.rows, gpu.sms)
+    partials = torch.empty(shape, device=gpu.device)
     x = torch.randn(batch.rows, operator.n_in, device=gpu.device, dtype=gpu.dtype)
     y = torch.randn(batch.rows, sum(operator.widths), device=gpu.device, dtype=gpu.dtype)
     return Case(
@@ -94,12 +95,12 @@ def check(case: Case) -> None:
 def _chunked(gpu: Gpu, batch: Batch) -> ChunkTable:
     """As many chunks as rows, as in a captured step. Raises WrongAdapter unless each row is in one of its adapter."""
     table = chunk_table(plan_rows(batch.adapters, dict.fromkeys(range(batch.rows), 1)), DECODE_CHUNK)
-    found = [slot for slot, _, tokens in table.tolist() for _ in range(tokens)]
+    found = [slot for slot, _, tokens, turn in table.tolist() if not turn for _ in range(tokens)]
     if found != batch.adapters or len({*found}) != batch.n_adapters:
         raise WrongAdapter(f"chunks have the adapters {found}, asked for were {batch.adapters}")
-    padded = np.zeros((batch.rows, 3), np.int32)
+    padded = np.zeros((batch.rows, 4), np.int32)
     padded[: len(table)] = table
-    return ChunkTable(torch.from_numpy(padded).to(gpu.device), DECODE_CHUNK)
+    return ChunkTable(torch.from_numpy(padded).to(gpu.device), DECODE_CHUNK, batch.rows)
 
 
 def _dense(gpu: Gpu, arena: torch.Tensor, operator: Operator, batch: Batch, entries: list[SlotEntry]) -> Dense:

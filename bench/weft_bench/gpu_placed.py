@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from weft_kernels.triton.lora import BLOCK_R, chunk_bucket, part_length
 from weft_kernels.triton.packing import Adapter, Projection, plan_image
-from weft_kernels.triton.tables import UNIT, Layout, SiteTables, SlotEntry, units
+from weft_kernels.triton.tables import UNIT, Layout, SlotEntry, units
 
 SCALE = 0.25  # over sqrt(inputs), so that scale * B A x is about as large as x at the usual rank
 
@@ -55,13 +54,6 @@ def row_offsets(layout: Layout, ranks: Sequence[int], page_elements: int, deck: 
 def pages_needed(layout: Layout, rank: int, page_elements: int) -> int:
     """Of one adapter."""
     return plan_image(shaped(layout, rank), layout, page_elements // UNIT).n_pages
-
-
-def planes_shape(tables: SiteTables, n_chunks: int, tokens: int, sms: int) -> tuple[int, int, int]:
-    """Of what a shrink leaves, as the engine has it (`TritonOps`): parts of h_in, tokens, ranks in whole blocks."""
-    length = part_length(tables.shape.n_in, chunk_bucket(n_chunks) * len(tables.shape.widths), sms)
-    ranks = -(-tables.most_ranks // BLOCK_R) * BLOCK_R
-    return -(-tables.shape.n_in // length), tokens, ranks
 
 
 def rows_at(arena: torch.Tensor, row_offsets: torch.Tensor, length: int) -> torch.Tensor:

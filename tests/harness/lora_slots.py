@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_bench.gpu_device import Gpu
-from weft_bench.gpu_placed import planes_shape
-from weft_kernels.triton.lora import ChunkTable, PartialSums, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, planes_shape, shrink
 from weft_kernels.triton.packing import Adapter, Projection, fill_layer, plan_image
 from weft_kernels.triton.tables import UNIT, Layout, LoraTables, SiteShape
 
@@ -48,7 +47,7 @@ class Loaded:
     def shrunk(self, x: torch.Tensor, chunked: ChunkTable, layer: int, site: int, parts: int = 0) -> PartialSums:
         """In so many parts, or as many as the engine makes of it, on planes that were NaN."""
         tables = self.tables.at(layer, site)
-        usual, tokens, ranks = planes_shape(tables, len(chunked), len(x), self.gpu.sms)
+        usual, tokens, ranks = planes_shape(tables, chunked.chunks, chunked.block_m, len(x), self.gpu.sms)
         partials = PartialSums(torch.full((parts or usual, tokens, ranks), math.nan, device=x.device))
         shrink(partials, x, tables, chunked)
         return partials

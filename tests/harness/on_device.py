@@ -140,8 +140,9 @@ class Rows:
         tiles = tiles_of(step, prefill_tokens)
         shape = shape_of(step, tiles, block_m)
         padded = Shape(
-            shape.tokens + padding, shape.rows, shape.chunks + padding, shape.tiles, shape.sampled, shape.pages, block_m
-        )
+            shape.tokens + padding, shape.rows, shape.chunks + padding, shape.turns + padding, shape.tiles,
+            shape.sampled, shape.pages, block_m,
+        )  # fmt: skip
         here = DeviceStep(padded, device)
         here.write(step, tiles)
         return cls(step, here, sum(used) + 2)

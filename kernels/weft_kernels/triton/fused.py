@@ -3,21 +3,31 @@
 
 T tokens, H hidden, I intermediate, N kv heads, P tokens a page, D head size, L layers. Inside, everything is fp32.
 
-`rope_write` and `silu_mul` go by the chunks of `chunks.chunk_table`, int32 [C, 3]: (slot or -1, first token, tokens).
-A chunk of fewer than PER_ROW tokens runs token by token, a larger one as one tile of `block_m` rows, which is the most
-that a chunk has; one of 0 tokens does nothing, so that a captured graph can have more chunks than the step at hand.
+`rope_write` and `silu_mul` go by the chunks of `chunks.chunk_table`, int32 [E, 4]: (slot or -1, first token, tokens,
+turn). A single token is computed alone, a chunk of several as one tile of `block_m` rows, which is the most that a
+chunk has; one of 0 tokens does nothing, so that a captured graph can have more chunks than the step at hand.
 """
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 
-from weft_kernels.triton.chunks import PER_ROW
-from weft_kernels.triton.lora import NO_DEFERRED_EXPAND, ChunkTable, DeferredExpand, add_expanded, slice_of
+from weft_kernels.triton.chunks import TURNS
+from weft_kernels.triton.lora import (
+    NO_DEFERRED_EXPAND,
+    ChunkTable,
+    DeferredExpand,
+    add_expanded,
+    add_expanded_pair,
+    row_columns,
+    slice_of,
+)
 
 BLOCK_M = (16, 32, 64, 128)
 
-_PER_ROW = tl.constexpr(PER_ROW)
+_TURNS = tl.constexpr(TURNS)
 _EMBED_BLOCK = 1024
 _ELEMENTS_A_THREAD = 8  # of a row: one load of 16 bytes in bf16
 
@@ -80,11 +90,14 @@ def rope_write(
     assert (q_norm is None) == (k_norm is None)
     assert q.dtype == kv.dtype == qkv.dtype
     assert all(t.is_contiguous() for t in (q, kv, qkv, chunked.table, rows, cos_sin))
-    _rope_write[(len(chunked), heads + 2 * kv_heads)](
+    warps = _tile_warps(chunked.block_m * dim)
+    together = math.gcd(heads, kv_heads, max(1, 2 * row_columns(warps) // dim))  # two halves, of one slice
+    _rope_write[(-(-(heads + 2 * kv_heads) // min(together, TURNS)), len(chunked))](
         q, kv, qkv, rows, pages, row_of, chunked.table, cos_sin, q_norm, k_norm, layer, eps,
-        **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()), HEADS=heads, KV_HEADS=kv_heads,
-        LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=chunked.block_m, num_warps=_tile_warps(chunked.block_m * dim),
-        enable_fp_fusion=True,
+        **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()), PAIR_R=_pair_ranks(chunked.block_m),
+        HEADS=heads, KV_HEADS=kv_heads, LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=chunked.block_m,
+        ROW_HEADS=together,
+        num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -96,19 +109,23 @@ def silu_mul(
     assert gate_up.shape[1] == 2 * inner, (gate_up.shape, inner)
     assert block_m in BLOCK_M, block_m
     assert all(t.is_contiguous() for t in (out, gate_up, chunks))
-    # 112 programs where I = 14336 and a decode step is one chunk; each of them reads 8 KiB of a rank 16 adapter where a
-    # token is a chunk. Prefill has programs enough, and its tiles of 128 rows must stay in registers.
-    block_i = 128 if block_m <= 32 else 64
-    grid = (len(chunks), triton.cdiv(inner, block_i))
+    block_i = 128 if block_m <= 32 else 64  # prefill's tiles of 128 rows must stay in registers
     warps = _tile_warps(2 * block_m * block_i)
-    _silu_mul[grid](
+    row_i = min(row_columns(warps), max(16, triton.next_power_of_2(inner)))
+    _silu_mul[(-(-inner // min(row_i, TURNS * block_i)), len(chunks))](
         out, gate_up, chunks, **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()),
-        I=inner, BLOCK_I=block_i, BLOCK_M=block_m, num_warps=warps, enable_fp_fusion=True,
+        PAIR_R=_pair_ranks(block_m), I=inner, BLOCK_I=block_i, BLOCK_M=block_m, ROW_I=row_i, num_warps=warps,
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 
 def _row_warps(block: int) -> int:
     return min(max(block // (32 * _ELEMENTS_A_THREAD), 1), 16)
+
+
+def _pair_ranks(block_m: int) -> int:
+    """Ranks at a time of each of two tiles of one token: what registers allow beside the programs of prompts' tiles."""
+    return 8 if block_m <= 32 else 2
 
 
 def _tile_warps(elements: int) -> int:
@@ -144,61 +161,73 @@ def _add_norm(x, residual, y, weight, eps, H: tl.constexpr, BLOCK: tl.constexpr)
 def _rope_write(
     q, kv, qkv, rows, pages, row_of, chunks, cos_sin, q_norm, k_norm, layer, eps, partials, arena, ends, scales,
     row_offsets, head_stride, offset_stride, part_stride, r_stride,
-    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    LAYERS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    ROW_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, head): q heads, then k heads, then v heads."""
-    chunk, head = chunks + 3 * tl.program_id(0), tl.program_id(1)
-    slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    first_rank, last_rank, scale, places_here, column = 0, 0, 0.0, row_offsets, 0
-    if PARTS:
-        index = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
-        first_rank, last_rank, scale = slice_of(ends, scales, slot, head_stride, index)
-        places_here = row_offsets + slot.to(tl.int64) * offset_stride
-        column = (
-            head - tl.where(index == 0, 0, HEADS + (index - 1) * KV_HEADS)
-        ) * DIM  # where the head begins in its slice
-    if count < _PER_ROW:
-        for token in range(first, first + count):
+    """Program (group, row of the chunk table): ROW_HEADS heads of a single token, or one head of a chunk.
+
+    q heads, then k heads, then v heads. A single token may have fewer groups than there are, a chunk fewer heads.
+    """
+    group, chunk = tl.program_id(0), chunks + 4 * tl.program_id(1)
+    slot, first, count, turn = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    if count == 1:
+        if group * ROW_HEADS < HEADS + 2 * KV_HEADS:
             _rope_tile(
-                q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, token, 1, head,
-                partials, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
-                PARTS, PARTS_UP, BLOCK_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M=1,
+                q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, slot, first, 1, group * ROW_HEADS,
+                partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride, PARTS,
+                PARTS_UP, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M=1, TOGETHER=ROW_HEADS,
             )  # fmt: skip
-    else:
-        _rope_tile(
-            q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, first, count, head,
-            partials, arena, places_here, first_rank, last_rank, scale, column, part_stride, r_stride,
-            PARTS, PARTS_UP, BLOCK_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M,
-        )  # fmt: skip
+    elif count > 1:
+        head = group * _TURNS + turn
+        if head < HEADS + 2 * KV_HEADS:
+            _rope_tile(
+                q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, slot, first, count, head,
+                partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride, PARTS,
+                PARTS_UP, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M, TOGETHER=1,
+            )  # fmt: skip
 
 
 @triton.jit
 def _rope_tile(
-    q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, first, count,
-    head,  # [0, HEADS): q, then N of k, then N of v
-    partials, arena, row_offsets, first_rank, last_rank, scale, first_column, part_stride, r_stride,
+    q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, slot, first, count,
+    head,  # the first: [0, HEADS): q, then N of k, then N of v
+    partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride,
     PARTS: tl.constexpr,  # 0: no adapters
-    PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LAYERS: tl.constexpr,
+    PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, LAYERS: tl.constexpr,
     PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    TOGETHER: tl.constexpr,  # heads of one slice: C = TOGETHER * D / 2
 ):  # fmt: skip
-    """One head of tokens [first, first + count): its two halves, low and high [M, D / 2], are rotated together."""
+    """Heads of tokens [first, first + count): their two halves, low and high [M, C], are rotated together."""
     HALF: tl.constexpr = DIM // 2
     m = tl.arange(0, BLOCK_M)
-    column = tl.arange(0, HALF)[None, :]
+    of = tl.arange(0, TOGETHER * HALF) // HALF * DIM  # where each column's head begins
+    column = (tl.arange(0, TOGETHER * HALF) % HALF)[None, :]
     inside = m < count
     token = first + m
     # Read under `inside`, not under `live`: loads that need not wait for `row_of` hide its latency.
-    product = qkv + token[:, None].to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM + column
+    product = qkv + token[:, None].to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM + of[None, :] + column
     low = tl.load(product, mask=inside[:, None], other=0.0).to(tl.float32)
     high = tl.load(product + HALF, mask=inside[:, None], other=0.0).to(tl.float32)
     if PARTS:
-        columns = first_column + tl.arange(0, HALF)
-        low = add_expanded(low, partials, arena, row_offsets, first_rank, last_rank, scale, token, inside, columns,
-                           first_column + DIM, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
-        high = add_expanded(high, partials, arena, row_offsets, first_rank, last_rank, scale, token, inside,
-                            columns + HALF, first_column + DIM, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M,
-                            BLOCK_R)  # fmt: skip
+        index = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
+        first_rank, last_rank, scale = slice_of(ends, scales, slot, head_stride, index)
+        places = row_offsets + slot.to(tl.int64) * offset_stride
+        begin = (head - tl.where(index == 0, 0, HEADS + (index - 1) * KV_HEADS)) * DIM  # in the slice
+        columns = begin + of + tl.arange(0, TOGETHER * HALF) % HALF
+        end = begin + TOGETHER * DIM
+        if BLOCK_M == 1:
+            low, high = add_expanded_pair(
+                low, high, partials, arena, places, first_rank, last_rank, scale, first_rank, last_rank, scale, token,
+                columns, columns + HALF, end, end, part_stride, r_stride, PARTS, PARTS_UP, PAIR_R,
+            )  # fmt: skip
+        else:
+            low = add_expanded(low, partials, arena, places, first_rank, last_rank, scale, token, inside, columns, end,
+                               part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+            high = add_expanded(high, partials, arena, places, first_rank, last_rank, scale, token, inside,
+                                columns + HALF, end, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M,
+                                BLOCK_R)  # fmt: skip
 
     row = tl.load(row_of + token, mask=inside, other=-1)
     live = row >= 0
@@ -208,7 +237,9 @@ def _rope_tile(
     if head < HEADS + KV_HEADS:
         if q_norm is not None:
             weight = (q_norm if head < HEADS else k_norm) + column
-            inverse = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
+            squares = tl.reshape(low * low + high * high, [BLOCK_M, TOGETHER, HALF])
+            inverse = tl.rsqrt(tl.sum(squares, 2, keep_dims=True) / DIM + eps)
+            inverse = tl.reshape(tl.broadcast_to(inverse, [BLOCK_M, TOGETHER, HALF]), [BLOCK_M, TOGETHER * HALF])
             low *= inverse * tl.load(weight)
             high *= inverse * tl.load(weight + HALF)
         angle = cos_sin + position[:, None] * DIM + column
@@ -217,12 +248,12 @@ def _rope_tile(
         low, high = low * cos - high * sin, high * cos + low * sin
 
     if head < HEADS:
-        to = q + (token[:, None].to(tl.int64) * HEADS + head) * DIM + column
+        to = q + (token[:, None].to(tl.int64) * HEADS + head) * DIM + of[None, :] + column
     else:
         first_page = tl.load(rows + row * 4 + 3, mask=live, other=0)
         page = tl.load(pages + first_page + position // PAGE, mask=live, other=0).to(tl.int64)
         kv_head = (page * LAYERS + layer) * (2 * KV_HEADS) + head - HEADS  # v heads follow k heads here as in qkv
-        to = kv + (kv_head * PAGE + position % PAGE)[:, None] * DIM + column
+        to = kv + (kv_head * PAGE + position % PAGE)[:, None] * DIM + (of * PAGE)[None, :] + column
     tl.store(to, low.to(kv.dtype.element_ty), mask=live[:, None])
     tl.store(to + HALF, high.to(kv.dtype.element_ty), mask=live[:, None])
 
@@ -230,43 +261,38 @@ def _rope_tile(
 @triton.jit(do_not_specialize_on_alignment=["chunks"])
 def _silu_mul(
     out, gate_up, chunks, partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride,
-    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
-    BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr, ROW_I: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, tile of columns)."""
-    chunk = chunks + 3 * tl.program_id(0)
-    slot, first, count = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    gate_ranks, ranks, gate_scale, up_scale, places_here = 0, 0, 0.0, 0.0, row_offsets
-    if PARTS:
-        _, gate_ranks, gate_scale = slice_of(ends, scales, slot, head_stride, 0)
-        _, ranks, up_scale = slice_of(ends, scales, slot, head_stride, 1)
-        places_here = row_offsets + slot.to(tl.int64) * offset_stride
-    if count < _PER_ROW:
-        for token in range(first, first + count):
+    """Program (group, row of the chunk table): ROW_I columns of a single token, or BLOCK_I columns of a chunk."""
+    group, chunk = tl.program_id(0), chunks + 4 * tl.program_id(1)
+    slot, first, count, turn = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    if count == 1:
+        if group * ROW_I < I:
             _silu_tile(
-                out, gate_up, token, 1, partials, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
-                part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, I, BLOCK_I, BLOCK_M=1,
+                out, gate_up, slot, first, 1, group, partials, arena, ends, scales, row_offsets, head_stride,
+                offset_stride, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, PAIR_R, I, ROW_I, BLOCK_M=1,
             )  # fmt: skip
-    else:
-        _silu_tile(
-            out, gate_up, first, count, partials, arena, places_here, gate_ranks, ranks, gate_scale, up_scale,
-            part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, I, BLOCK_I, BLOCK_M,
-        )  # fmt: skip
+    elif count > 1:
+        tile = group * _TURNS + turn
+        if tile * BLOCK_I < I:
+            _silu_tile(
+                out, gate_up, slot, first, count, tile, partials, arena, ends, scales, row_offsets, head_stride,
+                offset_stride, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, PAIR_R, I, BLOCK_I, BLOCK_M,
+            )  # fmt: skip
 
 
 @triton.jit
 def _silu_tile(
-    out, gate_up, first, count, partials, arena, row_offsets,
-    gate_ranks,  # ranks [0, gate_ranks) are the gate's, [gate_ranks, ranks) up's
-    ranks, gate_scale, up_scale, part_stride, r_stride,
-    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr,
+    out, gate_up, slot, first, count, tile, partials, arena, ends, scales, row_offsets, head_stride, offset_stride,
+    part_stride, r_stride, PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Columns [BLOCK_I] of tokens [first, first + count)."""
     m = tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
+    columns = tile * BLOCK_I + tl.arange(0, BLOCK_I)
     column, token = columns[None, :], first + m
     inside = (m < count)[:, None] & (column < I)
     row = token[:, None].to(tl.int64)
@@ -274,8 +300,17 @@ def _silu_tile(
     gate = tl.load(product, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(product + I, mask=inside, other=0.0).to(tl.float32)
     if PARTS:
-        gate = add_expanded(gate, partials, arena, row_offsets, 0, gate_ranks, gate_scale, token, m < count, columns, I,
-                            part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
-        up = add_expanded(up, partials, arena, row_offsets, gate_ranks, ranks, up_scale, token, m < count, columns, I,
-                          part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+        _, gate_ranks, gate_scale = slice_of(ends, scales, slot, head_stride, 0)
+        _, ranks, up_scale = slice_of(ends, scales, slot, head_stride, 1)
+        places = row_offsets + slot.to(tl.int64) * offset_stride
+        if BLOCK_M == 1:
+            gate, up = add_expanded_pair(
+                gate, up, partials, arena, places, 0, gate_ranks, gate_scale, gate_ranks, ranks, up_scale, token,
+                columns, columns, I, I, part_stride, r_stride, PARTS, PARTS_UP, PAIR_R,
+            )  # fmt: skip
+        else:
+            gate = add_expanded(gate, partials, arena, places, 0, gate_ranks, gate_scale, token, m < count, columns, I,
+                                part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+            up = add_expanded(up, partials, arena, places, gate_ranks, ranks, up_scale, token, m < count, columns, I,
+                              part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
     tl.store(out + row * I + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)

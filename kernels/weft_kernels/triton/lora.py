@@ -2,9 +2,9 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 """Shrink and expand over chunks of a step (SGMV; Punica, arXiv 2310.18547, section 4), in Triton.
 
-**Two schedules.** A chunk of fewer than 4 tokens is computed token by token with vector arithmetic (tensor cores would
-work on 16 rows of which 13 are empty, and want their operands in shared memory first); a larger one as a tile of 16 to
-128 rows on tensor cores. Which it is stands in the chunk table, so one captured launch serves any mixture.
+**Two schedules.** A single token is computed with vector arithmetic (tensor cores would work on 16 rows of which 15
+are empty, and want their operands in shared memory first), a chunk of several as a tile of 16 to 128 rows on tensor
+cores. Which it is stands in the chunk table, so one captured launch serves any mixture.
 
 **Shrink** splits h_in over programs and writes each part into a plane of its own, fp32 `[parts, T, R]`: no atomics, no
 launch that fills with zeros, and sums in a fixed order. **Expand** sums the planes while it loads them. It is a device
@@ -22,26 +22,31 @@ import torch
 import triton
 import triton.language as tl
 
-from weft_kernels.triton.chunks import PER_ROW
+from weft_kernels.triton.chunks import TURNS
 from weft_kernels.triton.dot import dot
 from weft_kernels.triton.tables import A_ROWS, UNIT, SiteTables
 
 BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
-PROGRAMS_PER_SM = 2  # with fewer, too few loads are under way to fill the memory's pipes
+PROGRAMS_PER_SM = 4  # of a decode step; with fewer, too few loads are under way to fill the memory's pipes
+PROMPT_PROGRAMS_PER_SM = 2  # each part is one more plane that every tile of the expand reads
 PART_STEP = 256  # of h_in: 8 KiB of A at rank 16, two loads of 16 bytes a thread
 MOST_PARTS = 32
 
-_PER_ROW = tl.constexpr(PER_ROW)
+_TURNS = tl.constexpr(TURNS)
 _UNIT = tl.constexpr(UNIT)
 _A_ROWS = tl.constexpr(A_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkTable:
-    """A step's chunks on the device, int32 [C, 3] (`chunks.chunk_table`), and the most tokens of one."""
+    """A step's chunks on the device, int32 [E, 4] (`chunks.chunk_table`); the most tokens of one; how many there are.
+
+    Rows of no tokens do nothing: a captured graph may have more of them than the step at hand.
+    """
 
     table: torch.Tensor
     block_m: int
+    chunks: int
 
     def __len__(self) -> int:
         return self.table.shape[0]
@@ -91,16 +96,23 @@ def chunk_bucket(n_chunks: int) -> int:
     return 4 ** math.ceil(math.log(n_chunks, 4)) if n_chunks > 1 else 1
 
 
-def part_length(n_in: int, programs: int, sms: int) -> int:
-    """Of h_in, how much one program takes, so that `programs` chunks keep all multiprocessors busy."""
-    parts = min(MOST_PARTS, max(1, triton.cdiv(PROGRAMS_PER_SM * sms, programs)))
-    return triton.cdiv(triton.cdiv(n_in, parts), PART_STEP) * PART_STEP
+def planes_shape(tables: SiteTables, chunks: int, block_m: int, tokens: int, sms: int) -> tuple[int, int, int]:
+    """The planes that the shrink of `chunks` leaves: parts of h_in, tokens, ranks in whole blocks."""
+    n_in, per_sm = tables.shape.n_in, PROGRAMS_PER_SM if block_m <= 32 else PROMPT_PROGRAMS_PER_SM
+    length = part_length(n_in, chunk_bucket(chunks) * len(tables.shape.widths), per_sm * sms)
+    return -(-n_in // length), tokens, -(-tables.most_ranks // BLOCK_R) * BLOCK_R
+
+
+def part_length(n_in: int, programs: int, wanted: int) -> int:
+    """Of h_in, how much one program takes, so that instead of `programs` there are about `wanted`."""
+    parts = min(MOST_PARTS, max(1, round(wanted / programs)))
+    return -(-n_in // (parts * PART_STEP)) * PART_STEP
 
 
 def shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, chunked: ChunkTable) -> None:
     """planes[., t, r] = parts of x[t] . A[r] for every rank r of token t's adapter at this site. x [T, n_in].
 
-    The number of planes says how many parts h_in is cut into: `cdiv(n_in, part_length(...))`.
+    The number of planes says how many parts h_in is cut into (`planes_shape`).
     """
     n_in, slices = tables.shape.n_in, len(tables.shape.widths)
     parts, tokens, stride = partials.tensor.shape
@@ -109,7 +121,7 @@ def shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, chunked: 
     assert stride >= tables.most_ranks, (stride, tables.most_ranks)
     length = triton.cdiv(n_in, parts)
     block_k = min(PART_STEP, max(16, triton.next_power_of_2(length)))
-    _shrink[(parts, slices, len(chunked))](
+    _shrink[(parts, slices, chunked.chunks)](
         partials.tensor, x, tables.arena, tables.ends, tables.a, chunked.table,
         tables.head_stride, tables.offset_stride, x.stride(0), tokens, stride,
         N_IN=n_in, SLICES=slices, LENGTH=triton.cdiv(length, block_k) * block_k, BLOCK_M=chunked.block_m,
@@ -123,16 +135,25 @@ def expand(y: torch.Tensor, partials: PartialSums, tables: SiteTables, chunked: 
     assert y.shape[-1] == sum(widths), (y.shape, widths)
     assert y.stride(-1) == 1, y.stride()
     assert not any(width % 16 for width in widths), widths
-    block_n = min(256 if chunked.block_m <= 32 else 128, max(16, triton.next_power_of_2(max(widths))))
-    tiles = sum(triton.cdiv(width, block_n) for width in widths)
-    _expand[(tiles, len(chunked))](
+    options, widest = _options(chunked), max(16, triton.next_power_of_2(max(widths)))
+    row_n = min(row_columns(options["num_warps"]), widest)
+    _expand[(sum(triton.cdiv(width, row_n) for width in widths), len(chunked))](
         y, chunks=chunked.table, y_stride=y.stride(0), W0=widths[0], W1=widths[1], W2=widths[2],
-        BLOCK_M=chunked.block_m, BLOCK_N=block_n, num_stages=2,
-        **DeferredExpand(partials, tables).arguments(), **_options(chunked),
+        BLOCK_M=chunked.block_m, BLOCK_N=min(256 if chunked.block_m <= 32 else 128, widest), ROW_N=row_n, num_stages=2,
+        **DeferredExpand(partials, tables).arguments(), **options,
     )  # fmt: skip
 
 
-def _options(chunked: ChunkTable) -> dict[str, object]:
+def row_columns(warps: int) -> int:
+    """Columns of one token's tile: 16 bytes in bf16 of each rank's row a thread.
+
+    Then a thread has all ranks of its columns. With fewer columns ranks are shared among threads, whose sums go through
+    shared memory: on an H100 that, and too few bytes under way behind a chain of lookups, cost 5 times the bytes' time.
+    """
+    return 256 * warps
+
+
+def _options(chunked: ChunkTable) -> dict[str, int]:
     """Twice the threads where a tile has twice the rows: the accumulators have to stay in registers."""
     return {"num_warps": 8 if chunked.block_m >= 128 else 4, "enable_fp_fusion": True}
 
@@ -147,9 +168,9 @@ def _shrink(
     TILE_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (part of h_in, which of the rank blocks, chunk)."""
-    part, lane, chunk = tl.program_id(0), tl.program_id(1), chunks + tl.program_id(2) * 3
-    slot, t0, n = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
-    if (slot < 0) | (n == 0):
+    part, lane, chunk = tl.program_id(0), tl.program_id(1), chunks + tl.program_id(2) * 4
+    slot, t0, n, turn = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    if (slot < 0) | (n == 0) | (turn > 0):
         return
     ranks = tl.load(ends + slot * head_stride + _A_ROWS)
     rows = row_offsets + slot.to(tl.int64) * offset_stride
@@ -157,11 +178,10 @@ def _shrink(
         r = r0 + tl.arange(0, BLOCK_R)
         a = arena + tl.load(rows + r, mask=r < ranks, other=0).to(tl.int64) * _UNIT
         out = partials + (part * n_tokens + t0).to(tl.int64) * r_stride + r
-        if n < _PER_ROW:
-            for i in range(n):
-                token = x + (t0 + i).to(tl.int64) * x_stride
-                v = _shrink_row(token, a, r < ranks, part * LENGTH, N_IN, LENGTH, BLOCK_K, BLOCK_R)
-                tl.store(out + i * r_stride, v, mask=r < ranks)
+        if n == 1:
+            token = x + t0.to(tl.int64) * x_stride
+            row = _shrink_row(token, a, r < ranks, part * LENGTH, N_IN, LENGTH, BLOCK_K, BLOCK_R)
+            tl.store(out, row, mask=r < ranks)
         else:
             m = tl.arange(0, BLOCK_M)
             tokens = x + (t0 + m).to(tl.int64) * x_stride
@@ -210,22 +230,52 @@ def add_expanded(
     for r0 in range(first_rank, last_rank, BLOCK_R):
         r = r0 + tl.arange(0, BLOCK_R)
         live = r < last_rank
-        b = arena + tl.load(rows + r, mask=live, other=0).to(tl.int64) * _UNIT
-        b = tl.load(b[:, None] + columns[None, :], mask=live[:, None] & (columns < width)[None, :], other=0.0)
-        v = partials + tokens.to(tl.int64)[:, None] * r_stride + r[None, :]
+        b = _rows_of_b(arena, rows, r, live, columns, width)
         if BLOCK_M == 1:
-            p = tl.arange(0, PARTS_UP)
-            parts = tl.load(
-                v + p[:, None].to(tl.int64) * part_stride, mask=live[None, :] & (p < PARTS)[:, None], other=0.0
-            )
-            y += tl.sum((tl.sum(parts, axis=0) * scale)[:, None] * b.to(tl.float32), axis=0)[None, :]
+            v = _row_v(partials, tokens, r, live, part_stride, r_stride, PARTS, PARTS_UP) * scale
+            y += tl.sum(v[:, None] * b.to(tl.float32), axis=0)[None, :]
         else:
+            v = partials + tokens.to(tl.int64)[:, None] * r_stride + r[None, :]
             sum_v = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
             for _ in range(PARTS):
                 sum_v += tl.load(v, mask=live_tokens[:, None] & live[None, :], other=0.0)
                 v += part_stride
             y = dot((sum_v * scale).to(b.dtype), b, y)
     return y
+
+
+@triton.jit
+def add_expanded_pair(
+    y0, y1, partials, arena, rows, first0, last0, scale0, first1, last1, scale1, token, columns0, columns1, width0,
+    width1, part_stride, r_stride, PARTS: tl.constexpr, PARTS_UP: tl.constexpr, PAIR_R: tl.constexpr,
+):  # fmt: skip
+    """Add to two tiles [1, N] of one token, as `add_expanded` does: the loads of both are under way together."""
+    for block in range(0, tl.maximum(last0 - first0, last1 - first1), PAIR_R):
+        r = block + tl.arange(0, PAIR_R)
+        r0, r1 = first0 + r, first1 + r
+        live0, live1 = r0 < last0, r1 < last1
+        b0 = _rows_of_b(arena, rows, r0, live0, columns0, width0)
+        b1 = _rows_of_b(arena, rows, r1, live1, columns1, width1)
+        v0 = _row_v(partials, token, r0, live0, part_stride, r_stride, PARTS, PARTS_UP) * scale0
+        v1 = _row_v(partials, token, r1, live1, part_stride, r_stride, PARTS, PARTS_UP) * scale1
+        y0 += tl.sum(v0[:, None] * b0.to(tl.float32), axis=0)[None, :]
+        y1 += tl.sum(v1[:, None] * b1.to(tl.float32), axis=0)[None, :]
+    return y0, y1
+
+
+@triton.jit
+def _rows_of_b(arena, rows, r, live, columns, width):
+    """[R, N]: rows r of B^T."""
+    b = arena + tl.load(rows + r, mask=live, other=0).to(tl.int64) * _UNIT
+    return tl.load(b[:, None] + columns[None, :], mask=live[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def _row_v(partials, token, r, live, part_stride, r_stride, PARTS: tl.constexpr, PARTS_UP: tl.constexpr):
+    """[R]: the sum of one token's planes; `token` [1]."""
+    p = tl.arange(0, PARTS_UP).to(tl.int64)[:, None]
+    v = partials + token.to(tl.int64)[:, None] * r_stride + r[None, :]
+    return tl.sum(tl.load(v + p * part_stride, mask=live[None, :] & (p < PARTS), other=0.0), axis=0)
 
 
 @triton.jit
@@ -242,41 +292,47 @@ def slice_of(ends, scales, slot, head_stride, index):
 def _expand(
     y, partials, arena, ends, scales, row_offsets, chunks, head_stride, offset_stride, y_stride, part_stride, r_stride,
     W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, PARTS_UP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROW_N: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of columns, chunk). No tile reaches over the border of two slices."""
-    tile, chunk = tl.program_id(0), chunks + tl.program_id(1) * 3
-    slot, t0, n = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    """Program (a single token's tile of columns, row of the chunk table): that tile, or a share of a chunk's tiles."""
+    tile, chunk = tl.program_id(0), chunks + tl.program_id(1) * 4
+    slot, t0, n, turn = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
     if (slot < 0) | (n == 0):
         return
+    if n == 1:
+        _expand_tile(y, partials, arena, ends, scales, row_offsets, slot, t0, 1, tile, head_stride, offset_stride,
+                     y_stride, part_stride, r_stride, W0, W1, W2, PARTS, PARTS_UP, 1, ROW_N, BLOCK_R)  # fmt: skip
+    else:
+        first = tile * _TURNS + turn
+        T0: tl.constexpr = (W0 + BLOCK_N - 1) // BLOCK_N
+        T1: tl.constexpr = (W1 + BLOCK_N - 1) // BLOCK_N
+        T2: tl.constexpr = (W2 + BLOCK_N - 1) // BLOCK_N
+        for i in range(0, T0 + T1 + T2 - first, tl.num_programs(0) * _TURNS):
+            _expand_tile(y, partials, arena, ends, scales, row_offsets, slot, t0, n, first + i, head_stride,
+                         offset_stride, y_stride, part_stride, r_stride, W0, W1, W2, PARTS, PARTS_UP, BLOCK_M, BLOCK_N,
+                         BLOCK_R)  # fmt: skip
+
+
+@triton.jit
+def _expand_tile(
+    y, partials, arena, ends, scales, row_offsets, slot, t0, n, tile, head_stride, offset_stride, y_stride, part_stride,
+    r_stride, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, PARTS_UP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Tile `tile` of tokens [t0, t0 + n). No tile reaches over the border of two slices."""
     T0: tl.constexpr = (W0 + BLOCK_N - 1) // BLOCK_N
     T1: tl.constexpr = (W1 + BLOCK_N - 1) // BLOCK_N
     index = (tile >= T0).to(tl.int32) + (tile >= T0 + T1).to(tl.int32)
     width = tl.multiple_of(tl.where(index == 0, W0, tl.where(index == 1, W1, W2)), 16)
     y += tl.multiple_of(tl.where(index == 0, 0, tl.where(index == 1, W0, W0 + W1)), 16)
-    tile -= tl.where(index == 0, 0, tl.where(index == 1, T0, T0 + T1))
     first_rank, last_rank, scale = slice_of(ends, scales, slot, head_stride, index)
-    rows = row_offsets + slot.to(tl.int64) * offset_stride
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     if first_rank < last_rank:
-        if n < _PER_ROW:
-            for i in range(n):
-                _expand_tile(y, partials, arena, rows, first_rank, last_rank, scale, t0 + i, 1, columns, width,
-                             y_stride, part_stride, r_stride, PARTS, PARTS_UP, 1, BLOCK_R)  # fmt: skip
-        else:
-            _expand_tile(y, partials, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride,
-                         part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
-
-
-@triton.jit
-def _expand_tile(
-    y, partials, arena, rows, first_rank, last_rank, scale, t0, n, columns, width, y_stride, part_stride, r_stride,
-    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
-):  # fmt: skip
-    m = tl.arange(0, BLOCK_M)
-    here = y + (t0 + m).to(tl.int64)[:, None] * y_stride + columns[None, :]
-    live = (m < n)[:, None] & (columns < width)[None, :]
-    out = tl.load(here, mask=live, other=0.0).to(tl.float32)
-    out = add_expanded(out, partials, arena, rows, first_rank, last_rank, scale, t0 + m, m < n, columns, width,
-                       part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
-    tl.store(here, out.to(y.dtype.element_ty), mask=live)
+        tile -= tl.where(index == 0, 0, tl.where(index == 1, T0, T0 + T1))
+        rows = row_offsets + slot.to(tl.int64) * offset_stride
+        m, columns = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        here = y + (t0 + m).to(tl.int64)[:, None] * y_stride + columns[None, :]
+        live = (m < n)[:, None] & (columns < width)[None, :]
+        out = tl.load(here, mask=live, other=0.0).to(tl.float32)
+        out = add_expanded(out, partials, arena, rows, first_rank, last_rank, scale, t0 + m, m < n, columns, width,
+                           part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+        tl.store(here, out.to(y.dtype.element_ty), mask=live)

@@ -11,7 +11,7 @@ from harness.lora_slots import Loaded, Slots
 from harness.on_device import BF16, FP16, FP32, TOLERANCES, Rows, assert_close, assert_same, name_of, sized
 from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
-from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
+from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, TURNS, chunk_table
 from weft_kernels.triton.fused import add_norm, embed, rope_write, silu_mul
 from weft_kernels.triton.lora import ChunkTable, DeferredExpand
 from weft_kernels.triton.tables import Layout as LoraLayout
@@ -115,7 +115,7 @@ class Layout:
         self.row_of += [-1] * N_PADDING
         per_token = [slot for slot, (_, count) in zip(slots, rows, strict=True) for _ in range(count)]
         plan = plan_rows([*per_token, *[None] * N_PADDING], dict.fromkeys(range(9), 8))
-        unused = torch.tensor([[NO_SLOT, 0, 0], [3, 1, 0]], dtype=torch.int32)
+        unused = torch.tensor([[NO_SLOT, 0, 0, 0], [3, 1, 0, 0]], dtype=torch.int32)
         self.chunks = torch.cat((torch.from_numpy(chunk_table(plan, block_m)), unused))
 
 
@@ -144,7 +144,7 @@ def rope_case(step: str, family: Heads, dtype: torch.dtype, block_m: int, layer:
         put(layout.table),
         put(layout.pages),
         put(layout.row_of),
-        ChunkTable(layout.chunks.to(device), block_m),
+        ChunkTable(layout.chunks.to(device), block_m, len(layout.chunks)),
         cos_sin.to(device),
         layer=layer,
         q_norm=None if q_norm is None else q_norm.to(device),
@@ -189,6 +189,12 @@ def test_rope_write_takes_larger_tiles(block_m: int, device: torch.device) -> No
 # ---- silu_mul
 
 
+def turns_of(chunks: list[tuple[int, int]]) -> torch.Tensor:
+    """The table of chunks (first token, tokens) of the base, of any size."""
+    rows = [[NO_SLOT, *chunk, turn] for chunk in chunks for turn in range(TURNS if chunk[1] > 1 else 1)]
+    return torch.tensor(rows, dtype=torch.int32)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the gate of -10,000; its sigmoid is 0 all the same
 @DTYPES
 @pytest.mark.parametrize(("inner", "block_m"), [(48, 16), (200, 32), (72, 64)])
@@ -197,10 +203,10 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
     gate_up[0, :2] = torch.tensor([1e4, -1e4])
     sizes = [1, 2, 0, 3, 4, 15, 1]  # covers 26 of 30 tokens
     first = [sum(sizes[:i]) for i in range(len(sizes))]
-    chunks = torch.tensor([[NO_SLOT, at, size] for at, size in zip(first, sizes, strict=True)], dtype=torch.int32)
+    chunks = turns_of([(at, size) for at, size in zip(first, sizes, strict=True)])
     before = torch.randn(30, inner).to(dtype)
     out = before.to(device, copy=True)
-    silu_mul(out, gate_up.to(device), ChunkTable(chunks.to(device), block_m))
+    silu_mul(out, gate_up.to(device), ChunkTable(chunks.to(device), block_m, len(sizes)))
 
     gate, up = gate_up[: sum(sizes)].double().chunk(2, dim=1)
     assert_stored(out[: sum(sizes)], torch.nn.functional.silu(gate) * up)
@@ -210,8 +216,7 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
 @pytest.mark.parametrize("count", range(1, 21))
 def test_silu_mul_takes_chunks_of_every_size(count: int, device: torch.device) -> None:
     gate_up, out = torch.randn(22, 32), torch.full((22, 16), 7.0, device=device)
-    chunks = torch.tensor([[NO_SLOT, 1, count]], dtype=torch.int32, device=device)
-    silu_mul(out, gate_up.to(device), ChunkTable(chunks, 32))
+    silu_mul(out, gate_up.to(device), ChunkTable(turns_of([(1, count)]).to(device), 32, 1))
     gate, up = gate_up[1 : 1 + count].double().chunk(2, dim=1)
     assert_stored(out[1 : 1 + count], torch.nn.functional.silu(gate) * up)
     assert (out[0] == 7.0).all()

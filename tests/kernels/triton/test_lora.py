@@ -13,7 +13,7 @@ from harness.on_device import BF16, DTYPES, FP16, FP32, assert_close, assert_sam
 from weft_bench.cpu_shapes import POPULARITIES, adapter_of_row
 from weft_bench.gpu_device import Gpu
 from weft_kernels.plan import plan_rows
-from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, chunk_table
+from weft_kernels.triton.chunks import NO_SLOT, PER_ROW, TURNS, chunk_table, count_chunks
 from weft_kernels.triton.lora import ChunkTable, expand, part_length
 from weft_kernels.triton.tables import Layout, SiteShape
 
@@ -64,9 +64,9 @@ def run(
         for size in (shape.n_in, sum(shape.widths))
     )
     before, expected = y.clone(), loaded.dense(y, x, slots, layer, site)
-    table = torch.from_numpy(chunk_table(plan_rows(slots, dict.fromkeys(range(len(loaded.adapters)), 1)), block_m))
-    table = torch.cat([table, torch.zeros(pad, 3, dtype=torch.int32)]).to(arena.device)
-    chunked = ChunkTable(table, block_m)
+    rows = chunk_table(plan_rows(slots, dict.fromkeys(range(len(loaded.adapters)), 1)), block_m)
+    table = torch.cat([torch.from_numpy(rows), torch.zeros(pad, 4, dtype=torch.int32)]).to(arena.device)
+    chunked = ChunkTable(table, block_m, count_chunks(rows) + pad)
     expand(y, loaded.shrunk(x, chunked, layer, site, parts), loaded.tables.at(layer, site), chunked)
     return y, expected, before
 
@@ -143,7 +143,7 @@ def test_a_cleared_slot_adds_nothing(gpu: Gpu, dtype: torch.dtype) -> None:
 
 
 def test_the_schedules_agree(gpu: Gpu) -> None:
-    """The same row in a chunk of three and in one of four: vector arithmetic and tensor cores."""
+    """The same row alone and in a chunk of four: vector arithmetic and tensor cores."""
     loaded = loaded_of(gpu, ((16, 5, MOST),))
     few, _, _ = run(loaded, [0] * (PER_ROW - 1) + [None])
     many, _, _ = run(loaded, [0] * PER_ROW)
@@ -153,9 +153,19 @@ def test_the_schedules_agree(gpu: Gpu) -> None:
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4)), min_size=1, max_size=40), st.sampled_from([16, 32]))
 def test_chunks_cover_every_token_once(row_slots, block_m):
     table = chunk_table(plan_rows(row_slots, dict.fromkeys(range(5), 1)), block_m)
-    covered = [(t, slot) for slot, first, n in table.tolist() for t in range(first, first + n)]
+    chunks = table[: count_chunks(table)]
+    assert not chunks[:, 3].any()
+    covered = [(t, slot) for slot, first, n, _ in chunks.tolist() for t in range(first, first + n)]
     assert covered == [(t, NO_SLOT if slot is None else slot) for t, slot in enumerate(row_slots)]
-    assert all(1 <= n <= block_m for _, _, n in table.tolist())
+    assert all(n == 1 or PER_ROW <= n <= block_m for n in chunks[:, 2].tolist())
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 4)), min_size=1, max_size=40), st.sampled_from([16, 32]))
+def test_a_chunk_has_each_of_its_turns_and_a_table_no_more_rows_than_tokens(row_slots, block_m):
+    table = chunk_table(plan_rows(row_slots, dict.fromkeys(range(5), 1)), block_m)
+    chunks = table[: count_chunks(table), :3].tolist()
+    assert sorted(table.tolist()) == sorted([*c, turn] for c in chunks for turn in range(min(c[2], TURNS)))
+    assert len(table) <= len(row_slots)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 300), st.integers(1, 200))

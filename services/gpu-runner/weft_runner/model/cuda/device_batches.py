@@ -52,7 +52,9 @@ def _edges(chunks: Ints, most: int) -> Iterator[int]:
     """Where batches begin: with a chunk."""
     start = 0
     yield start
-    for _, first, count in chunks.tolist():
+    for _, first, count, turn in chunks.tolist():
+        if turn:
+            return
         if first + count - start > most and first > start:
             start = first
             yield start

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from weft_kernels.triton import fused
-from weft_kernels.triton.chunks import chunk_table
+from weft_kernels.triton.chunks import chunk_table, count_chunks
 from weft_kernels.triton.lora import ChunkTable
 from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.device import CopyStream, PinnedMemory
@@ -134,7 +134,8 @@ class HostKv:
         of_window = {window: of_layer[layer] for layer, window in windows.items()}
         tables = [self._table(arrays.pages, found) for found in of_window.values()]
         chunks = chunk_table(one.step.plan, block_m)
-        fields = [*chain(*tables), *chain(*(_fields(part, one, chunks) for part in parts))]
+        of_part = [_fields(part, one, chunks) for part in parts]
+        fields = [*chain(*tables), *chain(*of_part)]
         there = _upload(fields, self._kv.tensor.device)
         of_tables, of_parts = there[: 2 * len(tables)], there[2 * len(tables) :]
         marked = zip(of_tables[::2], of_tables[1::2], strict=True)
@@ -145,7 +146,8 @@ class HostKv:
             self._outside[layer] += pages
         return [
             StepPart(
-                first + i, part.start, part.end, ChunkTable(of_parts[3 * i].view(-1, 3), block_m),
+                first + i, part.start, part.end,
+                ChunkTable(of_parts[3 * i].view(-1, 4), block_m, count_chunks(of_part[i][0])),
                 of_parts[3 * i + 1] if len(of_parts[3 * i + 1]) else None, of_parts[3 * i + 2].view(-1, 2),
             )
             for i, part in enumerate(parts)

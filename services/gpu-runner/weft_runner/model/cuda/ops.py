@@ -156,12 +156,9 @@ class TritonOps:
             torch.cuda.current_stream().wait_stream(self._device.side)
 
     def _planes_for(self, x: torch.Tensor, layer: int, site: int) -> PartialSums:
-        tables = self._device.tables.at(layer, site)
-        programs = lora.chunk_bucket(self._step.whole.chunks) * len(tables.shape.widths)
-        length = lora.part_length(tables.shape.n_in, programs, self._device.sms)
-        parts = -(-tables.shape.n_in // length)
-        ranks = -(-tables.most_ranks // lora.BLOCK_R) * lora.BLOCK_R  # strides of one divisibility: one binary
-        return PartialSums(self._device.new(parts, x.shape[0], ranks, dtype=torch.float32))
+        tables, whole = self._device.tables.at(layer, site), self._step.whole
+        shape = lora.planes_shape(tables, whole.chunks, whole.block_m, x.shape[0], self._device.sms)
+        return PartialSums(self._device.new(*shape, dtype=torch.float32))
 
     def _pending(self, layer: int, site: int) -> lora.DeferredExpand | None:
         """The expand that the last projection left to the next kernel that reads it."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from weft_kernels.triton.attention import prefill_tiles
-from weft_kernels.triton.chunks import chunk_table
+from weft_kernels.triton.chunks import chunk_table, count_chunks
 from weft_kernels.triton.lora import ChunkTable
 from weft_runner.model.step import StepInput
 
@@ -30,6 +30,7 @@ class Shape:
     tokens: int
     rows: int
     chunks: int
+    turns: int  # rows of the chunk table
     tiles: int
     sampled: int
     pages: int
@@ -39,7 +40,7 @@ class Shape:
     def fields(self) -> tuple[tuple[int, int], ...]:
         """(rows, columns) of each field, in the buffer's order; `pages` last."""
         return (
-            (self.tokens, 1), (self.tokens, 1), (self.rows, 4), (self.chunks, 3), (self.rows, 1), (self.tiles, 2),
+            (self.tokens, 1), (self.tokens, 1), (self.rows, 4), (self.turns, 4), (self.rows, 1), (self.tiles, 2),
             (self.sampled, 1), (self.pages, 1),
         )  # fmt: skip
 
@@ -63,7 +64,7 @@ class DeviceStep:
         views = [self._device[where] for where in at]
         self.tokens, self.row_of, self.picked, self.sampled, self.pages = (views[i] for i in (0, 1, 4, 6, 7))
         self.rows, self.tiles = views[2].view(-1, 4), views[5].view(-1, 2)
-        self.chunked = ChunkTable(views[3].view(-1, 3), shape.block_m)
+        self.chunked = ChunkTable(views[3].view(-1, 4), shape.block_m, shape.chunks)
         self.decodes = True  # some row may have a single token
 
     def write(self, step: StepInput, tiles: Ints, single: Marks | None = None) -> None:
@@ -113,15 +114,16 @@ def _pinned(n: int, device: torch.device) -> torch.Tensor:
 def shape_of(step: StepInput, tiles: Ints, block_m: int) -> Shape:
     """A step's own shape, without padding."""
     arrays = step.arrays
-    chunks = len(chunk_table(step.plan, block_m))
+    table = chunk_table(step.plan, block_m)
     return Shape(
-        len(arrays.tokens), len(arrays.rows), chunks, len(tiles), len(arrays.sampled), len(arrays.pages), block_m
-    )
+        len(arrays.tokens), len(arrays.rows), count_chunks(table), len(table), len(tiles), len(arrays.sampled),
+        len(arrays.pages), block_m,
+    )  # fmt: skip
 
 
 def graph_shape(rows: int, row_pages: int, block_m: int) -> Shape:
     """Of a captured step of up to `rows` decode rows with up to `row_pages` pages each, with an adapter each."""
-    return Shape(rows, rows, rows, 0, rows, rows * row_pages, block_m)
+    return Shape(rows, rows, rows, rows, 0, rows, rows * row_pages, block_m)
 
 
 def tiles_of(step: StepInput, block_m: int, single: Marks | None = None) -> Ints:
