@@ -1,4 +1,5 @@
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 """Attention over KV pages: `attend_decode` for rows of one token, `attend_prefill` for rows of several.
 
 Softmax runs online over blocks of keys, in fp32 and base 2 (FlashAttention-2, arXiv 2307.08691). Both kernels share

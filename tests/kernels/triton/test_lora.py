@@ -143,11 +143,11 @@ def test_a_cleared_slot_adds_nothing(gpu: Gpu, dtype: torch.dtype) -> None:
 
 
 def test_the_schedules_agree(gpu: Gpu) -> None:
-    """The same row alone and in a chunk of four: vector arithmetic and tensor cores."""
+    """The same rows as single ones and in a chunk: vector arithmetic and tensor cores."""
     loaded = loaded_of(gpu, ((16, 5, MOST),))
     few, _, _ = run(loaded, [0] * (PER_ROW - 1) + [None])
     many, _, _ = run(loaded, [0] * PER_ROW)
-    torch.testing.assert_close(few[:3], many[:3], rtol=1e-5, atol=1e-5)
+    assert_close(few[:-1], many[:-1])
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4)), min_size=1, max_size=40), st.sampled_from([16, 32]))

@@ -1,8 +1,8 @@
 """The operators of the decoder (`model.decoder`) as Triton kernels around matrix products, which are the library's.
 
 Those with int4 weights are ours (`weft_kernels.triton.int4`).
-A layer without adapters is 4 products and 5 kernels (two norms, rotation, attention, silu), and a join where a context
-is split. Adapters add 4 shrinks and 2 expands: those of q|k|v and gate|up happen in the kernels that read these next.
+A layer without adapters is 4 products and 5 kernels: two norms, rotation, attention, silu. Adapters add 4 shrinks and 2
+expands: those of q|k|v and gate|up happen in the kernels that read these next.
 """
 
 from collections.abc import Callable, Generator
