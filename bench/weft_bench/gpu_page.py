@@ -10,10 +10,7 @@ device is done, beside how long the host launches for. Requests through the engi
 by the clock, too. `kernels` are what CUPTI saw in one run: their sum, and the costliest by name (with their launches).
 
 **Right or wrong**: a whole model's logits beside transformers' in fp32, and how far transformers + PEFT in bf16 is from
-those. A first run on an H100 held them against an oracle whose rope frequencies were rounded to bf16 with its weights,
-so that its four lines are not here; ours was 0.249 of a row away from that, which is what rounding those frequencies
-does to a right model (0.245, computed on a CPU), and `make gpu-check` passed beside it but for a bound that did not
-grow with a model's depth.
+those, with rope frequencies in fp32 as transformers has them.
 
 **Bounds** (baseline of a time): bytes over the bandwidth that was measured here, the better of a copy (read + write)
 and a plain read; for steps the larger of that and operations over a measured matrix product. Bytes: weights once, keys
