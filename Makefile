@@ -43,12 +43,13 @@ kernels: install  ## build the CPU kernels for this checkout, of every level (fi
 up: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.installed-up)  ## install, then the whole stack on this machine with a small real model
 	@$(BIN)/weft up --demo
 
-check: install  ## format, lint, types, import contracts, documents (a minute; no tests)
+check: install  ## format, lint, types, import contracts, documents, commits (a minute; no tests)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(HARNESS).documents
+	$(HARNESS).subjects
 	@$(MKDOCS) build --strict --site-dir build/site-check
 
 # A suite's time is printed and decides nothing; tests/suites.py says how hangs end.
