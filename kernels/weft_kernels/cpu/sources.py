@@ -15,6 +15,9 @@ FLAGS = (
 )  # fmt: skip
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,--no-undefined")
 
+# Of a level that this CPU will not take. Without optimization g++ 15 and later check what the C++ library takes for
+# granted, by a function of its runtime, which our library has no need of.
+_UNUSED = ("-O0", "-D_GLIBCXX_NO_ASSERTIONS")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 LEVELS: dict[str, tuple[str, ...]] = {  # worst first, as in weft_cpu.h
     "portable": (),
@@ -53,7 +56,7 @@ class Sources:
 
     def flags(self, level: str) -> tuple[str, ...]:
         """Options of a level's own. Where it is only there beside the one that serves, its code is not optimised."""
-        return ("-O0",) if level == PORTABLE and self.only not in (None, PORTABLE) else LEVELS[level]
+        return _UNUSED if level == PORTABLE and self.only not in (None, PORTABLE) else LEVELS[level]
 
     def plain(self) -> list[Path]:
         """Units without instruction levels of their own."""
