@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-slow budget flakes mutants fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check test-slow test-changed budget flakes mutants fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,10 @@ test: kernels  ## what every change needs; no GPU, no network beyond package ins
 
 test-slow: kernels  ## what takes longer and runs in CI: whole stacks, faults, large cases
 	@$(BIN)/python tests/suites.py slow
+
+SINCE ?=
+test-changed: kernels  ## a minute of the tests nearest to what has changed, failures first: SINCE=COMMIT
+	@$(HARNESS).changed $(if $(SINCE),--since $(SINCE))
 
 budget: install  ## raise tests/budget.toml to the CPU seconds of the last `make test`
 	@$(HARNESS).budget write

@@ -18,7 +18,6 @@ import os
 import subprocess
 import sys
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -27,7 +26,7 @@ from pathlib import Path
 from harness.guard import adopt_orphans, guarded
 from harness.mutants.drawing import PACKAGES, Equivalent, all_mutants, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, Mutant, UnknownMutant, mutants, parse
-from harness.mutants.nearest import ImportGraph, choose, cost_of_files
+from harness.mutants.nearest import choose, cost_of_files, import_graph
 from harness.mutants.trials import Job, Ledger, Line, Trials, digest
 from harness.suite import read_records
 from suites import COSTLY, LINE_S, logs
@@ -36,7 +35,6 @@ RAW = "docs/benchmarks/raw"
 LEDGER = ROOT / RAW / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LAWS, SIMULATED = "tests/harness/mutants/laws.py", "sim/weft_sim/scenario.py"
-TESTS = ("tests/harness", "tests/unit", "tests/sim", "tests/integration")
 BAR_CHARS = 30
 OUTCOMES = ("killed", "equivalent", "alive", "unseen")
 
@@ -116,8 +114,7 @@ class Session:
 
     def _jobs(self, chosen: Sequence[Mutant], by: dict[Mutant, str]) -> Iterator[Job]:
         """Choose the tests of each mutant."""
-        wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-        graph, costs = ImportGraph(ROOT, (*wheel["packages"], *TESTS)), cost_of_files(self._records)
+        graph, costs = import_graph(ROOT), cost_of_files(self._records)
         for mutant in chosen:
             package, distances = package_of(mutant.file), graph.distances(mutant.file)
             choice = choose(mutant.file, distances, PACKAGES[package].suite, costs)

@@ -1,6 +1,7 @@
 """Choose the test files that may see a module: the nearest in the graph of imports first, cheap ones before others."""
 
 import re
+import tomllib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from harness.order import LONG
 
 SUITES = ("tests/unit", "tests/sim", "tests/integration")
+TESTS = ("tests/harness", *SUITES, "tests/kernels", "tests/oracle", "tests/e2e")
 COSTLY_CPU_S = 15.0  # a file that takes more runs last, and only where it imports the module itself
 N_NEAREST = 8
 # Not parsed: that takes ten seconds for all files, and a word too many in a comment is no harm.
@@ -53,6 +55,12 @@ class ImportGraph:
                 found[importer] = found[here] + 1
                 queue.append(importer)
         return found
+
+
+def import_graph(root: Path) -> ImportGraph:
+    """The graph of a checkout: its packages, the harness and the tests."""
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return ImportGraph(root, (*wheel["packages"], *TESTS))
 
 
 def choose(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[str, float]) -> Choice:
