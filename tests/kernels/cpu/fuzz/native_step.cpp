@@ -106,10 +106,10 @@ class Buffer {
 };
 
 weft_pool* pool_of(int threads) {
-  static std::map<int, weft_pool*> pools;
-  weft_pool*& pool = pools[threads];
-  if (pool == nullptr) pool = weft_pool_new(threads);
-  return pool;
+  static std::map<int, std::unique_ptr<weft_pool, decltype(&weft_pool_free)>> pools;
+  const auto found = pools.find(threads);
+  if (found != pools.end()) return found->second.get();
+  return pools.emplace(threads, std::unique_ptr<weft_pool, decltype(&weft_pool_free)>(weft_pool_new(threads), weft_pool_free)).first->second.get();
 }
 
 std::vector<int> usable_levels() {
