@@ -89,8 +89,8 @@ def lint(name: str, *flags: str) -> str:
 
 
 def objects(text: str) -> list[Json]:
-    """Rendered text -> objects."""
-    return [document for document in yaml.safe_load_all(text) if document]
+    """Rendered text -> objects. By libyaml: 300 kB take 0.09 s instead of 0.8."""
+    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
 
 
 def one(found: Sequence[Json], kind: str, name: str, namespace: str | None = None) -> Json:
