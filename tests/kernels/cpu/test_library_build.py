@@ -255,7 +255,7 @@ def test_the_real_sources_have_a_unit_for_every_level():
 
 def test_the_portable_level_is_not_optimised_where_a_better_one_serves():
     x86 = Sources(SOURCES.folder, "x86_64")
-    assert replace(x86, only="avx2").flags("portable") == ("-O0",)
+    assert "-O0" in replace(x86, only="avx2").flags("portable")
     assert replace(x86, only="avx2").flags("avx2") == x86.flags("avx2") == LEVELS["avx2"]
     assert replace(x86, only="portable").flags("portable") == x86.flags("portable") == ()
 
