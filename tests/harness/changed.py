@@ -1,9 +1,10 @@
 """Run the tests nearest to what has changed, for a minute: `make test-changed`, or `python -m harness.changed`.
 
-What has changed is what git says: of the working tree, else of the last commit; `--since COMMIT` for more. Tests that
-failed last time run first, then files that have changed themselves, then by the imports between a file and what has
-changed (`harness.mutants.nearest`), cheap ones before others. What tests reach without importing it is in UNIMPORTED.
-When the time is over, the test at hand ends, and the files that are left are named.
+What has changed is what git says: of the working tree, else of the last commit; `--since COMMIT` for more. Of the
+tests that may see it those that failed last time run first, then those that have changed themselves, then by the
+imports between a test and what has changed (`harness.mutants.nearest`), cheap ones before others. What tests reach
+without importing it is in UNIMPORTED. When the time is over, the test at hand ends, and the files that are left are
+named.
 
 Exit codes: 0 what ran has passed; 1 a test failed; 2 git cannot tell.
 """
@@ -29,6 +30,7 @@ BATCH_FILES = 12  # of one pytest, which collects them before it runs the first
 UNIMPORTED_DISTANCE = 3  # behind tests that import what has changed, or what imports it
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
+SERVICES = ("gateway", "scheduler", "supervisor", "predictor", "gpu-runner", "depot", "batch")
 # What is read, built, or started by name -> the tests that do it.
 UNIMPORTED: Sequence[tuple[str, Sequence[str]]] = (
     ("charts/*", ("tests/unit/chart", "tests/integration/chart")),
@@ -36,23 +38,16 @@ UNIMPORTED: Sequence[tuple[str, Sequence[str]]] = (
     ("weft/wire/v1/*", ("tests/unit/wire", "tests/integration/wire")),
     ("kernels/weft_kernels/cpu/src/*", ("tests/kernels/cpu",)),
     ("weft/store/migrations/*", ("tests/integration/store",)),
-    ("services/gateway/*", ("tests/integration/gateway",)),
-    ("services/scheduler/*", ("tests/integration/scheduler",)),
-    ("services/supervisor/*", ("tests/integration/supervisor",)),
-    ("services/predictor/*", ("tests/integration/predictor",)),
-    ("services/gpu-runner/*", ("tests/integration/runner",)),
-    ("services/depot/*", ("tests/integration/depot",)),
-    ("services/batch/*", ("tests/integration/batch",)),
+    *((f"services/{name}/*", (f"tests/integration/{name.removeprefix('gpu-')}",)) for name in SERVICES),
     ("operator/*", ("tests/integration/operator",)),
     ("cli/*", ("tests/integration/cli", "tests/e2e/test_demo.py")),
     ("examples/*", ("tests/unit/quickstart", "tests/e2e/test_tutorials.py")),
     ("docs/tutorials/*", ("tests/e2e/test_tutorials.py",)),
     ("images/*", ("tests/unit/images", "tests/integration/images")),
-    ("docs/*", ("tests/unit/project",)),
-    ("*.lock", ("tests/unit/project",)),
-    ("pyproject.toml", ("tests/unit/project",)),
-    ("Makefile", ("tests/unit/project",)),
-    (".github/*", ("tests/unit/project",)),
+    *(
+        (pattern, ("tests/unit/project",))
+        for pattern in ("docs/*", "*.lock", "pyproject.toml", "Makefile", ".github/*")
+    ),
 )
 
 

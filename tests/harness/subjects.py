@@ -16,13 +16,13 @@ _FIELDS = "%h%x1f%s%x1f%b%x1e"
 
 
 def main() -> int:
-    """The exit code: 0; 1 where a commit is to be reworded. Without a history, as in an archive, there is none."""
+    """Look at the commits since SINCE. Returns 0; 1 where one is to be reworded. An archive has no history: 0."""
     log = subprocess.run(
         ["git", "-C", ROOT, "log", "--no-merges", f"--since={SINCE}", f"--format={_FIELDS}"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if log.returncode:
-        print(f"subjects: not looked at: {log.stderr.strip().splitlines()[-1:] or ['git has no log here']}")
+        print(f"subjects: not looked at: {log.stderr.strip()}")
         return 0
     records = [record.strip("\n").split("\x1f") for record in log.stdout.split("\x1e") if record.strip()]
     wrong = list(faults((commit, subject, body) for commit, subject, body in records))

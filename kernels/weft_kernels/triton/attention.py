@@ -95,7 +95,7 @@ def attend_decode(
     _decode_kernel[(splits, kv_heads, n)](
         out, scratch.partial, scratch.log_sum, scratch.arrived, q, kv, rows, pages, picked, layer, scale * _LOG2_E,
         usual or splits, LAYERS=layers, KV_HEADS=kv_heads, GROUP=group, P=page_tokens, D=dim, WINDOW=window,
-        SPLIT=splits > 1, SPLITS_UP=triton.next_power_of_2(splits), **decode_config(group, dim, kv.element_size()),
+        SPLITS_UP=triton.next_power_of_2(splits), **decode_config(group, dim, kv.element_size()),
     )  # fmt: skip
 
 
@@ -283,7 +283,7 @@ def _decode_kernel(
     scale,  # times log2(e)
     usual,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, D: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One token's `GROUP` heads of a kv head over one split of the context. Grid (splits, N, n)."""
     split, kv_head, index, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
@@ -317,7 +317,7 @@ def _decode_kernel(
         LAYERS, KV_HEADS, P, D, WINDOW, BLOCK_N,
     )  # fmt: skip
     result = acc / total[:, None]
-    if SPLIT:  # noqa: SIM102 (settled by the compiler, the next one by the device)
+    if SPLITS_UP > 1:  # noqa: SIM102 (settled by the compiler, the next one by the device)
         if used > 1:
             at = (index * HEADS + heads) * splits
             parts = partial + at[:, None] * D + columns[None, :]

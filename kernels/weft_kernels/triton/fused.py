@@ -96,8 +96,7 @@ def rope_write(
         q, kv, qkv, rows, pages, row_of, chunked.table, cos_sin, q_norm, k_norm, layer, eps,
         **(NO_DEFERRED_EXPAND if pending is None else pending.arguments()), PAIR_R=_pair_ranks(chunked.block_m),
         HEADS=heads, KV_HEADS=kv_heads, LAYERS=layers, PAGE=page_tokens, DIM=dim, BLOCK_M=chunked.block_m,
-        ROW_HEADS=together,
-        num_warps=warps, enable_fp_fusion=True,
+        ROW_HEADS=together, num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 

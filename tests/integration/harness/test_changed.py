@@ -55,10 +55,9 @@ def test_the_table_names_files_and_tests_that_are_there(pattern: str, tests: tup
 
 def test_no_test_begins_too_late(tmp_path: Path) -> None:
     (tmp_path / "test_late.py").write_text("def test_one(): ...\ndef test_two(): ...\n")
-    plugin = f"-p{deadline.__name__}"
     (tmp_path / "conftest.py").write_text("from harness.deadline import register as pytest_configure\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", tmp_path, "--rootdir", tmp_path, plugin],
+        [sys.executable, "-m", "pytest", "-q", tmp_path, "--rootdir", tmp_path],
         env={"PYTHONPATH": str(ROOT / "tests"), deadline.VARIABLE: str(time.monotonic() - 1)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

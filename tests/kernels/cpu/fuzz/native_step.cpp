@@ -107,9 +107,9 @@ class Buffer {
 
 weft_pool* pool_of(int threads) {
   static std::map<int, std::unique_ptr<weft_pool, decltype(&weft_pool_free)>> pools;
-  const auto found = pools.find(threads);
-  if (found != pools.end()) return found->second.get();
-  return pools.emplace(threads, std::unique_ptr<weft_pool, decltype(&weft_pool_free)>(weft_pool_new(threads), weft_pool_free)).first->second.get();
+  const auto [at, is_new] = pools.try_emplace(threads, nullptr, weft_pool_free);
+  if (is_new) at->second.reset(weft_pool_new(threads));
+  return at->second.get();
 }
 
 std::vector<int> usable_levels() {
