@@ -109,6 +109,7 @@ class Amounts:
     stream_counts: tuple[int, ...] = (256, 64, 16, 1)
     stream_adapters: tuple[int, ...] = (0, 64, 384)  # 0: the base
     stream_tokens: tuple[int, int] = (128, 128)  # of a prompt, of an answer
+    stream_spread: int = 96  # answers of mixed lengths differ from that by up to so many
     stream_rounds: int = 3  # requests of each stream
     stack_model: str = "1B"
     stack_adapters: int = 8
@@ -145,6 +146,10 @@ class Amounts:
     def streams_name(self, streams: int, adapters: int) -> str:
         return f"{self.model}, {streams} streams, {f'{adapters} adapters' if adapters else BASE}"
 
+    def mixed_name(self, streams: int, adapters: int) -> str:
+        mean, spread = self.stream_tokens[1], self.stream_spread
+        return f"{self.streams_name(streams, adapters)}, answers of {mean - spread} to {mean + spread} tokens"
+
     def stack_name(self, streams: int, adapters: int) -> str:
         return f"{self.stack_model} over HTTP, {streams} streams, {f'{adapters} adapters' if adapters else BASE}"
 
@@ -162,7 +167,8 @@ TINY = Amounts(
     model="tiny", text_model="tiny",
     operators=((Operator("q, k, v 64 -> 80", 64, (48, 16, 16), 3), Batch(3, DISTINCT)),),
     decode=((2, 20), (1, 20)), exact_tokens=(10, 3), attention=((2, 40, 1), (2, 40, 4)), heads=(4, 16), prompts=(20,),
-    clocked=1, beside=1, stream_counts=(2, 1), stream_adapters=(0, 3), stream_tokens=(4, 3), stream_rounds=1,
+    clocked=1, beside=1, stream_counts=(2, 1), stream_adapters=(0, 3), stream_tokens=(4, 3), stream_spread=1,
+    stream_rounds=1,
     stack_model="tiny", stack_adapters=2, slots=2, streams=2,
     crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2, texts=2, text_tokens=6, text_rows=2, peer_rows=2,
     peer_tokens=(4, 2), peer_rounds=1,

@@ -19,6 +19,7 @@ from weft_runner.core.admission import PoolLimits
 from weft_runner.core.batch import BatchLimits
 from weft_runner.core.runner import Runner
 from weft_runner.model.cuda.adapters import layout_of
+from weft_runner.model.cuda.cuda_graphs import MAX_GRAPH_TOKENS
 from weft_runner.model.cuda.executor import CudaExecutor
 from weft_runner.model.cuda.executor import Sizes as ExecutorSizes
 from weft_runner.model.executor import Executor
@@ -27,7 +28,6 @@ from weft_runner.shell.adapter_pool import AdapterPool
 from weft_runner.shell.engine import Engine, Output, Posted
 
 PAGE_TOKENS = 16
-WARM_TOKENS = 256  # of the largest step that kernels are compiled for at start: few prompts here are longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def executor_of(gpu: Gpu, shape: Shape, sizes: Sizes) -> CudaExecutor:
         spec, weights,
         ExecutorSizes(
             _pages(shape, sizes), PAGE_TOKENS, sizes.slots, RANK, sizes.rows, sizes.context, graphs=True,
-            tokens=min(sizes.batch_tokens, sizes.context, WARM_TOKENS),
+            tokens=min(sizes.batch_tokens, MAX_GRAPH_TOKENS),  # of larger ones kernels are compiled as they come
         ),
     )  # fmt: skip
     gpu.sync()

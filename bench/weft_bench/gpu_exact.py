@@ -85,8 +85,11 @@ def ours(
     spec: ModelSpec, weights: ModelWeights, adapters: Mapping[str, Tensors], prompts: Mapping[str, Sequence[int]],
     more: int,
 ) -> dict[str, Found]:  # fmt: skip
-    """All prompts in one step, then greedy decode steps of all sequences, from captured graphs."""
-    sizes = Sizes(PAGES, PAGE_TOKENS, len(adapters), RANK, len(prompts), spec.max_positions, graphs=True, tokens=1)
+    """All prompts in one step, then greedy decode steps of all sequences, all from captured graphs."""
+    together = sum(map(len, prompts.values()))
+    sizes = Sizes(
+        PAGES, PAGE_TOKENS, len(adapters), RANK, len(prompts), spec.max_positions, graphs=True, tokens=together
+    )
     executor, deck = CudaExecutor(spec, weights, sizes), Deck(PAGES)
     store, slots = executor.adapters, dict[str, int]()
     for slot, (name, tensors) in enumerate(adapters.items()):

@@ -1,4 +1,4 @@
-"""Steps of a whole model: decode as captured graphs, replayed as the engine replays them, and prompts run eagerly.
+"""Steps of a whole model, replayed as the engine replays them; those of many tokens run eagerly.
 
 Keys, values and adapters are random numbers in random pages. A step's bytes are the base's, its contexts' and its
 adapters' (`roofline.decode_work`). What adapters add is told in per cent of the base's step beside what their bytes add
@@ -61,10 +61,10 @@ class Loaded:
     shape: Shape
 
     @classmethod
-    def of(cls, gpu: Gpu, shape: Shape, batches: Sequence[tuple[int, int]]) -> "Loaded":
-        """`batches`: rows, and tokens of each, of the steps that are to be made.
+    def of(cls, gpu: Gpu, shape: Shape, batches: Sequence[tuple[int, int]], recorded: int = 1) -> "Loaded":
+        """`batches`: rows, and tokens of each, of the steps that are to be made; `recorded`: tokens of the longest one.
 
-        Nothing but decode steps is warmed up: what else a case runs, it runs once before it is timed.
+        What is not recorded is run once before it is timed.
         """
         rows, tokens = (max(column) for column in zip(*batches, strict=True))
         spec = spec_of(shape, tokens)
@@ -72,7 +72,7 @@ class Loaded:
         weights = random_weights(spec, Numbers(gpu.device, gpu.dtype))
         gpu.sync()
         executor = CudaExecutor(
-            spec, weights, Sizes(n_pages, PAGE_TOKENS, rows, RANK, rows, tokens, graphs=True, tokens=1)
+            spec, weights, Sizes(n_pages, PAGE_TOKENS, rows, RANK, rows, tokens, graphs=True, tokens=recorded)
         )
         executor.adapters.tables.arena.normal_()  # keys, values and adapters
         deck = Deck(n_pages)
@@ -114,7 +114,8 @@ def measure(context: Context) -> None:
     """Decode steps of every batch and popularity of the amounts, the base first, then steps with prompts."""
     amounts, started = context.amounts, time.perf_counter()
     prompts = [(1 + amounts.beside, prompt) for prompt in amounts.prompts]
-    loaded = Loaded.of(context.gpu, amounts.shape, [*((n, tokens + 1) for n, tokens in amounts.decode), *prompts])
+    batches = [*((n, tokens + 1) for n, tokens in amounts.decode), *prompts]
+    loaded = Loaded.of(context.gpu, amounts.shape, batches, recorded=max(amounts.prompts))
     context.report(f"{amounts.model} steps", "weights and graphs made", time.perf_counter() - started, "s")
     for rows, length in amounts.decode:
         _report_floors(context, loaded, rows)

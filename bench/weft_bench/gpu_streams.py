@@ -2,6 +2,9 @@
 
 A closed loop: each stream posts its next request when its last one has ended. Adapters are drawn uniformly and sit in
 their slots before the clock starts. `steady` leaves out the first and the last quarter of the tokens.
+
+Answers of one length begin and end together, so that most steps have no prompt. Of mixed lengths, as in traffic, they
+do not: nearly every step has some.
 """
 
 import random
@@ -22,7 +25,8 @@ def measure(context: Context) -> None:
     (prompt, answer), most = amounts.stream_tokens, max(amounts.stream_counts)
     started = time.perf_counter()
     slots = max(amounts.stream_adapters)
-    sizes = Sizes(most, slots, prompt + answer, PREFILLS * prompt, PREFILLS, waiting=min(LOADERS, most))
+    spread = amounts.stream_spread
+    sizes = Sizes(most, slots, prompt + answer + spread, PREFILLS * prompt, PREFILLS, waiting=min(LOADERS, most))
     subject = DeviceSubject(context.gpu, amounts.model, amounts.shape, sizes, context.folder)
     context.report(f"{amounts.model} streams", "engine made", time.perf_counter() - started, "s")
 
@@ -40,13 +44,17 @@ def measure(context: Context) -> None:
             if loads:
                 seconds = (time.perf_counter() - began) / loads
                 context.report(f"{amounts.model} streams, {adapters} adapters", "loading, each", seconds * 1e3, "ms")
+
+            def measured(name: str, streams: int, spread: int, names: list[str] = names) -> None:
+                lengths = [
+                    rng.randint(answer - spread, answer + spread) for _ in range(amounts.stream_rounds * streams)
+                ]
+                asks = [Ask(rng.choice(names), prompt_of(), length) for length in lengths]
+                _report(context, name, subject.play(asks, streams=streams, between=context.check_time))
+
+            measured(amounts.mixed_name(most, adapters), most, spread)
             for streams in amounts.stream_counts:
-                asks = [Ask(rng.choice(names), prompt_of(), answer) for _ in range(amounts.stream_rounds * streams)]
-                _report(
-                    context,
-                    amounts.streams_name(streams, adapters),
-                    subject.play(asks, streams=streams, between=context.check_time),
-                )
+                measured(amounts.streams_name(streams, adapters), streams, 0)
 
 
 def _report(context: Context, name: str, played: Played) -> None:

@@ -140,14 +140,14 @@ class Driven:
 
 def device_executor(
     gpu: Gpu, spec: ModelSpec, weights: ModelWeights, dtype: torch.dtype, rows: int, slots: int, *,
-    graphs: bool, packed: bool = False,
+    graphs: bool, packed: bool = False, tokens: int = 1,
 ) -> Driven:  # fmt: skip
-    """The executor under test. `weights` are on the host. `packed`: as int4."""
+    """The executor under test. `weights` are on the host. `packed`: as int4; `tokens`: most of a captured prompt."""
     here = moved(weights, gpu.device, dtype)
     here = of_matrices(here, int4.pack) if packed else here
     gpu.sync()
     pages = _pages(spec, rows, slots)
-    sizes = Sizes(pages, PAGE_TOKENS, slots, MAX_RANK, rows, spec.max_positions, graphs, tokens=1)
+    sizes = Sizes(pages, PAGE_TOKENS, slots, MAX_RANK, rows, spec.max_positions, graphs, tokens=tokens)
     return Driven(CudaExecutor(spec, here, sizes), Deck(pages))
 
 
@@ -191,13 +191,13 @@ class Pair:
     @classmethod
     def made(
         cls, gpu: Gpu, spec: ModelSpec, dtype: torch.dtype, rows: int, adapters: int, *, graphs: bool,
-        packed: bool = False,
+        packed: bool = False, tokens: int = 1,
     ) -> "Pair":  # fmt: skip
         """With so many adapters, in as many slots, and one slot more. `packed`: int4 and the numbers it stands for."""
         weights = host_weights(spec, dtype)
         same = of_matrices(weights, rounded_to_int4) if packed else weights
         pair = cls(
-            device_executor(gpu, spec, weights, dtype, rows, adapters + 1, graphs=graphs, packed=packed),
+            device_executor(gpu, spec, weights, dtype, rows, adapters + 1, graphs=graphs, packed=packed, tokens=tokens),
             reference_executor(spec, same, rows, adapters + 1), dtype, spec,
         )  # fmt: skip
         for number in range(adapters):

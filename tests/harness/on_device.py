@@ -6,14 +6,14 @@ The device is this machine's CPU under Triton's interpreter, or a GPU (TRITON_IN
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 import triton
 
 from weft_kernels.plan import plan_rows
-from weft_runner.model.cuda.step import DeviceStep, Shape, shape_of, tiles_of
+from weft_runner.model.cuda.step import DeviceStep, StepTables
 from weft_runner.model.step import StepInput, StepRow
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -48,7 +48,7 @@ TOLERANCES = (
     if INTERPRETED
     else {
         FP32: Tolerance(5e-6, 1e-5, 1e-5, 2e-5, 1e-4),
-        BF16: Tolerance(2.0**-8 * 1.001, 1e-2, 2e-2, 1e-2, 3e-2),
+        BF16: Tolerance(2.0**-8 * 1.001, 1e-2, 2e-2, 1e-2, 4.5e-2),
         FP16: Tolerance(2.0**-10, 3e-3, 3e-3, 2e-3, 4e-3),
     }
 )
@@ -96,7 +96,8 @@ def assert_logits(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dty
     """Compare a model in `dtype`: fp32 shows mistakes, by its largest logit; 16 bits what rounding does, row by row.
 
     Roundings of different layers do not know of each other: their sum grows with the root of the number of layers
-    (rounded to bf16 where kernels do, plain torch is off by 0.018 of a row with 3 layers, 0.030 with 8, 0.043 with 16).
+    (rounded to bf16 where kernels do, plain torch is off by 0.018 of a row with 3 layers, 0.030 with 8, 0.043 with 16;
+    of 980 rows with 3 layers half by 0.016, ten by more than 0.031, one by 0.037).
     """
     if dtype == FP32:
         assert_close(actual, expected, TOLERANCES[dtype].logits)
@@ -137,12 +138,11 @@ class Rows:
         per_token = [slot for slot, (_, count) in zip(slots, rows, strict=True) for _ in range(count)]
         ranks = {slot: 1 for slot in slots if slot is not None}
         step = StepInput([0] * start, tuple(step_rows), plan_rows(per_token, ranks))
-        tiles = tiles_of(step, prefill_tokens)
-        shape = shape_of(step, tiles, block_m)
-        padded = Shape(
-            shape.tokens + padding, shape.rows, shape.chunks + padding, shape.turns + padding, shape.tiles,
-            shape.sampled, shape.pages, block_m,
-        )  # fmt: skip
+        tables = StepTables.of(step, block_m, prefill_tokens)
+        shape = tables.shape
+        padded = replace(
+            shape, tokens=shape.tokens + padding, chunks=shape.chunks + padding, turns=shape.turns + padding
+        )
         here = DeviceStep(padded, device)
-        here.write(step, tiles)
+        here.write(tables)
         return cls(step, here, sum(used) + 2)

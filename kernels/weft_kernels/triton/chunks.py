@@ -26,25 +26,30 @@ def chunk_table(plan: SegmentPlan, block_m: int) -> Chunks:
 
     First all chunks in the order of their tokens, turn 0; then the other turns of those of several tokens.
     """
-    chunks: list[tuple[int, int, int, int]] = []
-    at = 0
-    for segment in plan.segments:
-        _cut(chunks, NO_SLOT, at, segment.start, block_m)
-        _cut(chunks, segment.slot, segment.start, segment.end, block_m)
-        at = segment.end
-    _cut(chunks, NO_SLOT, at, plan.rows, block_m)
-    chunks += [(*chunk[:3], turn) for chunk in chunks if chunk[2] > 1 for turn in range(1, TURNS)]
-    return np.array(chunks, np.int32).reshape(-1, 4)
+    # 1. spans of one adapter or of none, in the order of their tokens
+    segments = np.array([(one.start, one.end, one.slot) for one in plan.segments], np.int32).reshape(-1, 3)
+    spans = np.full((2 * len(segments) + 1, 3), NO_SLOT, np.int32)
+    spans[1::2] = segments
+    spans[::2, 0], spans[::2, 1] = [0, *segments[:, 1]], [*segments[:, 0], plan.rows]
+    start, end, slot = spans.T
+    # 2. each a number of chunks of several tokens, then single ones
+    left = (end - start) % block_m
+    singles = np.where(left < PER_ROW, left, 0)
+    tiles = -(-(end - start - singles) // block_m)
+    # 3. the chunks, counted in their spans
+    counts = tiles + singles
+    span = np.repeat(np.arange(len(spans)), counts)
+    index = np.arange(len(span)) - np.repeat(np.cumsum(counts) - counts, counts)
+    single = index >= tiles[span]
+    first = np.where(single, end[span] - counts[span] + index, start[span] + index * block_m)
+    tokens = np.where(single, 1, np.minimum(block_m, end[span] - first))
+    chunks = np.stack((slot[span], first, tokens, np.zeros_like(first)), axis=1).astype(np.int32)
+    # 4. the other turns of those of several tokens
+    others = np.repeat(chunks[~single], TURNS - 1, axis=0)
+    others[:, 3] = np.arange(len(others)) % (TURNS - 1) + 1
+    return np.concatenate((chunks, others))
 
 
 def count_chunks(table: Chunks) -> int:
     """How many chunks a table has, each counted once."""
     return int(np.count_nonzero(table[:, 3] == 0))
-
-
-def _cut(chunks: list[tuple[int, int, int, int]], slot: int, start: int, end: int, block_m: int) -> None:
-    whole = end - (end - start) % block_m
-    if end - whole >= PER_ROW:
-        whole = end
-    chunks.extend((slot, first, min(block_m, end - first), 0) for first in range(start, whole, block_m))
-    chunks.extend((slot, token, 1, 0) for token in range(whole, end))

@@ -181,12 +181,13 @@ def _check_kernels(settings: RunnerSettings, found: Gpu, part: Partition) -> Non
 
 def _gpu_needs(settings: RunnerSettings, found: Gpu, part: Partition) -> MemoryEstimate:
     from weft_runner.model.cuda.adapters import layout_of  # not where torch comes without Triton
-    from weft_runner.model.cuda.cuda_graphs import sizes
+    from weft_runner.model.cuda.cuda_graphs import graph_rows
 
     kind, pages, context = f"cuda {settings.dtype}", settings.kv_pages, _context(settings, part.whole)
+    recorded = graph_rows(settings.max_sequences, settings.max_batch_tokens) if found.is_real else ()
     beside = device_workspace(
         part.local, kind, rows=settings.max_sequences, tokens=settings.max_batch_tokens, context=context,
-        page_tokens=settings.page_tokens, recorded=sizes(settings.max_sequences) if found.is_real else (),
+        page_tokens=settings.page_tokens, recorded=recorded,
     )  # fmt: skip
     beside += _cuda_slots(settings, part) * layout_of(part, settings.max_rank).entry_bytes
     beside += flashinfer.workspace_bytes(part.local.windows) if settings.attention == "flashinfer" else 0

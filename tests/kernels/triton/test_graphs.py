@@ -1,4 +1,4 @@
-"""Captured decode steps: whatever the capture had, a replay may have more adapters, fewer, others, in other slots.
+"""Captured steps: whatever the capture had, a replay may have more adapters, fewer, others, in other slots.
 
 Everything is recorded before any adapter is there, so that each replay has more than its capture had (SGLang #28371
 dropped segments here). The tests share one pair of executors: each leaves it with the adapters it found.
@@ -7,6 +7,7 @@ dropped segments here). The tests share one pair of executors: each leaves it wi
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -29,6 +30,11 @@ def holes(rows: int) -> list[int | None]:
     return [None if row % 3 == 1 else row // 2 for row in range(rows)]
 
 
+# Tokens of each row in steps with prompts, one step after the other: whole prompts, parts of them, rows in decode.
+PROMPTS = sized(
+    gpu=[[40], [1, 7], [1, 1, 9, 2], [1, 1, 100], [1, 30, 1, 64, 1, 200], [*[1] * 12, 3, 130, 1, 66], [*[8] * 17]],
+    interpreted=[[5], [1, 9], [2, 1], [1, 20]],
+)
 MIXTURES: dict[str, list[int | None]] = {  # one after the other on the same graphs
     "one adapter": [0] * ROWS,
     "more adapters than ever before": list(range(ROWS)),
@@ -42,7 +48,7 @@ MIXTURES: dict[str, list[int | None]] = {  # one after the other on the same gra
 
 @pytest.fixture(scope="module", params=EXACT_DTYPES, ids=name_of)
 def pair(gpu: Gpu, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    yield Pair.made(gpu, SPEC, request.param, ROWS, ROWS, graphs=True)
+    yield Pair.made(gpu, SPEC, request.param, ROWS, ROWS, graphs=True, tokens=max(map(sum, PROMPTS)))
     gpu.free()
 
 
@@ -66,6 +72,17 @@ def test_a_slot_that_was_empty_has_an_adapter_and_then_none_again(pair: Pair) ->
     pair.decode([ROWS, *range(1, ROWS)], steps=1)
     pair.evict(ROWS)
     pair.decode([*range(1, ROWS), None], steps=1)
+
+
+@pytest.mark.parametrize("adapted", [True, False], ids=["adapters", "base"])
+def test_a_replay_has_the_prompts_and_the_rows_of_its_step(pair: Pair, adapted: bool) -> None:
+    for driven in pair.both:
+        driven.drop_all()
+    lengths = [sum(column) for column in zip_longest(*PROMPTS, fillvalue=0)]
+    for row, length in enumerate(lengths):
+        pair.add(str(row), length, holes(ROWS)[row] if adapted else None)
+    for counts in PROMPTS:
+        pair.step({str(row): count for row, count in enumerate(counts)})
 
 
 def test_a_step_advances_token_by_token(pair: Pair) -> None:

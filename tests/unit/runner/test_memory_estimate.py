@@ -19,8 +19,8 @@ from weft.domain.model.tensors import model_tensors
 from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import OutOfMemory
 from weft_runner.executors import make_executor
-from weft_runner.model.cuda.cuda_graphs import sizes
-from weft_runner.model.cuda.step import DeviceStep, graph_shape
+from weft_runner.model.cuda.cuda_graphs import decode_sizes, graph_rows, prompt_sizes
+from weft_runner.model.cuda.step import DeviceStep, decode_shape, prompt_shape
 from weft_runner.model.memory_estimate import (
     MemoryLimit,
     available_memory,
@@ -227,12 +227,15 @@ def test_this_machine_can_be_asked():
 
 
 def test_each_recorded_step_has_page_tables_of_its_own():
-    """256 rows of 8,192 tokens in pages of 16: 512 pages a row, for 35 recorded sizes and for eager steps."""
+    """256 rows of 8,192 tokens in pages of 16: 512 pages a row, for 35 + 16 recorded sizes and for eager steps."""
     spec = parse_spec(LLAMA_8B)
     given = {"rows": 256, "tokens": 512, "context": 8192, "page_tokens": 16}
-    without, with_graphs = (device_workspace(spec, "cuda bf16", **given, recorded=of) for of in ((), sizes(256)))
-    steps = [DeviceStep(graph_shape(rows, 512, 16), torch.device("cpu")) for rows in sizes(256)]
-    assert with_graphs - without == sum(step.pages.nbytes for step in steps) == 4 * 512 * sum(sizes(256))
+    recorded = graph_rows(256, 512)
+    without, with_graphs = (device_workspace(spec, "cuda bf16", **given, recorded=of) for of in ((), recorded))
+    shapes = [decode_shape(rows, 512, 16) for rows in decode_sizes(256)]
+    shapes += [prompt_shape(tokens, 256, 512, 16, 32) for tokens in prompt_sizes(512)]
+    steps = [DeviceStep(shape, torch.device("cpu")) for shape in shapes]
+    assert with_graphs - without == sum(step.pages.nbytes for step in steps) == 4 * 512 * sum(recorded)
     assert without > 4 * 512 * 256 + 2 * 4 * 256 * 128_256
 
 

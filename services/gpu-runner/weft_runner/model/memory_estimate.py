@@ -152,7 +152,7 @@ def device_workspace(
 ) -> int:
     """What the cuda executor takes beside weights and pages, from below: page tables, logits, the rows of a step.
 
-    `rows`, `tokens`: most of a step; `recorded`: the sizes of captured steps, each with page tables of its own. What
+    `rows`, `tokens`: most of a step; `recorded`: rows of captured steps, each with page tables of its own. What
     the libraries take is not in it.
     """
     tables = 4 * -(-context // page_tokens) * (rows + sum(recorded))

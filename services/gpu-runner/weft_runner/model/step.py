@@ -7,6 +7,7 @@ An executor may keep what it derives from a step for as long as it is handed tha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +118,7 @@ def _arrays_of(step: StepInput) -> StepArrays:
     return StepArrays(
         tokens=np.array(step.tokens, np.int32),
         rows=np.array(rows, np.int32).reshape(-1, 4),
-        pages=np.array([page for row in step.rows for page in row.pages], np.int32),
+        pages=np.fromiter(chain.from_iterable(row.pages for row in step.rows), np.int32, offsets[-1]),
         segments=np.array(segments, np.int32).reshape(-1, 3),
         sampled=np.array([token for row in step.rows for token in row.wanted], np.int32),
     )

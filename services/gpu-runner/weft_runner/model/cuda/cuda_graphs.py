@@ -1,12 +1,16 @@
-"""CUDA graphs of decode steps: one for each batch size of a short list, with and without adapters.
+"""CUDA graphs of steps, with and without adapters: of decode steps by their rows, of steps with prompts by tokens.
 
-A graph is captured once and replayed for every step of up to that many rows, whatever their adapters: the kernels find
-chunks, slots and ranks in the step's tables, so a replay may have more adapters than the capture had (SGLang #28371
-dropped segments here). Nothing is captured for each number of adapters.
+A graph is captured once and replayed for every step that its shape holds, whatever its rows and adapters: the kernels
+find chunks, slots, ranks, tiles and contexts in the step's tables, so a replay may have more adapters than the capture
+had (SGLang #28371 dropped segments here). Nothing is captured for each number of adapters or of prompts.
+
+An 8B's step launches some 500 kernels, for 13 to 38 ms of a host's time: more than a GPU works on a few hundred tokens.
+Larger steps hide their launches behind their arithmetic and run eagerly.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,15 +18,29 @@ import torch
 
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_kernels.triton.lora import chunk_bucket
-from weft_runner.model.cuda.step import NO_TILES, DeviceStep, graph_shape
+from weft_runner.model.cuda.step import DeviceStep, Shape, StepTables
 from weft_runner.model.step import StepInput, StepRow
 
 WARM_UPS = 2  # of the kernels: compiled, and libraries' workspaces allocated, before a capture
+MAX_GRAPH_TOKENS = 1024  # of a captured step with prompts
+PARTS_TOKENS = 2  # of a step with prompts, for each chunk that its shrinks are cut into parts for
 
 
-def sizes(most: int) -> list[int]:
+def decode_sizes(most: int) -> list[int]:
     """1, 2, 4, 8, 16, 24, 32, ... and `most`: a step computes at most 7 padding rows."""
     return sorted({size for size in (1, 2, 4, *range(8, most, 8), most) if size <= most})
+
+
+def prompt_sizes(most: int) -> list[int]:
+    """Tokens: 16, 32, ... 128, 160, ... 256, 320, ... 512, 640, ... 1,024, `most` where that is less: at most 20."""
+    most = min(most, MAX_GRAPH_TOKENS)
+    sizes = {*range(16, 128, 16), *range(128, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), most}
+    return sorted(size for size in sizes if size <= most)
+
+
+def graph_rows(rows: int, tokens: int) -> list[int]:
+    """Most rows of each captured step where steps have up to `rows` rows and `tokens` tokens."""
+    return [*decode_sizes(rows), *(min(size, rows) for size in prompt_sizes(tokens))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,44 +76,81 @@ def capture(forward: Callable[[], Outputs], pool: Any, stream: torch.cuda.Stream
     return replay
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedStep:
+    """A step's place on the device, and what runs it there: without adapters, with them."""
+
+    here: DeviceStep
+    replays: tuple[Callable[[], Outputs], Callable[[], Outputs]]
+
+    def replay(self, step: StepInput) -> Outputs:
+        """Run the step that was placed there. Outputs hold until the next replay, rows beyond the step's too."""
+        return self.replays[bool(step.plan.segments)]()
+
+
 class CudaGraphs:
     """Of one executor, all recorded at start: no other thread may allocate while one is."""
 
-    def __init__(self, forward: Forward, device: torch.device, most: int, row_pages: int, block_m: int) -> None:
-        self._sizes = sizes(most)
-        self._steps = {size: DeviceStep(graph_shape(size, row_pages, block_m), device) for size in self._sizes}
-        self._written: tuple[StepInput | None, int] = None, 0
-        self._replays: dict[tuple[int, bool], Callable[[], Outputs]] = {}
+    def __init__(
+        self, forward: Forward, device: torch.device, decodes: Sequence[Shape], prompts: Sequence[Shape], tile: int
+    ) -> None:
+        """Shapes by their size; of steps with prompts tiles have `tile` tokens."""
+        self._tile = tile
+        self._written: tuple[StepInput | None, CapturedStep | None] = None, None
         pool, stream = None, None
         if device.type == "cuda":  # else each forward runs anew: the same steps and padding under the interpreter
             pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        for size in reversed(self._sizes):  # the largest first: the others fit into its memory
-            for lora in (True, False):
-                run = partial(forward, self._steps[size], lora)
-                self._replays[size, lora] = run if stream is None else capture(run, pool, stream)
 
-    def size_of(self, step: StepInput) -> int | None:
-        """The size that serves a step; None: it is no step of decode rows that all get a token, or too large."""
+        def captured(shape: Shape, chunks: int) -> CapturedStep:
+            here = DeviceStep(shape, device, replace(shape, chunks=chunks))
+            runs = [partial(forward, here, lora) for lora in (False, True)]
+            base, adapted = runs if stream is None else (capture(run, pool, stream) for run in runs)
+            return CapturedStep(here, (base, adapted))
+
+        # the largest first: the others fit into its memory
+        self._prompts = [captured(shape, -(-shape.tokens // PARTS_TOKENS)) for shape in reversed(prompts)][::-1]
+        self._decodes = [captured(shape, shape.chunks) for shape in reversed(decodes)][::-1]
+        self._sizes = [shape.rows for shape in decodes]
+
+    def find_decode(self, step: StepInput) -> CapturedStep | None:
+        """The one for a step of decode rows that all get a token; None: it is no such step, or too large."""
         rows = len(step.rows)
         if len(step.tokens) != rows or rows > self._sizes[-1]:
             return None
         if not all(row.samples and not row.pools for row in step.rows):
             return None
-        return next(size for size in self._sizes if size >= rows)
+        return self._decodes[bisect_left(self._sizes, rows)]
 
-    def replay(self, step: StepInput, size: int, tokens: torch.Tensor | None = None) -> Outputs:
-        """Run a step that `size_of` gave this size; outputs hold until the next replay, rows beyond the step's too.
+    def place(self, step: StepInput, tokens: torch.Tensor | None = None) -> CapturedStep | None:
+        """Write a step's tables where the smallest graph that holds it finds them. None: there is no such graph.
 
         `tokens`: on the device, int32 [rows], in place of the step's own.
         """
-        here = self._steps[size]
-        if self._written[0] is step and self._written[1] == size:
-            here.advance(step, tokens)
+        if (found := self.find_decode(step)) is None:
+            assert tokens is None, "a step that follows another is one of decode rows"
+            return self._place_prompts(step)
+        if self._written[0] is step and self._written[1] is found:
+            found.here.advance(step, tokens)
         else:
             assert tokens is None, "a step that follows another is the same one"
-            here.write(step, NO_TILES)
-            self._written = step, size
-        return self._replays[size, bool(step.plan.segments)]()
+            found.here.write(StepTables.of(step, found.here.shape.block_m, self._tile))
+            self._written = step, found
+        return found
+
+    def _place_prompts(self, step: StepInput) -> CapturedStep | None:
+        if any(row.pools for row in step.rows):
+            return None
+        tables: StepTables | None = None
+        for one in self._prompts:
+            shape = one.here.shape
+            if shape.tokens < len(step.tokens) or shape.sampled < len(step.arrays.sampled):
+                continue
+            if tables is None or tables.block_m != shape.block_m:
+                tables = StepTables.of(step, shape.block_m, self._tile)
+            if shape.holds(tables.shape):
+                one.here.write(tables)
+                return one
+        return None
 
 
 def warm_up_steps(tokens: int, block_m: Callable[[int], int], page_tokens: int) -> Iterator[StepInput]:

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from weft_kernels.plan import Segment, SegmentPlan
-from weft_kernels.triton.chunks import chunk_table
-from weft_runner.model.cuda.step import DeviceStep, Marks, shape_of, tiles_of
+from weft_runner.model.cuda.step import DeviceStep, Marks, StepTables
 from weft_runner.model.step import Ints, StepInput, StepRow
 
 
@@ -37,15 +36,14 @@ class DeviceBatch:
 
 def device_batches(step: StepInput, most: int, block_m: int, tile: int, at: torch.device) -> Iterator[DeviceBatch]:
     """In order, each of at most `most` tokens or of one chunk (up to `block_m`). `tile`: tokens of one in prefill."""
-    chunks = chunk_table(step.plan, block_m)
-    edges = [*_edges(chunks, most), len(step.tokens)]
-    whole = shape_of(step, tiles_of(step, tile), block_m)
+    whole = StepTables.of(step, block_m, tile)
+    edges = [*_edges(whole.chunks, most), len(step.tokens)]
     for start, end in pairwise(edges):
         part, single = _part(step, start, end)
-        tiles = tiles_of(part, tile, single)
-        here = DeviceStep(shape_of(part, tiles, block_m), at, whole)
-        here.write(part, tiles, single)
-        yield DeviceBatch(start, end, part, here, single, tiles)
+        tables = StepTables(part, block_m, tile, single)
+        here = DeviceStep(tables.shape, at, whole.shape)
+        here.write(tables)
+        yield DeviceBatch(start, end, part, here, single, tables.tiles)
 
 
 def _edges(chunks: Ints, most: int) -> Iterator[int]:

@@ -1,11 +1,13 @@
-"""The cuda executor: the decoder of all torch executors on Triton kernels, decode steps as captured graphs.
+"""The cuda executor: the decoder of all torch executors on Triton kernels, steps as captured graphs.
 
-The same code runs on a CPU under Triton's interpreter, without graphs: so it is tested where there is no GPU. Steps
-with prompts run eagerly: their launches hide behind their arithmetic. A row's result depends on its own tokens, pages
+The same code runs on a CPU under Triton's interpreter, without graphs: so it is tested where there is no GPU. Steps of
+many tokens run eagerly: their launches hide behind their arithmetic. A row's result depends on its own tokens, pages
 and adapter, and on the sizes that launches are made for (parts of a shrink, splits of attention, the library's choice
 for a product): the same text wherever the two best logits are farther apart than the documented tolerance.
 """
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +22,12 @@ from weft_runner.core.sampling import SampledToken, logit_adjustments
 from weft_runner.core.token_mask import token_mask
 from weft_runner.model.cuda.adapters import PagedAdapterStore
 from weft_runner.model.cuda.attention import Attention, TritonAttention
-from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, warm_up_steps
+from weft_runner.model.cuda.cuda_graphs import CudaGraphs, Outputs, decode_sizes, prompt_sizes, warm_up_steps
 from weft_runner.model.cuda.device import on_device
 from weft_runner.model.cuda.flashinfer import FlashInfer
 from weft_runner.model.cuda.gpu_sampler import GpuSampler, GpuStepHandle, HiddenOf, PromptScores, copy_to_host
 from weft_runner.model.cuda.ops import DeviceContext, TritonOps, Widths, interpreted_product
-from weft_runner.model.cuda.step import DeviceStep, shape_of, slots_of, tiles_of
+from weft_runner.model.cuda.step import DeviceStep, StepTables, decode_shape, prompt_shape, slots_of
 from weft_runner.model.decoder import LayerSource, run_layers
 from weft_runner.model.executor import LayerDone
 from weft_runner.model.host_tensors import tensor_of
@@ -40,6 +42,8 @@ from weft_runner.model.step import StepInput
 from weft_runner.model.tensor_parallel import ProcessGroup, SingleProcessGroup, TensorParallel
 from weft_runner.model.torch_kv_memory import kv_memory
 
+log = logging.getLogger(__name__)
+
 VERSION = "2"
 DECODE_CHUNK, PROMPT_CHUNK = 16, 64  # most tokens of a chunk: one tile of tensor cores; enough of them for wgmma
 PROMPT_TOKENS = 128  # from so many tokens on a step has the chunks of prompts
@@ -50,8 +54,8 @@ INTERPRETED_SMS = 4  # of a device that is not there
 class Sizes:
     """What is set aside. `rows`, `tokens`: most sequences and tokens of a step; `context`: tokens of a sequence.
 
-    `graphs`: decode steps are captured; `beside`: shrinks run on a stream of their own, beside the base's products;
-    `flashinfer`: it attends in eager steps.
+    `graphs`: steps are captured; `beside`: shrinks run on a stream of their own, beside the base's products;
+    `flashinfer`: it attends in eager steps, which those with prompts are then.
     """
 
     pages: int
@@ -144,10 +148,10 @@ class CudaExecutor:
         self._outputs = None
         last = self.spec.layers if last is None else last
         whole = first == 0 and last == self.spec.layers and layer_done is None
-        if whole and self._graphs is not None and (size := self._graphs.size_of(step)) is not None:
+        if whole and self._graphs is not None and (placed := self._graphs.place(step)) is not None:
             self.adapters.wait(slots_of(step), last - 1)
-            self._outputs = self._graphs.replay(step, size)
-            return self._outputs.logits[: len(step.rows)]
+            self._outputs = placed.replay(step)
+            return self._outputs.logits[: len(step.arrays.sampled)]
         return self._eager(step, first, last, hidden, layer_done)
 
     @on_device
@@ -167,7 +171,7 @@ class CudaExecutor:
         """A captured step whose tokens need no penalties, no masks and no log probabilities."""
         return (
             self._graphs is not None
-            and self._graphs.size_of(step) is not None
+            and self._graphs.find_decode(step) is not None
             and not any(
                 draw.shifts is not None or draw.mask is not None or draw.sampling.top_logprobs is not None
                 for draw in draws
@@ -178,9 +182,9 @@ class CudaExecutor:
     def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         assert self._graphs is not None
         assert self._tokens is not None, "nothing was launched before"
-        size = self._graphs.size_of(step)
-        assert size is not None, len(step.rows)
-        self._outputs = self._graphs.replay(step, size, self._tokens)
+        placed = self._graphs.place(step, self._tokens)
+        assert placed is not None, len(step.rows)
+        self._outputs = placed.replay(step)
         return self._sample(self._outputs.logits[: len(step.rows)], draws)
 
     def _sample(self, rows: torch.Tensor, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
@@ -288,9 +292,9 @@ class CudaExecutor:
 
     def _written(self, step: StepInput) -> DeviceStep:
         """An eager step on the device, in a buffer of its own."""
-        tiles = tiles_of(step, self._prompt_tile)
-        here = DeviceStep(shape_of(step, tiles, chunk_tokens(len(step.tokens))), self.at)
-        here.write(step, tiles)
+        tables = StepTables.of(step, chunk_tokens(len(step.tokens)), self._prompt_tile)
+        here = DeviceStep(tables.shape, self.at)
+        here.write(tables)
         return here
 
     @on_device
@@ -310,13 +314,25 @@ class CudaExecutor:
     @on_device
     def _record(self, sizes: Sizes) -> CudaGraphs:
         row_pages = -(-sizes.context // sizes.page_tokens)
-        return CudaGraphs(self._whole, self.at, sizes.rows, row_pages, DECODE_CHUNK)
+        decodes = [decode_shape(rows, row_pages, DECODE_CHUNK) for rows in decode_sizes(sizes.rows)]
+        prompts = [
+            prompt_shape(tokens, sizes.rows, row_pages, chunk_tokens(tokens), self._prompt_tile)
+            for tokens in ([] if sizes.flashinfer else prompt_sizes(sizes.tokens))  # it attends in eager steps
+        ]
+        began = time.perf_counter()
+        graphs = CudaGraphs(self._whole, self.at, decodes, prompts, self._prompt_tile)
+        log.info(
+            "captured %d graphs of decode steps and %d of steps with prompts in %.1f s",
+            2 * len(decodes), 2 * len(prompts), time.perf_counter() - began,
+        )  # fmt: skip
+        return graphs
 
     def _whole(self, step: DeviceStep, with_lora: bool) -> Outputs:
-        """What a graph holds: every row gets a token. All graphs write to the same outputs: one runs at a time."""
+        """What a graph holds. All graphs write to the same outputs: one runs at a time."""
         widths = self._most_ranks if with_lora else None
         ops = TritonOps(self._device, step, self._triton(step), self._embedded(step), widths)
-        logits = self._logits(run_layers(ops, self._weights, 0, self.spec.layers, None))
+        hidden = run_layers(ops, self._weights, 0, self.spec.layers, None)
+        logits = self._logits(hidden[step.sampled] if len(step.tiles) else hidden)  # all of the rows in decode
         outputs = Outputs(self._shared.logits[: len(logits)], self._shared.tokens[: len(logits)])
         outputs.logits.copy_(logits)
         if self._samples:

@@ -22,7 +22,7 @@ from weft_kernels.triton.attention import prefill_block
 from weft_runner.model.cuda.attention import TritonAttention
 from weft_runner.model.cuda.device import DTYPES, CopyStream, Gpu, PinnedMemory
 from weft_runner.model.cuda.executor import DECODE_CHUNK, processors
-from weft_runner.model.cuda.step import DeviceStep, shape_of, tiles_of
+from weft_runner.model.cuda.step import DeviceStep, StepTables
 from weft_runner.model.kv_cache import KvCache
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.model.tiers.disk_rates import (
@@ -150,9 +150,9 @@ class _Bench:
         tokens, spec = rows[-1].end, self._spec
         step = StepInput([0] * tokens, tuple(rows), plan_rows([None] * tokens, {}))
         tile = prefill_block(spec.heads, spec.kv_heads, spec.head_dim, self._dtype)
-        tiles = tiles_of(step, tile)
-        here = DeviceStep(shape_of(step, tiles, DECODE_CHUNK), self._at)
-        here.write(step, tiles)
+        tables = StepTables.of(step, DECODE_CHUNK, tile)
+        here = DeviceStep(tables.shape, self._at)
+        here.write(tables)
         attention = TritonAttention(kv.tensor, here, self._sms, tile)
         q = torch.ones(tokens, spec.heads, spec.head_dim, dtype=self._dtype, device=self._at)
         return self._time_s(lambda: attention.attend(q, 0, 0))

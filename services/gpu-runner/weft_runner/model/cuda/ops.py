@@ -78,6 +78,7 @@ class TritonOps:
         """
         self._device, self._step, self._attention = device, step, attention
         self._residual, self._widths = residual, widths
+        self._chunked = step.base_chunked if widths is None else step.chunked
         self._planes: PartialSums | None = None  # of the projection that was made last, if its expand is still to come
 
     def go_on(self, residual: torch.Tensor) -> None:
@@ -103,7 +104,7 @@ class TritonOps:
             return self._device.tensor.summed(self._device.linear(x, weight, bias), site)
         partials = self._planes_for(x, layer, site)
         with self._beside():
-            lora.shrink(partials, x, self._device.tables.at(layer, site), self._step.chunked)
+            lora.shrink(partials, x, self._device.tables.at(layer, site), self._chunked)
         y = self._device.linear(x, weight, bias)
         self._join()
         self._add_lora(y, self._gathered(partials, site, width), layer, site)
@@ -115,7 +116,7 @@ class TritonOps:
             self._planes = partials
             return
         own = self._device.part.outputs(SITES[site][0])
-        lora.expand(y[:, own], partials, self._device.tables.at(layer, site), self._step.chunked)
+        lora.expand(y[:, own], partials, self._device.tables.at(layer, site), self._chunked)
 
     def _gathered(self, partials: PartialSums, site: int, width: int) -> PartialSums:
         """Shrunk by all devices together, see `model.tensor_parallel`."""
@@ -129,7 +130,7 @@ class TritonOps:
         device, step, spec = self._device, self._step, self._device.spec
         q = device.new(qkv.shape[0], spec.heads, spec.head_dim)  # not scaled
         fused.rope_write(
-            q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, step.chunked, device.cos_sin,
+            q, device.kv.tensor, qkv, step.rows, step.pages, step.row_of, self._chunked, device.cos_sin,
             layer=layer, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=spec.norm_eps, heads=spec.heads,
             pending=self._pending(layer, QKV),
         )  # fmt: skip
@@ -137,7 +138,7 @@ class TritonOps:
 
     def gate(self, gate_up: torch.Tensor, layer: int) -> torch.Tensor:
         out = self._device.new(gate_up.shape[0], self._device.spec.intermediate_size)
-        fused.silu_mul(out, gate_up, self._step.chunked, pending=self._pending(layer, GATE_UP))
+        fused.silu_mul(out, gate_up, self._chunked, pending=self._pending(layer, GATE_UP))
         return out
 
     @contextmanager

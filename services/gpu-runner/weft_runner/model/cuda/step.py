@@ -1,25 +1,27 @@
 """A step on the device: its host integers in one pinned buffer, one copy, and views of it for the kernels.
 
 Fields have fixed places for a given shape of the step, so that a captured graph finds each new step where it found the
-one before. Shorter steps are padded: tokens of no row (-1), chunks of no tokens, rows that do not decode (-1).
+one before. Shorter steps are padded: tokens of no row (-1), chunks of no tokens, rows that do not decode (-1), tiles of
+no row (-1).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weft_kernels.triton.attention import prefill_tiles
-from weft_kernels.triton.chunks import chunk_table, count_chunks
+from weft_kernels.triton.chunks import TURNS, chunk_table, count_chunks
 from weft_kernels.triton.lora import ChunkTable
 from weft_runner.model.step import StepInput
 
 Ints = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.bool_]
 ALIGNED = 4  # ints: every field begins at 16 bytes
-NO_TILES: Ints = np.empty((0, 2), np.int32)
+GRAPH_PROMPT_TOKENS = 64  # of a prompt and more, on average: what graphs of steps with prompts have room for
 PADDING = (0, -1, 0, 0, -1, -1, 0, None)  # of each field; of pages only those of a step are copied
 
 
@@ -31,6 +33,7 @@ class Shape:
     rows: int
     chunks: int
     turns: int  # rows of the chunk table
+    base_turns: int  # and of that of a step without adapters
     tiles: int
     sampled: int
     pages: int
@@ -42,6 +45,48 @@ class Shape:
         return (
             (self.tokens, 1), (self.tokens, 1), (self.rows, 4), (self.turns, 4), (self.rows, 1), (self.tiles, 2),
             (self.sampled, 1), (self.pages, 1),
+        )  # fmt: skip
+
+    def holds(self, other: "Shape") -> bool:
+        """Whether a step of that shape can be padded to this one."""
+        return other.block_m == self.block_m and all(
+            theirs[0] <= own[0] for theirs, own in zip(other.fields, self.fields, strict=True)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StepTables:
+    """What the kernels read of a step beside its arrays, as host integers.
+
+    `single` [R]: rows that decode a token; chunks [E, 4]: `chunks.chunk_table`; tiles [n, 2]: `prefill_tiles`.
+    """
+
+    step: StepInput
+    block_m: int  # most tokens of a chunk
+    tile: int  # tokens of a tile
+    single: Marks
+
+    @classmethod
+    def of(cls, step: StepInput, block_m: int, tile: int) -> "StepTables":
+        """Rows of one token are those that decode."""
+        rows = step.arrays.rows
+        return cls(step, block_m, tile, rows[:, 1] - rows[:, 0] == 1)
+
+    @cached_property
+    def chunks(self) -> Ints:
+        return chunk_table(self.step.plan, self.block_m)
+
+    @cached_property
+    def tiles(self) -> Ints:
+        return prefill_tiles(self.step.arrays.rows, self.tile, self.single)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The step's own, without padding."""
+        arrays, turns = self.step.arrays, len(self.chunks)
+        return Shape(
+            len(arrays.tokens), len(arrays.rows), count_chunks(self.chunks), turns, turns, len(self.tiles),
+            len(arrays.sampled), len(arrays.pages), self.block_m,
         )  # fmt: skip
 
 
@@ -65,26 +110,22 @@ class DeviceStep:
         self.tokens, self.row_of, self.picked, self.sampled, self.pages = (views[i] for i in (0, 1, 4, 6, 7))
         self.rows, self.tiles = views[2].view(-1, 4), views[5].view(-1, 2)
         self.chunked = ChunkTable(views[3].view(-1, 4), shape.block_m, shape.chunks)
+        self.base_chunked = replace(self.chunked, table=self.chunked.table[: shape.base_turns])
         self.decodes = True  # some row may have a single token
 
-    def write(self, step: StepInput, tiles: Ints, single: Marks | None = None) -> None:
-        """Everything of a step, in stream order. Nothing that was written before is still being copied.
-
-        `single` [R]: rows that decode a token; None: those that have one.
-        """
-        arrays = step.arrays
-        lengths = arrays.rows[:, 1] - arrays.rows[:, 0]
-        row = np.arange(len(lengths), dtype=np.int32)
-        decoded: Marks = lengths == 1 if single is None else single
+    def write(self, tables: StepTables) -> None:
+        """Everything of a step, in stream order. Nothing that was written before is still being copied."""
+        arrays = tables.step.arrays
+        row = np.arange(len(arrays.rows), dtype=np.int32)
         fields = (
-            arrays.tokens, np.repeat(row, lengths), arrays.rows, chunk_table(step.plan, self.shape.block_m),
-            np.where(decoded, row, -1), tiles, arrays.sampled, arrays.pages,
+            arrays.tokens, np.repeat(row, arrays.rows[:, 1] - arrays.rows[:, 0]), arrays.rows, tables.chunks,
+            np.where(tables.single, row, -1), tables.tiles, arrays.sampled, arrays.pages,
         )  # fmt: skip
         for into, values, pad in zip(self._into[0], fields, PADDING, strict=True):
             into[: values.size] = values.reshape(-1)
             if pad is not None:
                 into[values.size :] = pad
-        self.decodes = bool(self.shape.tiles == 0 or decoded.any())
+        self.decodes = bool(self.shape.tiles == 0 or tables.single.any())
         self._hosts[1][: self._small] = self._hosts[0][: self._small]
         self._turn = 0
         self._copy(self._small + arrays.pages.size)
@@ -111,24 +152,24 @@ def _pinned(n: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(n, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
-def shape_of(step: StepInput, tiles: Ints, block_m: int) -> Shape:
-    """A step's own shape, without padding."""
-    arrays = step.arrays
-    table = chunk_table(step.plan, block_m)
-    return Shape(
-        len(arrays.tokens), len(arrays.rows), count_chunks(table), len(table), len(tiles), len(arrays.sampled),
-        len(arrays.pages), block_m,
-    )  # fmt: skip
-
-
-def graph_shape(rows: int, row_pages: int, block_m: int) -> Shape:
+def decode_shape(rows: int, row_pages: int, block_m: int) -> Shape:
     """Of a captured step of up to `rows` decode rows with up to `row_pages` pages each, with an adapter each."""
-    return Shape(rows, rows, rows, rows, 0, rows, rows * row_pages, block_m)
+    base_turns = min(rows, TURNS * -(-rows // block_m))
+    return Shape(rows, rows, rows, rows, base_turns, 0, rows, rows * row_pages, block_m)
 
 
-def tiles_of(step: StepInput, block_m: int, single: Marks | None = None) -> Ints:
-    """The tiles of the rows in prefill. `single`: see `DeviceStep.write`."""
-    return prefill_tiles(step.arrays.rows, block_m, single)
+def prompt_shape(tokens: int, rows: int, row_pages: int, block_m: int, tile: int) -> Shape:
+    """Of a captured step with prompts: up to `tokens` tokens of up to `rows` rows, each with an adapter.
+
+    There is room for rows in decode and for prompts of GRAPH_PROMPT_TOKENS and more on average; where prompts are
+    shorter, some steps need the shape of more tokens. A prompt has a tile more than whole ones, and turns of a chunk.
+    """
+    rows, prompts = min(tokens, rows), -(-tokens // GRAPH_PROMPT_TOKENS)
+    turns = min(tokens, rows + TURNS * (-(-tokens // block_m) + prompts))
+    return Shape(
+        tokens, rows, turns, turns, min(tokens, TURNS * -(-tokens // block_m)), -(-tokens // tile) + prompts, rows,
+        rows * row_pages, block_m,
+    )  # fmt: skip
 
 
 def slots_of(step: StepInput) -> Sequence[int]:
