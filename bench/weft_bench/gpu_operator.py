@@ -20,7 +20,7 @@ from weft_bench.gpu_timing import Times
 from weft_bench.lora_baselines import Dense, gather, loop
 from weft_kernels.plan import plan_rows
 from weft_kernels.triton.chunks import chunk_table
-from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, planes_shape, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, expand, planes_of, shrink
 from weft_kernels.triton.tables import Layout, LoraTables, SiteShape, SiteTables, SlotEntry
 from weft_runner.model.cuda.executor import DECODE_CHUNK
 
@@ -71,13 +71,10 @@ def made(gpu: Gpu, operator: Operator, batch: Batch) -> Case:
         tables.put(slot, entry)
     chunked = _chunked(gpu, batch)
     site = tables.at(0, 0)
-    shape = planes_shape(site, chunked.chunks, chunked.block_m, batch.rows, gpu.sms)
-    partials = torch.empty(shape, device=gpu.device)
+    partials = planes_of(site, chunked.chunks, chunked.block_m, batch.rows, gpu.sms)
     x = torch.randn(batch.rows, operator.n_in, device=gpu.device, dtype=gpu.dtype)
     y = torch.randn(batch.rows, sum(operator.widths), device=gpu.device, dtype=gpu.dtype)
-    return Case(
-        operator, batch, x, y, PartialSums(partials), site, chunked, _dense(gpu, arena, operator, batch, entries)
-    )
+    return Case(operator, batch, x, y, partials, site, chunked, _dense(gpu, arena, operator, batch, entries))
 
 
 def check(case: Case) -> None:

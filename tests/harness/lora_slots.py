@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from weft_bench.gpu_device import Gpu
-from weft_kernels.triton.lora import ChunkTable, PartialSums, planes_shape, shrink
+from weft_kernels.triton.lora import ChunkTable, PartialSums, planes_of, shrink
 from weft_kernels.triton.packing import Adapter, Projection, fill_layer, plan_image
 from weft_kernels.triton.tables import UNIT, Layout, LoraTables, SiteShape
 
@@ -47,8 +47,10 @@ class Loaded:
     def shrunk(self, x: torch.Tensor, chunked: ChunkTable, layer: int, site: int, parts: int = 0) -> PartialSums:
         """In so many parts, or as many as the engine makes of it, on planes that were NaN."""
         tables = self.tables.at(layer, site)
-        usual, tokens, ranks = planes_shape(tables, chunked.chunks, chunked.block_m, len(x), self.gpu.sms)
-        partials = PartialSums(torch.full((parts or usual, tokens, ranks), math.nan, device=x.device))
+        usual = planes_of(tables, chunked.chunks, chunked.block_m, len(x), self.gpu.sms)
+        _, tokens, ranks = usual.tensor.shape
+        planes = (parts or usual.parts) * usual.share
+        partials = PartialSums(torch.full((planes, tokens, ranks), math.nan, device=x.device), usual.share)
         shrink(partials, x, tables, chunked)
         return partials
 

@@ -85,8 +85,8 @@ def _chunked(tokens: int, block_m: int, *, shifted: bool = False) -> lora.ChunkT
 
 
 def _partials(layout: Layout, site: int, chunked: lora.ChunkTable, tokens: int) -> lora.PartialSums:
-    shape = lora.planes_shape(_tables(layout, 0, site, torch.bfloat16), chunked.chunks, chunked.block_m, tokens, SMS)
-    return lora.PartialSums(meta(*shape, dtype=torch.float32))
+    tables = _tables(layout, 0, site, torch.bfloat16)
+    return lora.planes_of(tables, chunked.chunks, chunked.block_m, tokens, SMS)
 
 
 def _shrink(

@@ -160,7 +160,7 @@ def _add_norm(x, residual, y, weight, eps, H: tl.constexpr, BLOCK: tl.constexpr)
 def _rope_write(
     q, kv, qkv, rows, pages, row_of, chunks, cos_sin, q_norm, k_norm, layer, eps, partials, arena, ends, scales,
     row_offsets, head_stride, offset_stride, part_stride, r_stride,
-    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
+    PARTS: tl.constexpr, SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
     ROW_HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +175,7 @@ def _rope_write(
             _rope_tile(
                 q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, slot, first, 1, group * ROW_HEADS,
                 partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride, PARTS,
-                PARTS_UP, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M=1, TOGETHER=ROW_HEADS,
+                SHARE, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M=1, TOGETHER=ROW_HEADS,
             )  # fmt: skip
     elif count > 1:
         head = group * _TURNS + turn
@@ -183,7 +183,7 @@ def _rope_write(
             _rope_tile(
                 q, kv, qkv, rows, pages, row_of, cos_sin, q_norm, k_norm, layer, eps, slot, first, count, head,
                 partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride, PARTS,
-                PARTS_UP, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M, TOGETHER=1,
+                SHARE, BLOCK_R, PAIR_R, HEADS, KV_HEADS, LAYERS, PAGE, DIM, BLOCK_M, TOGETHER=1,
             )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def _rope_tile(
     head,  # the first: [0, HEADS): q, then N of k, then N of v
     partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride,
     PARTS: tl.constexpr,  # 0: no adapters
-    PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
+    SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, LAYERS: tl.constexpr,
     PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr,
     TOGETHER: tl.constexpr,  # heads of one slice: C = TOGETHER * D / 2
@@ -219,13 +219,13 @@ def _rope_tile(
         if BLOCK_M == 1:
             low, high = add_expanded_pair(
                 low, high, partials, arena, places, first_rank, last_rank, scale, first_rank, last_rank, scale, token,
-                columns, columns + HALF, end, end, part_stride, r_stride, PARTS, PARTS_UP, PAIR_R,
+                columns, columns + HALF, end, end, part_stride, r_stride, PARTS, PAIR_R,
             )  # fmt: skip
         else:
             low = add_expanded(low, partials, arena, places, first_rank, last_rank, scale, token, inside, columns, end,
-                               part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+                               part_stride, r_stride, PARTS, SHARE, BLOCK_M, BLOCK_R)  # fmt: skip
             high = add_expanded(high, partials, arena, places, first_rank, last_rank, scale, token, inside,
-                                columns + HALF, end, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M,
+                                columns + HALF, end, part_stride, r_stride, PARTS, SHARE, BLOCK_M,
                                 BLOCK_R)  # fmt: skip
 
     row = tl.load(row_of + token, mask=inside, other=-1)
@@ -260,7 +260,7 @@ def _rope_tile(
 @triton.jit(do_not_specialize_on_alignment=["chunks"])
 def _silu_mul(
     out, gate_up, chunks, partials, arena, ends, scales, row_offsets, head_stride, offset_stride, part_stride, r_stride,
-    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr,
+    PARTS: tl.constexpr, SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr, ROW_I: tl.constexpr,
 ):  # fmt: skip
@@ -271,21 +271,21 @@ def _silu_mul(
         if group * ROW_I < I:
             _silu_tile(
                 out, gate_up, slot, first, 1, group, partials, arena, ends, scales, row_offsets, head_stride,
-                offset_stride, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, PAIR_R, I, ROW_I, BLOCK_M=1,
+                offset_stride, part_stride, r_stride, PARTS, SHARE, BLOCK_R, PAIR_R, I, ROW_I, BLOCK_M=1,
             )  # fmt: skip
     elif count > 1:
         tile = group * _TURNS + turn
         if tile * BLOCK_I < I:
             _silu_tile(
                 out, gate_up, slot, first, count, tile, partials, arena, ends, scales, row_offsets, head_stride,
-                offset_stride, part_stride, r_stride, PARTS, PARTS_UP, BLOCK_R, PAIR_R, I, BLOCK_I, BLOCK_M,
+                offset_stride, part_stride, r_stride, PARTS, SHARE, BLOCK_R, PAIR_R, I, BLOCK_I, BLOCK_M,
             )  # fmt: skip
 
 
 @triton.jit
 def _silu_tile(
     out, gate_up, slot, first, count, tile, partials, arena, ends, scales, row_offsets, head_stride, offset_stride,
-    part_stride, r_stride, PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr,
+    part_stride, r_stride, PARTS: tl.constexpr, SHARE: tl.constexpr, BLOCK_R: tl.constexpr, PAIR_R: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     BLOCK_I: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
@@ -305,11 +305,11 @@ def _silu_tile(
         if BLOCK_M == 1:
             gate, up = add_expanded_pair(
                 gate, up, partials, arena, places, 0, gate_ranks, gate_scale, gate_ranks, ranks, up_scale, token,
-                columns, columns, I, I, part_stride, r_stride, PARTS, PARTS_UP, PAIR_R,
+                columns, columns, I, I, part_stride, r_stride, PARTS, PAIR_R,
             )  # fmt: skip
         else:
             gate = add_expanded(gate, partials, arena, places, 0, gate_ranks, gate_scale, token, m < count, columns, I,
-                                part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+                                part_stride, r_stride, PARTS, SHARE, BLOCK_M, BLOCK_R)  # fmt: skip
             up = add_expanded(up, partials, arena, places, gate_ranks, ranks, up_scale, token, m < count, columns, I,
-                              part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+                              part_stride, r_stride, PARTS, SHARE, BLOCK_M, BLOCK_R)  # fmt: skip
     tl.store(out + row * I + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)

@@ -33,6 +33,9 @@ BLOCK_R = 16  # ranks at a time: what a tensor core's tile has at least
 PROGRAMS_PER_SM, PROMPT_PROGRAMS_PER_SM = 3.8, 1.9
 PART_STEP = 256  # of h_in: 8 KiB of A at rank 16, two loads of 16 bytes a thread
 MOST_PARTS = 32
+# Of a chunk of several tokens, whose turns share a part of h_in: each tile of the expand reads all of them. Those of
+# q|k|v and gate|up are many and, in a prompt, of 64 tokens.
+MOST_PLANES, MOST_WIDE_PLANES = 16, 4
 
 _TURNS = tl.constexpr(TURNS)
 _UNIT = tl.constexpr(UNIT)
@@ -56,16 +59,20 @@ class ChunkTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialSums:
-    """What a shrink leaves for the expand of the same site: fp32 [parts, T, ranks], valid until the next shrink.
+    """What a shrink leaves for the expand of its site: fp32 [parts * share, T, ranks], valid until the next shrink.
 
-    Columns beyond an adapter's own ranks, and rows without an adapter, are undefined and never read.
+    `share`: turns of a chunk of several tokens that share each part of h_in, and leave a plane each; a single token has
+    the first `parts` planes. Columns beyond an adapter's own ranks, rows without an adapter and the other planes of
+    single tokens are undefined and never read.
     """
 
     tensor: torch.Tensor
+    share: int = 1
 
     @property
     def parts(self) -> int:
-        return self.tensor.shape[0]
+        """Of h_in, in which a single token is shrunk."""
+        return self.tensor.shape[0] // self.share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,14 +89,14 @@ class DeferredExpand:
             "partials": partials.tensor, "arena": tables.arena, "ends": tables.ends, "scales": tables.scales,
             "row_offsets": tables.b, "head_stride": tables.head_stride, "offset_stride": tables.offset_stride,
             "part_stride": partials.tensor.stride(0), "r_stride": partials.tensor.stride(1), "PARTS": partials.parts,
-            "PARTS_UP": triton.next_power_of_2(partials.parts), "BLOCK_R": BLOCK_R,
+            "SHARE": partials.share, "BLOCK_R": BLOCK_R,
         }  # fmt: skip
 
 
 NO_DEFERRED_EXPAND: dict[str, object] = {
     **dict.fromkeys(("partials", "arena", "ends", "scales", "row_offsets")),
     **dict.fromkeys(("head_stride", "offset_stride", "part_stride", "r_stride"), 0),
-    "PARTS": 0, "PARTS_UP": 0, "BLOCK_R": BLOCK_R,
+    "PARTS": 0, "SHARE": 0, "BLOCK_R": BLOCK_R,
 }  # fmt: skip
 
 
@@ -98,11 +105,19 @@ def chunk_bucket(n_chunks: int) -> int:
     return 4 ** math.ceil(math.log(n_chunks, 4)) if n_chunks > 1 else 1
 
 
-def planes_shape(tables: SiteTables, chunks: int, block_m: int, tokens: int, sms: int) -> tuple[int, int, int]:
-    """The planes that the shrink of `chunks` leaves: parts of h_in, tokens, ranks in whole blocks."""
-    n_in, per_sm = tables.shape.n_in, PROGRAMS_PER_SM if block_m <= 32 else PROMPT_PROGRAMS_PER_SM
-    length = part_length(n_in, chunk_bucket(chunks) * len(tables.shape.widths), int(per_sm * sms))
-    return -(-n_in // length), tokens, -(-tables.most_ranks // BLOCK_R) * BLOCK_R
+def planes_of(
+    tables: SiteTables, chunks: int, block_m: int, tokens: int, sms: int, *, alone: bool = True
+) -> PartialSums:
+    """Room for what the shrink of so many chunks and tokens leaves. `alone`: no other device's sums are added to it."""
+    n_in, slices, is_prompt = tables.shape.n_in, len(tables.shape.widths), block_m > 32
+    per_sm = PROMPT_PROGRAMS_PER_SM if is_prompt else PROGRAMS_PER_SM
+    parts = -(-n_in // part_length(n_in, chunk_bucket(chunks) * slices, int(per_sm * sms)))
+    most_planes, share = MOST_WIDE_PLANES if is_prompt and slices > 1 else MOST_PLANES, 1
+    while alone and 2 * share * parts <= most_planes and share < TURNS:
+        share *= 2
+    ranks = -(-tables.most_ranks // BLOCK_R) * BLOCK_R
+    planes = torch.empty(parts * share, tokens, ranks, dtype=torch.float32, device=tables.arena.device)
+    return PartialSums(planes, share)
 
 
 def part_length(n_in: int, programs: int, wanted: int) -> int:
@@ -114,20 +129,22 @@ def part_length(n_in: int, programs: int, wanted: int) -> int:
 def shrink(partials: PartialSums, x: torch.Tensor, tables: SiteTables, chunked: ChunkTable) -> None:
     """planes[., t, r] = parts of x[t] . A[r] for every rank r of token t's adapter at this site. x [T, n_in].
 
-    The number of planes says how many parts h_in is cut into (`planes_shape`).
+    The number of planes says how many parts h_in is cut into (`planes_of`).
     """
-    n_in, slices = tables.shape.n_in, len(tables.shape.widths)
-    parts, tokens, stride = partials.tensor.shape
+    n_in, slices, parts = tables.shape.n_in, len(tables.shape.widths), partials.parts
+    _, tokens, stride = partials.tensor.shape
     assert x.shape[-1] == n_in, (x.shape, tables.shape)
     assert x.stride(-1) == 1, x.stride()
     assert stride >= tables.most_ranks, (stride, tables.most_ranks)
     length = triton.cdiv(n_in, parts)
     block_k = min(PART_STEP, max(16, triton.next_power_of_2(length)))
-    _shrink[(parts, slices, chunked.chunks)](
+    rows = len(chunked) if partials.share > 1 else chunked.chunks
+    _shrink[(parts, slices, rows)](
         partials.tensor, x, tables.arena, tables.ends, tables.a, chunked.table,
         tables.head_stride, tables.offset_stride, x.stride(0), tokens, stride,
         N_IN=n_in, SLICES=slices, LENGTH=triton.cdiv(length, block_k) * block_k, BLOCK_M=chunked.block_m,
-        BLOCK_K=block_k, TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, num_stages=3, **_options(chunked),
+        BLOCK_K=block_k, TILE_K=min(block_k, 128), BLOCK_R=BLOCK_R, SHARE=partials.share, num_stages=3,
+        **_options(chunked),
     )  # fmt: skip
 
 
@@ -167,27 +184,31 @@ def _options(chunked: ChunkTable) -> dict[str, int]:
 def _shrink(
     partials, x, arena, ends, row_offsets, chunks, head_stride, offset_stride, x_stride, n_tokens, r_stride,
     N_IN: tl.constexpr, SLICES: tl.constexpr, LENGTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-    TILE_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    TILE_K: tl.constexpr, BLOCK_R: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Program (part of h_in, which of the rank blocks, chunk)."""
+    """Program (part of h_in, which of the rank blocks, row of the chunk table): a part, or a turn's share of it."""
     part, lane, chunk = tl.program_id(0), tl.program_id(1), chunks + tl.program_id(2) * 4
     slot, t0, n, turn = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
-    if (slot < 0) | (n == 0) | (turn > 0):
+    if (slot < 0) | (n == 0) | (turn >= SHARE):
         return
     ranks = tl.load(ends + slot * head_stride + _A_ROWS)
     rows = row_offsets + slot.to(tl.int64) * offset_stride
     for r0 in range(lane * BLOCK_R, ranks, SLICES * BLOCK_R):
         r = r0 + tl.arange(0, BLOCK_R)
         a = arena + tl.load(rows + r, mask=r < ranks, other=0).to(tl.int64) * _UNIT
-        out = partials + (part * n_tokens + t0).to(tl.int64) * r_stride + r
         if n == 1:
+            out = partials + (part * n_tokens + t0).to(tl.int64) * r_stride + r
             token = x + t0.to(tl.int64) * x_stride
             row = _shrink_row(token, a, r < ranks, part * LENGTH, N_IN, LENGTH, BLOCK_K, BLOCK_R)
             tl.store(out, row, mask=r < ranks)
         else:
+            out = partials + ((part * SHARE + turn) * n_tokens + t0).to(tl.int64) * r_stride + r
             m = tl.arange(0, BLOCK_M)
             tokens = x + (t0 + m).to(tl.int64) * x_stride
-            v = _shrink_tile(tokens, m < n, a, r < ranks, part * LENGTH, N_IN, LENGTH, BLOCK_M, TILE_K, BLOCK_R)
+            OWN: tl.constexpr = (LENGTH // SHARE + TILE_K - 1) // TILE_K * TILE_K
+            first, end = turn * OWN, tl.minimum((turn + 1) * OWN, LENGTH)
+            k0, k1 = part * LENGTH + first, tl.minimum(part * LENGTH + end, N_IN)
+            v = _shrink_tile(tokens, m < n, a, r < ranks, k0, k1, BLOCK_M, TILE_K, BLOCK_R)
             tl.store(out[None, :] + m[:, None] * r_stride, v, mask=(m < n)[:, None] & (r < ranks)[None, :])
 
 
@@ -205,14 +226,13 @@ def _shrink_row(x, a, live, k0, N_IN: tl.constexpr, LENGTH: tl.constexpr, BLOCK_
 
 @triton.jit
 def _shrink_tile(
-    x, live_tokens, a, live, k0, N_IN: tl.constexpr, LENGTH: tl.constexpr, BLOCK_M: tl.constexpr, TILE_K: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    x, live_tokens, a, live, k0, k1, BLOCK_M: tl.constexpr, TILE_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """[M, R]: a chunk's tokens against R rows of A, on tensor cores."""
+    """[M, R]: numbers [k0, k1) of a chunk's tokens against those of R rows of A, on tensor cores."""
     v = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-    for i in range(LENGTH // TILE_K):
-        k = k0 + i * TILE_K + tl.arange(0, TILE_K)
-        here = k < N_IN
+    for first in range(k0, k1, TILE_K):
+        k = first + tl.arange(0, TILE_K)
+        here = k < k1
         tokens = tl.load(x[:, None] + k[None, :], mask=live_tokens[:, None] & here[None, :], other=0.0)
         rows = tl.load(a[None, :] + k[:, None], mask=live[None, :] & here[:, None], other=0.0)
         v = dot(tokens, rows, v)
@@ -222,7 +242,7 @@ def _shrink_tile(
 @triton.jit
 def add_expanded(
     y, partials, arena, rows, first_rank, last_rank, scale, tokens, live_tokens, columns, width, part_stride, r_stride,
-    PARTS: tl.constexpr, PARTS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+    PARTS: tl.constexpr, SHARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """y [M, N] fp32 + scale * V[tokens, ranks of the slice] B^T[., columns]: an adapter's tile of one projection.
 
@@ -234,12 +254,12 @@ def add_expanded(
         live = r < last_rank
         b = _rows_of_b(arena, rows, r, live, columns, width)
         if BLOCK_M == 1:
-            v = _row_v(partials, tokens, r, live, part_stride, r_stride, PARTS, PARTS_UP) * scale
+            v = _row_v(partials, tokens, r, live, part_stride, r_stride, PARTS) * scale
             y += tl.sum(v[:, None] * b.to(tl.float32), axis=0)[None, :]
         else:
             v = partials + tokens.to(tl.int64)[:, None] * r_stride + r[None, :]
             sum_v = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-            for _ in range(PARTS):
+            for _ in range(PARTS * SHARE):
                 sum_v += tl.load(v, mask=live_tokens[:, None] & live[None, :], other=0.0)
                 v += part_stride
             y = dot((sum_v * scale).to(b.dtype), b, y)
@@ -249,7 +269,7 @@ def add_expanded(
 @triton.jit
 def add_expanded_pair(
     y0, y1, partials, arena, rows, first0, last0, scale0, first1, last1, scale1, token, columns0, columns1, width0,
-    width1, part_stride, r_stride, PARTS: tl.constexpr, PARTS_UP: tl.constexpr, PAIR_R: tl.constexpr,
+    width1, part_stride, r_stride, PARTS: tl.constexpr, PAIR_R: tl.constexpr,
 ):  # fmt: skip
     """Add to two tiles [1, N] of one token, as `add_expanded` does: the loads of both are under way together."""
     for block in range(0, tl.maximum(last0 - first0, last1 - first1), PAIR_R):
@@ -258,8 +278,8 @@ def add_expanded_pair(
         live0, live1 = r0 < last0, r1 < last1
         b0 = _rows_of_b(arena, rows, r0, live0, columns0, width0)
         b1 = _rows_of_b(arena, rows, r1, live1, columns1, width1)
-        v0 = _row_v(partials, token, r0, live0, part_stride, r_stride, PARTS, PARTS_UP) * scale0
-        v1 = _row_v(partials, token, r1, live1, part_stride, r_stride, PARTS, PARTS_UP) * scale1
+        v0 = _row_v(partials, token, r0, live0, part_stride, r_stride, PARTS) * scale0
+        v1 = _row_v(partials, token, r1, live1, part_stride, r_stride, PARTS) * scale1
         y0 += tl.sum(v0[:, None] * b0.to(tl.float32), axis=0)[None, :]
         y1 += tl.sum(v1[:, None] * b1.to(tl.float32), axis=0)[None, :]
     return y0, y1
@@ -273,9 +293,9 @@ def _rows_of_b(arena, rows, r, live, columns, width):
 
 
 @triton.jit
-def _row_v(partials, token, r, live, part_stride, r_stride, PARTS: tl.constexpr, PARTS_UP: tl.constexpr):
+def _row_v(partials, token, r, live, part_stride, r_stride, PARTS: tl.constexpr):
     """[R]: the sum of one token's planes; `token` [1]."""
-    p = tl.arange(0, PARTS_UP).to(tl.int64)[:, None]
+    p = tl.arange(0, triton.next_power_of_2(PARTS)).to(tl.int64)[:, None]
     v = partials + token.to(tl.int64)[:, None] * r_stride + r[None, :]
     return tl.sum(tl.load(v + p * part_stride, mask=live[None, :] & (p < PARTS), other=0.0), axis=0)
 
@@ -293,7 +313,7 @@ def slice_of(ends, scales, slot, head_stride, index):
 @triton.jit
 def _expand(
     y, partials, arena, ends, scales, row_offsets, chunks, head_stride, offset_stride, y_stride, part_stride, r_stride,
-    W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, PARTS_UP: tl.constexpr,
+    W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, SHARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROW_N: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (a single token's tile of columns, row of the chunk table): that tile, or a share of a chunk's tiles."""
@@ -303,7 +323,7 @@ def _expand(
         return
     if n == 1:
         _expand_tile(y, partials, arena, ends, scales, row_offsets, slot, t0, 1, tile, head_stride, offset_stride,
-                     y_stride, part_stride, r_stride, W0, W1, W2, PARTS, PARTS_UP, 1, ROW_N, BLOCK_R)  # fmt: skip
+                     y_stride, part_stride, r_stride, W0, W1, W2, PARTS, SHARE, 1, ROW_N, BLOCK_R)  # fmt: skip
     else:
         first = tile * _TURNS + turn
         T0: tl.constexpr = (W0 + BLOCK_N - 1) // BLOCK_N
@@ -311,14 +331,14 @@ def _expand(
         T2: tl.constexpr = (W2 + BLOCK_N - 1) // BLOCK_N
         for i in range(0, T0 + T1 + T2 - first, tl.num_programs(0) * _TURNS):
             _expand_tile(y, partials, arena, ends, scales, row_offsets, slot, t0, n, first + i, head_stride,
-                         offset_stride, y_stride, part_stride, r_stride, W0, W1, W2, PARTS, PARTS_UP, BLOCK_M, BLOCK_N,
+                         offset_stride, y_stride, part_stride, r_stride, W0, W1, W2, PARTS, SHARE, BLOCK_M, BLOCK_N,
                          BLOCK_R)  # fmt: skip
 
 
 @triton.jit
 def _expand_tile(
     y, partials, arena, ends, scales, row_offsets, slot, t0, n, tile, head_stride, offset_stride, y_stride, part_stride,
-    r_stride, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, PARTS_UP: tl.constexpr,
+    r_stride, W0: tl.constexpr, W1: tl.constexpr, W2: tl.constexpr, PARTS: tl.constexpr, SHARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Tile `tile` of tokens [t0, t0 + n). No tile reaches over the border of two slices."""
@@ -336,5 +356,5 @@ def _expand_tile(
         live = (m < n)[:, None] & (columns < width)[None, :]
         out = tl.load(here, mask=live, other=0.0).to(tl.float32)
         out = add_expanded(out, partials, arena, rows, first_rank, last_rank, scale, t0 + m, m < n, columns, width,
-                           part_stride, r_stride, PARTS, PARTS_UP, BLOCK_M, BLOCK_R)  # fmt: skip
+                           part_stride, r_stride, PARTS, SHARE, BLOCK_M, BLOCK_R)  # fmt: skip
         tl.store(here, out.to(y.dtype.element_ty), mask=live)

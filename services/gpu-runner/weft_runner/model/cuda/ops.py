@@ -158,8 +158,8 @@ class TritonOps:
 
     def _planes_for(self, x: torch.Tensor, layer: int, site: int) -> PartialSums:
         tables, whole = self._device.tables.at(layer, site), self._step.whole
-        shape = lora.planes_shape(tables, whole.chunks, whole.block_m, x.shape[0], self._device.sms)
-        return PartialSums(self._device.new(*shape, dtype=torch.float32))
+        alone = self._device.tensor.size == 1
+        return lora.planes_of(tables, whole.chunks, whole.block_m, x.shape[0], self._device.sms, alone=alone)
 
     def _pending(self, layer: int, site: int) -> lora.DeferredExpand | None:
         """The expand that the last projection left to the next kernel that reads it."""
