@@ -31,8 +31,8 @@ def store(small_config, monkeypatch) -> PagedAdapterStore:
     """On the CPU, with pages of host memory that begin as zeros: two images are then equal in their gaps too."""
     spec = parse_spec({**small_config, "hidden_size": 64, "intermediate_size": 96})
     made = PagedAdapterStore(Partition(spec), KvCache(spec, PAGES, 16), slots=2, max_rank=16)
-    empty = made.host_pages.take
-    monkeypatch.setattr(made.host_pages, "take", lambda: empty().zero_())
+    empty = made.host_page
+    monkeypatch.setattr(made, "host_page", lambda: empty().zero_())
     return made
 
 

@@ -7,11 +7,8 @@ after what was launched when the pages were allocated, steps after the layers th
 the last copy into them.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +27,6 @@ from weft_runner.model.partition import Partition
 from weft_runner.model.tensor_parallel import ROW_SITES
 
 FramesOf = Callable[[Sequence[int]], Sequence[int]]
-SPARE_BYTES = 128 << 20  # of pinned pages, made ahead: an adapter of rank 16 of an 8B takes 82 MiB
-SPARE_THREADS = 2
 TABLE_SHARE = 32  # m135 with ranks to 64: room for adapters down to rank 6, in 3 % of the pages' memory at the most
 
 
@@ -77,33 +72,11 @@ class HostImage:
         """Up to that layer, if it is not yet. What it was made from is let go after the last one."""
         while self._adapter is not None and self._layers <= layer:
             while len(self.pages) < self.plan.ends[self._layers]:
-                self.pages.append(self._store.host_pages.take())
+                self.pages.append(self._store.host_page())
             fill_layer(self.pages, self.plan, self._adapter, self._store.layout, self._layers)
             self._layers += 1
             if self._layers == len(self.plan.ends):
                 self._adapter = None
-
-
-class HostPages:
-    """Memory for pages of images, pinned where there is a device: from the first on SPARE_BYTES are made ahead.
-
-    The first use of a page of memory takes the system longer than packing an adapter into it: 75 ms for the 82 MB of
-    one of an 8B, on the machine of an H100. Torch keeps what images gave back, and such a page costs nothing.
-    """
-
-    def __init__(self, elements: int, dtype: torch.dtype, *, pinned: bool) -> None:
-        self._make = partial(torch.empty, elements, dtype=dtype, pin_memory=pinned)
-        self._n_spare = max(1, SPARE_BYTES // (elements * dtype.itemsize))
-        self._spare = deque[Future[torch.Tensor]]()
-        self._threads = ThreadPoolExecutor(SPARE_THREADS, thread_name_prefix="adapter-pages") if pinned else None
-
-    def take(self) -> torch.Tensor:
-        """The builder's thread."""
-        if self._threads is None:
-            return self._make()
-        while len(self._spare) < self._n_spare:
-            self._spare.append(self._threads.submit(self._make))
-        return self._spare.popleft().result()
 
 
 class PagedAdapterStore:
@@ -126,7 +99,6 @@ class PagedAdapterStore:
         self.at = kv.tensor.device
         self._copies = torch.cuda.Stream(self.at) if kv.tensor.is_cuda else None
         self._allocated: torch.cuda.Event | None = None
-        self.host_pages = HostPages(self._pages.shape[1], self._pages.dtype, pinned=self._copies is not None)
 
     @property
     def page_bytes(self) -> int:
@@ -224,6 +196,10 @@ class PagedAdapterStore:
     def plan(self, adapter: Adapter) -> PackedImage:
         """Where its rows go."""
         return plan_image(adapter, self.layout, self._pages.shape[1] // UNIT)
+
+    def host_page(self) -> torch.Tensor:
+        """Memory for a page of an image."""
+        return torch.empty(self._pages.shape[1], dtype=self._pages.dtype, pin_memory=self._copies is not None)
 
     def _copy(self, packed: HostImage, pages: Sequence[int]) -> tuple[torch.cuda.Event, ...]:
         """A layer at a time, packed if it is not yet; a page that two layers share is copied with both."""
