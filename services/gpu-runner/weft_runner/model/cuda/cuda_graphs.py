@@ -23,7 +23,9 @@ from weft_runner.model.step import StepInput, StepRow
 
 WARM_UPS = 2  # of the kernels: compiled, and libraries' workspaces allocated, before a capture
 MAX_GRAPH_TOKENS = 1024  # of a captured step with prompts
-PARTS_TOKENS = 2  # of a step with prompts, for each chunk that its shrinks are cut into parts for
+# Chunks that shrinks of a step with prompts are cut into parts for: mostly there are fewer, and rows in decode beside.
+# With one for each two tokens, and so fewer parts, adapters cost an H100 4 points more in a prompt.
+PARTS_TOKENS, MAX_PARTS_CHUNKS = 8, 64
 
 
 def decode_sizes(most: int) -> list[int]:
@@ -108,7 +110,9 @@ class CudaGraphs:
             return CapturedStep(here, (base, adapted))
 
         # the largest first: the others fit into its memory
-        self._prompts = [captured(shape, -(-shape.tokens // PARTS_TOKENS)) for shape in reversed(prompts)][::-1]
+        self._prompts = [
+            captured(shape, min(MAX_PARTS_CHUNKS, -(-shape.tokens // PARTS_TOKENS))) for shape in reversed(prompts)
+        ][::-1]
         self._decodes = [captured(shape, shape.chunks) for shape in reversed(decodes)][::-1]
         self._sizes = [shape.rows for shape in decodes]
 
