@@ -6,7 +6,7 @@ against the engine's books. While the clock runs only references are kept; they 
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +77,10 @@ class Witness:
         self._seen: list[_Seen] = []
         self._waiting: deque[_Seen] = deque()  # launched, not accounted for
         self._batch, self._chosen, self._running = Batch((), 0), 0.0, False
-        self._choose, self._account = engine.runner.pool.schedule, engine.runner.pool.account
+        pool = engine.runner.pool
+        self._account, pool.account = pool.account, self._noting_account
+        pool.schedule, pool.schedule_behind = self._noting(pool.schedule), self._noting(pool.schedule_behind)
         self._execute, self._put = engine.adapters.execute, engine.adapters.put
-        engine.runner.pool.schedule, engine.runner.pool.account = self._noting_choose, self._noting_account
         engine.adapters.execute = self._noting_execute
         engine.adapters.put = self._noting_put
         for name in ("run", "launch", "follow"):
@@ -104,10 +105,13 @@ class Witness:
 
     # ---- in the place of the pool's, the adapters' and the executor's methods
 
-    def _noting_choose(self, *arguments: Any, **options: Any) -> Batch:
-        self._chosen = time.perf_counter()
-        self._batch = self._choose(*arguments, **options)
-        return self._batch
+    def _noting(self, choose: Callable[..., Batch]) -> Callable[..., Batch]:
+        def noting(*arguments: Any, **options: Any) -> Batch:
+            self._chosen = time.perf_counter()
+            self._batch = choose(*arguments, **options)
+            return self._batch
+
+        return noting
 
     def _noting_account(
         self,

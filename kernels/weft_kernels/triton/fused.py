@@ -313,3 +313,19 @@ def _silu_tile(
             up = add_expanded(up, partials, arena, places, gate_ranks, ranks, up_scale, token, m < count, columns, I,
                               part_stride, r_stride, PARTS, SHARE, BLOCK_M, BLOCK_R)  # fmt: skip
     tl.store(out + row * I + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+_TAKE_BLOCK = 256
+
+
+def take_tokens(tokens: torch.Tensor, taken: torch.Tensor, sampled: torch.Tensor) -> None:
+    """tokens[i] = sampled[taken[i]] where taken[i] is no -1; a row that has no token (-1) gets token 0. int32 all."""
+    _take_tokens[(triton.cdiv(len(tokens), _TAKE_BLOCK),)](tokens, taken, sampled, len(tokens), BLOCK=_TAKE_BLOCK)
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["taken", "sampled"])
+def _take_tokens(tokens, taken, sampled, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(taken + i, mask=i < count, other=-1)
+    token = tl.load(sampled + at, mask=at >= 0, other=0)
+    tl.store(tokens + i, tl.maximum(token, 0), mask=at >= 0)

@@ -30,12 +30,20 @@ class Watched(CudaExecutor):
     followed = 0
     fail_next = False
 
+    def launch(self, step: Any, draws: Any) -> Any:
+        if step.taken:
+            self._count()
+        return super().launch(step, draws)
+
     def follow(self, step: Any, draws: Any) -> Any:
+        self._count()
+        return super().follow(step, draws)
+
+    def _count(self) -> None:
         self.followed += 1
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("a device's own trouble")
-        return super().follow(step, draws)
 
 
 def interpreted(files: dict[str, Path], spec: ModelSpec, limits: PoolLimits) -> Watched:

@@ -88,10 +88,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class StepSlot:
-    """The executor can take a step. `depth`: as many may be in flight at a time; `free`: so many are not."""
+    """The executor can take a step. `depth`: as many may be in flight at a time; `free`: so many are not.
+
+    `behind`: the step in flight, whose tokens are not known yet, that this one is to follow.
+    """
 
     depth: int = 1
     free: int = 1
+    behind: "RunStep | None" = None
 
 
 _NONE: Mapping[str, list[TokenLogprob]] = MappingProxyType({})

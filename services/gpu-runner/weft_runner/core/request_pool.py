@@ -30,7 +30,7 @@ from weft.domain.request import (
 from weft.domain.runner import OffloadState, RunnerFigures, RunnerRole
 from weft_runner.core.adapter_manager import AdapterManager, check_adapters
 from weft_runner.core.admission import HighestEpochs, PoolLimits, ended, first_pages, no_capacity, refusal
-from weft_runner.core.batch import Batch, Candidate
+from weft_runner.core.batch import Batch, Batching, Candidate
 from weft_runner.core.batch_scheduler import BatchScheduler
 from weft_runner.core.events import (
     AdapterBrought,
@@ -42,6 +42,7 @@ from weft_runner.core.events import (
     Loaded,
     LoadFailed,
     PromptComputed,
+    RunStep,
     SequenceEnded,
     SwapDone,
     SwapFailed,
@@ -276,6 +277,58 @@ class RequestPool:
             sum(s.in_kv for s in decoding),
             lambda: min((self._steps_left(s) for s in decoding), default=0) if again else 0,
         )
+
+    def schedule_behind(self, step: RunStep) -> Batch:
+        """The batch that follows a step in flight, whose sequences are taken to go on; empty: its results come first.
+
+        A sequence whose next token is its last by length is left out. What turns out to have ended otherwise is a row
+        too many, which is not accounted for. Nothing is paused: where pages are short the step in flight ends first.
+        """
+        nothing = Batch((), 0)
+        if self.reservations.paused or self.kv.outgoing or self.hand_over.freezing:
+            return nothing
+        if self.limits.batch.batching is not Batching.MIXED:
+            return nothing
+        in_flight = {
+            row.key: row
+            for row, sequence in zip(step.batch.rows, step.sequences, strict=True)
+            if self.sequences.get(row.key) is sequence
+        }
+        # 1. those that are in no step, as ever
+        for sequence in self._here(SequencePhase.PREFILL):
+            if sequence.key not in in_flight:
+                self.reuse.extend(sequence)
+        self.settle()
+        # 2. each as it will be: in KV, and with how many tokens to feed
+        prefilling, decoding, full = list[tuple[Sequence, Candidate]](), list[Candidate](), list[Sequence]()
+        keys, steps_left = 0, self.limits.max_context_tokens
+        for sequence in self.sequences.values():
+            if sequence.phase not in RUNNING:
+                continue
+            candidate, row = _candidate(sequence), in_flight.get(sequence.key)
+            if row is not None and row.samples:
+                if len(sequence.tokens) + 1 >= sequence.max_len:
+                    continue
+                candidate = candidate._replace(pending=1, keys=candidate.keys + row.n_tokens)
+            elif row is not None:
+                left, in_kv = candidate.pending - row.n_tokens, candidate.keys + row.n_tokens
+                candidate = candidate._replace(pending=left, keys=in_kv)
+            if sequence.phase is SequencePhase.PREFILL and not (row is not None and row.samples):
+                prefilling.append((sequence, candidate))
+                continue
+            if not (room := self._room(sequence, candidate.keys)):
+                full.append(sequence)
+            decoding.append(candidate)
+            keys += candidate.keys
+            steps_left = min(steps_left, room, sequence.max_len - len(sequence.tokens) - (row is not None))
+        # 3. a page for those that will be full
+        for sequence in full:
+            if not self.pages.free_pages:
+                return nothing
+            self.reservations.grow(sequence)
+        prefilling.sort(key=lambda one: one[0].order)
+        steps = (lambda: steps_left) if decoding else (lambda: 0)
+        return self.scheduler.schedule([one for _, one in prefilling], decoding, keys, steps)
 
     def launched(self, batch: Batch) -> None:
         """Of several batches in flight: until it is complete none of its sequences is scheduled, grows, or pauses."""
@@ -631,8 +684,12 @@ class RequestPool:
         self.messages.append(Send(sequence.owner, answer))
 
     def _steps_left(self, sequence: Sequence) -> int:
-        """Iterations before its reserved pages are full."""
-        return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - sequence.in_kv
+        """Iterations before its reserved pages are full, or its answer is as long as it may be."""
+        return min(self._room(sequence, sequence.in_kv), sequence.max_len - len(sequence.tokens))
+
+    def _room(self, sequence: Sequence, in_kv: int) -> int:
+        """Tokens that its reserved pages hold beside so many."""
+        return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - in_kv
 
     @property
     def _any_running(self) -> bool:

@@ -54,8 +54,8 @@ class Runner:
         effects: list[Effect] = []
         self.pool.elapse(now)
         match event:
-            case StepSlot(depth, free):
-                self._schedule(depth, free, effects)
+            case StepSlot():
+                self._schedule(event, effects)
                 return effects  # what is due follows with the step's results, or with the deadline
             case StepDone():
                 self._account(event)
@@ -122,13 +122,13 @@ class Runner:
         """That batch can run once more as it is, after the step that is in flight."""
         return self.pool.scheduler.lasts(step.batch, 2)
 
-    def _schedule(self, depth: int, free: int, effects: list[Effect]) -> None:
+    def _schedule(self, slot: StepSlot, effects: list[Effect]) -> None:
         pool = self.pool
-        batch = pool.schedule(depth, free)
+        batch = pool.schedule(slot.depth, slot.free) if slot.behind is None else pool.schedule_behind(slot.behind)
         self._take_effects(effects)
         if not batch.rows:
             return
-        if depth > 1:
+        if slot.depth > 1:
             pool.launched(batch)
         last, clear_pages = self._step, pool.reservations.take_granted()
         if last is not None and last.batch is batch:

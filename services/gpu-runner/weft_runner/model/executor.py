@@ -37,7 +37,11 @@ class AsyncExecutor(Protocol):
     """An executor whose steps run while the host does something else, the next one already launched behind them."""
 
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> StepHandle:
-        """Run a whole step and sample; returns before the step is done."""
+        """Run a whole step and sample; returns before the step is done. Tokens that it takes are those sampled last."""
+        ...
+
+    def keeps_tokens(self, draws: Sequence[SamplingArgs]) -> bool:
+        """A step that samples so can have another one launched behind it, which may take its tokens."""
         ...
 
     def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:

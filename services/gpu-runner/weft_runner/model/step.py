@@ -5,7 +5,7 @@ puts in the new tokens and positions, and everything else (rows, pages, plan, ar
 An executor may keep what it derives from a step for as long as it is handed that step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -57,15 +57,20 @@ class StepArrays:
     sampled: (
         Ints  # [S]: tokens whose logits are wanted, of each row the scored ones and the one behind which it samples
     )
+    taken: Ints  # [T] or []: which token of the step before each is, -1: none
 
 
 @dataclass(slots=True)
 class StepInput:
-    """Flattened tokens (ORCA, section 4.3: all but attention runs on [sum L, H]) and the rows they belong to."""
+    """Flattened tokens (ORCA, section 4.3: all but attention runs on [sum L, H]) and the rows they belong to.
+
+    `taken`: in place of those tokens, the ones that the step before samples, by their numbers in it.
+    """
 
     tokens: Sequence[int]
     rows: tuple[StepRow, ...]
     plan: SegmentPlan
+    taken: Mapping[int, int] = field(default_factory=dict[int, int])
     _arrays: StepArrays | None = field(default=None, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type["StepInput"], tuple[object, ...]]:
@@ -74,7 +79,7 @@ class StepInput:
 
     def advance(self, tokens: Sequence[int], positions: list[int]) -> None:
         """The next iteration of the same decode rows: one token each, at these positions."""
-        self.tokens = tokens
+        self.tokens, self.taken = tokens, {}
         for row, position in zip(self.rows, positions, strict=True):
             row.position = position
         if self._arrays is not None:
@@ -121,4 +126,5 @@ def _arrays_of(step: StepInput) -> StepArrays:
         pages=np.fromiter(chain.from_iterable(row.pages for row in step.rows), np.int32, offsets[-1]),
         segments=np.array(segments, np.int32).reshape(-1, 3),
         sampled=np.array([token for row in step.rows for token in row.wanted], np.int32),
+        taken=np.array([step.taken.get(at, -1) for at in range(len(step.tokens))] if step.taken else [], np.int32),
     )

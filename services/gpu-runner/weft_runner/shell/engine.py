@@ -126,7 +126,7 @@ class Engine:
         )
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
-        self.steps = make_steps(runner, executor, self.adapters, lambda: not self._events.empty(), self._reports)
+        self.steps = make_steps(runner, executor, self.adapters, self._has_work, self._reports)
         if self._offloads is not None:
             runner.pool.offload = self._offloads.offload_state
         self.gaps = StepGaps(lambda: self.post(Wake()))
@@ -144,6 +144,10 @@ class Engine:
         self._reports.again = streams.step_failed
         if isinstance(self.layers, CalledLayerCounter):
             self._reports.counter = self.layers
+
+    def _has_work(self) -> bool:
+        """Between two steps: events that may change the next batch, memory work that waits for the end of this one."""
+        return not self._events.empty() or self.copies.waiting or self.gaps.waiting
 
     def post(self, event: Posted) -> None:
         """Queue an event. Any thread."""
@@ -220,7 +224,10 @@ class Engine:
 
     def _schedule(self, slot: StepSlot) -> RunStep | None:
         step = self._execute(self.runner.handle(slot, self._clock()))
-        if step is None:
+        if slot.behind is not None:
+            if step is not None:
+                self.executor.clear_pages(step.clear_pages)
+        elif step is None:
             if not self.copies.advance():
                 self.gaps.advance()
         else:

@@ -1,8 +1,12 @@
 """The next step is launched behind the running one, before the tokens of that are here.
 
-A batch of decode rows that is likely to run on continues from the tokens on the device, so that accounting, sending and
-scheduling overlap the running step. Should a row end with the present step, what the next one computes for it is
-dropped: its pages are written to in the device's order, before the sequence that gets them writes there.
+Rows continue from the tokens on the device, so that accounting, sending and scheduling overlap the running step: the
+same batch of decode rows once more, or one that is scheduled anew, with prompts that have come and without rows whose
+last token the present step makes. Should a row end otherwise with the present step, what the next one computes for it
+is dropped: its pages are written to in the device's order, before the sequence that gets them writes there.
+
+A row whose next token depends on the present one beyond being fed (penalties, masks), or whose log probabilities are
+read from the logits, makes the next step wait for the present one.
 """
 
 import logging
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from weft_runner.core.events import RunStep, StepDone
+from weft_runner.core.events import RunStep, StepDone, StepSlot
 from weft_runner.core.runner import Runner
 from weft_runner.errors import ExecutorLost
 from weft_runner.model.executor import AsyncExecutor, Executor, StepHandle
@@ -55,7 +59,7 @@ class AsyncSteps(SyncSteps):
         try:
             launched = launched or self._launch(step)
             if not self._events_wait():
-                self._next = self._follow(launched)
+                self._next = self._follow(launched, schedule)
             results = launched.built.by_key(launched.handle.result())
             if self._reports.counter is not None:
                 self._reports.counter.raise_by(self._executor.spec.layers)
@@ -68,19 +72,22 @@ class AsyncSteps(SyncSteps):
         ms = (time.monotonic() - began) * 1e3
         return StepDone(step, results.tokens, results.failures, ms, results.prompts)
 
-    def _launch(self, step: RunStep) -> LaunchedStep:
+    def _launch(self, step: RunStep, behind: BuiltStep | None = None) -> LaunchedStep:
         built = self._builder.build(
-            step.batch.rows, step.sequences, keep=step.batch is self._runner.pool.scheduler.standing
+            step.batch.rows, step.sequences, keep=step.batch is self._runner.pool.scheduler.standing, behind=behind
         )
         self._runner.pool.forwards += 1
         draws = built.draws()
         return LaunchedStep(step, built, draws, self._launcher.launch(built.step, draws))
 
-    def _follow(self, launched: LaunchedStep) -> LaunchedStep | None:
-        """The step behind that one, if its batch can run on as it is and needs no token of it on the host."""
+    def _follow(self, launched: LaunchedStep, schedule: Schedule) -> LaunchedStep | None:
+        """The step behind that one, if it needs no token of it on the host."""
         built = launched.built
-        if not self._runner.may_repeat(launched.step):
+        if not self._launcher.keeps_tokens(launched.draws):
             return None
+        if not self._runner.may_repeat(launched.step):
+            step = schedule(StepSlot(behind=launched.step))
+            return None if step is None else self._launch(step, built)
         if not self._launcher.can_follow(built.step, launched.draws) or not self._builder.advance_unseen(built):
             return None
         self._runner.pool.forwards += 1

@@ -1,9 +1,10 @@
 """Batches -> steps. The step of a batch that runs on unchanged is kept, and only its tokens and positions advance."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from weft.domain.request import TokenLogprob
 from weft_kernels.plan import Segment, SegmentPlan
@@ -22,6 +23,13 @@ NOT_ALLOWED = "the model's output is not finite, or impossible for every token t
 _all_well = partial(tuple.__new__, StepResults)  # at every iteration: its own constructor is a Python function
 
 
+class Ahead(NamedTuple):
+    """What a step in flight has fed of a sequence, and which of the tokens that it samples is the sequence's."""
+
+    n_tokens: int
+    sampled: int | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltStep:
     """Rows of a batch, their sequences, and the step that runs them; `sampled`: those that get a token, in order."""
@@ -31,11 +39,16 @@ class BuiltStep:
     step: StepInput
     sampled: tuple[PoolSequence, ...]
     scores: bool  # some rows have log probabilities of their prompt
+    unseen: frozenset[PoolSequence] = frozenset()  # those with a token of the step in flight, not known as it was built
 
     def draws(self) -> list[SamplingArgs]:
-        """What is sampled from each row of the step's logits."""
+        """What is sampled from each row of the step's logits. Once, as it is launched."""
         if not self.scores:
-            return [SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments, s.mask) for s in self.sampled]
+            unseen = self.unseen
+            return [
+                SamplingArgs(s.start.sampling, len(s.tokens) + (s in unseen), s.adjustments, s.mask)
+                for s in self.sampled
+            ]
         draws: list[SamplingArgs] = []
         for row, sequence in zip(self.step.rows, self.sequences, strict=True):
             s, here = sequence, range(row.position + 1, row.position + 1 + row.scored)
@@ -43,6 +56,11 @@ class BuiltStep:
             if row.samples:
                 draws.append(SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments, s.mask))
         return draws
+
+    def positions(self) -> dict[PoolSequence, Ahead]:
+        """Where its sequences are once it is done."""
+        numbers = {sequence: number for number, sequence in enumerate(self.sampled)}
+        return {s: Ahead(row.n_tokens, numbers.get(s)) for row, s in zip(self.rows, self.sequences, strict=True)}
 
     def by_key(self, found: Sequence[SampledToken | None]) -> StepResults:
         """What rows sampled, and why those that have no token failed."""
@@ -81,13 +99,20 @@ class StepBuilder:
         self._pool, self._ranks = pool, ranks
         self._kept: BuiltStep | None = None
 
-    def build(self, rows: tuple[Row, ...], sequences: tuple[PoolSequence, ...], *, keep: bool) -> BuiltStep:
-        """The step of these rows. `keep`: they are decode rows, and may run again next time as they are."""
+    def build(
+        self, rows: tuple[Row, ...], sequences: tuple[PoolSequence, ...], *, keep: bool, behind: BuiltStep | None = None
+    ) -> BuiltStep:
+        """The step of these rows. `keep`: they are decode rows, and may run again next time as they are.
+
+        `behind`: the step in flight, from whose tokens, which the device alone knows, sequences of both go on.
+        """
         kept = self._kept
         if kept is not None and kept.rows is rows:
             kept.step.advance([s.tokens[-1] for s in kept.sequences], [s.in_kv for s in kept.sequences])
+            if kept.unseen:
+                kept = self._kept = replace(kept, unseen=frozenset())
             return kept
-        built = self._build(rows, sequences)
+        built = self._build(rows, sequences, {} if behind is None else behind.positions())
         self._kept = built if keep else None
         return built
 
@@ -98,19 +123,29 @@ class StepBuilder:
         built.step.advance_unseen()
         return True
 
-    def _build(self, rows: tuple[Row, ...], sequences: tuple[PoolSequence, ...]) -> BuiltStep:
+    def _build(
+        self, rows: tuple[Row, ...], sequences: tuple[PoolSequence, ...], ahead: Mapping[PoolSequence, Ahead]
+    ) -> BuiltStep:
         tokens: list[int] = []
         step_rows: list[StepRow] = []
+        taken: dict[int, int] = {}
         for row, sequence in zip(rows, sequences, strict=True):
-            start = len(tokens)
-            tokens.extend(sequence.tokens[sequence.in_kv : sequence.in_kv + row.n_tokens])
+            start, in_kv = len(tokens), sequence.in_kv
+            if (one := ahead.get(sequence)) is not None:
+                in_kv += one.n_tokens
+            if one is not None and one.sampled is not None:
+                taken[start] = one.sampled
+                tokens.append(0)
+            else:
+                tokens.extend(sequence.tokens[in_kv : in_kv + row.n_tokens])
             pages = tuple(self._pool.pages.pages_of(row.key))
             scored = sequence.scored(row.n_tokens)
             pools = row.samples and sequence.start.sampling.pooling
-            step_rows.append(StepRow(start, len(tokens), sequence.in_kv, pages, row.samples, scored, pools))
-        step = StepInput(tokens, tuple(step_rows), self._plan(rows, len(tokens)))
+            step_rows.append(StepRow(start, len(tokens), in_kv, pages, row.samples, scored, pools))
+        step = StepInput(tokens, tuple(step_rows), self._plan(rows, len(tokens)), taken)
         sampled = tuple(s for row, s in zip(rows, sequences, strict=True) if row.samples)
-        return BuiltStep(rows, sequences, step, sampled, any(row.scored for row in step_rows))
+        unseen = frozenset(s for s, one in ahead.items() if one.sampled is not None)
+        return BuiltStep(rows, sequences, step, sampled, any(row.scored for row in step_rows), unseen)
 
     def _plan(self, rows: tuple[Row, ...], n_tokens: int) -> SegmentPlan:
         adapters, ranks = self._pool.adapters, self._ranks

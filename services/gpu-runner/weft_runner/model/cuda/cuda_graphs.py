@@ -125,23 +125,26 @@ class CudaGraphs:
             return None
         return self._decodes[bisect_left(self._sizes, rows)]
 
-    def place(self, step: StepInput, tokens: torch.Tensor | None = None) -> CapturedStep | None:
+    def place(
+        self, step: StepInput, tokens: torch.Tensor | None = None, sampled: torch.Tensor | None = None
+    ) -> CapturedStep | None:
         """Write a step's tables where the smallest graph that holds it finds them. None: there is no such graph.
 
-        `tokens`: on the device, int32 [rows], in place of the step's own.
+        `tokens`: on the device, int32 [rows], in place of the step's own; `sampled`: those of the step before, of which
+        it takes some.
         """
         if (found := self.find_decode(step)) is None:
             assert tokens is None, "a step that follows another is one of decode rows"
-            return self._place_prompts(step)
+            return self._place_prompts(step, sampled)
         if self._written[0] is step and self._written[1] is found:
             found.here.advance(step, tokens)
         else:
             assert tokens is None, "a step that follows another is the same one"
-            found.here.write(StepTables.of(step, found.here.shape.block_m, self._tile))
+            found.here.write(StepTables.of(step, found.here.shape.block_m, self._tile), sampled)
             self._written = step, found
         return found
 
-    def _place_prompts(self, step: StepInput) -> CapturedStep | None:
+    def _place_prompts(self, step: StepInput, sampled: torch.Tensor | None) -> CapturedStep | None:
         if any(row.pools for row in step.rows):
             return None
         tables: StepTables | None = None
@@ -152,7 +155,7 @@ class CudaGraphs:
             if tables is None or tables.block_m != shape.block_m:
                 tables = StepTables.of(step, shape.block_m, self._tile)
             if shape.holds(tables.shape):
-                one.here.write(tables)
+                one.here.write(tables, sampled)
                 return one
         return None
 

@@ -148,7 +148,7 @@ class CudaExecutor:
         self._outputs = None
         last = self.spec.layers if last is None else last
         whole = first == 0 and last == self.spec.layers and layer_done is None
-        if whole and self._graphs is not None and (placed := self._graphs.place(step)) is not None:
+        if whole and self._graphs is not None and (placed := self._graphs.place(step, None, self._tokens)) is not None:
             self.adapters.wait(slots_of(step), last - 1)
             self._outputs = placed.replay(step)
             return self._outputs.logits[: len(step.arrays.sampled)]
@@ -167,16 +167,17 @@ class CudaExecutor:
     def launch(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
         return self._sample(self.run(step), draws)
 
+    def keeps_tokens(self, draws: Sequence[SamplingArgs]) -> bool:
+        """Steps are captured, and none of these needs penalties, masks, log probabilities or hidden states."""
+        return self._graphs is not None and not any(
+            draw.shifts is not None or draw.mask is not None or draw.given is not None
+            or draw.sampling.top_logprobs is not None or draw.sampling.pooling
+            for draw in draws
+        )  # fmt: skip
+
     def can_follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> bool:
-        """A captured step whose tokens need no penalties, no masks and no log probabilities."""
-        return (
-            self._graphs is not None
-            and self._graphs.find_decode(step) is not None
-            and not any(
-                draw.shifts is not None or draw.mask is not None or draw.sampling.top_logprobs is not None
-                for draw in draws
-            )
-        )
+        """A captured step whose tokens stay on the device."""
+        return self.keeps_tokens(draws) and self._graphs is not None and self._graphs.find_decode(step) is not None
 
     @on_device
     def follow(self, step: StepInput, draws: Sequence[SamplingArgs]) -> GpuStepHandle:
@@ -294,7 +295,7 @@ class CudaExecutor:
         """An eager step on the device, in a buffer of its own."""
         tables = StepTables.of(step, chunk_tokens(len(step.tokens)), self._prompt_tile)
         here = DeviceStep(tables.shape, self.at)
-        here.write(tables)
+        here.write(tables, self._tokens)
         return here
 
     @on_device

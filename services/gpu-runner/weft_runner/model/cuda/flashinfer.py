@@ -84,9 +84,8 @@ class FlashInfer:
 
     def _try_out(self) -> None:
         """A prompt of one token on whatever page 0 holds: what is built at first use is built now."""
-        one = np.array([[0, 1, 0, 0]], np.int32)
-        nothing = np.empty((0, 3), np.int32)
-        self.plan(StepArrays(np.zeros(1, np.int32), one, np.zeros(1, np.int32), nothing, np.zeros(1, np.int32)))
+        zero, one = np.zeros(1, np.int32), np.array([[0, 1, 0, 0]], np.int32)
+        self.plan(StepArrays(zero, one, zero, np.empty((0, 3), np.int32), zero, taken=np.empty(0, np.int32)))
         q = torch.zeros(1, self._heads, self._kv.shape[5], dtype=self._kv.dtype, device=self._kv.device)
         for window in self._wrappers:
             self.attend(q, 0, window)

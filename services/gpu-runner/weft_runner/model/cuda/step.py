@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft_kernels.triton import fused
 from weft_kernels.triton.attention import prefill_tiles
 from weft_kernels.triton.chunks import TURNS, chunk_table, count_chunks
 from weft_kernels.triton.lora import ChunkTable
@@ -22,7 +23,7 @@ Ints = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.bool_]
 ALIGNED = 4  # ints: every field begins at 16 bytes
 GRAPH_PROMPT_TOKENS = 64  # of a prompt and more, on average: what graphs of steps with prompts have room for
-PADDING = (0, -1, 0, 0, -1, -1, 0, None)  # of each field; of pages only those of a step are copied
+PADDING = (0, -1, 0, 0, -1, -1, 0, -1, None)  # of each field; of pages only those of a step are copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Shape:
         """(rows, columns) of each field, in the buffer's order; `pages` last."""
         return (
             (self.tokens, 1), (self.tokens, 1), (self.rows, 4), (self.turns, 4), (self.rows, 1), (self.tiles, 2),
-            (self.sampled, 1), (self.pages, 1),
+            (self.sampled, 1), (self.tokens, 1), (self.pages, 1),
         )  # fmt: skip
 
     def holds(self, other: "Shape") -> bool:
@@ -93,7 +94,8 @@ class StepTables:
 class DeviceStep:
     """Views of one device buffer. `write` fills it from a step that fits the shape, `advance` moves it on.
 
-    Two host buffers by turns: the copy of one step may still wait its turn on the device while the next is written.
+    Two host buffers by turns: the copy of one step may still wait its turn on the device while the next is written. No
+    third step is written before the first one is done.
     """
 
     def __init__(self, shape: Shape, device: torch.device, whole: Shape | None = None) -> None:
@@ -107,36 +109,40 @@ class DeviceStep:
         self._turn, self._small = 0, starts[-2]  # the pages come last: they stay while a batch runs on
         self._device = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         views = [self._device[where] for where in at]
-        self.tokens, self.row_of, self.picked, self.sampled, self.pages = (views[i] for i in (0, 1, 4, 6, 7))
+        self.tokens, self.row_of, self.picked, self.sampled = (views[i] for i in (0, 1, 4, 6))
+        self._taken, self.pages = views[7:]
         self.rows, self.tiles = views[2].view(-1, 4), views[5].view(-1, 2)
         self.chunked = ChunkTable(views[3].view(-1, 4), shape.block_m, shape.chunks)
         self.base_chunked = replace(self.chunked, table=self.chunked.table[: shape.base_turns])
         self.decodes = True  # some row may have a single token
 
-    def write(self, tables: StepTables) -> None:
-        """Everything of a step, in stream order. Nothing that was written before is still being copied."""
+    def write(self, tables: StepTables, sampled: torch.Tensor | None = None) -> None:
+        """Everything of a step, in stream order. `sampled`: the tokens of the step before, on the device."""
         arrays = tables.step.arrays
         row = np.arange(len(arrays.rows), dtype=np.int32)
         fields = (
             arrays.tokens, np.repeat(row, arrays.rows[:, 1] - arrays.rows[:, 0]), arrays.rows, tables.chunks,
-            np.where(tables.single, row, -1), tables.tiles, arrays.sampled, arrays.pages,
+            np.where(tables.single, row, -1), tables.tiles, arrays.sampled, arrays.taken, arrays.pages,
         )  # fmt: skip
-        for into, values, pad in zip(self._into[0], fields, PADDING, strict=True):
+        self._turn = 1 - self._turn
+        for into, values, pad in zip(self._into[self._turn], fields, PADDING, strict=True):
             into[: values.size] = values.reshape(-1)
             if pad is not None:
                 into[values.size :] = pad
         self.decodes = bool(self.shape.tiles == 0 or tables.single.any())
-        self._hosts[1][: self._small] = self._hosts[0][: self._small]
-        self._turn = 0
         self._copy(self._small + arrays.pages.size)
+        if tables.step.taken:
+            assert sampled is not None, "no step was launched before"
+            fused.take_tokens(self.tokens, self._taken, sampled)
 
     def advance(self, step: StepInput, tokens: torch.Tensor | None = None) -> None:
         """The step that was written, one token further: tokens and positions alone.
 
         `tokens`: they are on the device already, where -1 stands for none (that row's result is not used).
         """
-        arrays = step.arrays
+        arrays, before = step.arrays, self._hosts[self._turn]
         self._turn = 1 - self._turn
+        self._hosts[self._turn][: self._small] = before[: self._small]
         into = self._into[self._turn]
         into[0][: arrays.tokens.size] = arrays.tokens
         into[2][: arrays.rows.size] = arrays.rows.reshape(-1)
