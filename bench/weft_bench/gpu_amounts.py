@@ -109,6 +109,7 @@ class Amounts:
     stream_counts: tuple[int, ...] = (256, 64, 16, 1)
     stream_adapters: tuple[int, ...] = (0, 64, 384)  # 0: the base
     stream_tokens: tuple[int, int] = (128, 128)  # of a prompt, of an answer
+    mixed_counts: tuple[int, ...] = (256, 64)  # streams whose answers have mixed lengths
     stream_spread: int = 96  # answers of mixed lengths differ from that by up to so many
     stream_rounds: int = 3  # requests of each stream
     stack_model: str = "1B"
@@ -167,9 +168,8 @@ TINY = Amounts(
     model="tiny", text_model="tiny",
     operators=((Operator("q, k, v 64 -> 80", 64, (48, 16, 16), 3), Batch(3, DISTINCT)),),
     decode=((2, 20), (1, 20)), exact_tokens=(10, 3), attention=((2, 40, 1), (2, 40, 4)), heads=(4, 16), prompts=(20,),
-    clocked=1, beside=1, stream_counts=(2, 1), stream_adapters=(0, 3), stream_tokens=(4, 3), stream_spread=1,
-    stream_rounds=1,
-    stack_model="tiny", stack_adapters=2, slots=2, streams=2,
+    clocked=1, beside=1, stream_counts=(2, 1), mixed_counts=(2,), stream_adapters=(0, 3), stream_tokens=(4, 3),
+    stream_spread=1, stream_rounds=1, stack_model="tiny", stack_adapters=2, slots=2, streams=2,
     crowds=(3,), crowd_requests=6, crowd_tokens=(4, 2), folders=2, texts=2, text_tokens=6, text_rows=2, peer_rows=2,
     peer_tokens=(4, 2), peer_rounds=1,
 )  # fmt: skip

@@ -52,7 +52,8 @@ def measure(context: Context) -> None:
                 asks = [Ask(rng.choice(names), prompt_of(), length) for length in lengths]
                 _report(context, name, subject.play(asks, streams=streams, between=context.check_time))
 
-            measured(amounts.mixed_name(most, adapters), most, spread)
+            for streams in amounts.mixed_counts:
+                measured(amounts.mixed_name(streams, adapters), streams, spread)
             for streams in amounts.stream_counts:
                 measured(amounts.streams_name(streams, adapters), streams, 0)
 
