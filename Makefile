@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-slow test-changed budget flakes mutants fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check test-slow test-changed budget flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -81,6 +81,10 @@ MUTANT ?=
 MUTANTS_FLAGS ?=
 mutants: kernels  ## small faults in the sources of core packages, one at a time, and which test sees each: COUNT=300 SEED=7 PACKAGE=scheduler; DIFF=COMMIT: those killed before, again; MUTANT=FILE:LINE:OPERATOR: that one
 	@$(HARNESS).mutants --count $(COUNT) --seed $(SEED) $(if $(PACKAGE),--package $(PACKAGE)) $(if $(DIFF),--diff $(DIFF)) $(if $(MUTANT),--mutant $(MUTANT)) $(MUTANTS_FLAGS)
+
+ONLY ?=
+promises: kernels  ## one break planted for each promise of the pages, and whether the test that the promise names sees it: ONLY=threat-model
+	@$(HARNESS).mutants.promises --only "$(ONLY)"
 
 FRESH_FLAGS ?=
 test-fresh:  ## `make up`, `make test` and `make test-slow` of the last commit on a fresh Debian (Python 3.13) in a folder, without a compiler and with g++ (needs root, debootstrap); FRESH_FLAGS="--command up"

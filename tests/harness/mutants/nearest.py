@@ -38,9 +38,11 @@ class ImportGraph:
                 files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = str(path.relative_to(root))
         paths = set(files.values())
         files |= {path.removesuffix(".py").replace("/", "."): path for path in paths}  # `tests.unit.operator.planning`
+        imports = {path: [*_imported((root / path).read_text())] for path in paths}
+        fronts = {module: _exported(imports[path]) for module, path in files.items() if path.endswith("/__init__.py")}
         self._importers: dict[str, set[str]] = defaultdict(set)
         for path in paths:
-            for module in _imported((root / path).read_text()):
+            for module in _modules(imports[path], fronts):
                 if there := files.get(module):
                     self._importers[there].add(path)
             for folder in Path(path).parents if Path(path).name.startswith("test_") else ():
@@ -92,10 +94,29 @@ def cost_of_files(records: Mapping[str, float]) -> dict[str, float]:
     return dict(costs)
 
 
-def _imported(source: str) -> Iterable[str]:
-    """The modules that a file names in imports, wherever they stand; of `from a import b` both `a` and `a.b`."""
+def _imported(source: str) -> Iterable[tuple[str, Sequence[str]]]:
+    """The modules that a file names in imports, wherever they stand, each with the names that it takes of it."""
     for plain, module, names in IMPORT.findall(source):
-        yield from re.findall(r"[\w.]+", plain)
+        yield from ((name, ()) for name in re.findall(r"[\w.]+", plain))
         if module:
+            yield module, re.findall(r"\w+", names)
+
+
+def _exported(imports: Iterable[tuple[str, Sequence[str]]]) -> dict[str, str]:
+    """The names that a package has from its modules, and of which one each is."""
+    return {name: module for module, names in imports for name in names}
+
+
+def _modules(
+    imports: Iterable[tuple[str, Sequence[str]]], fronts: Mapping[str, Mapping[str, str]]
+) -> Iterable[str]:  # fmt: skip
+    """Of `from a import b` both `a` and `a.b`; where package `a` has b from one of its modules, that module alone.
+
+    A test that takes one name from a package's front is near to the module of that name, not to the whole package.
+    """
+    for module, names in imports:
+        front = fronts.get(module, {})
+        yield from {front[name] for name in names if name in front}
+        if not names or not front.keys() >= {*names}:
             yield module
-            yield from (f"{module}.{name}" for name in re.findall(r"\w+", names))
+        yield from (f"{module}.{name}" for name in names if name not in front)
