@@ -11,7 +11,7 @@ from harness.spans import in_memory, traceparent_of
 from harness.waiting import eventually
 from tests.integration.batch.conftest import answer, input_file, input_line, serving
 from weft.domain.batch import BatchStatus, LineReleased, LineResult, Purpose
-from weft.store import transactions
+from weft.store import batches, transactions
 from weft.store.database import turns_of
 from weft.store.models import BatchRow
 from weft.wire.codec import batch as codec
@@ -55,6 +55,19 @@ async def test_a_batch_runs_from_upload_to_output(world) -> None:
     assert (output.file_id, output.bytes) == (ended.output_file_id, len(await client.content(output.file_id)))
     with refused(PRECONDITION, "is completed and cannot be cancelled"):
         await client.cancel(job.batch_id)
+
+
+async def test_a_batch_that_has_ended_leaves_no_line_in_the_store(world) -> None:
+    """Prompts and answers are in its file then: who reads the database finds none."""
+
+    async def none_is_kept() -> bool:
+        return not await batches.ended_with_results(world.engine)
+
+    client = world.client()
+    async with world.gateway():
+        ended = await client.ended((await client.submit(input_file(3))).batch_id)
+    assert len(await client.lines(ended.output_file_id)) == 3
+    await eventually(none_is_kept)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.0])

@@ -523,10 +523,15 @@ def test_under_tls_a_sender_trusts_no_runner_of_another_namespace(
     assert sender.next(Closed).reason == "its certificate is for runners of globex, not of acme"
 
 
-def test_plain_bytes_where_tls_is_expected_hold_no_thread(end: Make, authority: Authority, tmp_path: Any) -> None:
+@pytest.mark.parametrize("sent", [b"weft-kv1" * 100, b"\x16\x03\x01", b""], ids=["plain", "a beginning", "nothing"])
+def test_plain_bytes_where_tls_is_expected_hold_no_thread(
+    end: Make, authority: Authority, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Neither do those that are no more than the beginning of a handshake, and those that never come."""
+    monkeypatch.setattr("weft_runner.shell.kv_transfer.CONNECT_S", 0.1)
     receiver = end("receiver", tls=secured(authority, tmp_path, "r", "runner", "acme.runner"))
     with socket.create_connection(("127.0.0.1", receiver.shell.port)) as sock:
-        sock.sendall(b"weft-kv1" * 100)
+        sock.sendall(sent)
         sock.settimeout(PATIENCE_S)
         try:
             while sock.recv(1 << 10):
