@@ -82,10 +82,10 @@ def render(name: str, *flags: str | Path, namespace: str = NAMESPACE) -> str:
     return helm("template", "weft", CHART, *where, *flags)
 
 
-def lint(name: str, *flags: str) -> str:
+def lint(name: str) -> str:
     """`helm lint --strict`. It knows no API but Kubernetes' own, so nothing is asked of the Prometheus operator."""
     known = ("--kube-version", tools.kubernetes(), "--set", "podMonitor.enabled=false,prometheusRule.enabled=false")
-    return helm("lint", "--strict", *known, CHART, "-f", values_of(name), *flags)
+    return helm("lint", "--strict", *known, CHART, "-f", values_of(name))
 
 
 def objects(text: str) -> list[Json]:

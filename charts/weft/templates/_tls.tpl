@@ -43,7 +43,7 @@ names, and in the first two thirds of its life.
 {{- if and (eq (index $data "ca.crt" | default "") $ca) (eq (index $notes "serving.weft.dev/names" | default "") .names) (gt $current $now) -}}
 {{- $renew = toString $current -}}
 {{- else -}}
-{{- $made := genSignedCert (first $names) nil $names $days .ca -}}
+{{- $made := genSignedCertWithKey (first $names) nil $names $days .ca (genPrivateKey "ecdsa") -}}
 {{- $data = dict "ca.crt" $ca "tls.crt" (b64enc $made.Cert) "tls.key" (b64enc $made.Key) -}}
 {{- end -}}
 apiVersion: v1
@@ -66,7 +66,7 @@ data:
 {{- if $found.data -}}
 {{- toYaml (dict "crt" (index $found.data "tls.crt") "key" (index $found.data "tls.key")) -}}
 {{- else -}}
-{{- $made := genCA (printf "%s-%s" (include "weft.fullname" .root) .name) (int .root.Values.tls.selfSigned.validityDays) -}}
+{{- $made := genCAWithKey (printf "%s-%s" (include "weft.fullname" .root) .name) (int .root.Values.tls.selfSigned.validityDays) (genPrivateKey "ecdsa") -}}
 {{- toYaml (dict "crt" (b64enc $made.Cert) "key" (b64enc $made.Key)) -}}
 {{- end -}}
 {{- end -}}

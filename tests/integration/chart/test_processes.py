@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from harness import chart
@@ -102,6 +103,7 @@ def test_the_site_says_what_values_say(rendered: Rendered) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_self_signed_certificates_work_for_their_role(rendered: Rendered, role: Role, tmp_path: Path) -> None:
     certificate = unpack(one(rendered["default"], "Secret", f"weft-{role}-tls"), tmp_path)
+    assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey), "cert-manager makes such keys, too"
     Tls(tmp_path, role)  # both ends of a handshake in memory
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     dns = names.get_values_for_type(x509.DNSName)
