@@ -3,11 +3,13 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.main import get_command
 
 from weft.domain.routes import ToolCallParserName
 from weft.process import long_lived_imports, serve_root
@@ -99,10 +101,9 @@ def complete_for_kubectl() -> int:
 
 
 def _run(args: list[str]) -> int:
-    if args[:1] == ["bench"] or args in (["--help"], ["-h"]):
-        _add_bench()
     try:
-        result = app(args, prog_name="weft", standalone_mode=False)
+        commands = _commands(with_bench=args[:1] == ["bench"] or args in (["--help"], ["-h"]))
+        result = commands(args, prog_name="weft", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except CommandError as error:
         return _failed(error)
@@ -572,6 +573,14 @@ def _existing(folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise BadInput(f"--file-root: {folder} is not a folder")
     return folder.resolve() if folder else None
+
+
+@cache
+def _commands(*, with_bench: bool) -> Callable[..., Any]:
+    """Parse and run: made once, since typer itself would build every command and option again at each call."""
+    if with_bench:
+        _add_bench()
+    return get_command(app)
 
 
 def _add_bench() -> None:

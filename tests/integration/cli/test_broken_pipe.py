@@ -39,7 +39,7 @@ def test_what_is_written_at_the_very_end_fails_in_silence_too() -> None:
     ended = run_unread(
         "-c",
         "import sys, weft_cli.main as command\n"
-        "command.app = lambda *_, **__: print('text')\n"
+        "command._commands = lambda **_: lambda *_, **__: print('text')\n"
         "sys.exit(command.main(['status']))",
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
