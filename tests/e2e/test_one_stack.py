@@ -1,14 +1,22 @@
-"""The official `openai` client drives the whole stack: sync and async, streaming and not, every model."""
+"""One whole stack, asked by the official `openai` client in every way, and with the requests of vLLM's tests.
+
+Both are of one file because a stack costs more than all that is asked of it here.
+"""
 
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
 from harness.quickstart import DEMO, Case
+from harness.vllm_requests import CHECKS
+from harness.vllm_requests.checks import SECONDS, Check, Server
+from weft_bench.stack import Stack
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +312,19 @@ def test_embeddings_of_a_base_and_of_its_adapters(client: openai.OpenAI) -> None
         assert found[0].embedding == found[2].embedding != found[1].embedding
         assert sum(x * x for x in found[0].embedding) == pytest.approx(1.0, abs=1e-5)
     assert len({tuple(found[0].embedding) for found in by_model.values()}) == len(DEMO)
+
+
+# ---- vLLM's tests as requests
+
+
+@pytest.fixture(scope="module")
+def server(stack: Stack) -> Iterator[Server]:
+    (runner,) = stack.names("runner")
+    with httpx2.Client(timeout=SECONDS) as client:
+        yield Server(stack.url, f"http://{stack.components()[runner]['probes']}/metrics", client)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.test)
+def test_a_request_of_vllms_tests_is_answered_as_listed(server: Server, check: Check) -> None:
+    """What vLLM's test asserts holds, or the reply is what the list says instead."""
+    check.run(server)
