@@ -1,5 +1,6 @@
 """What several folders share. One worker runs a file, so nobody else uses a server at the same time."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,16 @@ from harness.quick import one_ssl_context  # noqa: F401 (a fixture)
 def postgres() -> Iterator[Postgres]:
     with postgres_server() as server:
         yield server
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """The `main` of a component sets this process's logging: put back afterwards."""
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    loggers = [root, *(known for known in root.manager.loggerDict.values() if isinstance(known, logging.Logger))]
+    levels = [logger.level for logger in loggers]
+    yield
+    root.handlers = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)

@@ -22,6 +22,7 @@ from tests.integration.batch.conftest import Client, PlayedGateway, answer, inpu
 from weft.domain.batch import BatchStatus
 from weft.wire.streams import channel
 from weft.wire.v1.batch_pb2_grpc import BatchStub
+from weft_batch.main import main
 
 MIB = 1 << 20
 
@@ -217,11 +218,14 @@ async def test_a_full_disk_refuses_uploads_and_loses_no_result(tmp_path, small_d
         (("--database", "mysql://x"), "postgresql"),
     ],
 )
-def test_what_cannot_work_stops_the_start_with_its_name(tmp_path, flags, what) -> None:
-    with service(tmp_path, free_addresses(1)[0], *flags, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        _, said = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 2
-        assert what in said
+@pytest.mark.usefixtures("own_logging")
+def test_what_cannot_work_stops_the_start_with_its_name(tmp_path, flags, what, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    listen, probes = free_addresses(2)
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(["--data-dir", str(tmp_path), "--listen", listen, "--probes", probes, *flags]))
+    assert ended.value.code == 2
+    assert what in capfd.readouterr().err
 
 
 def test_two_services_do_not_share_a_directory(tmp_path) -> None:

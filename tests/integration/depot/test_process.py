@@ -17,6 +17,7 @@ from tests.integration.depot.conftest import Run
 from tests.unit.artifacts.making import write_adapter, write_model
 from weft.artifacts.blobs import BlobStore, check_blobs
 from weft.artifacts.fetch import FetchLimits, fetch
+from weft_depot.main import main
 
 PROBES = ("/healthz", "/readyz", "/metrics")
 QUICK = ("--schemes", "file")  # loads no library for others
@@ -74,12 +75,14 @@ def test_a_blob_that_rots_in_the_depot_is_noticed_by_a_runner_and_fetched_again_
     check_blobs(store)
 
 
-def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(tmp_path: Path, run: Run) -> None:
+@pytest.mark.usefixtures("own_logging")
+def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(
+    tmp_path: Path, run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        busy = run(*QUICK, "--data-dir", tmp_path / "a", "--http", address)
-        assert busy.wait() == 2
-        assert address in busy.lines[-1]
+        assert main([*QUICK, "--data-dir", str(tmp_path / "a"), "--http", address]) == 2
+        assert address in capfd.readouterr().err.splitlines()[-1]
     owner = run(*QUICK, "--data-dir", tmp_path / "b")
     second = run(*QUICK, "--data-dir", tmp_path / "b")
     assert second.wait() == 2
@@ -88,10 +91,11 @@ def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(tmp_pat
     assert owner.end() == 0
 
 
-def test_secrets_of_the_cluster_need_a_pod(tmp_path: Path, run: Run) -> None:
-    process = run(*QUICK, "--data-dir", tmp_path / "data", "--secrets", "kubernetes")
-    assert process.wait() == 2
-    assert "service account" in process.lines[-1]
+@pytest.mark.usefixtures("own_logging")
+def test_secrets_of_the_cluster_need_a_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = [*QUICK, "--http", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"), "--secrets", "kubernetes"]
+    assert main(flags) == 2
+    assert "service account" in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_probes_are_on_the_apis_port_or_on_their_own(tmp_path: Path, run: Run) -> None:

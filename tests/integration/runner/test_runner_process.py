@@ -4,7 +4,6 @@ A start is most of what a test here costs: what can be asked of a runner that ot
 """
 
 import asyncio
-import logging
 import math
 import os
 import re
@@ -522,15 +521,6 @@ async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing
 
 
 # ---- exit codes
-
-
-@pytest.fixture
-def own_logging():
-    """`main` sets this process's logging: put back afterwards."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers, root.level = handlers, level
 
 
 @pytest.mark.slow
