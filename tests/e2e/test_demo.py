@@ -30,7 +30,10 @@ def demo(data_dir: Path, port: int, *options: str, **variables: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
 
 
-@pytest.mark.parametrize("options", [[], ["--auth"]], ids=["open", "keys"])
+# Without keys, other tests ask an open stack for the same texts (`test_one_stack`).
+@pytest.mark.parametrize(
+    "options", [pytest.param([], id="open", marks=pytest.mark.slow), pytest.param(["--auth"], id="keys")]
+)
 def test_the_demo_answers_right_for_every_model_and_stops_everything(tmp_path: Path, options: list[str]) -> None:
     done = demo(tmp_path / "d", free_port(), *options)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -106,7 +106,7 @@ def test_what_waits_for_the_machine_is_given_its_time_again() -> None:
     assert watched.look() == ""
 
 
-@pytest.mark.parametrize("distribution", ["loadfile", "worksteal"])
+@pytest.mark.parametrize("distribution", ["loadfile", pytest.param("worksteal", marks=pytest.mark.slow)])
 def test_a_hang_and_a_death_cost_one_test_each(tmp_path: Path, distribution: str) -> None:
     project = tmp_path / "project"
     project.mkdir()
