@@ -1,12 +1,40 @@
-"""What the store holds of outcomes, read as people do: with SQL."""
+"""Stores at the newest revision, and what they hold of outcomes, read as people do: with SQL."""
 
+import tempfile
 from datetime import date
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import URL, Row, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from weft.store import migrate
+from weft.store.database import open_database, sqlite_url
 from weft.store.models import OutcomeRow, UsageRow
+
+_newest = list[bytes]()  # an SQLite file without rows, once one has been made
+
+
+async def new_store(url: URL) -> AsyncEngine:
+    """Open a database that is empty, at the newest revision: SQLite gets a copy of the first one that was migrated."""
+    if url.get_backend_name() == "sqlite":
+        assert url.database is not None
+        Path(url.database).write_bytes(await _newest_file())
+        return open_database(url)
+    engine = open_database(url)
+    await migrate.upgrade(engine)
+    return engine
+
+
+async def _newest_file() -> bytes:
+    if not _newest:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "weft.sqlite"
+            engine = open_database(sqlite_url(file))
+            await migrate.upgrade(engine)
+            await engine.dispose()  # the last connection puts the log into the file
+            _newest.append(file.read_bytes())
+    return _newest[0]
 
 
 async def usage(engine: AsyncEngine, since: date = date.min) -> list[Row[Any]]:

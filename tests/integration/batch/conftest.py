@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import URL
 
 from harness.postgres import DIALECTS
+from harness.stored import new_store
 from harness.waiting import PATIENCE_S
 from weft.domain.batch import (
     BatchJob,
@@ -35,8 +36,8 @@ from weft.domain.batch import (
     RunLines,
     StoredFile,
 )
-from weft.store import fencing_terms, migrate
-from weft.store.database import open_database, sqlite_url
+from weft.store import fencing_terms
+from weft.store.database import sqlite_url
 from weft.telemetry.tracing import Tracer
 from weft.wire.codec import batch as codec
 from weft.wire.codec.batch import BATCH_TO_GATEWAY, GATEWAY_TO_BATCH, in_messages
@@ -254,8 +255,7 @@ async def store(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
 
 async def opened(url: URL) -> AsyncIterator[Any]:
     """The store, at the newest revision."""
-    engine = open_database(url)
-    await migrate.upgrade(engine)
+    engine = await new_store(url)
     yield engine
     await engine.dispose()
 

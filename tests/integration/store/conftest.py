@@ -11,7 +11,7 @@ from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.postgres import DIALECTS
-from weft.store import migrate
+from harness.stored import new_store
 from weft.store.database import open_database, sqlite_url
 
 
@@ -38,6 +38,7 @@ async def empty(url: URL) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.fixture
-async def engine(empty: AsyncEngine) -> AsyncEngine:
-    await migrate.upgrade(empty)
-    return empty
+async def engine(url: URL) -> AsyncIterator[AsyncEngine]:
+    made = await new_store(url)
+    yield made
+    await made.dispose()

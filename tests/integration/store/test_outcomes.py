@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from harness import stored
 from harness.processes import started
+from harness.stored import new_store
 from weft.domain.request import FinishReason, Outcome
-from weft.store import migrate, outcomes
+from weft.store import outcomes
 from weft.store.database import open_database
 
 DAY = 86_400_000
@@ -141,9 +142,8 @@ def test_whatever_is_repeated_in_whatever_batches_the_sums_are_those_of_a_dictio
 @pytest.fixture
 def upgraded(url):
     """An engine, and the loop that all its examples run in."""
-    engine = open_database(url)
     with asyncio.Runner() as runner:
-        runner.run(migrate.upgrade(engine))
+        engine = runner.run(new_store(url))
         yield runner, engine
         runner.run(engine.dispose())
 

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from harness.stored import new_store
 from harness.waiting import PATIENCE_S, soon
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.runner import (
@@ -26,8 +27,7 @@ from weft.domain.runner import (
     RunnerSpec,
     SequenceState,
 )
-from weft.store import migrate
-from weft.store.database import open_database, sqlite_url
+from weft.store.database import sqlite_url
 from weft.wire.codec.cluster import (
     RUNNER_TO_SUPERVISOR,
     SCHEDULER_TO_SUPERVISOR,
@@ -164,8 +164,7 @@ class World:
 
 @pytest.fixture
 async def store(tmp_path: Path):
-    engine = open_database(sqlite_url(tmp_path / "weft.sqlite"))
-    await migrate.upgrade(engine)
+    engine = await new_store(sqlite_url(tmp_path / "weft.sqlite"))
     yield engine
     await engine.dispose()
 

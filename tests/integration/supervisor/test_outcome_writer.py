@@ -10,11 +10,12 @@ from sqlalchemy import text
 
 from harness import stored
 from harness.postgres import DIALECTS, needs_postgres
+from harness.stored import new_store
 from harness.waiting import eventually, soon
 from weft.domain.request import FinishReason, Outcome, OutcomeAck, OutcomeReport
 from weft.domain.runner import SupervisorHello
-from weft.store import fencing_terms, migrate, outcomes
-from weft.store.database import open_database, sqlite_url
+from weft.store import fencing_terms, outcomes
+from weft.store.database import sqlite_url
 from weft.wire.codec.scheduling import outcome_bytes
 from weft_supervisor import outcome_writer
 from weft_supervisor.outcome_writer import CHUNK, MAX_WAITING, OutcomeWriter, UnackedFeedback
@@ -35,8 +36,7 @@ async def store(request, tmp_path):
         url = sqlite_url(tmp_path / "weft.sqlite")
         if request.param != "sqlite":
             url = stack.enter_context(request.getfixturevalue("postgres").database())
-        engine = open_database(url)
-        await migrate.upgrade(engine)
+        engine = await new_store(url)
         yield engine
         await engine.dispose()
 
@@ -85,8 +85,7 @@ async def test_outcomes_wait_for_a_server_that_dies_and_each_counts_once(postgre
     """Whether a commit that the outage cut off happened is not known: it is stored again, and counts once."""
     monkeypatch.setattr(outcome_writer, "PAUSE_MAX_S", 0.1)
     with postgres.database() as url:
-        engine = open_database(url)
-        await migrate.upgrade(engine)
+        engine = await new_store(url)
         writer = writer_of(engine, kept)
         running = asyncio.create_task(writer.run(keep_days=30))
         for i in range(2_000):
