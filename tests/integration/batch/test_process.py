@@ -218,7 +218,7 @@ async def test_a_full_disk_refuses_uploads_and_loses_no_result(tmp_path, small_d
         (("--database", "mysql://x"), "postgresql"),
     ],
 )
-@pytest.mark.usefixtures("own_logging")
+@pytest.mark.usefixtures("main_here")
 def test_what_cannot_work_stops_the_start_with_its_name(tmp_path, flags, what, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     listen, probes = free_addresses(2)

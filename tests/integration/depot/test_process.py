@@ -75,7 +75,7 @@ def test_a_blob_that_rots_in_the_depot_is_noticed_by_a_runner_and_fetched_again_
     check_blobs(store)
 
 
-@pytest.mark.usefixtures("own_logging")
+@pytest.mark.usefixtures("main_here")
 def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(
     tmp_path: Path, run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_port_or_a_data_directory_in_use_ends_it_with_2_and_says_which(
     assert owner.end() == 0
 
 
-@pytest.mark.usefixtures("own_logging")
+@pytest.mark.usefixtures("main_here")
 def test_secrets_of_the_cluster_need_a_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = [*QUICK, "--http", "127.0.0.1:0", "--data-dir", str(tmp_path / "data"), "--secrets", "kubernetes"]
     assert main(flags) == 2

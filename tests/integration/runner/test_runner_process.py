@@ -524,7 +524,7 @@ async def test_a_supervisor_that_comes_back_is_told_everything_again_and_nothing
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_logging")
+@pytest.mark.usefixtures("main_here")
 def test_an_address_in_use_an_owned_folder_and_an_unknown_base_have_exit_codes_and_names(depot, tmp_path, capfd):
     def code_of(**changes: str) -> tuple[int, str]:
         listen, probes = free_addresses(2)
