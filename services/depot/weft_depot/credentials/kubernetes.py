@@ -4,7 +4,7 @@ import base64
 import binascii
 import re
 import ssl
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import urllib3
 from kubernetes import client, config
@@ -15,6 +15,9 @@ from weft.process import CannotStart
 from weft.trust import accept_private_authorities
 from weft_depot.credentials import Secret, check_names, where
 
+if TYPE_CHECKING:  # its import takes a second of CPU time: only who reads Secrets waits for it
+    from kubernetes.client import CoreV1Api
+
 CONNECT_S, READ_S = 3.0, 7.0
 _ACCOUNT = re.compile(r"system:serviceaccount:([a-z0-9-]+):([a-z0-9.-]+)", re.ASCII)
 
@@ -22,7 +25,7 @@ _ACCOUNT = re.compile(r"system:serviceaccount:([a-z0-9-]+):([a-z0-9.-]+)", re.AS
 class KubernetesSecrets:
     """Reads through one client, which any thread may use, and which takes its token again when that is rotated."""
 
-    def __init__(self, api: client.CoreV1Api) -> None:
+    def __init__(self, api: "CoreV1Api") -> None:
         self._api = api
 
     def read(self, namespace: str, name: str) -> Secret:
