@@ -1,6 +1,7 @@
 """Edits of fields that a person could make: the fields and their values come from the CustomResourceDefinitions."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from weft.api.crd import crds
@@ -27,8 +28,13 @@ def wrong_edits(kind: str) -> list[Edit]:
     return [(path, value) for path, _ in _fields(kind) for value in WRONG]
 
 
+@cache  # pydantic makes the schemas of all kinds anew in each call of `crds`
+def _schemas() -> dict[str, Json]:
+    return {crd["spec"]["names"]["kind"]: crd for crd in crds().values()}
+
+
 def _fields(kind: str) -> list[tuple[Path, Json]]:
-    schema = next(crd for crd in crds().values() if crd["spec"]["names"]["kind"] == kind)
+    schema = _schemas()[kind]
     return list(_leaves(schema["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]))
 
 

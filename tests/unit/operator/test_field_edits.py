@@ -23,7 +23,9 @@ Json = dict[str, Any]
 
 
 def some(kind: str) -> st.SearchStrategy[list[Edit]]:
-    return st.lists(st.sampled_from(right_edits(kind, most=3) + wrong_edits(kind)), min_size=1, max_size=12)
+    """Edits of one kind, made when a test first draws: each worker imports this module, one of them runs it."""
+    edit = st.deferred(lambda: st.sampled_from(right_edits(kind, most=3) + wrong_edits(kind)))
+    return st.lists(edit, min_size=1, max_size=12)
 
 
 def edited(obj: Json, path: Path, value: Any) -> Json:
