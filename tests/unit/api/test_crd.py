@@ -1,6 +1,7 @@
 """The CRD files: current, structural, and of one mind with the types that read manifests."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ OPENINGS = ("The ", "A ", "An ", "Whether ", "How ", "When ", "What happens ")
 STANDARD = (".apiVersion", ".kind", ".metadata")
 
 
+CRDS = cache(crds)  # pydantic makes all schemas in each call; nothing here changes what this one returned
+
+
 def root(name: str) -> dict[str, Any]:
-    return crds()[name]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return CRDS()[name]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def walk(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -46,8 +50,8 @@ def test_the_reference_is_current() -> None:
 
 
 def test_the_files_are_current() -> None:
-    assert {path.name for path in FOLDER.glob("*.yaml")} == set(crds()), "run `make crds`"
-    for name, crd in crds().items():
+    assert {path.name for path in FOLDER.glob("*.yaml")} == set(CRDS()), "run `make crds`"
+    for name, crd in CRDS().items():
         assert (FOLDER / name).read_text() == render(crd), "run `make crds`"
 
 
@@ -63,7 +67,7 @@ def test_no_default_holds_a_null(name: str) -> None:
 
 def test_the_command_writes_them(tmp_path: Path) -> None:
     assert main(["--write", str(tmp_path / "new")]) == 0
-    for name, crd in crds().items():
+    for name, crd in CRDS().items():
         assert yaml.safe_load((tmp_path / "new" / name).read_text()) == crd
 
 
@@ -153,7 +157,7 @@ def test_a_pool_gives_its_owner_no_way_to_the_node() -> None:
 
 
 def test_kubectl_shows_and_names_them() -> None:
-    pool, adapter = crds()[POOL]["spec"], crds()[ADAPTER]["spec"]
+    pool, adapter = CRDS()[POOL]["spec"], CRDS()[ADAPTER]["spec"]
     assert pool["names"]["shortNames"][0] == "spool"
     assert adapter["names"]["shortNames"][0] == "lora"
     scale = pool["versions"][0]["subresources"]["scale"]
@@ -162,7 +166,7 @@ def test_kubectl_shows_and_names_them() -> None:
     assert adapter["versions"][0]["subresources"] == {"status": {}}
     for name in (POOL, ADAPTER):
         paths = dict(walk(root(name)))
-        for column in crds()[name]["spec"]["versions"][0]["additionalPrinterColumns"]:
+        for column in CRDS()[name]["spec"]["versions"][0]["additionalPrinterColumns"]:
             path = column["jsonPath"].partition("[")[0]
             assert path in paths or path == ".metadata.creationTimestamp", f"{column['name']} shows nothing"
 
