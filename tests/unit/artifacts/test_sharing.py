@@ -60,15 +60,27 @@ class Child:
         self.process.communicate()
 
 
+def two_artifacts(server: Server) -> list[str]:
+    return [server.artifact(config=b"{}", weights=BIG, other=bytes([n]) * 5000).digest for n in range(2)]
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How much a process that nobody kills asks of the file system for `two_artifacts`."""
+    server = Server()
+    child = Child(tmp_path_factory.mktemp("measured"), server.url, *two_artifacts(server))
+    count = child.done()
+    child.end()
+    server.close()
+    return count
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_process_that_is_killed_at_any_moment_leaves_whole_files_and_no_lock(
-    server: Server, tmp_path: Path, seed: int
+    server: Server, tmp_path: Path, seed: int, events: int
 ) -> None:
     draw = random.Random(seed)
-    wanted = [server.artifact(config=b"{}", weights=BIG, other=bytes([n]) * 5000).digest for n in range(2)]
-    measured = Child(tmp_path / "measured", server.url, *wanted)
-    events = measured.done()
-    measured.end()
+    wanted = two_artifacts(server)
     folder = tmp_path / "shared"
     for kill_at in sorted(draw.sample(range(1, events), 5)):
         killed = Child(folder, server.url, *wanted, kill_at=kill_at)
