@@ -15,7 +15,8 @@ same coefficients.
 """
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.domain.model.packed import round_up
 from weft_runner.offload.machine import MachineRates, product_s
@@ -44,9 +45,8 @@ class BlockWork:
     table_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """Shares that are not on the device."""
+class Outside(NamedTuple):
+    """Shares that are not on the device. A tuple, because every amount of a search is computed from all of them."""
 
     weights_host: float = 0.0
     weights_disk: float = 0.0
@@ -56,7 +56,7 @@ class Outside:
     kv_disk: float = 0.0
 
 
-UNKNOWNS = tuple(Outside.__dataclass_fields__)
+UNKNOWNS = Outside._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Linear:
 
     def at(self, outside: Outside) -> float:
         """Its value."""
-        return self.constant + sum(a * x for a, x in zip(self.of, astuple(outside), strict=True))
+        return self.constant + sum(a * x for a, x in zip(self.of, outside, strict=True))
 
     def plus(self, other: "Linear", times: float) -> "Linear":
         """With so much of another one."""

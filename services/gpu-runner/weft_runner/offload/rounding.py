@@ -154,12 +154,12 @@ def weight_tiers(sizes: WeightSizes, counts: Counts, host_counts: Counts, head: 
 
 def round_case(case: Case, budgets: Budgets, supports: Supports, best_s: float = float("inf")) -> Rounded | None:
     """The fastest policy of this case that an executor can do; None where none fits, or none is below `best_s`."""
-    prompt, token = prompt_streams(case), token_streams(case)
-    parts = memory(case)
+    alone = replace(case, block=1, batch=1, passes=1)
+    streams, parts = (prompt_streams(case), token_streams(case), token_streams(alone)), memory(case)
     found: Rounded | None = None
     for kv_device, kv_host, activations in _splits(case, supports):
         for resident in _fitting(case, budgets, parts, kv_device, kv_host, activations):
-            rounded = _rounded(case, budgets, parts, (prompt, token), resident, kv_device, kv_host, activations)
+            rounded = _rounded(case, budgets, parts, streams, resident, kv_device, kv_host, activations)
             if rounded is not None and rounded.prediction.block_s < best_s:
                 found, best_s = rounded, rounded.prediction.block_s
     return found
@@ -291,16 +291,17 @@ def _with(usage: Usage, weights: int, ring: int = 0) -> Usage:
 
 
 def predict(case: Case, streams: tuple[tuple[Linear, ...], ...], outside: Outside) -> BlockTime:
-    """FlexGen's T of a block, and tokens a second. `token_1_s`: of a request alone, whose stream of weights decides."""
+    """FlexGen's T of a block, and tokens a second. `streams`: of prompts, of tokens, and of one request's tokens.
+
+    `token_1_s`: of a request alone, whose stream of weights decides.
+    """
     tokens = case.work.output
     prompt = phase(case, streams[0], outside, case.passes)
     token = phase(case, streams[1], outside)
     block_s = prompt.pass_s + (tokens - 1) * token.pass_s
     bound_s = max(prompt.disk_read_s + (tokens - 1) * token.disk_read_s,
                   prompt.compute_s + (tokens - 1) * token.compute_s)  # fmt: skip
-    alone = replace(case, block=1, batch=1, passes=1)
-    weights = Outside(outside.weights_host, outside.weights_disk)
-    token_1 = phase(alone, token_streams(alone), weights)
+    token_1 = phase(case, streams[2], Outside(outside.weights_host, outside.weights_disk))
     return BlockTime(prompt, token, block_s, bound_s, case.block * tokens / block_s, token_1.pass_s)
 
 
