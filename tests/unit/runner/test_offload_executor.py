@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -178,15 +179,18 @@ def script(seed: int, steps: int = 5) -> list[Turn]:
     return made
 
 
-def same(one: CpuExecutor, other: CpuExecutor, turns: list[Turn]) -> None:
-    for executor in (one, other):
-        executor.clear_pages(list(range(PAGES)))
+def play(executor: CpuExecutor, turns: list[Turn]) -> Iterator[npt.NDArray[np.int32]]:
+    """The bits of each step's logits."""
+    executor.clear_pages(list(range(PAGES)))
     for turn in turns:
-        for executor in (one, other):
-            executor.clear_pages(turn.granted)
-            executor.allocate_adapter_pages(turn.taken)
-        found, expected = one.run(make_step(turn.rows)), other.run(make_step(turn.rows))
-        assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+        executor.clear_pages(turn.granted)
+        executor.allocate_adapter_pages(turn.taken)
+        yield executor.run(make_step(turn.rows)).view(np.int32)
+
+
+def same(one: CpuExecutor, other: CpuExecutor, turns: list[Turn]) -> None:
+    for found, expected in zip(play(one, turns), play(other, turns), strict=True):
+        assert np.array_equal(found, expected)
 
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
@@ -196,12 +200,17 @@ DISK_PARTS = ((16, 40, 240), (7, 0, 201), (240, 59, 0), (20, 20, 200), (3, 55, 2
 STORED = ("bf16", "fp32", "int8", "int4", "int4+int4+top")
 
 
-@pytest.mark.parametrize("dtype", STORED)
-@pytest.mark.parametrize("model", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [*(("llama", dtype) for dtype in STORED), ("qwen2", "bf16"), ("qwen2", "int8"), ("qwen2", STORED[-1])],
+)
 def test_its_bits_are_those_of_the_executor_in_memory(
     files_of: Callable[..., dict[str, Path]], tmp_path: Path, made: list[OffloadExecutor], model: str, dtype: str
 ) -> None:
-    """Each dtype has every share and every part on disk; all dtypes together have each share with each part."""
+    """Each dtype has every share and every part on disk; all dtypes together have each share with each part.
+
+    All play one script, so that what they should answer is computed once.
+    """
     files = files_of(model)
     expected = with_adapters(in_memory(files, dtype))
     kept: dict[float, float] = {}
@@ -209,15 +218,19 @@ def test_its_bits_are_those_of_the_executor_in_memory(
         share = SHARES[at % len(SHARES)]
         parts = {"kv_disk_pages": disk_pages, "activation_disk_tokens": disk_tokens, "max_tokens": 240}
         limits = budget(tmp_path, share=share, micro_batch=micro_batch, **parts)
-        made.append(with_adapters(offloaded(files, limits, dtype, threads=2)))
+        made.append(with_adapters(offloaded(files, limits, dtype, threads=1 + at % 2)))
         assert made[-1].numerics_class == expected.numerics_class
         assert made[-1].placement.disk_bytes <= limits.disk_bytes
         kept[share] = made[-1].residency.share
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(made), st.integers(0, 2**32))
-    def holds(executor: OffloadExecutor, seed: int) -> None:
-        same(executor, expected, script(seed))
+    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**32))
+    def holds(seed: int) -> None:
+        turns = script(seed)
+        wanted = [bits.copy() for bits in play(expected, turns)]
+        for executor in made:
+            for found, bits in zip(play(executor, turns), wanted, strict=True):
+                assert np.array_equal(found, bits), executor.placement
 
     holds()
     assert any(executor.figures.activations.read_bytes for executor in made)
@@ -304,10 +317,11 @@ def test_a_pass_that_is_given_up_leaves_nothing_in_the_way(
     def fails(layer: int) -> None:
         raise InterruptedError(layer)
 
+    expected = in_memory(files)
     for seed in range(3):
         with pytest.raises(InterruptedError):
             executor.run(make_step([([1] * 40, 0, [5, 6, 7], None), ([2] * 20, 0, [8, 9], None)]), layer_done=fails)
-        same(executor, in_memory(files), [Turn(turn.rows, turn.granted, []) for turn in script(seed)])
+        same(executor, expected, [Turn(turn.rows, turn.granted, []) for turn in script(seed)])
 
 
 def test_two_stages_of_a_pipeline_have_budgets_of_their_own(
