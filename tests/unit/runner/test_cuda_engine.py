@@ -95,13 +95,13 @@ def both(pair: tuple[Any, Any], *requests: tuple[str, list[int], int, str, Sampl
 
 def test_answers_are_the_references_and_most_steps_are_launched_ahead(pair_of):
     """Base, two adapters, one that ends early, and a draw: all in one batch."""
-    cuda, reference = pair = pair_of(layers=2)
+    cuda, reference = pair = pair_of()
     both(
         pair,
-        ("base", [5, 9, 4], 7, "", GREEDY),
-        ("a", [7] * 20, 7, "a", GREEDY),
+        ("base", [5, 9, 4], 5, "", GREEDY),
+        ("a", [7] * 20, 5, "a", GREEDY),
         ("b", [3, 1], 3, "b", GREEDY),
-        ("drawn", [11, 12, 13], 7, "a", Sampling(temperature=0.9, top_p=0.8, seed=7, ignore_eos=True)),
+        ("drawn", [11, 12, 13], 5, "a", Sampling(temperature=0.9, top_p=0.8, seed=7, ignore_eos=True)),
     )
     for driver in pair:
         driver.finish()
@@ -128,12 +128,12 @@ def test_an_adapter_that_left_comes_back_into_other_pages(pair_of):
 def test_a_sequence_that_leaves_during_a_step_has_no_further_output_and_the_others_continue(pair_of):
     cuda, reference = pair_of()
     for driver in (cuda, reference):
-        driver.post(driver.request("stays", [5, 9, 4], 9, "b", sampling=GREEDY))
+        driver.post(driver.request("stays", [5, 9, 4], 7, "b", sampling=GREEDY))
         driver.post(leaving := driver.request("leaves", [8, 8], 9, "a", sampling=GREEDY))
         while len(driver.answer("leaves")) < 3:
             driver.beat()
         driver.post(Stop("leaves", leaving.epoch))
-        driver.post(driver.request("comes", [6, 2], 4, "a", sampling=GREEDY))
+        driver.post(driver.request("comes", [6, 2], 3, "a", sampling=GREEDY))
         driver.finish()
         check_pool(driver.pool)
     assert cuda.engine.executor.followed
