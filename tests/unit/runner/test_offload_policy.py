@@ -162,7 +162,7 @@ def test_without_a_solver_as_many_weights_stay_as_fit_and_a_warning_says_so(
 ) -> None:
     monkeypatch.setattr(offload_policy, "SOLVE_S", 0.001)
     spec = read_spec(files_of(folder)["config.json"])
-    settings, policy = settle_offload(settings_of(folder, 64, max_sequences=5), spec, threads=1)
+    settings, policy = settle_offload(settings_of(folder, 14, max_sequences=5), spec, threads=1)
     assert policy is not None
     assert not policy.plans
     assert (settings.kv_pages, settings.max_sequences, settings.max_batch_tokens) == (KV_PAGES, 5, MAX_BATCH_TOKENS)
