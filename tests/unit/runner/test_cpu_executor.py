@@ -44,6 +44,8 @@ LEVELS = native_library().levels
 PAGES, SLOTS, MOST_ROWS = 256, 8, 64
 TOP_SHARE, LEAST_KEYS = 0.3, 16  # of sparse attention
 Made = TypeVar("Made", bound=Executor)
+Script = list[list[tuple[int, int]]]  # steps of (sequence, how many of its next tokens)
+Logits = dict[tuple[int, int], torch.Tensor]  # (sequence, position) -> the row of logits
 TILE32 = ("amx_bf16", "avx512", "avx2")
 SAME_BITS = [level for level in LEVELS if level in TILE32]  # of those that this CPU has
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -111,6 +113,12 @@ class Stage:
         kv = (Int4KvCache if dtype.endswith("+int4") else KvCache)(self.spec, PAGES, 16)
         return self._with_adapters(ReferenceExecutor(self.spec, weights, kv, table))
 
+    @cache  # noqa: B019 (as above)
+    def expected(self, dtype: str = "fp32") -> Logits:
+        """The reference's of a mixed batch, the same for every level. Read only."""
+        whole = mixed_batch()
+        return play(self.reference(dtype), whole, prompts_then_tokens(whole), list(range(PAGES)), 16)
+
     def _with_adapters(self, executor: Made) -> Made:
         for slot, ranks in enumerate(self.ranks):
             executor.adapters.put(slot, executor.adapters.build(self._adapter(slot, **ranks), Scales()))
@@ -173,10 +181,6 @@ class Sequence:
     slot: int | None
 
 
-Script = list[list[tuple[int, int]]]  # steps of (sequence, how many of its next tokens)
-Logits = dict[tuple[int, int], torch.Tensor]  # (sequence, position) -> the row of logits
-
-
 def play(executor: Executor, sequences: list[Sequence], script: Script, pages: list[int], page_tokens: int) -> Logits:
     """Run the script; what each row that ran gave at its last position."""
     owned = hand_out(sequences, pages, page_tokens)
@@ -193,6 +197,11 @@ def play(executor: Executor, sequences: list[Sequence], script: Script, pages: l
         got |= {(index, fed[index]): logits[row].clone() for row, (index, _) in enumerate(row_counts)}
     assert fed == [len(sequence.tokens) for sequence in sequences]
     return got
+
+
+def prompts_then_tokens(whole: list[Sequence]) -> Script:
+    """All but the last token of each in one step, and that in another."""
+    return [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
 
 
 def hand_out(sequences: list[Sequence], pages: list[int], page_tokens: int) -> list[list[int]]:
@@ -268,9 +277,9 @@ def scripts(draw: st.DrawFn, whole: list[Sequence], least: int = 1) -> Script:
 @pytest.mark.parametrize("level", LEVELS)
 def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
     stage, whole = stage_of(family), mixed_batch()
-    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    script = prompts_then_tokens(whole)
     native = play(stage.native(level, "fp32"), whole, script, list(range(PAGES)), 16)
-    expected = play(stage.reference(), whole, script, list(range(PAGES)), 16)
+    expected = stage.expected()
     for key, row in native.items():
         assert (row - expected[key]).abs().max() <= 5e-4, key
 
@@ -278,9 +287,9 @@ def test_fp32_gives_the_references_logits(stage_of: Callable[[str], Stage], fami
 def error(stage: Stage, level: str, dtype: str) -> float:
     """Root mean square of a mixed batch's logits less the reference's, as a share of those logits' spread."""
     whole = mixed_batch()
-    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    script = prompts_then_tokens(whole)
     native = play(stage.native(level, dtype), whole, script, list(range(PAGES)), 16)
-    expected = play(stage.reference(dtype), whole, script, list(range(PAGES)), 16)
+    expected = stage.expected(dtype)
     errors = torch.stack([native[key] - expected[key] for key in native])
     return float(errors.square().mean().sqrt() / torch.stack([expected[key] for key in native]).std())
 
@@ -312,9 +321,9 @@ def test_sparse_attention_is_the_references_over_the_best_keys(
     stage_of: Callable[[str], Stage], family: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, whole = stage_of(family), mixed_batch()
-    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    script = prompts_then_tokens(whole)
     native = play(stage.native(level, "fp32+top"), whole, script, list(range(PAGES)), 16)
-    all_keys = play(stage.reference(), whole, script, list(range(PAGES)), 16)
+    all_keys = stage.expected()
     monkeypatch.setattr(torch, "softmax", softmax_of_the_best)
     expected = play(stage.reference(), whole, script, list(range(PAGES)), 16)
     for key, row in native.items():
@@ -432,7 +441,7 @@ def test_a_neighbours_broken_numbers_stay_its_own(stage_of: Callable[[str], Stag
 def test_nothing_is_read_before_it_is_written(stage_of: Callable[[str], Stage], family: str, level: str) -> None:
     stage, whole = stage_of(family), mixed_batch()
     executor = stage.native(level, "bf16")
-    script = [[(i, len(s.tokens) - 1) for i, s in enumerate(whole)], [(i, 1) for i in range(len(whole))]]
+    script = prompts_then_tokens(whole)
     expected = play(executor, whole, script, list(range(PAGES)), 16)
     for byte in (0xFF, 0x7F):  # of no number, whether read as fp32 or as bf16; of a large one
         ctypes.memset(executor._workspace.address, byte, executor._workspace.n_bytes)
