@@ -1,15 +1,17 @@
 """The oracle: transformers + peft in fp32 on the same files (see `random_models`)."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from harness.random_models import OracleModel, Verdict, write_adapter, write_base
+from harness.rank_forks import rank_forks
 from harness.small_runner import (  # noqa: F401 (fixtures)
     World,
     depot,
@@ -20,6 +22,7 @@ from harness.small_runner import (  # noqa: F401 (fixtures)
     small_config,
     world,
 )
+from weft_runner.parallel import worker_group
 
 # fp32 sums in another order move a logit by ~1e-5 here; a gap between the two best above this cannot be turned round.
 TOLERANCE = 1e-3
@@ -72,6 +75,13 @@ class Oracle:
 
     def judge(self, adapter: str, prompt: list[int], answer: list[int]) -> Verdict:
         return self.model.judge(adapter, prompt, answer, TOLERANCE)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_ranks() -> Iterator[None]:
+    """The ranks of split models start with torch imported. `test_flying` has some that start as a runner's do."""
+    with rank_forks() as forks, mock.patch.object(worker_group, "start_rank", forks.start_rank):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -73,15 +73,19 @@ class Worker:
         return self.channels.loads
 
 
+def start_rank(files: Sequence[int]) -> RankProcess:
+    """A child with these descriptors, in a session of its own: a terminal's Ctrl-C is the runner's business."""
+    command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
+
+
 def spawn_workers(size: int, shared: "RankFiles") -> list[Worker]:
-    """Ranks 1 .. size - 1, in sessions of their own: a terminal's Ctrl-C is the runner's business, which drains."""
+    """Ranks 1 .. size - 1."""
     workers: list[Worker] = []
     for rank in range(1, size):
         with ExitStack() as theirs:
             pairs = [socket.socketpair() for _ in RankChannels._fields]
-            files = *(theirs.enter_context(end).fileno() for _, end in pairs), *shared.all
-            command = [sys.executable, "-m", "weft_runner.worker", *map(str, files)]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files, start_new_session=True)  # noqa: S603
+            process = start_rank([*(theirs.enter_context(end).fileno() for _, end in pairs), *shared.all])
         workers.append(Worker(rank, process, RankChannels(*(Channel(end.detach()) for end, _ in pairs))))
     return workers
 
