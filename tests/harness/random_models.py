@@ -7,7 +7,7 @@ chunks and decode of any adapters can be compared with one whole forward of the 
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -118,10 +118,9 @@ def random_model(
     """A base of `family` and random adapters; the same seed gives the same files. `dtype`: stored, computed is fp32."""
     rng = random.Random(f"{family} {seed}")
     write_base(folder / "base", family, seed, shard_size=shard_size, dtype=dtype, **random_config(family, rng))
-    names = tuple(f"a{i}" for i in range(adapters))
-    for i, name in enumerate(names):
-        write_adapter(folder, name, random_adapter(rng, i), seed + i)
-    return OracleModel(folder, names)
+    if not adapters:
+        return OracleModel(folder, ())
+    return write_adapters(folder, [random_adapter(rng, i) for i in range(adapters)], seed)
 
 
 def random_config(family: str, rng: random.Random) -> dict[str, Any]:
@@ -204,19 +203,25 @@ def write_base(
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
 
 
-def write_adapter(folder: Path, name: str, config: Mapping[str, Any], seed: int) -> None:
-    """An adapter of the base in `folder`, whose effect is as large as the base's own projections."""
+def write_adapters(folder: Path, adapters: Iterable[Mapping[str, Any]], seed: int) -> OracleModel:
+    """Adapters a0, a1, .. of the base in `folder`, whose effects are as large as the base's own projections."""
     transformers, peft = libraries()
-    torch.manual_seed(1000 + seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
-    made = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
-    with torch.no_grad():
-        for key, weight in made.named_parameters():
-            if "lora_B" in key:
-                weight.copy_(torch.randn_like(weight) * 0.3 / weight.shape[1] ** 0.5)
-            elif "lora_A" in key:
-                weight.copy_(torch.randn_like(weight) / weight.shape[1] ** 0.5)
-    made.save_pretrained(folder / name)
+    names: list[str] = []
+    for i, config in enumerate(adapters):
+        names.append(f"a{i}")
+        torch.manual_seed(1000 + seed + i)
+        made = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
+        with torch.no_grad():
+            for key, weight in made.named_parameters():
+                if "lora_B" in key:
+                    weight.copy_(torch.randn_like(weight) * 0.3 / weight.shape[1] ** 0.5)
+                elif "lora_A" in key:
+                    weight.copy_(torch.randn_like(weight) / weight.shape[1] ** 0.5)
+        made.create_or_update_model_card = lambda _: None  # a third of the time, and nothing reads it
+        made.save_pretrained(folder / names[-1])
+        base = made.unload()
+    return OracleModel(folder, tuple(names))
 
 
 def load_peft(folder: Path, adapters: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from harness.random_models import FAMILIES, OracleModel, Rows, write_adapter, write_base
+from harness.random_models import FAMILIES, OracleModel, Rows, write_adapters, write_base
 from weft.domain.request import Sampling
 
 PAGES, PAGE_TOKENS, ANSWER = 64, 16, 8
@@ -32,9 +32,7 @@ def written(folder: Path, family: str) -> OracleModel:
     write_base(
         folder / "base", family, seed, **sizes, num_hidden_layers=LAYERS, max_position_embeddings=256, **SIZES[family]
     )
-    for i, adapter in enumerate(ADAPTERS):
-        write_adapter(folder, f"a{i}", adapter, seed + i)
-    return OracleModel(folder, tuple(f"a{i}" for i in range(len(ADAPTERS))))
+    return write_adapters(folder, ADAPTERS, seed)
 
 
 def prompts_of(model: OracleModel, seed: int) -> dict[str, tuple[str, list[int]]]:

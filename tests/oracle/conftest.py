@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from harness.random_models import OracleModel, Verdict, write_adapter, write_base
+from harness.random_models import OracleModel, Verdict, write_adapters, write_base
 from harness.rank_forks import rank_forks
 from harness.small_runner import (  # noqa: F401 (fixtures)
     World,
@@ -96,9 +96,7 @@ def make_oracle(load_oracle_from: Callable[..., Oracle]) -> Callable[..., Oracle
     def make(root: Path, family: str, seed: int, **config: Any) -> Oracle:
         sizes = {"vocab_size": 131, "intermediate_size": 80, "num_hidden_layers": 3}
         write_base(root / "base", family, seed, **{**sizes, **config})
-        for i, adapter in enumerate(ADAPTERS):
-            write_adapter(root, f"a{i}", adapter, seed + i)
-        return load_oracle_from(root, [f"a{i}" for i in range(len(ADAPTERS))])
+        return load_oracle_from(root, list(write_adapters(root, ADAPTERS, seed).adapters))
 
     return make
 

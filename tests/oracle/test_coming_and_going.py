@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.random_models import OracleModel, write_adapter, write_base
+from harness.random_models import OracleModel, write_adapters, write_base
 from harness.ranks import adapter_files, load, split
 from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan, plan_rows
@@ -29,9 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
     folder = tmp_path_factory.mktemp("model")
     sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4}
     write_base(folder / "base", "llama", 9, **sizes, num_hidden_layers=2, max_position_embeddings=256)
-    for i, rank in enumerate((1, 16, 3, 1)):
-        write_adapter(folder, f"a{i}", {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}, i)
-    return OracleModel(folder, ("a0", "a1", "a2", "a3"))
+    configs = ({"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"} for rank in (1, 16, 3, 1))
+    return write_adapters(folder, configs, 0)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from harness import played_flashinfer
 from harness.int4 import rounded_to_int4
-from harness.random_models import FAMILIES, OracleModel, Rows, cuda_executor, random_model, write_adapter, write_base
+from harness.random_models import FAMILIES, OracleModel, Rows, cuda_executor, random_model, write_adapters, write_base
 from harness.ranks import split, staged
 from weft_kernels.triton import int4
 from weft_runner.model.executor import Executor
@@ -87,9 +87,8 @@ def test_int4_computes_with_the_numbers_that_its_codes_stand_for(tmp_path):
     """Packed from the base as it is stored; the oracle's has these numbers. Activations in fp32 show each mistake."""
     sizes = {"vocab_size": 80, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3}
     write_base(tmp_path / "base", "qwen2", 9, **sizes, num_key_value_heads=1, num_hidden_layers=2)
-    for i, config in enumerate(({"r": 3}, {"r": 16})):
-        write_adapter(tmp_path, f"a{i}", {"lora_alpha": 8, "target_modules": "all-linear", **config}, i)
-    model = OracleModel(tmp_path, ("a0", "a1"))
+    all_linear = {"lora_alpha": 8, "target_modules": "all-linear"}
+    model = write_adapters(tmp_path, [all_linear | {"r": 3}, all_linear | {"r": 16}], 0)
     executor = cuda_executor(model, PAGES, PAGE_TOKENS, pack=int4.pack)
     assert executor.numerics_class.endswith("/int4/tp1")
     (path,) = (path for name, path in model.files.items() if name.endswith(".safetensors"))
@@ -110,10 +109,9 @@ def test_two_devices_give_the_logits_of_the_oracle(tmp_path, how):
     """Both under the interpreter, over Gloo: adapters of rank 1 beside larger ones, in pages of different fill."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     write_base(tmp_path / "base", "llama", 9, **sizes, num_key_value_heads=2, num_hidden_layers=2)
-    for i, config in enumerate(({"r": 1}, {"r": 16}, {"r": 3, "use_rslora": True}, {"r": 5})):
-        targets = "all-linear" if i < 3 else ["q_proj", "down_proj"]
-        write_adapter(tmp_path, f"a{i}", {"lora_alpha": 8, "target_modules": targets, **config}, i)
-    model = OracleModel(tmp_path, ("a0", "a1", "a2", "a3"))
+    some, every = ({"lora_alpha": 8, "target_modules": targets} for targets in (["q_proj", "down_proj"], "all-linear"))
+    adapters = [every | {"r": 1}, every | {"r": 16}, every | {"r": 3, "use_rslora": True}, some | {"r": 5}]
+    model = write_adapters(tmp_path, adapters, 0)
     flags = {"kv_pages": PAGES, "page_tokens": PAGE_TOKENS, "max_adapters": 4, "dtype": "fp32", "executor": "cuda"}
     with how(model.files, **flags) as executor:
         assert executor.numerics_class.endswith("fp32/tp2" if how is split else "fp32/tp1")

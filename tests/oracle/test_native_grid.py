@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.native_library import native_library
-from harness.random_models import FAMILIES, OracleModel, write_adapter, write_base
+from harness.random_models import FAMILIES, OracleModel, write_adapters, write_base
 from harness.ranks import base_of, load, settings_of, split, staged
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, ask, steps_of
 from weft_runner.core.batch import BatchLimits
@@ -46,9 +46,7 @@ def written(folder: Path, family: str) -> OracleModel:
     sizes = {"vocab_size": 128, "hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
     seed = FAMILIES.index(family)
     write_base(folder / "base", family, seed, num_hidden_layers=3, max_position_embeddings=256, **SIZES[family] | sizes)
-    for i, adapter in enumerate(ADAPTERS):
-        write_adapter(folder, f"a{i}", adapter, seed + i)
-    return OracleModel(folder, tuple(f"a{i}" for i in range(len(ADAPTERS))))
+    return write_adapters(folder, ADAPTERS, seed)
 
 
 def said(model: OracleModel, executor: Any) -> Said:

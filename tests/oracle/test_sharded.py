@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from harness.random_models import FAMILIES, OracleModel, Rows, reference_executor, write_adapter, write_base
+from harness.random_models import FAMILIES, OracleModel, Rows, reference_executor, write_adapters, write_base
 from harness.ranks import load, split, tcp_sent_bytes
 from weft_kernels.plan import SegmentPlan, plan_rows
 from weft_runner.model.adapter_store import map_tensors
@@ -48,9 +48,7 @@ def pair(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
     write_base(
         folder / "base", family, seed, **sizes, num_hidden_layers=2, max_position_embeddings=256, **SIZES[family]
     )
-    for i, adapter in enumerate(ADAPTERS):
-        write_adapter(folder, f"a{i}", adapter, seed + i)
-    model = OracleModel(folder, tuple(f"a{i}" for i in range(len(ADAPTERS))))
+    model = write_adapters(folder, ADAPTERS, seed)
     alone = reference_executor(model, PAGES, PAGE_TOKENS)
     with split(model.files, kv_pages=PAGES, page_tokens=PAGE_TOKENS, max_adapters=len(ADAPTERS)) as ranks:
         yield Pair(model, alone, ranks)

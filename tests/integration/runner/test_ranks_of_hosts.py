@@ -25,7 +25,7 @@ from harness.hosts import Hosts, two_hosts
 from harness.native_library import native_library
 from harness.ports import free_ports, tcp_pair
 from harness.processes import started
-from harness.random_models import FAMILIES, OracleModel, write_adapter, write_base
+from harness.random_models import FAMILIES, OracleModel, write_adapters, write_base
 from harness.ranks import base_of, settings_of, staged
 from harness.small_runner import Depot
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, steps_of
@@ -72,9 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OracleModel:
     write_base(
         folder / "base", "llama", seed, num_hidden_layers=3, max_position_embeddings=256, **SIZES["llama"] | sizes
     )
-    for i, adapter in enumerate(ADAPTERS):
-        write_adapter(folder, f"a{i}", adapter, seed + i)
-    return OracleModel(folder, tuple(f"a{i}" for i in range(len(ADAPTERS))))
+    return write_adapters(folder, ADAPTERS, seed)
 
 
 @pytest.fixture(scope="module")
