@@ -100,7 +100,9 @@ samplings = st.builds(
 @pytest.mark.parametrize("kind", ROWS)
 @given(
     data=st.lists(
-        st.tuples(samplings, st.integers(0, 1 << 20), st.lists(st.integers(0, 300), max_size=20)), min_size=1
+        st.tuples(samplings, st.integers(0, 1 << 20), st.lists(st.integers(0, 300), max_size=20)),
+        min_size=1,
+        max_size=4,
     ),
     vocab=st.integers(1, 300) | st.sampled_from([1, 127, 128, 129, 256, 1000, 5000]),
     seed=st.integers(0, 2**32 - 1),
@@ -123,7 +125,7 @@ def test_any_bits_in_the_logits_give_what_numpy_gives(choosers, bits, sampling, 
 
 @pytest.mark.parametrize("kind", ROWS)
 @given(
-    data=st.lists(st.tuples(samplings, st.floats(0, 1), st.booleans()), min_size=1),
+    data=st.lists(st.tuples(samplings, st.floats(0, 1), st.booleans()), min_size=1, max_size=4),
     vocab=st.integers(1, 300) | st.sampled_from([31, 32, 33, 128, 5000]),
     seed=st.integers(0, 2**32 - 1),
 )
