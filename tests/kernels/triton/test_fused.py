@@ -213,7 +213,9 @@ def test_silu_mul_gates(inner: int, block_m: int, dtype: torch.dtype, device: to
     assert torch.equal(out[sum(sizes) :].cpu(), before[sum(sizes) :])
 
 
-@pytest.mark.parametrize("count", range(1, 21))
+@pytest.mark.parametrize(
+    "count", sized(gpu=range(1, 21), interpreted=(1, 2, TURNS - 1, TURNS, TURNS + 1, 2 * TURNS, 20))
+)
 def test_silu_mul_takes_chunks_of_every_size(count: int, device: torch.device) -> None:
     gate_up, out = torch.randn(22, 32), torch.full((22, 16), 7.0, device=device)
     silu_mul(out, gate_up.to(device), ChunkTable(turns_of([(1, count)]).to(device), 32, 1))
