@@ -18,7 +18,7 @@ import torch
 from harness import interpreter
 from harness.arrays import as_tensor
 from weft.artifacts.adapter_config import parse_adapter_config
-from weft.domain.model.config import ModelSpec
+from weft.domain.model.config import ModelSpec, parse_spec
 from weft_kernels.cpu.library import load as load_library
 from weft_kernels.plan import plan_rows
 from weft_runner.model.adapter_store import map_tensors
@@ -121,6 +121,12 @@ def random_model(
     if not adapters:
         return OracleModel(folder, ())
     return write_adapters(folder, [random_adapter(rng, i) for i in range(adapters)], seed)
+
+
+def random_spec(family: str, seed: int) -> ModelSpec:
+    """What `random_model` of that seed would be read as."""
+    made = getattr(libraries()[0], CONFIGS[family])(**random_config(family, random.Random(f"{family} {seed}")))
+    return parse_spec(made.to_dict() | {"architectures": [CONFIGS[family].replace("Config", "ForCausalLM")]})
 
 
 def random_config(family: str, rng: random.Random) -> dict[str, Any]:

@@ -7,12 +7,19 @@ import json
 import random
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
-from harness.random_models import FAMILIES, OracleModel, Rows, native_executor, random_model, reference_executor
+from harness.random_models import (
+    FAMILIES,
+    OracleModel,
+    Rows,
+    native_executor,
+    random_model,
+    random_spec,
+    reference_executor,
+)
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.executor import Executor
@@ -21,7 +28,7 @@ PAGES, PAGE_TOKENS = 64, 16
 # Logits here are up to 15, and transformers itself is up to 3e-4 from its own forward in fp64.
 LOGIT_TOLERANCE = 5e-4
 NEAR_TIE = 1e-4
-ANSWER = 24  # tokens
+ANSWER = 12  # tokens
 SEEDS = range(2)
 EXECUTORS: dict[str, Callable[[OracleModel, int, int], Executor]] = {
     "reference": reference_executor,
@@ -150,7 +157,7 @@ def test_a_window_is_the_token_itself_and_those_before_it(tmp_path, family, make
     """Two texts that differ only outside the window: equal logits exactly when every layer has it."""
     if family == "llama":
         pytest.skip("Llama has no windows")
-    seed = next(seed for seed in range(50) if random_spec_windows(tmp_path / f"{family}{seed}", family, seed) == "all")
+    seed = next(seed for seed in range(50) if has_short_windows(family, seed))
     model = random_model(tmp_path / "model", family, seed, adapters=0)
     reach = sum(window - 1 for window in model.spec.windows)  # how far back layer upon layer can look
     tokens = texts(model, 2, 1)["s0"][1] + texts(model, 3, 1)["s0"][1]
@@ -163,9 +170,10 @@ def test_a_window_is_the_token_itself_and_those_before_it(tmp_path, family, make
     assert not torch.equal(same, inside)
 
 
-def random_spec_windows(folder: Path, family: str, seed: int) -> str:
-    windows = random_model(folder, family, seed, adapters=0).spec.windows
-    return "all" if min(windows) > 0 and sum(windows) < 50 else "some"
+def has_short_windows(family: str, seed: int) -> bool:
+    """In all layers of `random_model` of that seed, which is not written for this."""
+    windows = random_spec(family, seed).windows
+    return min(windows) > 0 and sum(windows) < 50
 
 
 def last_logits(model: OracleModel, make_executor: Callable[[OracleModel], Executor], tokens: list[int]):
