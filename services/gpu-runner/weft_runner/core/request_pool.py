@@ -316,11 +316,11 @@ class RequestPool:
             if sequence.phase is SequencePhase.PREFILL and not (row is not None and row.samples):
                 prefilling.append((sequence, candidate))
                 continue
-            if not (room := self._room(sequence, candidate.keys)):
+            if not (free_tokens := self._free_tokens(sequence, candidate.keys)):
                 full.append(sequence)
             decoding.append(candidate)
             keys += candidate.keys
-            steps_left = min(steps_left, room, sequence.max_len - len(sequence.tokens) - (row is not None))
+            steps_left = min(steps_left, free_tokens, sequence.max_len - len(sequence.tokens) - (row is not None))
         # 3. a page for those that will be full
         for sequence in full:
             if not self.pages.free_pages:
@@ -685,9 +685,9 @@ class RequestPool:
 
     def _steps_left(self, sequence: Sequence) -> int:
         """Iterations before its reserved pages are full, or its answer is as long as it may be."""
-        return min(self._room(sequence, sequence.in_kv), sequence.max_len - len(sequence.tokens))
+        return min(self._free_tokens(sequence, sequence.in_kv), sequence.max_len - len(sequence.tokens))
 
-    def _room(self, sequence: Sequence, in_kv: int) -> int:
+    def _free_tokens(self, sequence: Sequence, in_kv: int) -> int:
         """Tokens that its reserved pages hold beside so many."""
         return len(self.pages.pages_of(sequence.key)) * self.limits.page_tokens - in_kv
 
