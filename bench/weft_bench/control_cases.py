@@ -46,16 +46,11 @@ from weft.wire.codec.cluster import RUNNER_TO_SUPERVISOR, SCHEDULER_TO_SUPERVISO
 from weft.wire.codec.scheduling import SCHEDULER_TO_GATEWAY, outcome_bytes
 from weft.wire.streams import channel
 from weft.wire.v1 import scheduler_pb2, supervisor_pb2
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.gateway import Gateway
-from weft_gateway.core.routes import Principal, RouteIndex
+from weft_gateway.core import Gateway, GatewayConfig, Principal, RouteIndex
 from weft_gateway.openai.models import _model  # pyright: ignore[reportPrivateUsage]
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.events import Fetch, Fetched
-from weft_runner.core.runner import Runner
-from weft_scheduler.core.config import SchedulerConfig
-from weft_scheduler.core.scheduler import Scheduler
-from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
+from weft_runner.core import Fetch, Fetched, PoolLimits, Runner
+from weft_scheduler.core import Scheduler, SchedulerConfig
+from weft_supervisor.core import Supervisor, SupervisorConfig, runner_peer
 
 REPORTS_A_SECOND = 20
 BUSY = 64  # sequences of a busy runner

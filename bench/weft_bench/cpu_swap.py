@@ -19,7 +19,7 @@ from weft_bench.cpu_prefix import prefix_case
 from weft_bench.lines import Line
 from weft_bench.path import percentile
 from weft_bench.playing import Played
-from weft_runner.core.events import DropSwap, SwapDone, SwapFailed, SwapIn, SwapOut
+from weft_runner.core import DropSwap, SwapDone, SwapFailed, SwapIn, SwapOut
 from weft_runner.shell.kv_swapper import KvSwapper
 
 ROWS, TOKENS = 8, 512

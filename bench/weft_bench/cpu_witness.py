@@ -13,9 +13,7 @@ from typing import Any
 from weft.domain.request import TokenLogprob
 from weft_bench.errors import WrongAdapter
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.batch import Batch
-from weft_runner.core.events import Action, Unload
-from weft_runner.core.sampling import SampledToken
+from weft_runner.core import Action, Batch, SampledToken, Unload
 from weft_runner.model.executor import Executor
 from weft_runner.model.step import StepInput
 from weft_runner.shell.adapter_pool import InSlot

@@ -15,9 +15,7 @@ from weft_bench.gpu_models import Numbers, random_weights, spec_of
 from weft_bench.gpu_placed import pages_needed
 from weft_bench.playing import Folders, Player
 from weft_bench.roofline import Shape
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.runner import Runner
+from weft_runner.core import BatchLimits, PoolLimits, Runner
 from weft_runner.model.cuda.adapters import layout_of
 from weft_runner.model.cuda.cuda_graphs import MAX_GRAPH_TOKENS
 from weft_runner.model.cuda.executor import CudaExecutor

@@ -26,8 +26,8 @@ from weft.domain.prediction import Prediction, PredictItem
 from weft.domain.request import FinishReason, Outcome
 from weft_bench.data import find, rows
 from weft_bench.lines import Line, Origin
+from weft_predictor.core import LengthModel
 from weft_predictor.core.encoder import class_of, tenths
-from weft_predictor.core.length_model import LengthModel
 from weft_predictor.datasets import AnsweredPrompt
 from weft_predictor.encoder_files import read_model
 from weft_predictor.evaluation import Report, evaluate

@@ -26,8 +26,8 @@ from weft.domain.request import Start
 from weft_bench import charts
 from weft_bench.lines import Line
 from weft_bench.s3 import Context
-from weft_runner.core.runner import Runner
-from weft_scheduler.core.effects import Consolidated
+from weft_runner.core import Runner
+from weft_scheduler.core import Consolidated
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment
 from weft_sim.objects import adapter_object, pool_object

@@ -18,7 +18,7 @@ import torch
 from weft.domain.model.config import ModelSpec
 from weft.domain.strict_json import is_int, parse_object
 from weft_bench.errors import BadTable
-from weft_runner.core.sampling import SampledToken
+from weft_runner.core import SampledToken
 from weft_runner.model.adapter_store import AdapterStore
 from weft_runner.model.executor import Executor, LayerDone
 from weft_runner.model.kv_memory import KvMemory

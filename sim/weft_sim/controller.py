@@ -16,27 +16,37 @@ from weft.domain.machine import Closed, Connected, Peer, Received, Send
 from weft.domain.routes import AdapterStatus, PoolStatus, RegistryChange
 from weft.domain.runner import RunnerRole
 from weft_operator.controller.registry_client import adapter_report, adapter_spec, pool_report
-from weft_operator.core.acceptance import resolution_from_status
-from weft_operator.core.actions import (
+from weft_operator.core import (
+    DesiredState,
     EnsureRunner,
+    Object,
+    OperationStatus,
+    Policy,
+    Pool,
     PublishAdapter,
     PublishPool,
     RecordEvent,
+    Ref,
     RemoveRunner,
     Resolve,
     RetainBlobs,
+    RunnerProcess,
+    RunnerState,
     SetStatus,
+    State,
     UnpublishAdapter,
     UnpublishPool,
+    parse,
+    reconcile_all,
+    requeue_at,
 )
-from weft_operator.core.artifacts import OperationStatus, updated
+from weft_operator.core.acceptance import resolution_from_status
+from weft_operator.core.artifacts import updated
 from weft_operator.core.expectations import expect
-from weft_operator.core.reconcile import known_refs, reconcile_all, requeue_at
-from weft_operator.core.resources import Object, Pool, Ref, parse
-from weft_operator.core.state import DesiredState, Policy, RunnerProcess, RunnerState, State
+from weft_operator.core.reconcile import known_refs
+from weft_runner.core import Runner
 from weft_runner.core import events as rn
 from weft_runner.core.hand_over import MIGRATE_S
-from weft_runner.core.runner import Runner
 from weft_sim.clock import Rank
 from weft_sim.process import LawBroken, Process
 from weft_sim.shells import SCHEDULER, BaseShell, RunnerShell

@@ -8,11 +8,11 @@ from weft.domain.adapter import AdapterSpec
 from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
-from weft_runner.core.batch import Batching
-from weft_scheduler.core.config import SchedulerConfig
+from weft_runner.core import Batching
+from weft_scheduler.core import SchedulerConfig
 from weft_sim.executor_model import StepTimes
 from weft_sim.hosts import Costs
-from weft_supervisor.core.supervisor import SupervisorConfig
+from weft_supervisor.core import SupervisorConfig
 
 
 @dataclass(frozen=True, slots=True)

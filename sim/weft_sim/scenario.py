@@ -13,9 +13,9 @@ from weft.domain.prediction import Prediction
 from weft.domain.request import Priority
 from weft.domain.routes import PoolSpec, RegistryChange
 from weft.domain.runner import Heartbeat, RunnerRole, RunnerSpec
-from weft_runner.core.events import Drain
+from weft_runner.core import Drain
 from weft_runner.core.hand_over import MIGRATE_S
-from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core import SchedulerConfig
 from weft_sim.clock import Rank, random_of
 from weft_sim.controller import DRAINED_S
 from weft_sim.deployment import Deployment, RunnerPlan

@@ -12,20 +12,13 @@ from weft.domain.routes import AdapterStatus, Keys, PoolStatus, RegistryChange, 
 from weft.domain.runner import RunnerSpec, SupervisorHello
 from weft.wire.codec.kv_transfer import KvPages
 from weft.wire.codec.scheduling import outcome_bytes, outcome_from_bytes
+from weft_gateway.core import Gateway, Principal
 from weft_gateway.core import events as gw
-from weft_gateway.core.gateway import Gateway
-from weft_gateway.core.routes import Principal
-from weft_predictor.core.length_model import Arrays, LengthModel
-from weft_predictor.core.replayed_lengths import ReplayedLengths
-from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.core import LengthModel, ReplayedLengths, RidgeModel
+from weft_predictor.core.length_model import Arrays
+from weft_runner.core import BatchLimits, KvIdentity, PoolLimits, Runner, SampledToken, StepModel
 from weft_runner.core import events as rn
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.kv_transfer import KvIdentity
-from weft_runner.core.runner import Runner
-from weft_runner.core.sampling import SampledToken
-from weft_runner.core.step_time_model import StepModel
-from weft_scheduler.core.scheduler import Scheduler
+from weft_scheduler.core import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.executor_model import EOS, VOCABULARY, Device, StepTimes, bytes_of, ends
@@ -33,7 +26,7 @@ from weft_sim.hosts import Host, Lane
 from weft_sim.laws import ClientRequest
 from weft_sim.process import LawBroken, Process
 from weft_sim.wire import KvPayload
-from weft_supervisor.core.supervisor import Supervisor
+from weft_supervisor.core import Supervisor
 
 if TYPE_CHECKING:
     from weft_sim.stack import World

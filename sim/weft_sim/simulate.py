@@ -14,8 +14,8 @@ from weft.domain.ids import RunnerId
 from weft.domain.routes import PoolSpec
 from weft.domain.runner import RunnerSpec
 from weft_gateway.core.gateway import GatewayConfig
+from weft_runner.core import Batching
 from weft_runner.core.adapter_slots import MOST_SLOTS
-from weft_runner.core.batch import Batching
 from weft_scheduler.core.model.pool import POLICIES
 from weft_sim.clock import Rank, random_of
 from weft_sim.deployment import Deployment, RunnerPlan

@@ -38,9 +38,10 @@ from weft.wire.codec.registry import REGISTRY_TO_SCHEDULER, SCHEDULER_TO_REGISTR
 from weft.wire.codec.scheduling import GATEWAY_TO_SCHEDULER, SCHEDULER_TO_GATEWAY
 from weft.wire.codec.session import GATEWAY_TO_RUNNER, RUNNER_TO_GATEWAY
 from weft.wire.errors import PeerError
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import SCHEDULER as TO_SCHEDULER
-from weft_gateway.core.events import (
+from weft_gateway.core import SCHEDULER as TO_SCHEDULER
+from weft_gateway.core import (
+    Gateway,
+    GatewayConfig,
     ModelResolved,
     OpenSession,
     PreparedRequest,
@@ -49,10 +50,8 @@ from weft_gateway.core.events import (
     TokenizerChanged,
     TokenizerState,
 )
-from weft_gateway.core.gateway import Gateway
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import (
+from weft_runner.core import (
+    BatchLimits,
     CompileGrammar,
     Fetch,
     Fetched,
@@ -61,7 +60,10 @@ from weft_runner.core.events import (
     Load,
     Loaded,
     LoadFailed,
+    PoolLimits,
+    Runner,
     RunStep,
+    SampledToken,
     StepDone,
     StepSlot,
     SwapDone,
@@ -69,10 +71,8 @@ from weft_runner.core.events import (
     SwapIn,
     SwapOut,
 )
-from weft_runner.core.runner import Runner
-from weft_runner.core.sampling import SampledToken
 from weft_runner.shell.kv_connection import KvConnection
-from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
+from weft_supervisor.core import Supervisor, SupervisorConfig, runner_peer
 
 DIRECTIONS: Mapping[str, Any] = {
     "gateway-to-scheduler": GATEWAY_TO_SCHEDULER,

@@ -8,8 +8,7 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Kind, Peer, Send
 from weft.domain.request import Draining, Start, Step
 from weft.domain.runner import Overrun
-from weft_runner.core.request_pool import RequestPool
-from weft_runner.core.sequence import SequencePhase
+from weft_runner.core import RequestPool, SequencePhase
 
 
 def session(number: int = 1) -> Peer:

@@ -23,14 +23,9 @@ from weft.domain.runner import (
     SequenceState,
     SupervisorHello,
 )
-from weft_scheduler.core.config import SchedulerConfig
-from weft_scheduler.core.effects import Effect, Event
+from weft_scheduler.core import Effect, Event, Request, RunnerAccount, Scheduler, SchedulerConfig, State
 from weft_scheduler.core.model.pool import Pool
-from weft_scheduler.core.model.request import Request
-from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.scaling import demand
-from weft_scheduler.core.scheduler import Scheduler
-from weft_scheduler.core.state import State
 
 POOL = "acme/p"
 REGISTRY = Peer(Kind.REGISTRY, "registry")

@@ -30,9 +30,7 @@ from weft.domain.machine import Connected, Kind, Peer, Received
 from weft.domain.model.config import ModelSpec, parse_spec
 from weft.domain.request import SessionHello, Start, Stop
 from weft.domain.runner import RunnerOrder
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import Batch, BatchLimits
-from weft_runner.core.runner import Runner
+from weft_runner.core import Batch, BatchLimits, PoolLimits, Runner
 from weft_runner.errors import ArtifactUnknown
 from weft_runner.model.adapter_store import AdapterFiles
 from weft_runner.model.grammar import Grammars

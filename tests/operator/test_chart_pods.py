@@ -16,9 +16,8 @@ from kubernetes.client.exceptions import ApiException
 from harness import chart
 from harness.chart import VALUE_SETS, Json
 from harness.cluster.cluster import Cluster
+from weft_operator.core import Ref, RunnerConfig, parse_pool
 from weft_operator.core.children import children
-from weft_operator.core.resources import Ref, parse_pool
-from weft_operator.core.state import RunnerConfig
 from weft_operator.kubernetes.settings import parse_runner_defaults
 
 RESTRICTED = {

@@ -22,10 +22,20 @@ from weft.leadership.election import Election
 from weft.leadership.errors import LeaseUnavailable
 from weft.leadership.lease import LeaseTimings
 from weft.leadership.lease_api import LeaseApi
-from weft_operator.core.actions import AddFinalizer, ApplyChild, DeleteChild, RecordEvent, SetPodDeletionCost, SetStatus
-from weft_operator.core.api_keys import Key, UnreadSecret, parse_key
-from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import Child
+from weft_operator.core import (
+    AddFinalizer,
+    ApplyChild,
+    Child,
+    DeleteChild,
+    Key,
+    Object,
+    RecordEvent,
+    Ref,
+    SetPodDeletionCost,
+    SetStatus,
+    UnreadSecret,
+    parse_key,
+)
 from weft_operator.errors import ApiFailed, ChildRefused, StaleWrite
 from weft_operator.kubernetes.backend import KubernetesBackend
 from weft_operator.kubernetes.cache import ObjectCache

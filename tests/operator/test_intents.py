@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from harness.cluster.cluster import Cluster
-from weft_operator.core import scaling
+from weft_operator.core import Child, Pool, RunnerDefaults, parse_pool, scaling
 from weft_operator.core.children import MANAGER, children
 from weft_operator.core.drift import matches, spec_hash
-from weft_operator.core.resources import Pool, parse_pool
-from weft_operator.core.runner_defaults import RunnerDefaults
-from weft_operator.core.state import Child
 
 BASE = "sha256:" + "b" * 64
 SITES = {

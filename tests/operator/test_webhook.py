@@ -28,8 +28,7 @@ from harness.conflicting_manifests import PASSING, PLATFORM, REFUSED, TENANT, Wi
 from harness.waiting import PATIENCE_S, wait_until
 from weft.leadership.lease_api import load_configuration
 from weft_devcluster.processes import free_ports
-from weft_operator.core.resources import Object, Ref, parse
-from weft_operator.core.state import DesiredState, ObjectKey
+from weft_operator.core import DesiredState, Object, ObjectKey, Ref, parse
 from weft_operator.kubernetes import admission
 from weft_operator.kubernetes.client import OWN
 from weft_operator.kubernetes.watch import Watches

@@ -11,7 +11,7 @@ from harness.native_library import native_library
 from harness.random_models import FAMILIES, OracleModel, write_adapters, write_base
 from harness.ranks import base_of, load, settings_of, split, staged
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, SIZES, ask, steps_of
-from weft_runner.core.batch import BatchLimits
+from weft_runner.core import BatchLimits
 from weft_runner.executors import make_executor
 from weft_runner.parallel.executor import MultiProcessExecutor
 

@@ -8,8 +8,7 @@ import pytest
 
 from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Stop
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.request_pool import check_pool
+from weft_runner.core import BatchLimits, check_pool
 
 GREEDY = Sampling(ignore_eos=True)
 MODELS = {

@@ -10,7 +10,7 @@ from harness.random_models import OracleModel, reference_executor
 from harness.ranks import load, staged, tcp_sent_bytes
 from harness.split_models import ADAPTERS, PAGE_TOKENS, PAGES, ask, steps_of, written
 from weft_kernels.plan import SegmentPlan, plan_rows
-from weft_runner.core.batch import BatchLimits
+from weft_runner.core import BatchLimits
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.parallel.pipeline import PipelineParallelExecutor
 

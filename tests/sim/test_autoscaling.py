@@ -4,7 +4,7 @@ import pytest
 
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerSpec
-from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core import SchedulerConfig
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.laws import ClientRequest

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_gateway.core.stream import RequestStream
-from weft_scheduler.core.scheduler import Scheduler
+from weft_gateway.core import RequestStream
+from weft_scheduler.core import Scheduler
 from weft_sim import check
 from weft_sim.check import check_seed
 from weft_sim.clock import Rank

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from weft.domain.routes import RegistryChange
-from weft_runner.core.events import Drain
+from weft_runner.core import Drain
 from weft_runner.core.hand_over import MIGRATE_S
 from weft_runner.core.request_pool import DRAIN_IDLE_S
-from weft_scheduler.core.scheduler import Scheduler
+from weft_scheduler.core import Scheduler
 from weft_sim.clock import Rank
 from weft_sim.shells import RunnerShell
 from weft_sim.simulate import PoolDescription, deployment_of, simulate

@@ -8,7 +8,7 @@ import pytest
 from tests.sim.test_autoscaling import GIVE_BACK_S
 from weft.domain.ids import RunnerId
 from weft.domain.runner import RunnerRole, RunnerSpec
-from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core import SchedulerConfig
 from weft_sim.clock import Rank
 from weft_sim.deployment import Deployment, RunnerPlan
 from weft_sim.laws import ClientRequest

@@ -12,16 +12,14 @@ import pytest
 
 from weft.domain.ids import Epoch
 from weft.domain.request import OutcomeReport, SequenceTokens
-from weft_gateway.core.gateway import Gateway
-from weft_gateway.core.stream import RequestStream
-from weft_runner.core.adapter_manager import AdapterManager
+from weft_gateway.core import Gateway, RequestStream
+from weft_runner.core import AdapterManager, PageTable
 from weft_runner.core.host_prefixes import HostPrefixes
 from weft_runner.core.kv_transfer import KvTransfers, OutgoingKv
-from weft_runner.core.page_table import PageTable
 from weft_runner.core.prefix_reuse import PrefixReuse
 from weft_runner.core.reporter import Reporter
+from weft_scheduler.core import State
 from weft_scheduler.core.policy.queue.overtaking import Overtaking
-from weft_scheduler.core.state import State
 from weft_sim.check import check_seed
 
 SEEDS = 500

@@ -1,1 +1,70 @@
-"""The planner and everything that it decides by. Pure: no event loop, network, clock or Kubernetes client."""
+# pyright: reportUnusedImport=false
+"""The planner and everything that it decides by. Pure: no event loop, network, clock or Kubernetes client.
+
+Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
+"""
+
+from weft_operator.core.actions import (
+    Action,
+    AddFinalizer,
+    ApplyChild,
+    DeleteChild,
+    EnsureRunner,
+    ForgetSource,
+    PublishAdapter,
+    PublishPool,
+    RecordEvent,
+    RemoveFinalizer,
+    RemoveRunner,
+    Resolve,
+    RetainBlobs,
+    ScaleChild,
+    SetPodDeletionCost,
+    SetStatus,
+    UnpublishAdapter,
+    UnpublishPool,
+)  # fmt: skip
+from weft_operator.core.api_keys import (
+    DeclaredKey,
+    Key,
+    KeyDeclaration,
+    KeyView,
+    Secret,
+    UnreadSecret,
+    Withdraw,
+    parse_key,
+)  # fmt: skip
+from weft_operator.core.artifacts import OperationStatus, Request, Resolution
+from weft_operator.core.reconcile import reconcile_all, requeue_at
+from weft_operator.core.resources import (
+    API_VERSION,
+    FINALIZER,
+    Adapter,
+    Group,
+    Kind,
+    Malformed,
+    Object,
+    Pool,
+    Ref,
+    parse,
+    parse_adapter,
+    parse_pool,
+    resource_version,
+)  # fmt: skip
+from weft_operator.core.runner_defaults import RunnerDefaults
+from weft_operator.core.state import (
+    AdapterRegistration,
+    AdapterReport,
+    Child,
+    DesiredState,
+    ObjectKey,
+    ObservedState,
+    Pod,
+    Policy,
+    PoolReport,
+    RunnerConfig,
+    RunnerProcess,
+    RunnerState,
+    State,
+)  # fmt: skip
+from weft_operator.core.validation import validate

@@ -16,7 +16,7 @@ from weft.store.database import turns_of
 from weft.store.models import BatchRow
 from weft.wire.codec import batch as codec
 from weft_batch import metrics
-from weft_batch.core.batches import LineCounters
+from weft_batch.core import LineCounters
 from weft_batch.errors import StorageUnavailable
 from weft_batch.tenant_files import TenantQuotas
 

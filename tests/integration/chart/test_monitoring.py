@@ -22,8 +22,7 @@ import weft_scheduler.metrics
 import weft_supervisor.metrics
 from harness import chart
 from harness.chart import CHART, QUICK, Json, objects, one, render
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.gateway import Gateway
+from weft_gateway.core import Gateway, GatewayConfig
 from weft_gateway.shell.metrics import GatewayMetrics
 from weft_operator.kubernetes.observability import Metrics as OperatorMetrics
 from weft_runner.shell.metrics import RunnerMetrics

@@ -18,7 +18,7 @@ from weft.domain.runner import ReportedRunner, RunnerFigures, RunnerReport, Runn
 from weft.wire.codec.cluster import fill_reported
 from weft.wire.v1 import supervisor_pb2 as pb
 from weft.wire.v1.supervisor_pb2_grpc import AdminServicer, add_AdminServicer_to_server
-from weft_operator.core.resources import Ref
+from weft_operator.core import Ref
 from weft_operator.local.admission import admit
 from weft_operator.local.api import Api, serve
 from weft_operator.local.logs import LogFile

@@ -18,7 +18,7 @@ from weft_cli.client import Controller
 from weft_cli.keys import replace_keys
 from weft_cli.main import main
 from weft_cli.runners import Supervisor
-from weft_operator.core.resources import Ref
+from weft_operator.core import Ref
 from weft_operator.local import persistence
 
 CRDS = Path(__file__).parents[3] / "crds"

@@ -20,7 +20,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from harness.waiting import PATIENCE_S
 from weft.domain.limits import LimitRule
 from weft.domain.routes import KeyRoute, Routes, limits_entry
-from weft_gateway.core.routes import Principal, RouteIndex
+from weft_gateway.core import Principal, RouteIndex
 from weft_gateway.errors import ServiceUnavailable, Unauthorized
 from weft_gateway.shell.auth import authenticate
 from weft_gateway.shell.oidc import BadToken, KeyPending, OidcConfig, TokenVerifier

@@ -17,7 +17,7 @@ from harness.processes import started
 from harness.waiting import PATIENCE_S, eventually
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object
 from weft.api.conversion import with_defaults
-from weft_operator.core.resources import parse
+from weft_operator.core import parse
 from weft_operator.errors import StoreDamaged
 from weft_operator.local import persistence
 from weft_operator.local.objects import ObjectStore, check_store, ref_of

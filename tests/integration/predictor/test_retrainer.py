@@ -12,8 +12,7 @@ import pytest
 
 from harness.waiting import eventually
 from weft_predictor.checkpoint import save
-from weft_predictor.core.promotion import PromotedModel
-from weft_predictor.core.retraining import AnsweredIds, Retraining, TrainingSet
+from weft_predictor.core import AnsweredIds, PromotedModel, Retraining, TrainingSet
 from weft_predictor.encoder_files import SIZES, read_files, read_model, write_files
 from weft_predictor.encoder_training import files_of, from_scratch
 from weft_predictor.models import NETWORKS, SAVED, first_models

@@ -20,10 +20,7 @@ from harness.waiting import wait_until
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, Sampling, Stop
 from weft_kernels.plan import SegmentPlan
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import Drain
-from weft_runner.core.request_pool import check_pool
-from weft_runner.core.sequence import SequencePhase
+from weft_runner.core import BatchLimits, Drain, SequencePhase, check_pool
 from weft_runner.model.adapter_store import map_tensors
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.parallel.pipeline import PipelineParallelExecutor

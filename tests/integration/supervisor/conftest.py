@@ -45,7 +45,7 @@ from weft.wire.v1.supervisor_pb2_grpc import (
     add_SupervisorServicer_to_server,
 )
 from weft_supervisor.admin import AdminServer
-from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig
+from weft_supervisor.core import Supervisor, SupervisorConfig
 from weft_supervisor.server import SupervisorServer
 
 

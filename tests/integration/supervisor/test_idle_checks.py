@@ -14,7 +14,7 @@ from weft.domain.runner import Heartbeat
 from weft.telemetry.invariants import InvariantViolated
 from weft.wire.streams import channel
 from weft_supervisor import server as shell
-from weft_supervisor.core.supervisor import Supervisor, SupervisorConfig, runner_peer
+from weft_supervisor.core import Supervisor, SupervisorConfig, runner_peer
 from weft_supervisor.server import SupervisorServer
 
 RUNNER = RunnerId("a", "1")

@@ -19,8 +19,8 @@ from weft_kernels.cpu.errors import CallRefused, NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.sampling import MAX_TOP, SAMPLED, SAMPLING_ARGS, Sampler
 from weft_kernels.cpu.sources import LEVELS, SOURCES
-from weft_runner.core.sampling import MAX_TOP_LOGPROBS, SampledToken, logit_adjustments
-from weft_runner.core.token_mask import token_mask
+from weft_runner.core import SampledToken, logit_adjustments, token_mask
+from weft_runner.core.sampling import MAX_TOP_LOGPROBS
 from weft_runner.model.sampling import NativeSampler, SamplingArgs, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from harness.on_device import sized
 from weft.domain.request import Sampling
 from weft_kernels.triton.sampling import LISTED, SHARE, DeviceSampler, argmax, shift
-from weft_runner.core.sampling import logit_adjustments
-from weft_runner.core.token_mask import token_mask
+from weft_runner.core import logit_adjustments, token_mask
 from weft_runner.model.cuda.gpu_sampler import GpuSampler
 from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 

@@ -12,7 +12,8 @@ from weft.api.loraadapter import LoRAAdapter
 from weft.api.meta import immutable_changes
 from weft.api.servingpool import ServingPool
 from weft.api.template import QUANTITY_PATTERN
-from weft_operator.core.resources import Adapter, Autoscaling, Group, Pool, parse
+from weft_operator.core import Adapter, Group, Pool, parse
+from weft_operator.core.resources import Autoscaling
 
 VERSION = "serving.weft.dev/v1alpha1"
 DIGEST = "sha256:" + "0" * 64

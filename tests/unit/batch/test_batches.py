@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from weft.domain.batch import BatchStatus, CancelLines, LineEnds, LineReleased, LineResult, LinesHello
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
-from weft_batch.core import batches as core
-from weft_batch.core.batches import (
+from weft_batch.core import (
     Added,
     Batches,
     BatchGone,
@@ -24,6 +23,7 @@ from weft_batch.core.batches import (
     Validate,
     Validated,
 )
+from weft_batch.core import batches as core
 
 DAY = 86_400.0
 

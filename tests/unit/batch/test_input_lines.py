@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_batch.core import line_index
-from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineSplitter, compression, read_line
-from weft_batch.core.line_index import LineIndex
+from weft_batch.core import BadLine, GoodLine, InputReader, LineIndex, LineSplitter, line_index, read_line
+from weft_batch.core.input_lines import compression
 
 ENDPOINT = "/v1/completions"
 

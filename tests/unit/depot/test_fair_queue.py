@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft_depot.core.fair_queue import ConcurrencyLimits, FairQueue, QueueKey
+from weft_depot.core import ConcurrencyLimits, FairQueue, QueueKey
 
 
 def started(queue: FairQueue[str]) -> list[str]:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weft_depot.core.operations import Operation, Operations
+from weft_depot.core import Operation, Operations
 
 
 def test_an_operation_goes_its_way_and_keeps_its_verdict() -> None:

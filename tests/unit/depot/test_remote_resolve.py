@@ -19,8 +19,7 @@ from tests.unit.depot.reading import folder_bytes, quick_policy
 from weft.artifacts.digest import Digest, digest_of
 from weft.artifacts.errors import ArtifactError, Reason, Refused, Unavailable
 from weft.domain.model.config import parse_model_config
-from weft_depot.core.fair_queue import ConcurrencyLimits
-from weft_depot.core.operations import Operation
+from weft_depot.core import ConcurrencyLimits, Operation
 from weft_depot.credentials import Secret
 from weft_depot.requests import ResolveRequest
 from weft_depot.resolution_cache import ResolutionCache

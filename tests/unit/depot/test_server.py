@@ -25,8 +25,7 @@ from weft.artifacts.digest import digest_of
 from weft.leadership.errors import LeadershipLost
 from weft.telemetry.invariants import VIOLATIONS
 from weft_depot import metrics, service
-from weft_depot.core.fair_queue import ConcurrencyLimits
-from weft_depot.core.operations import Operations
+from weft_depot.core import ConcurrencyLimits, Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
 from weft_depot.sources.hf import HfSource

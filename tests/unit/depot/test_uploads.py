@@ -12,7 +12,7 @@ from tests.unit.artifacts.making import lora, pack, write_adapter
 from tests.unit.depot.conftest import Bench
 from weft.artifacts.errors import Refused
 from weft_depot.artifact_layout import ArtifactLimits
-from weft_depot.core.operations import Operations
+from weft_depot.core import Operations
 from weft_depot.server import build_app
 from weft_depot.service import Depot
 from weft_depot.sources.uploaded import UploadedSource

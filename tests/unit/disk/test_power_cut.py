@@ -16,7 +16,7 @@ from weft_depot.resolution_cache import ResolutionCache
 from weft_operator.local.objects import ObjectStore
 from weft_operator.local.persistence import Durable, open_store
 from weft_predictor.checkpoint import save
-from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.core import RidgeModel
 from weft_predictor.models import SAVED, first_models
 
 

@@ -32,33 +32,35 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import PoolRoute, ResyncRoutes, Route, Routes, RoutesApplied
-from weft_gateway.core.config import GatewayConfig
-from weft_gateway.core.events import (
+from weft_gateway.core import (
     PREDICTOR,
     SCHEDULER,
     ClientGone,
-    Drained,
-    DrainStarted,
     Effect,
     Emit,
     Event,
     Finish,
+    Gateway,
+    GatewayConfig,
     ModelResolved,
     OpenSession,
-    OutcomeDropped,
-    PeerViolation,
     PreparedRequest,
-    Proceed,
-    Refuse,
     RequestArrived,
-    RequestFailed,
     RequestReady,
-    RoutesChanged,
     TokenizerChanged,
     TokenizerState,
+    runner_peer,
 )
-from weft_gateway.core.gateway import Gateway
-from weft_gateway.core.stream import runner_peer
+from weft_gateway.core.events import (
+    Drained,
+    DrainStarted,
+    OutcomeDropped,
+    PeerViolation,
+    Proceed,
+    Refuse,
+    RequestFailed,
+    RoutesChanged,
+)
 
 CONFIG = GatewayConfig(max_in_flight=8, hold_s=30.0, predict_s=0.05, connect_s=5.0, session_idle_s=60.0)
 DRAIN_S = 10.0

@@ -9,7 +9,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from weft.domain.request import FinishReason, TokenLogprob
-from weft_gateway.core.events import Emit, TokenLogprobOut
+from weft_gateway.core import Emit, TokenLogprobOut
 from weft_gateway.openai.logprobs import LEAST
 from weft_gateway.openai.response_format import (
     AnswerContext,

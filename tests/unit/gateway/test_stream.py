@@ -32,27 +32,20 @@ from weft.domain.request import (
     TokenLogprob,
 )
 from weft.domain.routes import Route
-from weft_gateway.core.events import (
+from weft_gateway.core import (
     SCHEDULER,
     ClientGone,
     Emit,
     Failure,
-    FirstToken,
     PreparedRequest,
-    RequestAborted,
-    TokenLogprobOut,
-)
-from weft_gateway.core.stream import (
-    End,
-    HoldExpired,
-    PoolAvailability,
     RequestStream,
     SessionLost,
     StreamEffect,
-    StreamEvent,
-    check_stream,
+    TokenLogprobOut,
     runner_peer,
 )
+from weft_gateway.core.events import FirstToken, RequestAborted
+from weft_gateway.core.stream import End, HoldExpired, PoolAvailability, StreamEvent, check_stream
 
 GONE = Failure("no_runner_available", "none")
 MOVED = [reason for reason in EndReason if reason is not EndReason.GRAMMAR]  # the request goes on elsewhere

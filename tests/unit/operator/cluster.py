@@ -13,13 +13,26 @@ from typing import Any
 
 from tests.unit.operator.planning import World, connected
 from weft.api.template import amount
-from weft_operator.core.actions import Action, AddFinalizer, ApplyChild, DeleteChild, ScaleChild, SetPodDeletionCost
+from weft_operator.core import (
+    Action,
+    AddFinalizer,
+    ApplyChild,
+    Child,
+    DeleteChild,
+    DesiredState,
+    ObjectKey,
+    ObservedState,
+    Pod,
+    Policy,
+    Ref,
+    RunnerDefaults,
+    ScaleChild,
+    SetPodDeletionCost,
+    State,
+)
 from weft_operator.core.children import GROUP_LABEL, POOL_LABEL, RUNNER_LABEL, template_hash
 from weft_operator.core.drift import QUANTITIES
 from weft_operator.core.expectations import apply_failed
-from weft_operator.core.resources import Ref
-from weft_operator.core.runner_defaults import RunnerDefaults
-from weft_operator.core.state import Child, DesiredState, ObjectKey, ObservedState, Pod, Policy, State
 from weft_operator.errors import ChildRefused
 from weft_operator.local.objects import ObjectStore
 

@@ -11,25 +11,32 @@ import pytest
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import failed, fetched_base, verified
 from weft_operator.controller.loop import Controller
-from weft_operator.core.actions import (
+from weft_operator.core import (
+    AdapterReport,
     AddFinalizer,
     ApplyChild,
     DeleteChild,
+    DesiredState,
     EnsureRunner,
+    Kind,
+    Object,
+    OperationStatus,
+    Policy,
+    PoolReport,
     PublishAdapter,
     PublishPool,
     RecordEvent,
+    Ref,
     RemoveFinalizer,
     RemoveRunner,
+    Request,
+    RunnerProcess,
     ScaleChild,
     SetPodDeletionCost,
     SetStatus,
     UnpublishAdapter,
     UnpublishPool,
 )
-from weft_operator.core.artifacts import OperationStatus, Request
-from weft_operator.core.resources import Kind, Object, Ref
-from weft_operator.core.state import AdapterReport, DesiredState, Policy, PoolReport, RunnerProcess
 from weft_operator.errors import DepotUnavailable, StaleWrite
 from weft_operator.local.objects import ObjectStore
 

@@ -8,38 +8,38 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from weft.domain.routes import CanaryCounts, PoolSpec
-from weft_operator.core.actions import (
+from weft_operator.core import (
     Action,
-    EnsureRunner,
-    ForgetSource,
-    PublishAdapter,
-    PublishPool,
-    RecordEvent,
-    RemoveFinalizer,
-    RemoveRunner,
-    Resolve,
-    RetainBlobs,
-    SetStatus,
-    UnpublishAdapter,
-    UnpublishPool,
-)
-from weft_operator.core.artifacts import OperationStatus, Request, updated
-from weft_operator.core.canary import owner_uid
-from weft_operator.core.expectations import expect, forget, restore_resolutions
-from weft_operator.core.reconcile import reconcile_all
-from weft_operator.core.resources import Ref, parse
-from weft_operator.core.state import (
     AdapterRegistration,
     AdapterReport,
     DesiredState,
-    Expectations,
+    EnsureRunner,
+    ForgetSource,
     ObservedState,
+    OperationStatus,
     Policy,
     PoolReport,
+    PublishAdapter,
+    PublishPool,
+    RecordEvent,
+    Ref,
+    RemoveFinalizer,
+    RemoveRunner,
+    Request,
+    Resolve,
+    RetainBlobs,
     RunnerProcess,
+    SetStatus,
     State,
-    check_indexes,
+    UnpublishAdapter,
+    UnpublishPool,
+    parse,
+    reconcile_all,
 )
+from weft_operator.core.artifacts import updated
+from weft_operator.core.canary import owner_uid
+from weft_operator.core.expectations import expect, forget, restore_resolutions
+from weft_operator.core.state import Expectations, check_indexes
 from weft_operator.local.objects import Event, ObjectStore
 
 BASE = "sha256:" + "b" * 64

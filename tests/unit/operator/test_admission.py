@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft_operator.core.resources import Pool, parse
+from weft_operator.core import Pool, parse
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
 

@@ -11,25 +11,31 @@ from typing import Any
 import pytest
 
 from weft_operator.controller.key_loop import KeyLoop
-from weft_operator.core.actions import AddFinalizer, RecordEvent, RemoveFinalizer, SetStatus
-from weft_operator.core.api_keys import (
-    FINALIZER,
-    BadSecret,
+from weft_operator.core import (
+    AddFinalizer,
     DeclaredKey,
     Key,
     KeyDeclaration,
     KeyView,
+    Object,
+    RecordEvent,
+    Ref,
+    RemoveFinalizer,
     Secret,
-    SecretKey,
+    SetStatus,
     UnreadSecret,
     Withdraw,
+    parse_key,
+)
+from weft_operator.core.api_keys import (
+    FINALIZER,
+    BadSecret,
+    SecretKey,
     next_step,
     orphans,
-    parse_key,
     secret_manifest,
     seen_secret,
 )
-from weft_operator.core.resources import Object, Ref
 from weft_operator.errors import AlreadyExists, ApiFailed, SupervisorUnavailable
 
 REF = Ref("APIKey", "acme", "ci")

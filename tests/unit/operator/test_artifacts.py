@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.planning import digest, failed, pool_ref, verified
+from weft_operator.core import OperationStatus, Request, Resolution
 from weft_operator.core.artifacts import (
     FAILURE_PAUSE_MAX_S,
-    OperationStatus,
-    Request,
-    Resolution,
     VerifiedArtifact,
     from_status,
     started,

@@ -21,8 +21,7 @@ from tests.unit.operator.planning import (
     world_of,
 )
 from weft.domain.routes import CanaryCounts
-from weft_operator.core.artifacts import OperationStatus
-from weft_operator.core.state import AdapterRegistration
+from weft_operator.core import AdapterRegistration, OperationStatus
 from weft_operator.local.objects import ObjectStore
 
 REF = adapter_ref("upper")

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE
 from tests.unit.operator.planning import BASE, pool_object
-from weft_operator.core import scaling
+from weft_operator.core import RunnerDefaults, parse_pool, scaling
 from weft_operator.core.children import NAME_MAX, child_name, children
-from weft_operator.core.resources import parse_pool
-from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_runner.settings import parse_settings
 
 LABELS = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")

@@ -2,7 +2,7 @@ import pytest
 
 from weft_operator.controller.clock import Clock, unix_clock
 from weft_operator.controller.workqueue import WorkQueue
-from weft_operator.core.resources import Ref
+from weft_operator.core import Ref
 
 HOUR_S = 3_600.0
 POOL = Ref("ServingPool", "weft-system", "quickstart")

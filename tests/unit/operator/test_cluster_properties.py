@@ -16,8 +16,7 @@ from tests.unit.operator.planning import (
     pool_ref,
     verified,
 )
-from weft_operator.core.actions import SetStatus
-from weft_operator.core.resources import FINALIZER
+from weft_operator.core import FINALIZER, SetStatus
 from weft_operator.local.objects import ObjectStore, check_store
 
 NAMES = st.sampled_from(["a", "b"])

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import adapter_object, adapter_ref, pool_object, stored
-from weft_operator.core import acceptance
+from weft_operator.core import Adapter, DesiredState, State, acceptance, parse_adapter, parse_pool, validate
 from weft_operator.core.acceptance import pool_view, reject_adapter
-from weft_operator.core.resources import Adapter, parse_adapter, parse_pool
 from weft_operator.core.scaling import Bounds
-from weft_operator.core.state import DesiredState, State, check_indexes
-from weft_operator.core.validation import validate
+from weft_operator.core.state import check_indexes
 
 MANY = 400
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft_operator.core.resources import Object, Ref
-from weft_operator.core.state import ObjectKey, Pod
+from weft_operator.core import Object, ObjectKey, Pod, Ref
 from weft_operator.kubernetes.cache import strip_unused
 from weft_operator.kubernetes.event_mapping import EventMapper, is_unschedulable, observed_pod, owner_of, pool_of
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.operator.planning import World, adapter_object, adapter_ref, failed, pool_object, pool_ref, verified
-from weft_operator.core.resources import parse_adapter, parse_pool
+from weft_operator.core import parse_adapter, parse_pool
 from weft_operator.core.status import events_for
 
 CONDITIONS = st.lists(

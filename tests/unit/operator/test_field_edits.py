@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.field_edits import Edit, Path, right_edits, wrong_edits
 from tests.unit.operator.cluster import ClusterWorld, cluster_world
 from tests.unit.operator.planning import adapter_object, adapter_ref, fetched_base, pool_object, pool_ref, verified
-from weft_operator.core.resources import Ref
+from weft_operator.core import Ref
 from weft_operator.errors import Invalid
 from weft_operator.local.admission import admit
 from weft_operator.local.objects import ObjectStore

@@ -6,8 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.core.resources import Object, resource_version
-from weft_operator.core.state import ObjectKey
+from weft_operator.core import Object, ObjectKey, resource_version
 from weft_operator.kubernetes.cache import ObjectCache
 from weft_operator.kubernetes.client import ADAPTERS, PODS
 from weft_operator.kubernetes.resync import WatchHealth, WatchScope, missed

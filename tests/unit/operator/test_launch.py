@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import BASE, pool_object
-from weft_operator.core.actions import EnsureRunner
+from weft_operator.core import EnsureRunner, Pool, RunnerDefaults, parse_pool
 from weft_operator.core.pod_template import launch_flags, pod_template
-from weft_operator.core.resources import Pool, parse_pool
-from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.scaling import group_of, runner_config
 from weft_operator.local.backend import Machine, runner_program
 from weft_runner.settings import parse_settings

@@ -11,8 +11,7 @@ from tests.unit.operator.controlling import FakeDepot, operator
 from tests.unit.operator.planning import adapter_object, adapter_ref, digest, failed, pool_object, pool_ref, verified
 from weft_operator.controller import loop, resolver
 from weft_operator.controller.resolver import Resolver
-from weft_operator.core.artifacts import Request, Resolution
-from weft_operator.core.state import DesiredState, Policy, State
+from weft_operator.core import DesiredState, Policy, Request, Resolution, State
 from weft_operator.local.objects import ObjectStore
 
 

@@ -18,12 +18,22 @@ from tests.unit.operator.planning import (
     runner_name,
     verified,
 )
-from weft_operator.core.actions import Action, EnsureRunner, RemoveRunner, Resolve
-from weft_operator.core.artifacts import OperationStatus, source_changed
-from weft_operator.core.reconcile import PROGRESS_S, requeue_at, resolve_period_s
-from weft_operator.core.resources import FINALIZER
+from weft_operator.core import (
+    FINALIZER,
+    Action,
+    AdapterReport,
+    EnsureRunner,
+    OperationStatus,
+    Policy,
+    PoolReport,
+    RemoveRunner,
+    Resolve,
+    RunnerProcess,
+    requeue_at,
+)
+from weft_operator.core.artifacts import source_changed
+from weft_operator.core.reconcile import PROGRESS_S, resolve_period_s
 from weft_operator.core.scaling import ANSWER_S
-from weft_operator.core.state import AdapterReport, Policy, PoolReport, RunnerProcess
 
 
 def test_a_pool_and_its_adapters_become_ready(serving: World) -> None:

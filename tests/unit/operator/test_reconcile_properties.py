@@ -17,8 +17,7 @@ from tests.unit.operator.planning import (
     verified,
     world_of,
 )
-from weft_operator.core.artifacts import OperationStatus
-from weft_operator.core.state import Policy
+from weft_operator.core import OperationStatus, Policy
 from weft_operator.local.objects import ObjectStore, check_store
 
 NAMES = st.sampled_from(["a", "b", "c"])

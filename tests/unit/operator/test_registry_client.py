@@ -18,8 +18,15 @@ from weft.wire.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServ
 from weft.wire.v1.supervisor_pb2 import AdapterState
 from weft_operator.controller import registry_client
 from weft_operator.controller.registry_client import RegistryClient
-from weft_operator.core.actions import PublishAdapter, PublishPool, UnpublishAdapter, UnpublishPool
-from weft_operator.core.state import AdapterRegistration, AdapterReport, PoolReport
+from weft_operator.core import (
+    AdapterRegistration,
+    AdapterReport,
+    PoolReport,
+    PublishAdapter,
+    PublishPool,
+    UnpublishAdapter,
+    UnpublishPool,
+)
 
 POOL = PoolSpec(
     "default/base", digest("b"), "base", True, ("default",), 10, 8, "fcfs", "calibrated", 5, 1, drain_s=60.0

@@ -8,19 +8,23 @@ import pytest
 from tests.unit.operator.cluster import ClusterWorld
 from tests.unit.operator.planning import BASE, adapter_object, adapter_ref, digest, failed, pool_object, pool_ref
 from weft.domain.routes import GroupPhase, PhaseCounts, PhaseGroups, RoleCounts
-from weft_operator.core.actions import (
+from weft_operator.core import (
+    FINALIZER,
     ApplyChild,
     DeleteChild,
+    ObjectKey,
+    Pod,
+    PoolReport,
     PublishAdapter,
     PublishPool,
     SetPodDeletionCost,
     SetStatus,
+    requeue_at,
 )
 from weft_operator.core.children import child_name
-from weft_operator.core.reconcile import UNLOAD_GRACE_S, requeue_at
-from weft_operator.core.resources import FINALIZER
+from weft_operator.core.reconcile import UNLOAD_GRACE_S
 from weft_operator.core.scaling import ANSWER_S
-from weft_operator.core.state import APPLY_RETRY_S, ForeignObject, ObjectKey, Pod, PoolReport
+from weft_operator.core.state import APPLY_RETRY_S, ForeignObject
 from weft_operator.errors import NotFound
 
 PHASES = ("Prompt", "Token")

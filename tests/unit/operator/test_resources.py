@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.planning import pool_object, stored
-from weft_operator.core.resources import Group, Pool, parse_pool
+from weft_operator.core import Group, Pool, parse_pool
 
 OFFLOAD = {
     "mode": "On", "deviceBytes": "1Gi", "diskPath": "/weights", "weights": "bf16", "kv": "bf16",

@@ -5,10 +5,9 @@ from math import nextafter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_operator.core.actions import RetainBlobs
+from weft_operator.core import RetainBlobs, State
 from weft_operator.core.artifacts import Retention
 from weft_operator.core.reconcile import longest_drain_s, plan_retention
-from weft_operator.core.state import State
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100), st.floats(1, 50)), max_size=20), st.floats(0, 200))

@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.cluster import SITE, ClusterWorld, cluster_world
 from tests.unit.operator.planning import fetched_base, pool_object, pool_ref
-from weft_operator.core.actions import SetStatus
+from weft_operator.core import ObjectKey, Policy, RunnerProcess, SetStatus, parse_pool, requeue_at
 from weft_operator.core.children import GROUP_LABEL, template_hash
-from weft_operator.core.reconcile import requeue_at
-from weft_operator.core.resources import parse_pool
 from weft_operator.core.rollout import RETRY_S, is_replacing
 from weft_operator.core.scaling import rollout_limits, to_start
-from weft_operator.core.state import ObjectKey, Policy, RunnerProcess
 from weft_operator.local.objects import ObjectStore
 
 OLD, NEW = {"pageTokens": 16, "pages": 1024}, {"pageTokens": 16, "pages": 2048}

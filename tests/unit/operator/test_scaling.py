@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.planning import pool_object, stored
 from weft.domain.routes import PhaseCounts
-from weft_operator.core.resources import Group, parse_pool
+from weft_operator.core import Group, PoolReport, parse_pool
 from weft_operator.core.scaling import (
     Bounds,
     Runner,
@@ -24,7 +24,6 @@ from weft_operator.core.scaling import (
     sizes,
     target,
 )
-from weft_operator.core.state import PoolReport
 from weft_scheduler.core.policy.autoscaling.autoscaler import Autoscaler, PhaseBounds
 from weft_scheduler.core.policy.autoscaling.demand import PoolLoad, ReplicaBounds
 

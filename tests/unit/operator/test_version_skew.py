@@ -4,8 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 from tests.unit.operator.planning import World, adapter_object, adapter_ref, pool_object, pool_ref, verified
-from weft_operator.core.actions import RemoveRunner
-from weft_operator.core.resources import Malformed, Pool, parse
+from weft_operator.core import Malformed, Pool, RemoveRunner, parse
 
 
 def stored_pool(world: World) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from harness.conflicting_manifests import REFUSED, base, lora, slots
-from weft_operator.core.resources import Object, parse
-from weft_operator.core.state import DesiredState
+from weft_operator.core import DesiredState, Object, parse
 from weft_operator.kubernetes.admission import PATHS, register, review
 from weft_operator.local.admission import admit
 

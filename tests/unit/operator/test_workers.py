@@ -12,8 +12,7 @@ from tests.unit.operator.planning import adapter_object, adapter_ref, pool_objec
 from weft.domain.routes import PoolSpec
 from weft_operator.controller import loop
 from weft_operator.controller.loop import Controller
-from weft_operator.core.resources import FINALIZER
-from weft_operator.core.state import AdapterReport, DesiredState, ObjectKey, Pod, PoolReport
+from weft_operator.core import FINALIZER, AdapterReport, DesiredState, ObjectKey, Pod, PoolReport
 from weft_operator.local.objects import ObjectStore
 
 KEY = ObjectKey("Deployment", "default", "base-runners")

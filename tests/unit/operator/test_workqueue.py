@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.waiting import PATIENCE_S
 from tests.unit.operator.planning import pool_ref
 from weft_operator.controller.workqueue import WorkQueue
-from weft_operator.core.resources import Ref
+from weft_operator.core import Ref
 
 
 async def test_a_marked_object_comes_once_and_in_its_time() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.predictor.conftest import check_calibrator, teach
 from weft_predictor.checkpoint import UNREADABLE, load, save
-from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.core import RidgeModel
 from weft_predictor.errors import CorruptModel
 from weft_predictor.models import first_models
 

@@ -6,13 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.predictor.conftest import check_calibrator
-from weft_predictor.core.conformal import (
-    OWN_SCORES,
-    PRIOR_SCORES,
-    WINDOW,
-    ConformalCalibrator,
-    ConformalCalibrators,
-)
+from weft_predictor.core import ConformalCalibrator, ConformalCalibrators
+from weft_predictor.core.conformal import OWN_SCORES, PRIOR_SCORES, WINDOW
 
 ODD = ("", "odd")
 score = st.floats(-20, 20)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.predictor.conftest import query_of, teach
 from weft_predictor.checkpoint import save
-from weft_predictor.core.ridge_model import LAYOUT, RidgeModel
+from weft_predictor.core import RidgeModel
+from weft_predictor.core.ridge_model import LAYOUT
 from weft_predictor.errors import BadData
 from weft_predictor.models import SAVED, ModelWatch, first_models
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_predictor.core.offsets import SHRINK_K, WINDOW, Offsets, shrunk_median
+from weft_predictor.core import Offsets
+from weft_predictor.core.offsets import SHRINK_K, WINDOW, shrunk_median
 
 residual = st.floats(-10, 10)
 

@@ -6,9 +6,8 @@ import pytest
 
 from tests.unit.predictor.conftest import CountingModel, World, outcome_of, teach
 from weft.domain.request import Outcome
-from weft_predictor.core.length_model import ObservationResult
-from weft_predictor.core.promotion import MAX_JUDGED, MIN_JUDGED, Judge, PromotedModel
-from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.core import ObservationResult, PromotedModel, RidgeModel
+from weft_predictor.core.promotion import MAX_JUDGED, MIN_JUDGED, Judge
 
 DIM = 1 << 14
 

@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft_predictor.core.features import Features, features
-from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR, Ridge
+from weft_predictor.core import Features, Ridge
+from weft_predictor.core.features import features
+from weft_predictor.core.ridge import RIDGE, VARIANCE_FLOOR
 from weft_predictor.training import fit_ridge
 
 DIM = 64

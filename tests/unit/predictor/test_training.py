@@ -10,7 +10,7 @@ import pytest
 from weft.domain.prediction import Prediction
 from weft_predictor import training
 from weft_predictor.checkpoint import load
-from weft_predictor.core.ridge_model import RidgeModel
+from weft_predictor.core import RidgeModel
 from weft_predictor.datasets import Columns, read
 from weft_predictor.errors import BadData
 from weft_predictor.evaluation import best_constant, bucket, evaluate, packing

@@ -11,10 +11,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from harness.desired import desired, whole
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
-from weft_runner.core.adapter import HostCopy, LoadState
-from weft_runner.core.adapter_manager import AdapterManager, check_adapters
-from weft_runner.core.events import DropHost, Fetch, Load, Retain, Unload
-from weft_runner.core.page_table import PageTable
+from weft_runner.core import (
+    AdapterManager,
+    DropHost,
+    Fetch,
+    HostCopy,
+    Load,
+    LoadState,
+    PageTable,
+    Retain,
+    Unload,
+    check_adapters,
+)
 
 DIGESTS = st.sampled_from([f"a{i}" for i in range(7)])
 DESIRED = st.builds(  # sizes that are not known, true, too small, larger than all there is

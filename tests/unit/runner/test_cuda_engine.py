@@ -14,9 +14,7 @@ from triton.runtime.interpreter import GridExecutor
 from harness import interpreter
 from weft.domain.model.config import ModelSpec
 from weft.domain.request import FinishReason, PooledState, PromptLogprobs, Sampling, Stop
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.request_pool import check_pool
+from weft_runner.core import BatchLimits, PoolLimits, check_pool
 from weft_runner.model.cuda.executor import CudaExecutor, Sizes
 from weft_runner.model.weights import load_weights
 

@@ -15,10 +15,8 @@ from weft.domain.ids import Epoch
 from weft.domain.machine import Closed, Kind, Peer, Received
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, Stop
 from weft.domain.runner import Registered, RunnerOrder
-from weft_runner.core.events import Drain, Fetch, Load, Retain
-from weft_runner.core.request_pool import check_pool
+from weft_runner.core import Drain, Fetch, Load, Retain, SequencePhase, check_pool
 from weft_runner.core.runner import RETRY_S
-from weft_runner.core.sequence import SequencePhase
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.shell.engine import EngineThread
 

@@ -21,9 +21,7 @@ from weft.domain.request import EndReason, NoCapacity, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.events import Fetch, Fetched, Load
-from weft_runner.core.request_pool import check_pool
+from weft_runner.core import Fetch, Fetched, Load, PoolLimits, check_pool
 from weft_runner.errors import ArtifactUnreachable
 from weft_runner.model.adapter_store import HostTensorStore
 from weft_runner.model.checkpoint import open_checkpoint

@@ -19,7 +19,7 @@ from weft.wire.streams import SendQueue, serve_stream
 from weft.wire.v1 import common_pb2, runner_pb2, runner_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from weft.wire.v1.runner_pb2 import GatewayToRunner
 from weft.wire.v1.supervisor_pb2 import SupervisorToRunner
-from weft_runner.core.request_pool import RequestPool
+from weft_runner.core import RequestPool
 from weft_runner.settings import parse_settings
 
 NEVER_S = 1e6

@@ -2,11 +2,9 @@
 
 from harness.desired import desired, whole
 from weft.domain.adapter import DesiredChange, Tier
-from weft_runner.core.adapter import LoadState
-from weft_runner.core.adapter_manager import MOST_ON_DEMAND, AdapterManager, check_adapters
-from weft_runner.core.events import Fetch, Load, Retain
+from weft_runner.core import AdapterManager, Fetch, Load, LoadState, PageTable, Retain, check_adapters
+from weft_runner.core.adapter_manager import MOST_ON_DEMAND
 from weft_runner.core.forecast_prefetch import MOST_FORECAST
-from weft_runner.core.page_table import PageTable
 
 
 def manager(slots: int = 2) -> AdapterManager:

@@ -18,11 +18,8 @@ from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, S
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Sampling, SequenceTokens, SessionHello, Stop
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import load
+from weft_runner.core import CompileGrammar, GrammarCompiled, Runner, Sequence, token_mask
 from weft_runner.core.awaited_grammars import WAIT_S
-from weft_runner.core.events import CompileGrammar, GrammarCompiled
-from weft_runner.core.runner import Runner
-from weft_runner.core.sequence import Sequence
-from weft_runner.core.token_mask import token_mask
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.grammar import GrammarRefused, Grammars

@@ -2,11 +2,8 @@
 
 from harness.desired import desired, whole
 from weft.domain.adapter import DesiredAdapter, DesiredChange, Tier
-from weft_runner.core.adapter import HostCopy
-from weft_runner.core.adapter_manager import AdapterManager, check_adapters
-from weft_runner.core.events import DropHost, Fetch, Load
+from weft_runner.core import AdapterManager, DropHost, Fetch, HostCopy, Load, PageTable, check_adapters
 from weft_runner.core.host_cache import PREFETCHES
-from weft_runner.core.page_table import PageTable
 
 
 def host(*digests: str, n_bytes: int = 10) -> list[DesiredAdapter]:

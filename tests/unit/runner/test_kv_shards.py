@@ -11,9 +11,19 @@ from harness.waiting import wait_until
 from weft.domain.ids import RunnerId
 from weft.domain.kv_transfer import KvAccept, KvAck, KvComplete, KvHello, KvOffer, KvReady, KvRefuse
 from weft.domain.machine import Close, Closed, Connected, Kind, Peer, Received, Send
-from weft_runner.core.events import DropKv, OpenKvStream, ReceiveKv, SendKv
-from weft_runner.core.kv_shards import KvShard, ShardedTransfers, ShardLost, ShardOrder, shard_runner
-from weft_runner.core.kv_transfer import MOST_OFFERS, KvIdentity
+from weft_runner.core import (
+    DropKv,
+    KvIdentity,
+    KvShard,
+    OpenKvStream,
+    ReceiveKv,
+    SendKv,
+    ShardedTransfers,
+    ShardLost,
+    ShardOrder,
+)
+from weft_runner.core.kv_shards import shard_runner
+from weft_runner.core.kv_transfer import MOST_OFFERS
 from weft_runner.model.kv_memory import LocalKvMemory
 from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.shell.kv_figures import NO_FIGURES

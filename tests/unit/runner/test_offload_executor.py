@@ -26,7 +26,7 @@ from harness.native_models import Scales, adapter_tensors, make_step, write_mode
 from harness.waiting import PATIENCE_S, wait_until
 from weft.domain.request import Sampling
 from weft_kernels.cpu.structs import KINDS
-from weft_runner.core.batch import Candidate, form_batch
+from weft_runner.core import Candidate, form_batch
 from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import DiskUnusable, ExecutorLost, OutOfMemory, PolicyInvalid
 from weft_runner.executors import make_executor

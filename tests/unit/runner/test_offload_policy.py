@@ -13,8 +13,8 @@ from tests.unit.operator.planning import pool_object
 from weft_cli.plan_offload import searches_of
 from weft_kernels.cpu.library import load
 from weft_kernels.cpu.sources import SOURCES
+from weft_operator.core import parse_pool
 from weft_operator.core.pod_template import launch_flags
-from weft_operator.core.resources import parse_pool
 from weft_operator.core.scaling import runner_config
 from weft_runner import torch_executors
 from weft_runner.cpu_executors import ModelSource

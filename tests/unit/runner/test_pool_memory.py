@@ -16,25 +16,26 @@ from harness.runner_machine import flat, session, start_of, state_of
 from weft.domain.adapter import DesiredAdapter
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, NoCapacity, SequenceTokens
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import (
+from weft_runner.core import (
+    BatchLimits,
     Fetch,
     Fetched,
     FetchFailed,
     Load,
     Loaded,
     LoadFailed,
+    PoolLimits,
+    RequestPool,
+    SampledToken,
+    StepModel,
     SwapDone,
     SwapFailed,
     SwapIn,
     SwapOut,
     Unload,
+    check_pool,
 )
 from weft_runner.core.kv_swap import MOST_SWAPS
-from weft_runner.core.request_pool import RequestPool, check_pool
-from weft_runner.core.sampling import SampledToken
-from weft_runner.core.step_time_model import StepModel
 
 P = 4
 LIMITS = PoolLimits(

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.step_time_model import GUESS, StepModel
+from weft_runner.core import GUESS, BatchLimits, PoolLimits, StepModel
 from weft_runner.model.step import check_step
 from weft_runner.shell.profile import BUDGET_S, measure_profile
 

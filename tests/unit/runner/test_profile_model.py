@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_runner.core.profile_model import GAIN, DecodeTime, PrefillTime, best_batch, fit, make_profile
-from weft_runner.core.step_time_model import StepModel
+from weft_runner.core import DecodeTime, PrefillTime, StepModel, make_profile
+from weft_runner.core.profile_model import GAIN, best_batch, fit
 from weft_runner.shell.profile import batches
 
 NEVER = 1e9

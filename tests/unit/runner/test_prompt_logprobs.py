@@ -6,8 +6,8 @@ import pytest
 
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, FinishReason, PromptLogprobs, Sampling, SequenceTokens, Stop
-from weft_runner.core.batch import MOST_LOGITS, BatchLimits, Candidate, form_batch
-from weft_runner.core.request_pool import check_pool
+from weft_runner.core import BatchLimits, Candidate, check_pool, form_batch
+from weft_runner.core.batch import MOST_LOGITS
 
 SCORED = Sampling(prompt_logprobs=2, ignore_eos=True)
 PROMPT = [(7 * i) % 60 for i in range(90)]

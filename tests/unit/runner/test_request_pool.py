@@ -13,13 +13,24 @@ from harness.runner_machine import flat, session, start_of, state_of
 from weft.domain.adapter import DesiredChange
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, FinishReason, NoCapacity, Priority, Sampling, SequenceTokens
-from weft_runner.core.admission import HighestEpochs, PoolLimits
-from weft_runner.core.batch import Batch, BatchLimits
-from weft_runner.core.events import Fetch, Fetched, FetchFailed, Load, Loaded, LoadFailed
-from weft_runner.core.request_pool import RequestPool, check_pool
+from weft_runner.core import (
+    Batch,
+    BatchLimits,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Load,
+    Loaded,
+    LoadFailed,
+    PoolLimits,
+    RequestPool,
+    SampledToken,
+    Sequence,
+    SequencePhase,
+    check_pool,
+)
+from weft_runner.core.admission import HighestEpochs
 from weft_runner.core.reservation import first_reservation_pages, next_growth
-from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import Sequence, SequencePhase
 
 EOS = 0
 LIMITS = PoolLimits(

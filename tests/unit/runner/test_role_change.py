@@ -3,7 +3,7 @@
 import pytest
 
 from weft.domain.runner import RunnerRole
-from weft_runner.core.batch import Batch, Row
+from weft_runner.core import Batch, Row
 from weft_runner.core.role_change import RoleChanges
 
 PROMPT = Batch((Row("p", "", 8, samples=True),), n_prefills=1)

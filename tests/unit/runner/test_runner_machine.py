@@ -13,11 +13,21 @@ from weft.domain.ids import RunnerId
 from weft.domain.machine import TICK, Closed, Connected, Kind, Peer, Received, Send
 from weft.domain.request import Draining, Ended, SessionHello, Stop
 from weft.domain.runner import Heartbeat, Registered, Resync, RunnerBook, RunnerOrder, RunnerReport, RunnerSpec
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import Drain, Fetch, Fetched, Load, Loaded, LoadFailed, RunStep, StepDone, StepSlot
-from weft_runner.core.runner import Runner
-from weft_runner.core.sampling import SampledToken
+from weft_runner.core import (
+    BatchLimits,
+    Drain,
+    Fetch,
+    Fetched,
+    Load,
+    Loaded,
+    LoadFailed,
+    PoolLimits,
+    Runner,
+    RunStep,
+    SampledToken,
+    StepDone,
+    StepSlot,
+)
 
 LIMITS = PoolLimits(12, 4, 5, 2, 40, 9, frozenset([0]), BatchLimits(1, 7), 3, host_bytes=25)
 SPEC = RunnerSpec(RunnerId("n.u", "i"), "h:1", "n/p", 4, 12, 5, 2, 64, 40)

@@ -18,8 +18,7 @@ from weft.domain.model.config import parse_spec
 from weft.domain.request import Sampling
 from weft.domain.runner import RunnerOrder, RunnerReport
 from weft_kernels.cpu.threads import cpu_quota
-from weft_runner.core import adapter_manager
-from weft_runner.core.batch import BatchLimits
+from weft_runner.core import BatchLimits, adapter_manager
 from weft_runner.errors import AdapterInvalid, ArtifactUnknown, ArtifactUnreachable, StoppedAtStart
 from weft_runner.settings import parse_settings
 from weft_runner.shell.depot import DepotSource

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.domain.request import Sampling
-from weft_runner.core.sampling import LogitAdjustments, SampledToken, logit_adjustments
+from weft_runner.core import LogitAdjustments, SampledToken, logit_adjustments
 from weft_runner.model import sampling as sampling_module
 from weft_runner.model.sampling import SamplingArgs, mass_bits, masses, random_bits, sample
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.domain.ids import Epoch
 from weft.domain.request import Ended, EndReason, FinishReason, Sampling, SequenceTokens, Stop, TokenLogprob
-from weft_runner.core.sampling import logit_adjustments
+from weft_runner.core import logit_adjustments
 from weft_runner.model.sampling import SamplingArgs, sample
 
 PENALISED = Sampling(frequency_penalty=0.7, presence_penalty=0.4, logit_bias=((5, 1.0), (9, -2.0)), ignore_eos=True)

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from harness.small_runner import SMALL, Driver, World, reference_executor
 from weft.domain.request import FinishReason, Sampling, Stop
-from weft_runner.core.batch import Batching, BatchLimits
-from weft_runner.core.request_pool import check_pool
-from weft_runner.core.sampling import SampledToken
+from weft_runner.core import Batching, BatchLimits, SampledToken, check_pool
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, check_step
 

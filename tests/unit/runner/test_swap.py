@@ -18,26 +18,28 @@ from weft.domain.request import Ended, NoCapacity, Priority, Sampling
 from weft_kernels.cpu.errors import NativeUnavailable
 from weft_kernels.cpu.library import Library, load
 from weft_kernels.cpu.memory import MappedMemory
-from weft_runner.core.adapter import Adapter, HostCopy
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import (
+from weft_runner.core import (
+    BatchLimits,
     DropSwap,
     Fetch,
     Fetched,
+    HostCopy,
     Load,
     Loaded,
+    PoolLimits,
+    RequestPool,
+    SampledToken,
+    SequencePhase,
     SwapDone,
     SwapFailed,
     SwapIn,
     SwapOut,
     Unload,
+    check_pool,
 )
+from weft_runner.core.adapter import Adapter
 from weft_runner.core.host_cache import CachedPage, HostCache, check_host_cache
 from weft_runner.core.kv_swap import MOST_SWAPS
-from weft_runner.core.request_pool import RequestPool, check_pool
-from weft_runner.core.sampling import SampledToken
-from weft_runner.core.sequence import SequencePhase
 from weft_runner.model.checkpoint import open_checkpoint
 from weft_runner.model.cpu.executor import CpuExecutor
 from weft_runner.model.kv_memory import LocalKvMemory, NativeKvMemory

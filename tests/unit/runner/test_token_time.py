@@ -11,11 +11,8 @@ import torch
 from harness.runner_machine import session, start_of
 from weft.domain.machine import Connected, Received
 from weft.domain.request import Sampling, SessionHello
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.runner import Runner
-from weft_runner.core.sampling import SampledToken
-from weft_runner.core.step_time_model import MIN_CHUNK, StepModel
+from weft_runner.core import BatchLimits, PoolLimits, Runner, SampledToken, StepModel
+from weft_runner.core.step_time_model import MIN_CHUNK
 from weft_runner.shell.engine import Engine
 
 GREEDY = Sampling(ignore_eos=True)

@@ -9,23 +9,23 @@ from harness.runner_machine import session, start_of
 from weft.domain.adapter import DesiredAdapter, Tier
 from weft.domain.machine import Connected, Received
 from weft.domain.request import FinishReason, SessionHello, Stop
-from weft_runner.core.admission import PoolLimits
-from weft_runner.core.batch import BatchLimits
-from weft_runner.core.events import (
+from weft_runner.core import (
     AdaptersChanged,
     AdapterUse,
+    BatchLimits,
     Fact,
     Fetch,
     Fetched,
     Load,
     Loaded,
+    PoolLimits,
+    Runner,
     RunnerStatus,
     RunStep,
+    SampledToken,
     StepDone,
     StepSlot,
 )
-from weft_runner.core.runner import Runner
-from weft_runner.core.sampling import SampledToken
 from weft_runner.core.token_times import GAP_BUCKETS
 from weft_runner.shell.vllm_metrics import MOST_NAMED, VllmMetrics
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from weft.domain.request import Assign, FailReason, Preempt
-from weft_scheduler.core.effects import Consolidated
+from weft_scheduler.core import Consolidated
 
 MEASURED = {
     "step_ms_1": 40.0,

@@ -13,7 +13,7 @@ from weft.domain.request import Cancel, ResubmitComplete, Submit
 from weft.domain.routes import PoolSpec, RegistryChange, RegistryHello
 from weft.telemetry.invariants import InvariantViolated
 from weft_scheduler import server as shell
-from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core import SchedulerConfig
 from weft_scheduler.metrics import SchedulerMetrics
 from weft_scheduler.server import Server
 from weft_scheduler.term_file import TermFile

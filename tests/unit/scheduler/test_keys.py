@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from harness.scheduler_driver import Driver
 from weft.domain.routes import KeyRoute, Keys, KeysConfirmed, Routes
-from weft_scheduler.core.config import SchedulerConfig
-from weft_scheduler.core.effects import Stale
+from weft_scheduler.core import SchedulerConfig, Stale
 
 Picked = Callable[..., list[Any]]
 CONFIG = SchedulerConfig()

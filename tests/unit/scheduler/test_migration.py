@@ -8,7 +8,7 @@ import pytest
 
 from harness.scheduler_driver import SPEC, Driver
 from weft.domain.request import Assign, FailReason, Preempt, Started
-from weft_scheduler.core.effects import Effect, KvMigration
+from weft_scheduler.core import Effect, KvMigration
 from weft_scheduler.core.policy.phases.kv_cost import FREEZE_S, transfer_is_cheaper
 
 Pick = Callable[..., list[Any]]

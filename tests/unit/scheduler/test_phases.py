@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from weft_scheduler.core.model.request import NEXT_PHASES, PLACED, Phase, Request
+from weft_scheduler.core import Phase, Request
+from weft_scheduler.core.model.request import NEXT_PHASES, PLACED
 
 WAY = {
     Phase.UNPLACED: (),

@@ -5,7 +5,7 @@ from typing import Any
 from weft.domain.adapter import DesiredAdapter
 from weft.domain.routes import RegistryChange
 from weft.domain.runner import OrderedRunner, RunnerOrder
-from weft_scheduler.core.effects import Prefetched
+from weft_scheduler.core import Prefetched
 
 
 def sent(effects: Any, picked: Any) -> list[tuple[str, tuple[str, ...]]]:

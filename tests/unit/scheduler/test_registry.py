@@ -30,7 +30,7 @@ from weft.domain.routes import (
     Unserved,
 )
 from weft.domain.runner import OrderedRunner, Resync
-from weft_scheduler.core.effects import Stale
+from weft_scheduler.core import Stale
 from weft_scheduler.core.routes import RouteTable
 
 POOL = "acme/p"

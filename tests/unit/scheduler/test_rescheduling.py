@@ -8,8 +8,7 @@ import pytest
 from weft.domain.ids import Epoch, RunnerId
 from weft.domain.request import Assign, Cancel, Failed, FailReason, Preempt, Reject, RejectReason, RunnerGone, Started
 from weft.domain.runner import ClusterReport, PreemptDecision
-from weft_scheduler.core.effects import Requeued, Stale
-from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core import Phase, Requeued, Stale
 
 Picked = Callable[..., list[Any]]
 

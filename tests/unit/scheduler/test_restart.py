@@ -11,8 +11,7 @@ from weft.domain.machine import PersistTerm, Send
 from weft.domain.request import Assign, FailReason, ResubmitComplete, RunnerGone
 from weft.domain.routes import Keys, RegistryChange, Routes
 from weft.domain.runner import Resync, SchedulerHello, SequenceState
-from weft_scheduler.core.effects import Requeued, Stale
-from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core import Phase, Requeued, Stale
 
 Picked = Callable[..., list[Any]]
 R = RunnerId("a", "i1")

@@ -18,7 +18,8 @@ from weft.domain.runner import (
     RunnerReport,
     SequenceState,
 )
-from weft_scheduler.core.model.runner import RunnerAccount, StaleReport, UnackedAssign, pages_of
+from weft_scheduler.core import RunnerAccount
+from weft_scheduler.core.model.runner import StaleReport, UnackedAssign, pages_of
 
 ID = RunnerId("a", "i")
 E = [Epoch(1, i) for i in range(40)]

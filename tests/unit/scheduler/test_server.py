@@ -22,7 +22,7 @@ from weft.wire.v1 import common_pb2 as cpb
 from weft.wire.v1 import scheduler_pb2 as pb
 from weft.wire.v1 import scheduler_pb2_grpc as rpc
 from weft.wire.v1 import supervisor_pb2 as spb
-from weft_scheduler.core.config import SchedulerConfig
+from weft_scheduler.core import SchedulerConfig
 from weft_scheduler.metrics import SchedulerMetrics
 from weft_scheduler.server import Server
 from weft_scheduler.term_file import TERM_EPOCH_S, TermFile

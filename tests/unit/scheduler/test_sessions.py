@@ -10,7 +10,7 @@ from weft.domain.routes import MAX_ENTRIES, PoolStatus, RegistryChange, Registry
 from weft.domain.runner import ClusterReport, SupervisorHello
 from weft.wire.codec import cluster, registry, scheduling
 from weft.wire.errors import PeerError
-from weft_scheduler.core.effects import Event
+from weft_scheduler.core import Event
 from weft_scheduler.sessions import Session, Sessions
 
 GATEWAY, SUPERVISOR, REGISTRY = Peer(Kind.GATEWAY, "g"), Peer(Kind.SUPERVISOR, "s"), Peer(Kind.REGISTRY, "r1")

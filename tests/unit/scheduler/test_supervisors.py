@@ -7,7 +7,7 @@ import pytest
 from harness.scheduler_driver import peers
 from weft.domain.request import Assign, OutcomeReport
 from weft.domain.runner import OrderedRunner, Resync
-from weft_scheduler.core.effects import RunnerLost, Stale
+from weft_scheduler.core import RunnerLost, Stale
 
 
 def _two(driver: Any) -> None:

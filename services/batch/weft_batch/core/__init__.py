@@ -1,1 +1,22 @@
-"""Pure: which line runs next and when a batch ends, what a line of an input file means."""
+# pyright: reportUnusedImport=false
+"""Pure: which line runs next and when a batch ends, what a line of an input file means.
+
+Tests, the simulator and benchmarks take these names from here: the modules behind them may change.
+"""
+
+from weft_batch.core.batches import (
+    Added,
+    Batches,
+    BatchGone,
+    CancelAsked,
+    Finalize,
+    Give,
+    LineCounters,
+    LineFailed,
+    LinesStored,
+    StoreResult,
+    Validate,
+    Validated,
+)  # fmt: skip
+from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineSplitter, read_line
+from weft_batch.core.line_index import LineIndex

@@ -18,7 +18,7 @@ import pytest
 from harness.ranks import settings_of
 from weft.domain.kv_transfer import KvComplete
 from weft.domain.machine import Send
-from weft_runner.core.kv_shards import ShardComplete, ShardLost, ShardOrder
+from weft_runner.core import ShardComplete, ShardLost, ShardOrder
 from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import NoPolicyFits, RunnerError
 from weft_runner.model.step import StepInput

@@ -16,8 +16,8 @@ from harness.ranks import settings_of
 from harness.waiting import PATIENCE_S
 from weft.domain.model.config import ModelSpec, RopeSpec, parse_spec
 from weft_kernels.plan import Segment, SegmentPlan
+from weft_runner.core import DecodeTime, PrefillTime, make_profile
 from weft_runner.core.layer_cut import layer_cost
-from weft_runner.core.profile_model import DecodeTime, PrefillTime, make_profile
 from weft_runner.cpu_executors import ModelSource
 from weft_runner.errors import ExecutorUnavailable, OutOfMemory, WeightsInvalid
 from weft_runner.executors import make_executor

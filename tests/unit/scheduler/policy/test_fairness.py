@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from harness.waiting_request import WaitingRequest
 from weft.domain.request import Assign, Cancel, Reject, RejectReason
 from weft.domain.routes import RegistryChange
+from weft_scheduler.core import RunnerShape
 from weft_scheduler.core.model.pool import BEYOND_SHARE_S
-from weft_scheduler.core.policy.placement.runner_index import RunnerShape
 from weft_scheduler.core.policy.queue import POLICIES, token_counters
 from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
 from weft_scheduler.core.policy.queue.token_counters import TokenCounters

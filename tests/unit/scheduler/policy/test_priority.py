@@ -20,7 +20,7 @@ from weft.domain.request import (
     Submit,
 )
 from weft.domain.routes import PoolStatus
-from weft_scheduler.core.model.request import Phase
+from weft_scheduler.core import Phase
 from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
 from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_victims
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from harness.waiting_request import WaitingRequest
 from weft.domain.request import Assign, FailReason, Reject, RejectReason, ResubmitComplete
-from weft_scheduler.core.model.request import Phase
-from weft_scheduler.core.policy.placement.runner_index import RunnerShape
+from weft_scheduler.core import Phase, RunnerShape
 from weft_scheduler.core.policy.queue import POLICIES, sorted_queue
 from weft_scheduler.core.policy.queue.overtaking import Admitted, Overtaking
 from weft_scheduler.core.policy.queue.sorted_queue import SortedQueue

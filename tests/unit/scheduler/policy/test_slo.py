@@ -8,7 +8,7 @@ import pytest
 from harness.scheduler_driver import SPEC, Driver
 from weft.domain.request import Assign, OutcomeReport, Reject, RejectReason
 from weft.domain.routes import PoolStatus, SloAttainment
-from weft_scheduler.core.effects import Judged
+from weft_scheduler.core import Judged
 from weft_scheduler.core.policy.slo.attainment import TAU_S, Attainment
 
 
