@@ -10,8 +10,9 @@ from transformers import (
     DistilBertForSequenceClassification,
 )
 
-from weft_predictor.core import Encoder, EncoderLoss, Parameters
+from weft_predictor.core import Encoder
 from weft_predictor.core.encoder import NAMES
+from weft_predictor.core.encoder_gradients import EncoderLoss, Parameters
 from weft_predictor.encoder_files import EncoderFiles, parse, write_files
 from weft_predictor.encoder_training import WEIGHT_DECAY, files_of, from_files, from_scratch
 

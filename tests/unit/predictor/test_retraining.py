@@ -10,8 +10,9 @@ import pytest
 from tests.unit.predictor.conftest import World, outcome_of
 from weft.domain.request import FinishReason
 from weft_predictor import encoder_training, training
-from weft_predictor.core import EncoderClasses, Parameters, PromotedModel, Retraining, RidgeModel, retraining
+from weft_predictor.core import EncoderClasses, PromotedModel, Retraining, RidgeModel, retraining
 from weft_predictor.core.encoder import deciles, tenths
+from weft_predictor.core.encoder_gradients import Parameters
 from weft_predictor.encoder_files import SIZES, EncoderFiles, encoder_of, read_files, read_model, write_files
 from weft_predictor.errors import CorruptModel
 from weft_predictor.retrain import retrain

@@ -6,7 +6,6 @@ Tests, the simulator and benchmarks take these names from here: the modules behi
 
 from weft_predictor.core.conformal import ConformalCalibrator, ConformalCalibrators
 from weft_predictor.core.encoder import Encoder, EncoderClasses, EncoderShape
-from weft_predictor.core.encoder_gradients import EncoderLoss, Parameters
 from weft_predictor.core.features import Features, Featurizer
 from weft_predictor.core.length_model import LengthModel, ObservationResult
 from weft_predictor.core.offsets import Offsets
