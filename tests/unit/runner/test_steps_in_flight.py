@@ -107,6 +107,7 @@ Samplings = st.sampled_from(
     [
         GREEDY, GREEDY, Sampling(), Sampling(temperature=1.0, seed=3), Sampling(stop_token_ids=(5, 9, 30)),
         Sampling(presence_penalty=1.0, ignore_eos=True), Sampling(top_logprobs=1, ignore_eos=True),
+        Sampling(prompt_logprobs=1, temperature=1.0, seed=5, ignore_eos=True),
     ]
 )  # fmt: skip
 Requests = st.tuples(
@@ -205,6 +206,22 @@ def test_a_row_that_ends_unseen_is_computed_once_more_and_not_accounted_for(smal
         driver.finish()
         assert driver.ending("x").finish is FinishReason.STOP
         assert driver.pool.tokens == sum(batch.n_tokens for batch in driver.batches) - 1
+
+
+def test_a_draw_beside_a_prompt_that_is_scored_is_the_one_that_it_is_alone(small: World) -> None:
+    """A step that was scheduled behind another has tokens that are not counted yet, whatever else is in it."""
+    answers = list[list[int]]()
+    for late in (True, False):
+        with driving(small, late=late) as driver:
+            drawn = Sampling(temperature=2.0, seed=11, ignore_eos=True)
+            driver.post(driver.request("drawn", [5, 9, 4], 8, sampling=drawn))
+            driver.beat(2)
+            scored = Sampling(prompt_logprobs=1, ignore_eos=True)
+            driver.post(driver.request("scored", [7] * 6, 2, sampling=scored))
+            driver.finish()
+            assert not late or driver.engine.executor.behind
+            answers.append(driver.answer("drawn"))
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(

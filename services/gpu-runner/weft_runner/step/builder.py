@@ -43,8 +43,8 @@ class BuiltStep:
 
     def draws(self) -> list[SamplingArgs]:
         """What is sampled from each row of the step's logits. Once, as it is launched."""
+        unseen = self.unseen
         if not self.scores:
-            unseen = self.unseen
             return [
                 SamplingArgs(s.start.sampling, len(s.tokens) + (s in unseen), s.adjustments, s.mask)
                 for s in self.sampled
@@ -54,11 +54,11 @@ class BuiltStep:
             s, here = sequence, range(row.position + 1, row.position + 1 + row.scored)
             draws += [SamplingArgs(s.start.sampling, at, given=s.tokens[at]) for at in here]
             if row.samples:
-                draws.append(SamplingArgs(s.start.sampling, len(s.tokens), s.adjustments, s.mask))
+                draws.append(SamplingArgs(s.start.sampling, len(s.tokens) + (s in unseen), s.adjustments, s.mask))
         return draws
 
     def positions(self) -> dict[PoolSequence, Ahead]:
-        """Where its sequences are once it is done."""
+        """Say how far each of its sequences is once it is done."""
         numbers = {sequence: number for number, sequence in enumerate(self.sampled)}
         return {s: Ahead(row.n_tokens, numbers.get(s)) for row, s in zip(self.rows, self.sequences, strict=True)}
 
