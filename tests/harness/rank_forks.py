@@ -8,6 +8,7 @@ end, its exit code. Everything after the imports is the rank's own start: `weft_
 
 import os
 import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -21,7 +22,7 @@ from weft.process import long_lived_imports
 from weft_runner.worker import __main__ as worker
 
 NUMBER = struct.Struct("i")
-MOST_FILES = 16
+MAX_FILES = 16
 
 
 class ForkedRank:
@@ -41,7 +42,11 @@ class ForkedRank:
         return code
 
     def kill(self) -> None:
-        os.kill(self.pid, 9)
+        """End it, unless it has ended: its pid may be another process's then."""
+        try:
+            self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class RankForks:
@@ -97,7 +102,7 @@ def serve(control: socket.socket) -> None:
                     with said:
                         _say(said, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                     continue
-                message, received, _, _ = socket.recv_fds(control, 16, MOST_FILES)
+                message, received, _, _ = socket.recv_fds(control, 16, MAX_FILES)
                 if not message:
                     selector.unregister(control)
                     continue

@@ -36,7 +36,7 @@ MOST_PARTS = 32
 # Of a chunk of several tokens in a decode step, whose turns share a part of h_in where there are at most two: each tile
 # of the expand reads all planes, and those of gate|up are many. With more parts, and in prompts, it cost more than it
 # gave (H100: 256 rows of one adapter 9 % faster, 32 rows with 3 parts 2 % slower, a prompt of 512 3 %).
-MOST_PLANES, MOST_WIDE_PLANES, MOST_SHARED_PARTS = 16, 4, 2
+MAX_PLANES, MAX_WIDE_PLANES, MAX_SHARED_PARTS = 16, 4, 2
 
 _TURNS = tl.constexpr(TURNS)
 _UNIT = tl.constexpr(UNIT)
@@ -72,7 +72,7 @@ class PartialSums:
 
     @property
     def parts(self) -> int:
-        """Of h_in, in which a single token is shrunk."""
+        """How many parts of h_in a single token is shrunk in."""
         return self.tensor.shape[0] // self.share
 
 
@@ -113,8 +113,8 @@ def planes_of(
     n_in, slices, is_prompt = tables.shape.n_in, len(tables.shape.widths), block_m > 32
     per_sm = PROMPT_PROGRAMS_PER_SM if is_prompt else PROGRAMS_PER_SM
     parts = -(-n_in // part_length(n_in, chunk_bucket(chunks) * slices, int(per_sm * sms)))
-    share, most_planes = 1, MOST_WIDE_PLANES if sum(tables.shape.widths) > 2 * n_in else MOST_PLANES
-    if alone and not is_prompt and parts <= MOST_SHARED_PARTS:
+    share, most_planes = 1, MAX_WIDE_PLANES if sum(tables.shape.widths) > 2 * n_in else MAX_PLANES
+    if alone and not is_prompt and parts <= MAX_SHARED_PARTS:
         share = min(TURNS, most_planes // parts)
     ranks = -(-tables.most_ranks // BLOCK_R) * BLOCK_R
     planes = torch.empty(parts * share, tokens, ranks, dtype=torch.float32, device=tables.arena.device)

@@ -23,7 +23,7 @@ from weft_operator.core.actions import (
     SetStatus,
     UnpublishAdapter,
     UnpublishPool,
-)  # fmt: skip
+)
 from weft_operator.core.api_keys import (
     DeclaredKey,
     Key,
@@ -33,7 +33,7 @@ from weft_operator.core.api_keys import (
     UnreadSecret,
     Withdraw,
     parse_key,
-)  # fmt: skip
+)
 from weft_operator.core.artifacts import OperationStatus, Request, Resolution
 from weft_operator.core.reconcile import reconcile_all, requeue_at
 from weft_operator.core.resources import (
@@ -50,7 +50,7 @@ from weft_operator.core.resources import (
     parse_adapter,
     parse_pool,
     resource_version,
-)  # fmt: skip
+)
 from weft_operator.core.runner_defaults import RunnerDefaults
 from weft_operator.core.state import (
     AdapterRegistration,
@@ -66,5 +66,5 @@ from weft_operator.core.state import (
     RunnerProcess,
     RunnerState,
     State,
-)  # fmt: skip
+)
 from weft_operator.core.validation import validate

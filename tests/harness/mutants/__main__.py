@@ -13,21 +13,18 @@ Exit codes: 0; 1 where a mutant lives (DIFF: one that was killed before); 2 wher
 """
 
 import argparse
-import multiprocessing
-import os
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from harness.guard import adopt_orphans, guarded
+from harness.guard import guarded
 from harness.mutants.drawing import PACKAGES, Equivalent, all_mutants, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, Mutant, UnknownMutant, mutants, parse
 from harness.mutants.nearest import choose, cost_of_files, import_graph
-from harness.mutants.trials import Job, Ledger, Line, Trials, digest
+from harness.mutants.trials import Job, Ledger, Line, digest, run_jobs
 from harness.suite import read_records
 from suites import COSTLY, LINE_S, logs
 
@@ -37,8 +34,6 @@ EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LAWS, SIMULATED = "tests/harness/mutants/laws.py", "sim/weft_sim/scenario.py"
 BAR_CHARS = 30
 OUTCOMES = ("killed", "equivalent", "alive", "unseen")
-
-trials: Trials | None = None  # of a worker process
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -126,19 +121,12 @@ class Session:
 
     def _run_all(self, jobs: Sequence[Job]) -> None:
         """Run them in worker processes, and write each line as it comes."""
-        context = multiprocessing.get_context("fork")
-        begun = (self._given.seed, self._folder, self._records)
-        with ProcessPoolExecutor(self._given.jobs, context, _begin_worker, begun) as workers:
-            futures = [workers.submit(_run_job, job) for job in jobs]
-            try:
-                for done, future in enumerate(as_completed(futures), 1):
-                    line = future.result()
-                    line.commit = self._commit
-                    self._ledger.add(line)
-                    self._count(line)
-                    self._show(done, len(jobs))
-            finally:
-                workers.shutdown(wait=False, cancel_futures=True)
+        lines = run_jobs(jobs, self._given.jobs, self._given.seed, self._folder, self._records)
+        for done, (_, line) in enumerate(lines, 1):
+            line.commit = self._commit
+            self._ledger.add(line)
+            self._count(line)
+            self._show(done, len(jobs))
 
     def _count(self, line: Line) -> None:
         self._lines.append((line.package, line.outcome))
@@ -230,19 +218,6 @@ def _find(name: str) -> Mutant:
             return mutant
     known = ", ".join(mutant.name for mutant in there if mutant.line == line) or "none"
     raise UnknownMutant(f"expected a mutant of the source as it is now, got {name}; that line has: {known}")
-
-
-def _begin_worker(seed: int, folder: Path, records: dict[str, float]) -> None:
-    global trials
-    adopt_orphans()  # of a test's processes; the next mutant begins without them
-    own = folder / f"worker-{os.getpid()}"
-    own.mkdir()
-    trials = Trials(seed, own, records)
-
-
-def _run_job(job: Job) -> Line:
-    assert trials is not None, "a worker has begun"
-    return trials.run(job)
 
 
 def _changed(commit: str) -> set[str]:

@@ -110,7 +110,7 @@ def _exported(imports: Iterable[tuple[str, Sequence[str]]]) -> dict[str, str]:
 def _modules(
     imports: Iterable[tuple[str, Sequence[str]]], fronts: Mapping[str, Mapping[str, str]]
 ) -> Iterable[str]:  # fmt: skip
-    """Of `from a import b` both `a` and `a.b`; where package `a` has b from one of its modules, that module alone.
+    """Both `a` and `a.b` for `from a import b`; where package `a` has b from one of its modules, that module alone.
 
     A test that takes one name from a package's front is near to the module of that name, not to the whole package.
     """

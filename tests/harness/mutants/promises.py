@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.guard import adopt_orphans, guarded
+from harness.guard import guarded
 from harness.mutants.hook import ROOT, Mutant, mutants
-from harness.mutants.trials import Job, Trials, digest
+from harness.mutants.trials import Job, digest, run_jobs
 from harness.suite import read_records
 from suites import COSTLY, logs
 
@@ -51,32 +51,38 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.mutants.promises", description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="promises whose row, page or test has this text")
     parser.add_argument("--seed", type=int, default=0, help="of the tests (default 0)")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
     given = parser.parse_args(arguments)
     promises, _ = read_promises(PROMISES)
     if wrong := list(faults(promises)):
         print("\n".join(wrong), file=sys.stderr)
         return 2
     chosen = [one for one in promises if given.only in f"{one.page} {one.row} {one.test}"]
-    return guarded("weft-promises-", lambda folder: _run(chosen, given.seed, folder))
+    return guarded("weft-promises-", lambda folder: _run(chosen, given.jobs, given.seed, folder))
 
 
-def _run(promises: Sequence[Promise], seed: int, folder: Path) -> int:
-    adopt_orphans()
-    trials, unseen = Trials(seed, folder, read_records(iter((COSTLY, logs() / "cpu_seconds.json")))), 0
-    for number, promise in enumerate(promises, 1):
-        mutant = break_of(promise)
-        assert mutant is not None, "entries were checked"
-        line = trials.run(Job(mutant, "", digest(mutant.file), {"before": (promise.test,)}))
-        unseen += line.outcome != "killed"
-        word = "seen" if line.outcome == "killed" else f"NOT SEEN ({line.outcome})"
+def _run(promises: Sequence[Promise], at_a_time: int, seed: int, folder: Path) -> int:
+    records, unseen = read_records(iter((COSTLY, logs() / "cpu_seconds.json"))), 0
+    for done, (index, line) in enumerate(
+        run_jobs([_job(one) for one in promises], at_a_time, seed, folder, records), 1
+    ):
+        promise, seen = promises[index], line.outcome == "killed"
+        unseen += not seen
+        word = "seen" if seen else f"NOT SEEN ({line.outcome})"
         print(
-            f"{number:>4} of {len(promises)}  {word:<9} {line.cpu_s:>5.1f} CPU s  {promise.page}: {promise.row}",
+            f"{done:>4} of {len(promises)}  {word:<9} {line.cpu_s:>5.1f} CPU s  {promise.page}: {promise.row}",
             flush=True,
         )
-        if line.outcome != "killed":
-            print(f"      {promise.test}\n      does not see {mutant.name}: {mutant.text}", flush=True)
+        if not seen:
+            print(f"      {promise.test}\n      does not see {line.mutant}: {line.text}", flush=True)
     print(f"{len(promises) - unseen} of {len(promises)} breaks are seen by the test that their promise names")
     return 1 if unseen else 0
+
+
+def _job(promise: Promise) -> Job:
+    mutant = break_of(promise)
+    assert mutant is not None, "entries were checked"
+    return Job(mutant, "", digest(mutant.file), {"before": (promise.test,)})
 
 
 def read_promises(file: Path) -> tuple[list[Promise], dict[str, int]]:

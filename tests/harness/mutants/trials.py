@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from harness.guard import adopt_orphans
 from harness.mutants.hook import ROOT, SEEN_VARIABLE, VARIABLE, Mutant, UnknownMutant, parse
 from harness.suite import Result, Run, Suite
 
@@ -17,6 +20,8 @@ MIN_CPU_BOUND_S, MAX_IDLE_S, PATIENCE_S = 60.0, 60.0, 30.0
 NO_TESTS = "exit code 5"  # of pytest, where no test of the files is in the stage
 QUICK, ALL = "not long and not slow", "not long"
 MARKED = {"before": ALL, "slow": "slow and not long"}  # by stage; the others run what `make test` does
+
+trials: "Trials | None" = None  # of a worker process
 
 
 @dataclass
@@ -132,6 +137,36 @@ class Trials:
         result = run.run(Suite("mutant", (*tests, *options), environment={**common, **environment}))
         shutil.rmtree(folder, ignore_errors=True)
         return result
+
+
+def run_jobs(
+    jobs: Sequence[Job], at_a_time: int, seed: int, folder: Path, records: Mapping[str, float]
+) -> Iterator[tuple[int, Line]]:
+    """Run jobs in worker processes, and yield the index of each with its line when it is done.
+
+    Raises UnknownMutant: a file has changed since its mutant was drawn.
+    """
+    begun = (seed, folder, records)
+    with ProcessPoolExecutor(at_a_time, multiprocessing.get_context("fork"), _begin_worker, begun) as workers:
+        indices = {workers.submit(_run_job, job): index for index, job in enumerate(jobs)}
+        try:
+            for future in as_completed(indices):
+                yield indices[future], future.result()
+        finally:
+            workers.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin_worker(seed: int, folder: Path, records: Mapping[str, float]) -> None:
+    global trials
+    adopt_orphans()  # of a test's processes; the next mutant begins without them
+    own = folder / f"worker-{os.getpid()}"
+    own.mkdir()
+    trials = Trials(seed, own, records)
+
+
+def _run_job(job: Job) -> Line:
+    assert trials is not None, "a worker has begun"
+    return trials.run(job)
 
 
 class Ledger:

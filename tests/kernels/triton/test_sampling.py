@@ -20,7 +20,7 @@ from weft_runner.model.cuda.gpu_sampler import GpuSampler
 from weft_runner.model.sampling import SamplingArgs, random_bits, sample
 
 EXAMPLES = settings.default.max_examples  # `make test-long` has more
-MOST_ROWS = sized(gpu=4, interpreted=2)
+MAX_ROWS = sized(gpu=4, interpreted=2)
 NAN, INF = math.nan, math.inf
 
 pytestmark = pytest.mark.gpu
@@ -176,7 +176,7 @@ def logits_of(kind: str, n_rows: int, vocab: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ROWS)
 @settings(max_examples=max(1, EXAMPLES // 16))
 @given(
-    samplings=st.lists(samplings, min_size=1, max_size=MOST_ROWS),
+    samplings=st.lists(samplings, min_size=1, max_size=MAX_ROWS),
     vocab=st.integers(1, 500) | st.sampled_from([SHARE, SHARE + 1]),
     seed=st.integers(0, 2**32 - 1),
     position=st.integers(0, 10**6),
@@ -207,7 +207,7 @@ def test_logits_are_shifted_as_numpy_shifts_them(
 @pytest.mark.parametrize("kind", ROWS)
 @settings(max_examples=max(1, EXAMPLES // 16))
 @given(
-    samplings=st.lists(cut_samplings, min_size=1, max_size=MOST_ROWS),
+    samplings=st.lists(cut_samplings, min_size=1, max_size=MAX_ROWS),
     answer=st.lists(st.integers(0, 39), max_size=8),
     seed=st.integers(0, 2**32 - 1),
 )

@@ -114,7 +114,7 @@ def test_a_part_of_a_prompt_that_samples_nothing_has_a_graph():
 
 
 def test_a_standing_batch_is_written_once():
-    """And again after another step was, in another graph or the same."""
+    """Whole once more only after another step was, in another graph or the same."""
     step = step_of([(1, 9, 1), (1, 17, 2)])
     first = GRAPHS.place(step)
     assert first is not None

@@ -17,6 +17,6 @@ from weft_batch.core.batches import (
     StoreResult,
     Validate,
     Validated,
-)  # fmt: skip
+)
 from weft_batch.core.input_lines import BadLine, GoodLine, InputReader, LineSplitter, read_line
 from weft_batch.core.line_index import LineIndex

@@ -22,7 +22,7 @@ from weft_gateway.core.events import (
     TokenizerChanged,
     TokenizerState,
     TokenLogprobOut,
-)  # fmt: skip
+)
 from weft_gateway.core.gateway import Gateway
 from weft_gateway.core.history import History, Tally, UsageSum
 from weft_gateway.core.limits import Charge, Exceeded, Limiter

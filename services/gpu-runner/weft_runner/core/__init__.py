@@ -43,7 +43,7 @@ from weft_runner.core.events import (
     SwapIn,
     SwapOut,
     Unload,
-)  # fmt: skip
+)
 from weft_runner.core.kv_shards import KvShard, ShardComplete, ShardedTransfers, ShardLost, ShardOrder
 from weft_runner.core.kv_transfer import KvIdentity
 from weft_runner.core.page_table import PageTable

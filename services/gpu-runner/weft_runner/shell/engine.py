@@ -224,14 +224,14 @@ class Engine:
 
     def _schedule(self, slot: StepSlot) -> RunStep | None:
         step = self._execute(self.runner.handle(slot, self._clock()))
+        if step is not None:
+            self.executor.clear_pages(step.clear_pages)
         if slot.behind is not None:
-            if step is not None:
-                self.executor.clear_pages(step.clear_pages)
-        elif step is None:
+            return step  # another one runs: there is no gap
+        if step is None:
             if not self.copies.advance():
                 self.gaps.advance()
         else:
-            self.executor.clear_pages(step.clear_pages)
             self.copies.between_steps(self._step_s)
             self.gaps.between_steps(self._step_s)
         return step
@@ -292,13 +292,13 @@ class Engine:
 
 
 def make_steps(
-    runner: Runner, executor: Executor, adapters: AdapterPool, events_wait: Callable[[], bool], reports: LayerReports
+    runner: Runner, executor: Executor, adapters: AdapterPool, has_work: Callable[[], bool], reports: LayerReports
 ) -> StepStrategy:
     """The strategy that an executor's interface allows."""
     if isinstance(executor, Pipelined):
         return PipelinedSteps(runner, executor, adapters.ranks)
     if isinstance(executor, AsyncExecutor):
-        return AsyncSteps(runner, executor, executor, adapters.ranks, events_wait, reports)
+        return AsyncSteps(runner, executor, executor, adapters.ranks, has_work, reports)
     return SyncSteps(runner, executor, adapters.ranks, reports)
 
 

@@ -36,14 +36,14 @@ class LaunchedStep:
 
 
 class AsyncSteps(SyncSteps):
-    """`events_wait`: an event may change the next batch, so that no step is launched behind the present one."""
+    """`has_work`: something waits for the end of the present step, so that no step is launched behind it."""
 
     def __init__(
         self, runner: Runner, executor: Executor, launcher: AsyncExecutor, ranks: Mapping[int, int],
-        events_wait: Callable[[], bool], reports: LayerReports,
+        has_work: Callable[[], bool], reports: LayerReports,
     ) -> None:  # fmt: skip
         super().__init__(runner, executor, ranks, reports)
-        self._launcher, self._events_wait = launcher, events_wait
+        self._launcher, self._has_work = launcher, has_work
         self._next: LaunchedStep | None = None
 
     @property
@@ -58,7 +58,7 @@ class AsyncSteps(SyncSteps):
             return None
         try:
             launched = launched or self._launch(step)
-            if not self._events_wait():
+            if not self._has_work():
                 self._next = self._follow(launched, schedule)
             results = launched.built.by_key(launched.handle.result())
             if self._reports.counter is not None:

@@ -20,7 +20,7 @@ from weft_scheduler.core.effects import (
     RoleChanged,
     RunnerLost,
     Stale,
-)  # fmt: skip
+)
 from weft_scheduler.core.model.request import Phase, Request
 from weft_scheduler.core.model.runner import RunnerAccount
 from weft_scheduler.core.policy.placement.runner_index import RunnerShape

@@ -159,13 +159,13 @@ def _pinned(n: int, device: torch.device) -> torch.Tensor:
 
 
 def decode_shape(rows: int, row_pages: int, block_m: int) -> Shape:
-    """Of a captured step of up to `rows` decode rows with up to `row_pages` pages each, with an adapter each."""
+    """The shape of a captured step: up to `rows` rows in decode, each with `row_pages` pages and an adapter at most."""
     base_turns = min(rows, TURNS * -(-rows // block_m))
     return Shape(rows, rows, rows, rows, base_turns, 0, rows, rows * row_pages, block_m)
 
 
 def prompt_shape(tokens: int, rows: int, row_pages: int, block_m: int, tile: int) -> Shape:
-    """Of a captured step with prompts: up to `tokens` tokens of up to `rows` rows, each with an adapter.
+    """The shape of a captured step with prompts: up to `tokens` tokens of up to `rows` rows, each with an adapter.
 
     There is room for rows in decode and for prompts of GRAPH_PROMPT_TOKENS and more on average; where prompts are
     shorter, some steps need the shape of more tokens. A prompt has a tile more than whole ones, and turns of a chunk.
