@@ -1,13 +1,24 @@
 """Whole stacks as processes, as a user starts them. Nothing is faked here."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
+from harness.last_words import last_words
 from harness.quickstart import tokenizer as quickstart_tokenizer
 from weft_bench.stack import Stack, quickstart
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what each component of its stacks said last: a stack's folder is gone by the next run."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        stacks = {name: one for name, one in item.funcargs.items() if isinstance(one, Stack)}
+        report.sections += [(f"stack {name!r}", last_words(one)) for name, one in stacks.items()]
+    return report
 
 
 @pytest.fixture(scope="module")

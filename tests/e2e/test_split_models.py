@@ -5,6 +5,7 @@ shard and every answer has the bits of a runner that does both; a runner of fewe
 """
 
 import asyncio
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 
 from harness.answers import choices_of
 from harness.crowd import SLOW, Crowd, Watched, assert_undisturbed, finished, load, strike
+from harness.last_words import last_words
 from harness.lying_links import lying_links
 from harness.quickstart import Case, copy_manifests, sure_cases
 from harness.roles import phases_apart
 from harness.waiting import PATIENCE_S, eventually
 from weft.domain.kv_transfer import KvReady
 from weft.domain.runner import RunnerBook
+from weft_bench.errors import StackFailed
 from weft_bench.linked_runner import RUNNER, SHARED_MEMORY
 from weft_bench.reports import runners
 from weft_bench.stack import Stack
@@ -58,7 +61,7 @@ async def test_a_split_runner_gives_the_right_texts_and_its_requests_continue_el
 ) -> None:
     """Clients ask again and again: how many runners they fill must not hang on how fast this test reads."""
     await eventually(lambda: ready(stack, 2))
-    ranks = {name: rank_of(stack, name) for name in stack.names("runner")}
+    ranks = await ranks_of(stack)
     async with asyncio.timeout(3 * PATIENCE_S), load(stack.url, cases, "split", width=20) as made:
         await made.until(lambda: sum(w.finish is not None for w in made.streams) >= len(cases))
         moves = stack.metric("scheduler", "weft_scheduler_migrations_total")
@@ -123,10 +126,22 @@ async def kill_rank(stack: Stack, made: Crowd, ranks: dict[str, psutil.Process])
     return victims
 
 
-def rank_of(stack: Stack, name: str) -> psutil.Process:
-    """Rank 1 of a runner."""
-    (child,) = psutil.Process(stack.pid(name)).children()
-    return child
+async def ranks_of(stack: Stack) -> dict[str, psutil.Process]:
+    """Return rank 1 of each runner; a warning shows what a runner said that was ready and had none."""
+    found: dict[str, list[psutil.Process]] = {}
+
+    async def there() -> bool:
+        for name in stack.names("runner"):
+            try:
+                found[name] = psutil.Process(stack.pid(name)).children()
+            except (StackFailed, psutil.NoSuchProcess):  # between two lives
+                found[name] = []
+        return all(len(ranks) == 1 for ranks in found.values())
+
+    if not await there():
+        warnings.warn(f"{found}\n{last_words(stack)}", stacklevel=1)
+        await eventually(there)
+    return {name: rank for name, (rank,) in found.items()}
 
 
 async def moved(stack: Stack, count: float) -> bool:
