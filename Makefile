@@ -43,9 +43,11 @@ kernels: install  ## build the CPU kernels for this checkout, of every level (fi
 up: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.installed-up)  ## install, then the whole stack on this machine with a small real model
 	@$(BIN)/weft up --demo
 
+CPP := $(wildcard $(addprefix kernels/weft_kernels/cpu/src/,*.h *.cpp) tests/kernels/cpu/fuzz/*.cpp)
 check: install  ## format, lint, types, import contracts, documents, commits (a minute; no tests)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(HARNESS).documents
@@ -178,3 +180,4 @@ format: install  ## format and fix what can be fixed
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	$(BIN)/clang-format -i $(CPP)

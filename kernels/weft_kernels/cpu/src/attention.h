@@ -51,7 +51,8 @@ struct Block {
   const char* k[kBlockGroups];
   const char* v[kBlockGroups];
 
-  Block(const Pages& pages, int block, int end) : start(block * kBlock), groups(std::min(kBlockGroups, (end - start + 15) / 16)) {
+  Block(const Pages& pages, int block, int end)
+      : start(block * kBlock), groups(std::min(kBlockGroups, (end - start + 15) / 16)) {
     for (int g = 0; g < groups; g++) {
       const char* at = pages.group(start + 16 * g);
       k[g] = at + pages.keys_at;
@@ -75,7 +76,8 @@ static inline void fetch_lines(const char* from, ptrdiff_t n_bytes) {
 
 // y[16 columns] += x W of the pairs of rows in a mask, in dot.h's order.
 template <class W, class X>
-static inline void add_pairs(const X* x, const char* w, ptrdiff_t step, ptrdiff_t second_at, unsigned pairs, int columns, float* y) {
+static inline void add_pairs(const X* x, const char* w, ptrdiff_t step, ptrdiff_t second_at, unsigned pairs,
+                             int columns, float* y) {
   for (int c = 0; c < columns; c++, w += 64, y += 16) {
 #if WEFT_LEVEL == 3
     if constexpr (std::is_same<X, uint16_t>::value) {
@@ -84,7 +86,8 @@ static inline void add_pairs(const X* x, const char* w, ptrdiff_t step, ptrdiff_
         const int p = __builtin_ctz(left);
         int32_t pair;
         std::memcpy(&pair, x + 2 * p, 4);
-        sums = {_mm512_dpbf16_ps(sums.v, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)), bf16_columns<W>(w + p * step))};
+        sums = {_mm512_dpbf16_ps(sums.v, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)),
+                                 bf16_columns<W>(w + p * step))};
       }
       store(y, sums);
       continue;
@@ -130,7 +133,8 @@ struct PlainKv {
       if (tiles) return tile_scores(t.queries[0], kMostHeadDim, b.k, b.groups, head_dim / 32, t.scores[0], kBlock);
 #endif
     dot_all<typename Kind::W, kTilePairs>(
-        t.queries[0], kMostHeadDim, rows, [&](int g) { return b.k[g]; }, b.groups, kPairBytes, kPairBytes / 2, head_dim / 2, t.scores[0], kBlock, false);
+        t.queries[0], kMostHeadDim, rows, [&](int g) { return b.k[g]; }, b.groups, kPairBytes, kPairBytes / 2,
+        head_dim / 2, t.scores[0], kBlock, false);
   }
 
   void values(const Block& b) {
@@ -141,7 +145,8 @@ struct PlainKv {
 #endif
     for (int g = 0; g < b.groups; g++)
       dot_all<typename Kind::W, kValuePairs>(
-          t.weights[0] + 16 * g, kBlock, rows, [&](int c) { return b.v[g] + 64 * c; }, head_dim / 16, step, second_at, kValuePairs, t.out[0], kMostHeadDim, true);
+          t.weights[0] + 16 * g, kBlock, rows, [&](int c) { return b.v[g] + 64 * c; }, head_dim / 16, step, second_at,
+          kValuePairs, t.out[0], kMostHeadDim, true);
   }
 
   // The same of one token's rows, of which few weights are not 0: what these are multiplied with is all that is read, and
@@ -201,7 +206,8 @@ struct Int4Kv {
   void scores(const Block& b) {
     const ptrdiff_t widened_bytes = group / 2 * kInt4PairBytes;  // of 16 positions
     for (int c = 0; c < groups; c++) {
-      for (int g = 0; g < b.groups; g++) widen_int4(b.k[g] + c * group_bytes, group / 32, m.widened + g * widened_bytes);
+      for (int g = 0; g < b.groups; g++)
+        widen_int4(b.k[g] + c * group_bytes, group / 32, m.widened + g * widened_bytes);
       const auto* q = t.queries[0] + c * group;
 #if WEFT_LEVEL == 4
       if constexpr (kTiles<Kind>) {
@@ -212,8 +218,8 @@ struct Int4Kv {
       } else
 #endif
         dot_all<Int4W, kTilePairs>(
-            q, kMostHeadDim, rows, [&](int g) { return m.widened + g * widened_bytes; }, b.groups, kInt4PairBytes, kInt4PairBytes / 2, group / 2, m.dots[0],
-            kBlock, false);
+            q, kMostHeadDim, rows, [&](int g) { return m.widened + g * widened_bytes; }, b.groups, kInt4PairBytes,
+            kInt4PairBytes / 2, group / 2, m.dots[0], kBlock, false);
       for (int g = 0; g < b.groups; g++) {
         alignas(64) float of_dot[16], of_sum[16];
         factors_of(b.k[g] + c * group_bytes, of_dot, of_sum);
@@ -235,7 +241,8 @@ struct Int4Kv {
     for (int c = 0; c < groups; c++) {
       for (int g = 0; g < b.groups; g++) {
         const char* from = b.v[g] + c * group_bytes;
-        const F scale = mul(load_bf16(reinterpret_cast<const uint16_t*>(from)), set1(16.0f)), minimum = load_bf16(reinterpret_cast<const uint16_t*>(from + 32));
+        const F scale = mul(load_bf16(reinterpret_cast<const uint16_t*>(from)), set1(16.0f)),
+                minimum = load_bf16(reinterpret_cast<const uint16_t*>(from + 32));
         for (int i = 0; i < rows; i++) {
           const F weight = load(t.scores[i] + 16 * g), scaled = mul(weight, scale);
           store_as(Kind{}, t.weights[i] + 16 * g, scaled);
@@ -255,16 +262,15 @@ struct Int4Kv {
 #endif
       for (int g = 0; g < b.groups; g++)
         dot_all<Int4W, kValuePairs>(
-            t.weights[0] + 16 * g, kBlock, rows, [&](int d) { return m.widened + g * widened_bytes + d * kInt4PairBytes; }, group / 16, step, kInt4PairBytes / 2,
-            kValuePairs, out, kMostHeadDim, true);
+            t.weights[0] + 16 * g, kBlock, rows,
+            [&](int d) { return m.widened + g * widened_bytes + d * kInt4PairBytes; }, group / 16, step,
+            kInt4PairBytes / 2, kValuePairs, out, kMostHeadDim, true);
     }
   }
 
   void few_values(const Block& b) { values(b); }
 
-  void fetch_values(const Block& b, int position) const {
-    fetch_lines(b.v[position / 16], groups * group_bytes);
-  }
+  void fetch_values(const Block& b, int position) const { fetch_lines(b.v[position / 16], groups * group_bytes); }
 
   void end() {
     for (int i = 0; i < rows; i++)

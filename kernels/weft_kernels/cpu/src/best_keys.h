@@ -32,7 +32,8 @@ static inline float bound_of_best(const float* x, int n, int k, float least, flo
 
 // As `attend`. scores[m][stride]: memory for all positions of a row.
 template <class Kind, class Kv>
-static inline void attend_best(AttentionTile<Kind>& t, Kv kv, int window, const Pages& pages, float share, float* scores, ptrdiff_t stride) {
+static inline void attend_best(AttentionTile<Kind>& t, Kv kv, int window, const Pages& pages, float share,
+                               float* scores, ptrdiff_t stride) {
   begin_tile(t, kv);
   const int end = t.position[kv.rows - 1] + 1, first = (window ? std::max(0, t.position[0] + 1 - window) : 0) / kBlock;
   const int blocks = (end + kBlock - 1) / kBlock - first;
@@ -47,7 +48,8 @@ static inline void attend_best(AttentionTile<Kind>& t, Kv kv, int window, const 
     for (int m = 0; m < kv.rows; m++) {
       const int last = t.position[m] + 1 - now.start, from = window ? std::max(0, last - window) : 0;
       for (int g = 0; g < kBlockGroups; g++)
-        store(scores + m * stride + i * kBlock + 16 * g, g < now.groups ? lanes(from - 16 * g, last - 16 * g, load(t.scores[m] + 16 * g), nothing) : nothing);
+        store(scores + m * stride + i * kBlock + 16 * g,
+              g < now.groups ? lanes(from - 16 * g, last - 16 * g, load(t.scores[m] + 16 * g), nothing) : nothing);
     }
     now = next;
   }
@@ -60,7 +62,8 @@ static inline void attend_best(AttentionTile<Kind>& t, Kv kv, int window, const 
       most = max(most, x);
       least = max(least, where_less(nothing, x, sub(zero(), x), nothing));
     }
-    const int keys = window ? std::min(window, t.position[m] + 1) : t.position[m] + 1, k = std::max(kLeastKeys, int(std::ceil(share * float(keys))));
+    const int keys = window ? std::min(window, t.position[m] + 1) : t.position[m] + 1,
+              k = std::max(kLeastKeys, int(std::ceil(share * float(keys))));
     t.peak[m] = largest(most);
     bound[m] = k < keys ? bound_of_best(s, blocks * kBlock, k, -largest(least), t.peak[m]) : -INFINITY;
   }

@@ -83,7 +83,8 @@ int detected() {
   int levels = 1 << WEFT_PORTABLE;
   if (!bit(one.c, 27)) return levels;  // OSXSAVE
   const uint64_t states = enabled_states();
-  const bool avx = (states & 0x6) == 0x6, avx512 = avx && (states & 0xe0) == 0xe0, tiles = (states & 0x60000) == 0x60000;
+  const bool avx = (states & 0x6) == 0x6, avx512 = avx && (states & 0xe0) == 0xe0,
+             tiles = (states & 0x60000) == 0x60000;
   if (avx && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5)) levels |= 1 << WEFT_AVX2;
   if (!avx512 || !bit(seven.b, 16) || !bit(seven.b, 17) || !bit(seven.b, 30) || !bit(seven.b, 31)) return levels;
   levels |= 1 << WEFT_AVX512;
@@ -107,7 +108,9 @@ int usable() {
   return levels;
 }
 
-const Level* level_of(int32_t level) { return level >= 0 && level < WEFT_LEVELS && (usable() >> level & 1) ? kLevels[level] : nullptr; }
+const Level* level_of(int32_t level) {
+  return level >= 0 && level < WEFT_LEVELS && (usable() >> level & 1) ? kLevels[level] : nullptr;
+}
 
 // The widest row of v: every slice's part begins at an even column.
 int64_t widest_site(const weft_step& step) {
@@ -125,7 +128,8 @@ int64_t widest_site(const weft_step& step) {
 
 // The largest that a rank gives to the others in a step: partial sums of all tokens, their shrunk rows, or logits.
 int64_t slot_bytes(const weft_model& m, const weft_step& step, int64_t site_rank) {
-  const int64_t rows = int64_t(step.n_tokens) * std::max<int64_t>(m.hidden, site_rank), logits = int64_t(step.n_sampled) * m.vocab;
+  const int64_t rows = int64_t(step.n_tokens) * std::max<int64_t>(m.hidden, site_rank),
+                logits = int64_t(step.n_sampled) * m.vocab;
   return 4 * std::max(rows, logits);
 }
 
@@ -140,14 +144,18 @@ constexpr int64_t kWidestSite = 3072;  // three projections of rank 1024: beyond
 bool fits(const weft_model& m) {
   const auto whole = [](int32_t n, int32_t of) { return n > 0 && n % of == 0; };
   const bool sixteens = whole(m.hidden, 16) && whole(m.inner, 16) && whole(m.head_dim, 16) && whole(m.page_tokens, 16);
-  const bool kinds = (m.kind == WEFT_BF16 || m.kind == WEFT_FP32) && (m.kv_kind == m.kind || (m.kv_kind == WEFT_INT4 && m.head_dim % 32 == 0));
+  const bool kinds = (m.kind == WEFT_BF16 || m.kind == WEFT_FP32) &&
+                     (m.kv_kind == m.kind || (m.kv_kind == WEFT_INT4 && m.head_dim % 32 == 0));
   return sixteens && kinds && m.head_dim <= 256 && m.kv_heads > 0 && whole(m.heads, m.kv_heads);
 }
 
-bool has_layers(const weft_model& m, const weft_step& step) { return 0 <= step.first && step.first <= step.last && step.last <= m.layers; }
+bool has_layers(const weft_model& m, const weft_step& step) {
+  return 0 <= step.first && step.first <= step.last && step.last <= m.layers;
+}
 
 bool packs(int32_t kind, int64_t n_out, int64_t n_in, int32_t pad_in) {
-  return kind >= WEFT_BF16 && kind <= WEFT_INT4 && n_out >= 0 && n_in > 0 && pad_in > 0 && (kind != WEFT_INT4 || n_in <= kMostInt4Inputs);
+  return kind >= WEFT_BF16 && kind <= WEFT_INT4 && n_out >= 0 && n_in > 0 && pad_in > 0 &&
+         (kind != WEFT_INT4 || n_in <= kMostInt4Inputs);
 }
 
 }  // namespace
@@ -170,7 +178,8 @@ WEFT_EXPORT void weft_pool_free(weft_pool* pool) {
   std::free(pool);
 }
 
-WEFT_EXPORT int64_t weft_workspace_bytes(const weft_model* model, int32_t n_tokens, int32_t site_rank, int32_t n_sampled) {
+WEFT_EXPORT int64_t weft_workspace_bytes(const weft_model* model, int32_t n_tokens, int32_t site_rank,
+                                         int32_t n_sampled) {
   // The widest element of all levels: bf16 values are kept in fp32 where there is no bf16 instruction.
   return weft::kPortable.workspace_bytes(*model, n_tokens, site_rank, n_sampled);
 }
@@ -181,18 +190,22 @@ WEFT_EXPORT int32_t weft_run(int32_t level, weft_pool* pool, const weft_model* m
   if (!weft::fits(*model) || !weft::has_layers(*model, *step) || step->n_tokens < 1) return WEFT_E_SIZE;
   const int64_t site_rank = weft::widest_site(*step);
   if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
-  if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes) return WEFT_E_WORKSPACE;
+  if (with->workspace_bytes(*model, step->n_tokens, site_rank, step->n_sampled) > step->workspace_bytes)
+    return WEFT_E_WORKSPACE;
   if (!weft::scores_fit(*model, *step)) return WEFT_E_WORKSPACE;
-  if (model->ranks != nullptr && weft::slot_bytes(*model, *step, site_rank) > model->ranks->slot_bytes) return WEFT_E_SIZE;
+  if (model->ranks != nullptr && weft::slot_bytes(*model, *step, site_rank) > model->ranks->slot_bytes)
+    return WEFT_E_SIZE;
   return with->run(pool->team, *model, *step, site_rank);
 }
 
-WEFT_EXPORT int32_t weft_lora(int32_t level, weft_pool* pool, const weft_model* model, const weft_step* step, int32_t site, int32_t n_in, int32_t n_out,
-                              const float* x, float* y) {
+WEFT_EXPORT int32_t weft_lora(int32_t level, weft_pool* pool, const weft_model* model, const weft_step* step,
+                              int32_t site, int32_t n_in, int32_t n_out, const float* x, float* y) {
   const weft::Level* with = weft::level_of(level);
   if (with == nullptr) return WEFT_E_LEVEL;
   const bool sixteens = n_in % 16 == 0 && n_out % 16 == 0;
-  if (!weft::fits(*model) || step->n_tokens < 1 || !sixteens || n_in > model->hidden || model->ranks != nullptr || site < 0 || site > 3) return WEFT_E_SIZE;
+  if (!weft::fits(*model) || step->n_tokens < 1 || !sixteens || n_in > model->hidden || model->ranks != nullptr ||
+      site < 0 || site > 3)
+    return WEFT_E_SIZE;
   const int64_t site_rank = weft::widest_site(*step);
   if (site_rank > weft::kWidestSite) return WEFT_E_SIZE;
   if (with->workspace_bytes(*model, step->n_tokens, site_rank, 0) > step->workspace_bytes) return WEFT_E_WORKSPACE;
@@ -219,9 +232,11 @@ WEFT_EXPORT int64_t weft_packed_bytes(int32_t kind, int64_t n_out, int64_t n_in,
   return weft::packs(kind, n_out, n_in, pad_in) ? weft::packed_bytes(kind, n_out, n_in, pad_in) : WEFT_E_SIZE;
 }
 
-WEFT_EXPORT int32_t weft_pack(weft_pool* pool, const void* source, int32_t from, int64_t stride, int64_t n_out, int64_t n_in, int32_t pad_in, void* to,
-                              int32_t kind, float* scale) {
-  if ((from != WEFT_BF16 && from != WEFT_FP32) || !weft::packs(kind, n_out, n_in, pad_in) || (kind == WEFT_INT8 && scale == nullptr)) return WEFT_E_SIZE;
+WEFT_EXPORT int32_t weft_pack(weft_pool* pool, const void* source, int32_t from, int64_t stride, int64_t n_out,
+                              int64_t n_in, int32_t pad_in, void* to, int32_t kind, float* scale) {
+  if ((from != WEFT_BF16 && from != WEFT_FP32) || !weft::packs(kind, n_out, n_in, pad_in) ||
+      (kind == WEFT_INT8 && scale == nullptr))
+    return WEFT_E_SIZE;
   weft::pack(pool->team, source, from, stride, n_out, n_in, pad_in, to, kind, scale);
   return 0;
 }
@@ -229,26 +244,32 @@ WEFT_EXPORT int32_t weft_pack(weft_pool* pool, const void* source, int32_t from,
 WEFT_EXPORT int32_t weft_pack_jobs(weft_pool* pool, const weft_pack_job* jobs, int32_t n_jobs, int32_t kind) {
   if (kind != WEFT_BF16 && kind != WEFT_FP32) return WEFT_E_SIZE;
   for (int32_t j = 0; j < n_jobs; j++)
-    if ((jobs[j].kind != WEFT_BF16 && jobs[j].kind != WEFT_FP32) || jobs[j].n_in < 1 || jobs[j].pad_in < 1) return WEFT_E_SIZE;
+    if ((jobs[j].kind != WEFT_BF16 && jobs[j].kind != WEFT_FP32) || jobs[j].n_in < 1 || jobs[j].pad_in < 1)
+      return WEFT_E_SIZE;
   return weft::pack_jobs(pool->team, jobs, n_jobs, kind) ? 0 : WEFT_E_MEMORY;
 }
 
-WEFT_EXPORT void weft_touch(const weft_pack_job* jobs, int32_t n_jobs, int32_t kind) { weft::touch_jobs(jobs, n_jobs, kind); }
+WEFT_EXPORT void weft_touch(const weft_pack_job* jobs, int32_t n_jobs, int32_t kind) {
+  weft::touch_jobs(jobs, n_jobs, kind);
+}
 
 WEFT_EXPORT void weft_copy(weft_pool* pool, void* const* to, const void* const* from, int64_t n, int64_t bytes) {
   weft::copy_blocks(pool->team, to, from, n, bytes);
 }
 
-WEFT_EXPORT int32_t weft_matmul(int32_t level, weft_pool* pool, const weft_matrix* matrix, const void* x, int32_t x_kind, int32_t m, float* y) {
+WEFT_EXPORT int32_t weft_matmul(int32_t level, weft_pool* pool, const weft_matrix* matrix, const void* x,
+                                int32_t x_kind, int32_t m, float* y) {
   const weft::Level* with = weft::level_of(level);
   if (with == nullptr) return WEFT_E_LEVEL;
   with->matmul(pool->team, *matrix, x, x_kind, m, y);
   return 0;
 }
 
-WEFT_EXPORT double weft_read_seconds(int32_t level, weft_pool* pool, const void* data, int64_t bytes, int32_t repetitions) {
+WEFT_EXPORT double weft_read_seconds(int32_t level, weft_pool* pool, const void* data, int64_t bytes,
+                                     int32_t repetitions) {
   const weft::Level* with = weft::level_of(level);
-  return with == nullptr ? double(WEFT_E_LEVEL) : with->read_seconds(pool->team, static_cast<const char*>(data), bytes, repetitions);
+  return with == nullptr ? double(WEFT_E_LEVEL)
+                         : with->read_seconds(pool->team, static_cast<const char*>(data), bytes, repetitions);
 }
 
 WEFT_EXPORT double weft_peak_seconds(int32_t level, weft_pool* pool, int64_t blocks) {

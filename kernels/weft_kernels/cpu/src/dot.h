@@ -20,13 +20,13 @@ namespace WEFT_NS {
 #define WEFT_UNROLL
 #endif
 
-constexpr int kTilePairs = 16;   // pairs of a block of a matrix or of scores: one full tile
-constexpr int kValuePairs = 8;   // pairs of a block of values: 16 positions, so that a block never spans two pages
+constexpr int kTilePairs = 16;  // pairs of a block of a matrix or of scores: one full tile
+constexpr int kValuePairs = 8;  // pairs of a block of values: 16 positions, so that a block never spans two pages
 
 #if WEFT_LEVEL >= 3
 using Bf16X = uint16_t;  // rows of activations as the matrix instructions read them
 #else
-using Bf16X = float;     // bf16 values in fp32: one broadcast instead of three instructions
+using Bf16X = float;  // bf16 values in fp32: one broadcast instead of three instructions
 #endif
 
 static inline void store_x(uint16_t* p, F a) { store_bf16(p, a); }
@@ -49,7 +49,9 @@ static inline void spread(const uint16_t* x, F& first, F& second) {
 
 // How 16 columns of a pair lie in memory, `first` and `second` of each: kinds of weights.
 struct Bf16W {
-  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) { load_pairs(reinterpret_cast<const uint16_t*>(w), first, second); }
+  static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
+    load_pairs(reinterpret_cast<const uint16_t*>(w), first, second);
+  }
 };
 struct Int8W {
   static inline void pair(const char* w, ptrdiff_t, F& first, F& second) {
@@ -116,12 +118,11 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
     const int end = pairs - block < Block ? pairs : block + Block;
     F even[MR][NG], odd[MR][NG];
     WEFT_UNROLL
-    for (int m = 0; m < MR; m++)
-      WEFT_UNROLL
-      for (int g = 0; g < NG; g++) {  // apart: a copy of one keeps GCC from holding them in registers
-        even[m][g] = zero();
-        odd[m][g] = zero();
-      }
+    for (int m = 0; m < MR; m++) WEFT_UNROLL
+    for (int g = 0; g < NG; g++) {  // apart: a copy of one keeps GCC from holding them in registers
+      even[m][g] = zero();
+      odd[m][g] = zero();
+    }
     for (int p = block; p < end; p++) {
       if (Stream) w.fetch(p, pairs);
       F first[NG], second[NG];
@@ -139,9 +140,8 @@ static inline void dot(const X* const (&x)[MR], const Columns<NG>& w, int pairs,
       }
     }
     WEFT_UNROLL
-    for (int m = 0; m < MR; m++)
-      WEFT_UNROLL
-      for (int g = 0; g < NG; g++) y[m][g] = add(y[m][g], add(even[m][g], odd[m][g]));
+    for (int m = 0; m < MR; m++) WEFT_UNROLL
+    for (int g = 0; g < NG; g++) y[m][g] = add(y[m][g], add(even[m][g], odd[m][g]));
   }
 }
 
@@ -153,7 +153,8 @@ constexpr int kRows = 2, kGroups = 1, kGroupsOfOneRow = 2;
 #endif
 
 template <class W, int MR, int NG, int Block, bool Stream, class X>
-static inline void dot_rows(const X* x, ptrdiff_t x_stride, const Columns<NG>& w, int pairs, float* y, ptrdiff_t y_stride, bool onto) {
+static inline void dot_rows(const X* x, ptrdiff_t x_stride, const Columns<NG>& w, int pairs, float* y,
+                            ptrdiff_t y_stride, bool onto) {
   const X* rows[MR];
   F sums[MR][NG];
   for (int m = 0; m < MR; m++) {
@@ -166,10 +167,12 @@ static inline void dot_rows(const X* x, ptrdiff_t x_stride, const Columns<NG>& w
 }
 
 template <class W, int NG, int Block, bool Stream, class X>
-static inline void dot_columns(const X* x, ptrdiff_t x_stride, int rows, const Columns<NG>& w, int pairs, float* y, ptrdiff_t y_stride, bool onto) {
+static inline void dot_columns(const X* x, ptrdiff_t x_stride, int rows, const Columns<NG>& w, int pairs, float* y,
+                               ptrdiff_t y_stride, bool onto) {
   int m = 0;
   auto some = [&](auto count, auto stream) {
-    dot_rows<W, decltype(count)::value, NG, Block, decltype(stream)::value>(x + m * x_stride, x_stride, w, pairs, y + m * y_stride, y_stride, onto);
+    dot_rows<W, decltype(count)::value, NG, Block, decltype(stream)::value>(x + m * x_stride, x_stride, w, pairs,
+                                                                            y + m * y_stride, y_stride, onto);
     m += decltype(count)::value;
   };
   using First = std::integral_constant<bool, Stream>;  // later rows find the columns in the cache
@@ -186,8 +189,8 @@ static inline void dot_columns(const X* x, ptrdiff_t x_stride, int rows, const C
 // y[rows][groups * 16] (+)= x[rows][2 pairs] * columns; group g's columns begin at base(g), those of a stream (a matrix)
 // one behind the other.
 template <class W, int Block, bool Stream = false, class X, class Base>
-static inline void dot_all(const X* x, ptrdiff_t x_stride, int rows, Base base, int groups, ptrdiff_t step, ptrdiff_t second_at, int pairs, float* y,
-                           ptrdiff_t y_stride, bool onto) {
+static inline void dot_all(const X* x, ptrdiff_t x_stride, int rows, Base base, int groups, ptrdiff_t step,
+                           ptrdiff_t second_at, int pairs, float* y, ptrdiff_t y_stride, bool onto) {
   auto some = [&](auto count, int g) {
     constexpr int NG = decltype(count)::value;
     Columns<NG> w;

@@ -31,8 +31,10 @@ static_assert(kInt4AtOnce * 2 * sizeof(float) * kUnitColumns <= kFactorsBytes, "
 template <int Bit>
 static inline void widen_pair(const uint32_t* words, char* to) {
 #if WEFT_LEVEL >= 3
-  const __m512i u = _mm512_loadu_si512(words), at3 = Bit <= 3 ? _mm512_slli_epi32(u, (3 - Bit) & 31) : _mm512_srli_epi32(u, (Bit - 3) & 31);
-  _mm512_store_si512(to, _mm512_ternarylogic_epi32(at3, _mm512_set1_epi32(0x00780078), _mm512_set1_epi32(0x3f803f80), 0xea));  // a & b | c
+  const __m512i u = _mm512_loadu_si512(words),
+                at3 = Bit <= 3 ? _mm512_slli_epi32(u, (3 - Bit) & 31) : _mm512_srli_epi32(u, (Bit - 3) & 31);
+  _mm512_store_si512(to, _mm512_ternarylogic_epi32(at3, _mm512_set1_epi32(0x00780078), _mm512_set1_epi32(0x3f803f80),
+                                                   0xea));  // a & b | c
 #else
   store(reinterpret_cast<float*>(to), one_and_sixteenths<Bit>(words));
   store(reinterpret_cast<float*>(to) + 16, one_and_sixteenths<16 + Bit>(words));
@@ -78,9 +80,12 @@ static inline void sum_inputs(const X* x, ptrdiff_t xs, int rows, int n_in, floa
 template <class X>
 class Int4Product {
  public:
-  static int most_rows(int n_in) { return int(kSumsBytes / sizeof(float) / ((n_in + weft::kInt4Inputs - 1) / weft::kInt4Inputs)); }
+  static int most_rows(int n_in) {
+    return int(kSumsBytes / sizeof(float) / ((n_in + weft::kInt4Inputs - 1) / weft::kInt4Inputs));
+  }
 
-  Int4Product(weft::Member& me, const weft_matrix& w, const X* x, ptrdiff_t xs, int rows, const Span& span, float* y, Beside& beside)
+  Int4Product(weft::Member& me, const weft_matrix& w, const X* x, ptrdiff_t xs, int rows, const Span& span, float* y,
+              Beside& beside)
       : x_(x), xs_(xs), rows_(rows), groups_(span.count), n_in_(w.n_in), y_(y + span.column), beside_(beside) {
     steps_ = (n_in_ + int(weft::kInt4Inputs) - 1) / int(weft::kInt4Inputs);
     group_bytes_ = steps_ * weft::kInt4Bytes;
@@ -120,7 +125,8 @@ class Int4Product {
 
   // A step's columns of a group, n of them and factors, into a place of the scratch.
   void widen(int step, int place, int g) {
-    const int blocks = blocks_of(step), beyond = 16 * (kInt4Blocks * step + blocks) - (n_in_ + 1) / 2;  // pairs without an input
+    const int blocks = blocks_of(step),
+              beyond = 16 * (kInt4Blocks * step + blocks) - (n_in_ + 1) / 2;  // pairs without an input
     const char* from = data_ + g * group_bytes_ + step * weft::kInt4Bytes;
     // What comes soon of this stream, or, at its end, of the one that begins behind the unit's last.
     const char* ahead = from + 2 * weft::kInt4Bytes + (step + 2 < steps_ ? 0 : (kUnitGroups - 1) * group_bytes_);
@@ -141,8 +147,10 @@ class Int4Product {
       float *now = dots_of(i), *last = dots_of(i + 1);
       const bool first = i == 0;
       for (int g = 0; g < groups_; g += 2) {
-        tile_matrix(x, xs_, rows, widened(i) + g * blocks * kTileBytes, std::min(2, groups_ - g), blocks, now + 16 * g, kUnitColumns, false, beside_);
-        if (!first) add_scaled(last, k + i - 1, i - 1, m, g == 0 ? 0 : rows / 2, groups_ > 2 && g == 0 ? rows / 2 : rows);
+        tile_matrix(x, xs_, rows, widened(i) + g * blocks * kTileBytes, std::min(2, groups_ - g), blocks, now + 16 * g,
+                    kUnitColumns, false, beside_);
+        if (!first)
+          add_scaled(last, k + i - 1, i - 1, m, g == 0 ? 0 : rows / 2, groups_ > 2 && g == 0 ? rows / 2 : rows);
       }
       if (i == n - 1) {
         written();
@@ -150,7 +158,8 @@ class Int4Product {
       }
 #else
       auto base = [&](int g) { return widened(i) + g * blocks * kInt4BlockBytes; };
-      dot_all<Int4W, kTilePairs>(x, xs_, rows, base, groups_, kInt4PairBytes, kInt4PairBytes / 2, kTilePairs * blocks, dots_, kUnitColumns, false);
+      dot_all<Int4W, kTilePairs>(x, xs_, rows, base, groups_, kInt4PairBytes, kInt4PairBytes / 2, kTilePairs * blocks,
+                                 dots_, kUnitColumns, false);
       add_scaled(dots_, k + i, i, m, 0, rows);
 #endif
     }
@@ -176,7 +185,8 @@ class Int4Product {
       const F inputs = set1(sums[i]);
       const float* from = dots + i * kUnitColumns + 16 * group;
       float* y = y_ + (m + i) * kUnitColumns + 16 * group;
-      for (int g = 0; g < N; g++) store(y + 16 * g, fma(of_sum[g], inputs, fma(of_dot[g], load(from + 16 * g), load(y + 16 * g))));
+      for (int g = 0; g < N; g++)
+        store(y + 16 * g, fma(of_sum[g], inputs, fma(of_dot[g], load(from + 16 * g), load(y + 16 * g))));
     }
   }
 
@@ -191,23 +201,23 @@ class Int4Product {
       const int blocks = blocks_of(k);
       _tile_loadd(4, x, 2 * xs_);
       if (blocks > 1) _tile_loadd(5, x + 32, 2 * xs_);
-#define WEFT_TURN(G)                                                   \
-  if (G < groups_) {                                                   \
-    if (k > 0) {                                                       \
-      _tile_stored(G, dots_ + 16 * G, 4 * kUnitColumns);               \
-      written();                                                       \
-      add_groups<1>(dots_, k - 1, (k - 1) % 2, 0, 0, rows_, G);        \
-    }                                                                  \
-    const char* n = widened(k % 2) + G * blocks * kTileBytes;          \
-    written();                                                         \
-    _tile_zero(G);                                                     \
-    _tile_loadd(6, n, 64);                                             \
-    _tile_dpbf16ps(G, 4, 6);                                           \
-    if (blocks > 1) {                                                  \
-      _tile_loadd(7, n + kTileBytes, 64);                              \
-      _tile_dpbf16ps(G, 5, 7);                                         \
-    }                                                                  \
-    if (k + 1 < steps_) widen(k + 1, (k + 1) % 2, G);                  \
+#define WEFT_TURN(G)                                            \
+  if (G < groups_) {                                            \
+    if (k > 0) {                                                \
+      _tile_stored(G, dots_ + 16 * G, 4 * kUnitColumns);        \
+      written();                                                \
+      add_groups<1>(dots_, k - 1, (k - 1) % 2, 0, 0, rows_, G); \
+    }                                                           \
+    const char* n = widened(k % 2) + G * blocks * kTileBytes;   \
+    written();                                                  \
+    _tile_zero(G);                                              \
+    _tile_loadd(6, n, 64);                                      \
+    _tile_dpbf16ps(G, 4, 6);                                    \
+    if (blocks > 1) {                                           \
+      _tile_loadd(7, n + kTileBytes, 64);                       \
+      _tile_dpbf16ps(G, 5, 7);                                  \
+    }                                                           \
+    if (k + 1 < steps_) widen(k + 1, (k + 1) % 2, G);           \
   }
       WEFT_TURN(0)
       WEFT_TURN(1)

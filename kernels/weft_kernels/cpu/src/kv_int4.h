@@ -26,7 +26,9 @@ constexpr int kPositions = 16;  // whose keys, or values, lie together
 static inline int kv_group(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
 static inline ptrdiff_t kv_group_bytes(int group) { return 64 + kPositions * group / 2; }
 // Of 16 positions' keys, or values, of a head.
-static inline ptrdiff_t kv_int4_bytes(int head_dim) { return head_dim / kv_group(head_dim) * kv_group_bytes(kv_group(head_dim)); }
+static inline ptrdiff_t kv_int4_bytes(int head_dim) {
+  return head_dim / kv_group(head_dim) * kv_group_bytes(kv_group(head_dim));
+}
 
 // A group's numbers in 15 steps between the least and the largest: scale and minimum as bf16, and the steps.
 static inline void round_to_int4(const float* from, int group, uint16_t& scale, uint16_t& minimum, uint32_t* steps) {
@@ -44,7 +46,7 @@ static inline void round_to_int4(const float* from, int group, uint16_t& scale, 
   minimum = narrow[1][0];
   const F unit = load_bf16(narrow[0]), begin = load_bf16(narrow[1]), top = set1(15.0f);
   for (int d = 0; d < group; d += 16) {
-    F step = max(div(sub(load(from + d), begin), unit), zero());  // 0 / 0, where all are alike, is 0
+    F step = max(div(sub(load(from + d), begin), unit), zero());      // 0 / 0, where all are alike, is 0
     step = add(where_less(step, top, step, top), set1(12582912.0f));  // the low bits of the mantissa, to nearest even
     float bits[16];
     store(bits, step);

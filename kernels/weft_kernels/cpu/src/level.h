@@ -8,7 +8,8 @@ namespace weft {
 struct Level {
   int64_t (*workspace_bytes)(const weft_model&, int64_t tokens, int64_t site_rank, int64_t sampled);
   int32_t (*run)(Team&, const weft_model&, const weft_step&, int64_t site_rank);
-  void (*lora)(Team&, const weft_model&, const weft_step&, int64_t site_rank, int site, int n_in, int n_out, const float* x, float* y);
+  void (*lora)(Team&, const weft_model&, const weft_step&, int64_t site_rank, int site, int n_in, int n_out,
+               const float* x, float* y);
   void (*matmul)(Team&, const weft_matrix&, const void* x, int x_kind, int m, float* y);
   double (*read_seconds)(Team&, const char* data, int64_t bytes, int repetitions);
   double (*peak_seconds)(Team&, int64_t blocks);

@@ -33,11 +33,13 @@ static int32_t run_as(weft::Team& team, const weft_model& model, const weft_step
 }
 
 static int32_t run(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank) {
-  return model.kind == WEFT_FP32 ? run_as<Fp32Kind>(team, model, step, site_rank) : run_as<Bf16Kind>(team, model, step, site_rank);
+  return model.kind == WEFT_FP32 ? run_as<Fp32Kind>(team, model, step, site_rank)
+                                 : run_as<Bf16Kind>(team, model, step, site_rank);
 }
 
 template <class Kind>
-static void lora_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site, int n_in, int n_out, const float* x, float* y) {
+static void lora_as(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site,
+                    int n_in, int n_out, const float* x, float* y) {
   const Step<Kind> whole(model, step, site_rank);
   on_team(team, [&](int thread) {
     weft::Member me(team, thread);
@@ -45,8 +47,10 @@ static void lora_as(weft::Team& team, const weft_model& model, const weft_step& 
   });
 }
 
-static void lora(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site, int n_in, int n_out, const float* x, float* y) {
-  (model.kind == WEFT_FP32 ? lora_as<Fp32Kind> : lora_as<Bf16Kind>)(team, model, step, site_rank, site, n_in, n_out, x, y);
+static void lora(weft::Team& team, const weft_model& model, const weft_step& step, int64_t site_rank, int site,
+                 int n_in, int n_out, const float* x, float* y) {
+  (model.kind == WEFT_FP32 ? lora_as<Fp32Kind> : lora_as<Bf16Kind>)(team, model, step, site_rank, site, n_in, n_out, x,
+                                                                    y);
 }
 
 // A row of x as the kernels read it.
@@ -69,7 +73,9 @@ static void copy_row(Kind, const float* from, int n, typename Kind::X* to) {
   }
 }
 template <class Kind>
-static void copy_row(Kind, const uint16_t* from, int n, typename Kind::X* to) { copy_row(from, n, to); }
+static void copy_row(Kind, const uint16_t* from, int n, typename Kind::X* to) {
+  copy_row(from, n, to);
+}
 
 template <class Kind, class From>
 static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, int m, float* y) {
@@ -90,7 +96,9 @@ static void matmul_as(weft::Team& team, const weft_matrix& w, const From* from, 
         const int n = std::min(kPanelRows, m - row), columns = std::min(16 * span.count, w.n_out - 16 * span.group);
         Beside nothing;
         product<Kind>(me, w, x + row * stride, stride, n, span, panel, nothing);
-        for (int i = 0; i < n; i++) std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns, sizeof(float) * columns);
+        for (int i = 0; i < n; i++)
+          std::memcpy(y + int64_t(row + i) * w.n_out + 16 * span.group, panel + i * kUnitColumns,
+                      sizeof(float) * columns);
       }
     });
   });
@@ -158,5 +166,6 @@ static double peak_seconds(weft::Team& team, int64_t blocks) {
 
 }  // namespace WEFT_NS
 
-#define WEFT_DEFINE_LEVEL(name) \
-  const weft::Level weft::name = {WEFT_NS::workspace_bytes, WEFT_NS::run, WEFT_NS::lora, WEFT_NS::matmul, WEFT_NS::read_seconds, WEFT_NS::peak_seconds}
+#define WEFT_DEFINE_LEVEL(name)                                                                   \
+  const weft::Level weft::name = {WEFT_NS::workspace_bytes, WEFT_NS::run,          WEFT_NS::lora, \
+                                  WEFT_NS::matmul,          WEFT_NS::read_seconds, WEFT_NS::peak_seconds}

@@ -24,9 +24,11 @@ static inline F rounded(Bf16Kind, F a) { return round_bf16(a); }
 static inline F rounded(Fp32Kind, F a) { return a; }
 
 template <class W, class X>
-static inline void vectors(const X* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, int pair_bytes, const Span& span, int pairs, float* y) {
+static inline void vectors(const X* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, int pair_bytes,
+                           const Span& span, int pairs, float* y) {
   auto base = [&](int g) { return data + (span.group + g) * group_bytes; };
-  dot_all<W, kTilePairs, true>(x, xs, rows, base, span.count, pair_bytes, pair_bytes / 2, pairs, y + span.column, kUnitColumns, false);
+  dot_all<W, kTilePairs, true>(x, xs, rows, base, span.count, pair_bytes, pair_bytes / 2, pairs, y + span.column,
+                               kUnitColumns, false);
 }
 
 #if WEFT_LEVEL == 4
@@ -37,10 +39,12 @@ static inline void widen(const char* from, char* to, int blocks) {
   }
 }
 
-static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes, const Span& span, int blocks, float* y, char* widened, Beside& beside) {
+static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, const char* data, ptrdiff_t group_bytes,
+                                 const Span& span, int blocks, float* y, char* widened, Beside& beside) {
   for (int k = 0; k < blocks; k += kWidenedBlocks) {
     const int n = blocks - k < kWidenedBlocks ? blocks - k : kWidenedBlocks;
-    for (int g = 0; g < span.count; g++) widen(data + (span.group + g) * group_bytes + k * 512, widened + g * n * kTileBytes, n);
+    for (int g = 0; g < span.count; g++)
+      widen(data + (span.group + g) * group_bytes + k * 512, widened + g * n * kTileBytes, n);
     tile_matrix(x + 32 * k, xs, rows, widened, span.count, n, y + span.column, kUnitColumns, k > 0, beside);
   }
 }
@@ -49,7 +53,8 @@ static inline void tiles_of_int8(const uint16_t* x, ptrdiff_t xs, int rows, cons
 // y[rows][kUnitColumns] = x W^T (* scale) (+ bias) in the span's columns. `y` has room for whole blocks of 32 rows. What
 // is `beside` has been asked for when it ends.
 template <class Kind>
-static inline void product(weft::Member& me, const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows, const Span& span, float* y, Beside& beside) {
+static inline void product(weft::Member& me, const weft_matrix& w, const typename Kind::X* x, ptrdiff_t xs, int rows,
+                           const Span& span, float* y, Beside& beside) {
   const int pairs = int(round_up(w.n_in, 32) / 2);
   const char* data = static_cast<const char*>(w.data);
   if constexpr (std::is_same<Kind, Fp32Kind>::value) {
@@ -72,7 +77,8 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
       if (int8)
         tiles_of_int8(x, xs, rows, data, group_bytes, span, blocks, y, me.scratch() + kPanelsBytes, beside);
       else
-        tile_matrix(x, xs, rows, data + span.group * group_bytes, span.count, blocks, y + span.column, kUnitColumns, false, beside);
+        tile_matrix(x, xs, rows, data + span.group * group_bytes, span.count, blocks, y + span.column, kUnitColumns,
+                    false, beside);
       beside.all();
     } else
 #endif
@@ -103,7 +109,8 @@ static inline void product(weft::Member& me, const weft_matrix& w, const typenam
 // The columns behind the span's, which the thread most likely takes next: while rows [row, row + rows) of `of_rows` are
 // multiplied, as large a part of them is asked for. Few rows leave no time for it: there, streams run ahead themselves.
 template <class Kind>
-static inline void prefetch_next(const weft_matrix& w, const Span& span, int row, int rows, int of_rows, Beside& beside) {
+static inline void prefetch_next(const weft_matrix& w, const Span& span, int row, int rows, int of_rows,
+                                 Beside& beside) {
 #if WEFT_LEVEL == 4
   if (std::is_same<Kind, Fp32Kind>::value || of_rows < kManyRows) return;
   const ptrdiff_t group_bytes = weft::packed_bytes(w.kind, 16, w.n_in, 32);
@@ -120,12 +127,14 @@ static inline void prefetch_next(const weft_matrix& w, const Span& span, int row
 struct Overlap {
   int begin, end;
   Overlap(const weft_lora_slice& slice, const Span& span)
-      : begin(std::max(span.group, slice.out_start / 16)), end(std::min(span.group + span.count, (slice.out_start + slice.n_out) / 16)) {}
+      : begin(std::max(span.group, slice.out_start / 16)),
+        end(std::min(span.group + span.count, (slice.out_start + slice.n_out) / 16)) {}
 };
 
 template <class Kind>
 static inline const char* columns_of(const weft_lora_slice& slice, int group) {
-  return static_cast<const char*>(slice.b) + (group - slice.out_start / 16) * ptrdiff_t((slice.rank + 1) / 2) * Kind::kPairBytes;
+  return static_cast<const char*>(slice.b) +
+         (group - slice.out_start / 16) * ptrdiff_t((slice.rank + 1) / 2) * Kind::kPairBytes;
 }
 
 // The part of B that `expand` will read: each adapter's is a few lines at a place of its own, which no hardware foresees.
@@ -137,7 +146,8 @@ static inline void prefetch_expand(const weft_lora_slice& slice, const Span& spa
 
 // y[rows][kUnitColumns] += v B in the span's columns, for one slice of an adapter. v[rows] begins at the slice's part.
 template <class Kind>
-static inline void expand(const weft_lora_slice& slice, const typename Kind::X* v, ptrdiff_t vs, int rows, const Span& span, float* y) {
+static inline void expand(const weft_lora_slice& slice, const typename Kind::X* v, ptrdiff_t vs, int rows,
+                          const Span& span, float* y) {
   const Overlap here(slice, span);
   if (here.begin >= here.end) return;
   const int pairs = (slice.rank + 1) / 2, groups = here.end - here.begin;
@@ -154,8 +164,8 @@ static inline void expand(const weft_lora_slice& slice, const typename Kind::X* 
   }
 #endif
   if (done < rows)
-    dot_all<typename Kind::W, kTilePairs>(v + done * vs, vs, rows - done, base, groups, Kind::kPairBytes, Kind::kPairBytes / 2, pairs,
-                                          at + done * kUnitColumns, kUnitColumns, true);
+    dot_all<typename Kind::W, kTilePairs>(v + done * vs, vs, rows - done, base, groups, Kind::kPairBytes,
+                                          Kind::kPairBytes / 2, pairs, at + done * kUnitColumns, kUnitColumns, true);
 }
 
 }  // namespace WEFT_NS

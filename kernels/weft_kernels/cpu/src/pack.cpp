@@ -75,7 +75,8 @@ void pack_int4(const From* const* rows, int n_rows, int64_t n_in, char* to) {
     std::memset(to, 0, kInt4Bytes);
     for (int r = 0; r < n_rows; r++) {
       float least = as_float(rows[r][begin]), most = least;
-      for (int64_t k = begin; k < end; k++) least = std::min(least, as_float(rows[r][k])), most = std::max(most, as_float(rows[r][k]));
+      for (int64_t k = begin; k < end; k++)
+        least = std::min(least, as_float(rows[r][k])), most = std::max(most, as_float(rows[r][k]));
       scales[r] = narrow((most - least) / 15);
       scales[16 + r] = narrow(least);
       const float scale = widen(scales[r]), minimum = widen(scales[16 + r]);
@@ -120,7 +121,8 @@ void share(Team& team, int64_t n, Unit unit) {
 }
 
 template <class From>
-void pack_from(Team& team, const From* source, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, char* to, int kind, float* scale) {
+void pack_from(Team& team, const From* source, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, char* to,
+               int kind, float* scale) {
   const int64_t group_bytes = packed_bytes(kind, 16, n_in, pad_in);
   share(team, up(n_out, 16) / 16, [&](int64_t g) {
     const From* rows[16] = {};
@@ -137,7 +139,8 @@ void pack_part_rows(const weft_pack_job& job, int64_t group, int kind) {
   int n_rows = 0;
   int64_t row = 16 * group;
   for (int part = 0; part < 3 && n_rows < 16; part++) {
-    for (; row < job.rows[part] && n_rows < 16; row++) rows[n_rows++] = static_cast<const From*>(job.source[part]) + row * job.n_in;
+    for (; row < job.rows[part] && n_rows < 16; row++)
+      rows[n_rows++] = static_cast<const From*>(job.source[part]) + row * job.n_in;
     row = std::max<int64_t>(0, row - job.rows[part]);
   }
   char* to = static_cast<char*>(job.to) + group * packed_bytes(kind, 16, job.n_in, job.pad_in);
@@ -154,24 +157,31 @@ int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in) {
   return up(n_out, 16) * up(n_in, pad_in) * (kind == WEFT_FP32 ? 4 : kind == WEFT_BF16 ? 2 : 1);
 }
 
-void pack(Team& team, const void* source, int from, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, void* to, int kind, float* scale) {
+void pack(Team& team, const void* source, int from, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, void* to,
+          int kind, float* scale) {
   if (from == WEFT_FP32)
-    pack_from(team, static_cast<const float*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind, scale);
+    pack_from(team, static_cast<const float*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind,
+              scale);
   else
-    pack_from(team, static_cast<const uint16_t*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind, scale);
+    pack_from(team, static_cast<const uint16_t*>(source), stride, n_out, n_in, pad_in, static_cast<char*>(to), kind,
+              scale);
 }
 
 bool pack_jobs(Team& team, const weft_pack_job* jobs, int n_jobs, int kind) {
-  int64_t* const first = static_cast<int64_t*>(std::malloc((size_t(n_jobs) + 1) * sizeof(int64_t)));  // unit of each job
+  int64_t* const first =
+      static_cast<int64_t*>(std::malloc((size_t(n_jobs) + 1) * sizeof(int64_t)));  // unit of each job
   if (first == nullptr) return false;
   first[0] = 0;
   auto groups = [&](int j) { return up(int64_t(jobs[j].rows[0]) + jobs[j].rows[1] + jobs[j].rows[2], 16) / 16; };
-  auto per_unit = [&](int j) { return std::max<int64_t>(1, kUnitBytes / packed_bytes(kind, 16, jobs[j].n_in, jobs[j].pad_in)); };
+  auto per_unit = [&](int j) {
+    return std::max<int64_t>(1, kUnitBytes / packed_bytes(kind, 16, jobs[j].n_in, jobs[j].pad_in));
+  };
   for (int j = 0; j < n_jobs; j++) first[j + 1] = first[j] + up(groups(j), per_unit(j)) / per_unit(j);
   share(team, first[n_jobs], [&](int64_t unit) {
     const int j = int(std::upper_bound(first, first + n_jobs + 1, unit) - first) - 1;
     const int64_t begin = (unit - first[j]) * per_unit(j), end = std::min(begin + per_unit(j), groups(j));
-    for (int64_t g = begin; g < end; g++) jobs[j].kind == WEFT_FP32 ? pack_part_rows<float>(jobs[j], g, kind) : pack_part_rows<uint16_t>(jobs[j], g, kind);
+    for (int64_t g = begin; g < end; g++)
+      jobs[j].kind == WEFT_FP32 ? pack_part_rows<float>(jobs[j], g, kind) : pack_part_rows<uint16_t>(jobs[j], g, kind);
   });
   std::free(first);
   return true;
@@ -197,7 +207,8 @@ void copy_blocks(Team& team, void* const* to, const void* const* from, int64_t n
   const int64_t per_block = up(bytes, 8 * kUnitBytes) / (8 * kUnitBytes);
   share(team, n * per_block, [&](int64_t unit) {
     const int64_t block = unit / per_block, begin = unit % per_block * 8 * kUnitBytes;
-    std::memcpy(static_cast<char*>(to[block]) + begin, static_cast<const char*>(from[block]) + begin, size_t(std::min(8 * kUnitBytes, bytes - begin)));
+    std::memcpy(static_cast<char*>(to[block]) + begin, static_cast<const char*>(from[block]) + begin,
+                size_t(std::min(8 * kUnitBytes, bytes - begin)));
   });
 }
 

@@ -19,11 +19,12 @@
 namespace weft {
 
 constexpr int64_t kInt4Inputs = 64, kInt4Bytes = 576;  // of 16 outputs
-constexpr int64_t kMostInt4Inputs = 1 << 21;  // of a matrix: a thread has scratch for the sums of one row
+constexpr int64_t kMostInt4Inputs = 1 << 21;           // of a matrix: a thread has scratch for the sums of one row
 
 int64_t packed_bytes(int kind, int64_t n_out, int64_t n_in, int pad_in);
 // Pack row-major [n_out, n_in] (bf16 or fp32, `stride` elements from row to row).
-void pack(Team&, const void* source, int from, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, void* to, int kind, float* scale);
+void pack(Team&, const void* source, int from, int64_t stride, int64_t n_out, int64_t n_in, int pad_in, void* to,
+          int kind, float* scale);
 // Several matrices, `kind` BF16 or FP32. False: there is no memory.
 bool pack_jobs(Team&, const weft_pack_job* jobs, int n_jobs, int kind);
 // Read a byte of every page of what they are packed from, write one of every page that they are packed to: then packing

@@ -56,7 +56,8 @@ void stay_on(pthread_t worker, int cpu) {
 class StaysOn {
  public:
   StaysOn(int cpu, int threads) {
-    if (cpu == kAnywhere || sched_getaffinity(0, sizeof before_, &before_) != 0 || CPU_COUNT(&before_) != threads) return;
+    if (cpu == kAnywhere || sched_getaffinity(0, sizeof before_, &before_) != 0 || CPU_COUNT(&before_) != threads)
+      return;
     const cpu_set_t set = only(cpu);
     moved_ = sched_setaffinity(0, sizeof set, &set) == 0;
   }
@@ -93,7 +94,8 @@ Team::Team(int threads) : wanted_(threads < 1 ? 1 : threads) {
     worker.number = threads_;
     worker.cpu = cpu_of(threads_, wanted_);
     worker.scratch = static_cast<char*>(std::aligned_alloc(4096, kScratchBytes));
-    const bool begins = worker.scratch != nullptr && (threads_ == 0 || pthread_create(&worker.thread, nullptr, start, &worker) == 0);
+    const bool begins =
+        worker.scratch != nullptr && (threads_ == 0 || pthread_create(&worker.thread, nullptr, start, &worker) == 0);
     if (!begins) {
       std::free(worker.scratch);
       return;

@@ -90,7 +90,7 @@ class Member {
   void meet() { team_.barrier(); }
 
   const void* kept = nullptr;  // of which rows of this phase the scratch has sums, see int4.h
-  unsigned exchanges = 0;  // of this step with other ranks, so far: every thread counts them alike
+  unsigned exchanges = 0;      // of this step with other ranks, so far: every thread counts them alike
 
   // Do units [0, n) of a phase together, each thread `last` when it is done, then meet. A phase of one thread takes them in
   // order.

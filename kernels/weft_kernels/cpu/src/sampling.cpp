@@ -4,8 +4,6 @@
 // a whole vocabulary below 2^63 (47 bits for 49,152 tokens), so sums are exact in any order, and what a full stable sort
 // would sample is found by selection: O(vocab), whatever the distribution. Rounding moves less than vocab * 2^-(b+1) of
 // the probability (2^-32 for 49,152 tokens) between tokens.
-#include "weft_sampling.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include <limits>
 
 #include "weft_cpu.h"
+#include "weft_sampling.h"
 
 namespace {
 
@@ -21,7 +20,7 @@ constexpr int32_t kBlock = 128;  // tokens whose maximum is kept: a search for t
 constexpr int32_t kDigits = 1 << 11;
 constexpr int32_t kInfinite = 0x7f800000;
 constexpr double kSharpest = 1e300;  // largest 1 / T: finite, so that the peak's own exponent stays 0
-constexpr double kNear = 6.0;  // first look among tokens of more than exp(-6) of the peak: see `Row::find`
+constexpr double kNear = 6.0;        // first look among tokens of more than exp(-6) of the peak: see `Row::find`
 
 struct Peak {
   int32_t key;     // of the maximum
@@ -86,7 +85,8 @@ WEFT_INLINE int64_t weigh_row(const float* x, int32_t vocab, double peak, double
   uint64_t total = 0;
   for (int32_t i = 0; i < vocab; ++i) {
     const double y = (static_cast<double>(x[i]) - peak) * inverse;
-    const uint64_t counts = -static_cast<uint64_t>(y > -64.0);  // all ones, or 0: below, a token is far from half a unit
+    const uint64_t counts =
+        -static_cast<uint64_t>(y > -64.0);  // all ones, or 0: below, a token is far from half a unit
     const double t = y * kLog2e + kRound, k = t - kRound;
     const double r = (y - k * kHigh) - k * kLow;
     double p = 1.0 / 479001600.0;
@@ -127,13 +127,13 @@ struct Passes {
   int64_t (*weigh)(const float*, int32_t, double, double, int32_t, int64_t*);
 };
 
-#define WEFT_PASSES(name, target)                                                                        \
-  target void mask_##name(float* x, int32_t vocab, const uint32_t* mask) { mask_row(x, vocab, mask); }   \
+#define WEFT_PASSES(name, target)                                                                              \
+  target void mask_##name(float* x, int32_t vocab, const uint32_t* mask) { mask_row(x, vocab, mask); }         \
   target Peak scan_##name(const float* x, int32_t vocab, int32_t* block) { return scan_row(x, vocab, block); } \
-  target int64_t weigh_##name(const float* x, int32_t vocab, double peak, double inverse, int32_t bits,  \
-                              int64_t* mass) {                                                           \
-    return weigh_row(x, vocab, peak, inverse, bits, mass);                                               \
-  }                                                                                                      \
+  target int64_t weigh_##name(const float* x, int32_t vocab, double peak, double inverse, int32_t bits,        \
+                              int64_t* mass) {                                                                 \
+    return weigh_row(x, vocab, peak, inverse, bits, mass);                                                     \
+  }                                                                                                            \
   constexpr Passes name{mask_##name, scan_##name, weigh_##name};
 
 WEFT_PASSES(portable, )
@@ -163,12 +163,12 @@ const Passes* passes_of(int32_t level) {
 // ---- workspace
 
 struct Space {
-  int64_t* mass;      // [vocab]
-  int64_t* digit;     // [kDigits]
-  float* shifted;     // [vocab]
-  int32_t* list;      // [vocab] candidates, in order of their ids
-  int32_t* rest;      // [vocab] the candidates still in question
-  int32_t* block;     // [blocks] of the row
+  int64_t* mass;   // [vocab]
+  int64_t* digit;  // [kDigits]
+  float* shifted;  // [vocab]
+  int32_t* list;   // [vocab] candidates, in order of their ids
+  int32_t* rest;   // [vocab] the candidates still in question
+  int32_t* block;  // [blocks] of the row
   int32_t* block_of_shifted;
 };
 
@@ -438,7 +438,7 @@ bool usable(const Peak& peak) {
 }
 
 void sample_row(const float* x, int32_t vocab, const weft_draw* draw, const Passes& passes, const Space& space,
-            weft_sampled* out) {
+                weft_sampled* out) {
   out->token = -1;
   out->n_top = 0;
   out->logprob = 0.0f;
@@ -474,13 +474,15 @@ __attribute__((visibility("default"))) int64_t weft_sample_workspace_bytes(int32
 
 __attribute__((visibility("default"))) int32_t weft_sample(int32_t level, const float* logits, int64_t row_stride,
                                                            int32_t vocab, int32_t n_rows, const weft_draw* rows,
-                                                           weft_sampled* out, void* workspace, int64_t workspace_bytes) {
+                                                           weft_sampled* out, void* workspace,
+                                                           int64_t workspace_bytes) {
   const Passes* const passes = passes_of(level);
   if (passes == nullptr) return WEFT_E_LEVEL;
   if (vocab < 1 || n_rows < 0 || row_stride < vocab) return WEFT_E_SIZE;
   for (int32_t i = 0; rows != nullptr && i < n_rows; ++i)
     if (rows[i].n_top > WEFT_MAX_TOP || rows[i].n_shifted < 0 || rows[i].top_k < 0 || rows[i].given < 0 ||
-        rows[i].given > vocab || !(rows[i].temperature >= 0.0) || !std::isfinite(rows[i].temperature) || rows[i].min_p > 1.0)
+        rows[i].given > vocab || !(rows[i].temperature >= 0.0) || !std::isfinite(rows[i].temperature) ||
+        rows[i].min_p > 1.0)
       return WEFT_E_SIZE;
   if (workspace_bytes < weft_sample_workspace_bytes(vocab)) return WEFT_E_WORKSPACE;
   Space space;

@@ -11,9 +11,8 @@
 // what they have (S-LoRA, arXiv 2311.03285, section 6.1): at qkv and gate_up a rank has shrunk to some of the columns, at
 // o and down to partial sums of all. B is always split by outputs; at o and down it goes into the rank's partial sum.
 #pragma once
-#include <cmath>
-
 #include <atomic>
+#include <cmath>
 
 #include "attention.h"
 #include "best_keys.h"
@@ -78,7 +77,8 @@ class Step {
     tile_tokens_ = std::max(1, kTile / group_);
     tiles_of_token_ = (group_ + kTile - 1) / kTile;
     const int64_t element = sizeof(X) == 4 && std::is_same<Kind, Fp32Kind>::value ? 4 : 2;
-    head_bytes_ = int4_kv() ? m_.page_tokens / kPositions * kv_int4_bytes(m_.head_dim) : int64_t(m_.page_tokens) * m_.head_dim * element;
+    head_bytes_ = int4_kv() ? m_.page_tokens / kPositions * kv_int4_bytes(m_.head_dim)
+                            : int64_t(m_.page_tokens) * m_.head_dim * element;
     page_bytes_ = head_bytes_ * m_.kv_heads * 2 * m_.layers;
     list_units();
     if (ranks_ != nullptr && ranks_->exchange == nullptr) first_half_ = int(weft::exchanges(*ranks_) & 1);
@@ -129,7 +129,8 @@ class Step {
     norm_all(me, w.attention_norm);
     if (!shrink(me, layer, kQkv, x_, at_.x_stride, w.qkv.n_in)) return false;
     project_qkv(me, layer, w);
-    me.share(int64_t(units_[s_.n_rows]) * m_.kv_heads * tiles_of_token_, [&](int64_t u) { attention(me, u, layer, w.window); });
+    me.share(int64_t(units_[s_.n_rows]) * m_.kv_heads * tiles_of_token_,
+             [&](int64_t u) { attention(me, u, layer, w.window); });
     if (!project_back(me, layer, kOut, w.o, x_, at_.x_stride)) return false;
     norm_all(me, w.mlp_norm);
     if (!shrink(me, layer, kGateUp, x_, at_.x_stride, w.gate_up.n_in)) return false;
@@ -143,17 +144,20 @@ class Step {
     if (kUnitColumns % dim == 0) {
       project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](float* y, int row, int rows, const Span& span) {
         for (int m = 0; m < rows; m++)
-          for (int c = 0; c < 16 * span.count; c += dim) place_head(y + m * kUnitColumns + c, (16 * span.group + c) / dim, row + m, layer, w);
+          for (int c = 0; c < 16 * span.count; c += dim)
+            place_head(y + m * kUnitColumns + c, (16 * span.group + c) / dim, row + m, layer, w);
       });
       return;
     }
     project(me, layer, kQkv, w.qkv, x_, at_.x_stride, [&](const float* y, int row, int rows, const Span& span) {
       for (int m = 0; m < rows; m++)
-        std::memcpy(qkv_ + (row + m) * at_.qkv_stride + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
+        std::memcpy(qkv_ + (row + m) * at_.qkv_stride + 16 * span.group, y + m * kUnitColumns + span.column,
+                    64 * span.count);
     });
     me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
       each(u, kNormRows, tokens_, [&](int t) {
-        for (int h = 0; h < m_.heads + 2 * m_.kv_heads; h++) place_head(qkv_ + t * at_.qkv_stride + h * dim, h, t, layer, w);
+        for (int h = 0; h < m_.heads + 2 * m_.kv_heads; h++)
+          place_head(qkv_ + t * at_.qkv_stride + h * dim, h, t, layer, w);
       });
     });
   }
@@ -168,10 +172,12 @@ class Step {
     float* own = own_slot(me);
     project(me, layer, site, w, x, xs, [&](const float* y, int row, int rows, const Span& span) {
       for (int m = 0; m < rows; m++)
-        std::memcpy(own + int64_t(row + m) * m_.hidden + 16 * span.group, y + m * kUnitColumns + span.column, 64 * span.count);
+        std::memcpy(own + int64_t(row + m) * m_.hidden + 16 * span.group, y + m * kUnitColumns + span.column,
+                    64 * span.count);
     });
     if (!exchange(me, int64_t(tokens_) * m_.hidden * 4, false)) return false;
-    me.share(units_of(tokens_, kNormRows), [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { add_parts(me, t); }); });
+    me.share(units_of(tokens_, kNormRows),
+             [&](int64_t u) { each(u, kNormRows, tokens_, [&](int t) { add_parts(me, t); }); });
     return true;
   }
 
@@ -204,7 +210,8 @@ class Step {
   }
 
   template <class Epilogue>
-  void project(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs, Epilogue epilogue) const {
+  void project(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs,
+               Epilogue epilogue) const {
     const int groups = w.n_out / 16;
     panels(me, layer, site, w, x, xs, units_of(groups, kUnitGroups), epilogue, [&](int u) {
       const Span span{u * kUnitGroups, std::min(kUnitGroups, groups - u * kUnitGroups), 0};
@@ -222,7 +229,8 @@ class Step {
       for (int m = 0; m < rows; m++)
         for (int g = 0; g < count; g++) {
           const float* at = y + m * kUnitColumns + 16 * g;
-          store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g), mul(silu(load(at)), load(at + 16 * count)));
+          store_as(Kind{}, act_ + (row + m) * at_.act_stride + 16 * (group + g),
+                   mul(silu(load(at)), load(at + 16 * count)));
         }
       if (group + count == half)  // zeros up to whole blocks of pairs: what lies there may be no number
         for (int m = 0; m < rows; m++)
@@ -257,7 +265,8 @@ class Step {
 
   // All units of a product with its adapters, panel by panel. `columns_of(unit)`: its columns.
   template <class Epilogue, class ColumnsOf>
-  void panels(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs, int64_t units, Epilogue& epilogue, ColumnsOf columns_of) const {
+  void panels(weft::Member& me, int layer, int site, const weft_matrix& w, const X* x, ptrdiff_t xs, int64_t units,
+              Epilogue& epilogue, ColumnsOf columns_of) const {
     float* const places = reinterpret_cast<float*>(me.scratch());
     Waiting<Epilogue> waiting{&epilogue, nullptr, 0, 0, {}};
     const auto unit = [&](int u, int row, int rows, const Chunk& chunk) {
@@ -309,9 +318,10 @@ class Step {
       shrink_all(me, layer, site, x, xs, n_in, parts, rank, own_slot(me), own);
       if (!exchange(me, int64_t(tokens_) * own * 4, false)) return false;
       me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
-        each_adapter(layer, site, int(u) * kNormRows, std::min(kNormRows, tokens_ - int(u) * kNormRows), [&](int begin, int end, const weft_lora_site& a) {
-          for (int t = begin; t < end; t++) join(me, site, a, t, own);
-        });
+        each_adapter(layer, site, int(u) * kNormRows, std::min(kNormRows, tokens_ - int(u) * kNormRows),
+                     [&](int begin, int end, const weft_lora_site& a) {
+                       for (int t = begin; t < end; t++) join(me, site, a, t, own);
+                     });
       });
     }
     return true;
@@ -351,7 +361,8 @@ class Step {
   }
 
   // `rank`: the widest A here. `raw`: where rows of `width` columns go as they are; NULL: they go to v, scaled.
-  void shrink_all(weft::Member& me, int layer, int site, const X* x, ptrdiff_t xs, int n_in, int64_t parts, int rank, float* raw, int width) const {
+  void shrink_all(weft::Member& me, int layer, int site, const X* x, ptrdiff_t xs, int n_in, int64_t parts, int rank,
+                  float* raw, int width) const {
     const int groups = parts < 2 * me.threads() ? 1 : kUnitGroups, columns = int(units_of(rank, 16 * groups));
     me.share(parts * columns, [&](int64_t u) {
       int64_t part = u / columns;
@@ -361,23 +372,27 @@ class Step {
       const int row = segment->start + int(part) * kShrinkRows, rows = std::min(kShrinkRows, segment->end - row);
       const int group = int(u % columns) * groups;
       if (a == nullptr || 16 * group >= a->rank) return;
-      shrink_rows(me, *a, x + row * xs, xs, n_in, row, rows, {group, std::min(groups, (a->rank + 15) / 16 - group), 0}, raw, width);
+      shrink_rows(me, *a, x + row * xs, xs, n_in, row, rows, {group, std::min(groups, (a->rank + 15) / 16 - group), 0},
+                  raw, width);
     });
   }
 
-  void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows, const Span& span, float* raw, int width) const {
+  void shrink_rows(weft::Member& me, const weft_lora_site& site, const X* x, ptrdiff_t xs, int n_in, int row, int rows,
+                   const Span& span, float* raw, int width) const {
     const weft_matrix a{site.a, nullptr, nullptr, n_in, site.rank, m_.kind, 0};
     float* y = reinterpret_cast<float*>(me.scratch());
     Beside nothing;
     product<Kind>(me, a, x, xs, rows, span, y, nothing);
     if (raw != nullptr) {
       const int first = 16 * span.group, n = std::min(16 * span.count, site.rank - first);
-      for (int m = 0; m < rows; m++) std::memcpy(raw + int64_t(row + m) * width + first, y + m * kUnitColumns, sizeof(float) * n);
+      for (int m = 0; m < rows; m++)
+        std::memcpy(raw + int64_t(row + m) * width + first, y + m * kUnitColumns, sizeof(float) * n);
       return;
     }
     int column = 0;
     for (int i = 0; i < site.n_slices; column += (site.slice[i].rank + 1) & ~1, i++)
-      for (int m = 0; m < rows; m++) scaled(y + m * kUnitColumns, span, site.slice[i], v_ + (row + m) * at_.v_stride + column);
+      for (int m = 0; m < rows; m++)
+        scaled(y + m * kUnitColumns, span, site.slice[i], v_ + (row + m) * at_.v_stride + column);
   }
 
   // The part of a slice that lies in the span's columns of the stacked rank.
@@ -423,7 +438,9 @@ class Step {
 
   void norm_all(weft::Member& me, const float* weight) const {
     me.share(units_of(tokens_, kNormRows), [&](int64_t u) {
-      each(u, kNormRows, tokens_, [&](int t) { norm(s_.hidden + int64_t(t) * m_.hidden, weight, m_.hidden, x_ + t * at_.x_stride, at_.x_stride); });
+      each(u, kNormRows, tokens_, [&](int t) {
+        norm(s_.hidden + int64_t(t) * m_.hidden, weight, m_.hidden, x_ + t * at_.x_stride, at_.x_stride);
+      });
     });
   }
 
@@ -450,7 +467,8 @@ class Step {
     if (head < m_.heads) {
       const F scale = set1(1.0f / std::sqrt(float(dim)));
       turn(x, w.q_norm, cosine);
-      for (int d = 0; d < dim; d += 16) store_as(Kind{}, q_ + t * at_.q_stride + head * dim + d, mul(load(x + d), scale));
+      for (int d = 0; d < dim; d += 16)
+        store_as(Kind{}, q_ + t * at_.q_stride + head * dim + d, mul(load(x + d), scale));
       return;
     }
     const weft_row& owner = row_of(t);
@@ -462,7 +480,8 @@ class Step {
       int4_kv() ? append_int4_keys(keys, position % 16, x, dim) : append_keys(Kind{}, keys, position % 16, x, dim);
     } else {
       char* values = const_cast<char*>(pages.values(position));
-      int4_kv() ? append_int4_values(values, position % 16, x, dim) : append_values(Kind{}, values, position % 16, x, dim);
+      int4_kv() ? append_int4_values(values, position % 16, x, dim)
+                : append_values(Kind{}, values, position % 16, x, dim);
     }
   }
 
@@ -506,18 +525,23 @@ class Step {
       }
     const Pages pages = pages_of(row, layer, kv_head);
     if (int4_kv())
-      attend_to(me, tile, Int4Kv<Kind>{tile, n, m_.head_dim, *reinterpret_cast<typename Int4Kv<Kind>::Memory*>(me.scratch() + sizeof(tile))}, window, pages);
+      attend_to(me, tile,
+                Int4Kv<Kind>{tile, n, m_.head_dim,
+                             *reinterpret_cast<typename Int4Kv<Kind>::Memory*>(me.scratch() + sizeof(tile))},
+                window, pages);
     else
       attend_to(me, tile, PlainKv<Kind>{tile, n, m_.head_dim}, window, pages);
     n = 0;
     for (int t = first; t < last; t++)
-      for (int h = 0; h < heads; h++, n++) attended(tile, n, m_.head_dim, x_ + t * at_.x_stride + (head + h) * m_.head_dim);
+      for (int h = 0; h < heads; h++, n++)
+        attended(tile, n, m_.head_dim, x_ + t * at_.x_stride + (head + h) * m_.head_dim);
   }
 
   template <class Kv>
   void attend_to(weft::Member& me, AttentionTile<Kind>& tile, Kv kv, int window, const Pages& pages) const {
     if (m_.top_share > 0)
-      attend_best(tile, kv, window, pages, m_.top_share, m_.scores + me.thread() * kTile * m_.score_positions, m_.score_positions);
+      attend_best(tile, kv, window, pages, m_.top_share, m_.scores + me.thread() * kTile * m_.score_positions,
+                  m_.score_positions);
     else
       attend(tile, kv, window, pages);
   }
@@ -527,7 +551,9 @@ class Step {
   Pages pages_of(const weft_row& row, int layer, int kv_head) const {
     const ptrdiff_t keys = (ptrdiff_t(layer) * 2 * m_.kv_heads + kv_head) * head_bytes_;
     const int page_groups = m_.page_tokens / 16;
-    return {static_cast<const char*>(m_.kv), page_bytes_, head_bytes_ / page_groups, keys, keys + m_.kv_heads * head_bytes_, s_.page_table + row.page_offset, page_groups};
+    return {
+        static_cast<const char*>(m_.kv), page_bytes_, head_bytes_ / page_groups, keys, keys + m_.kv_heads * head_bytes_,
+        s_.page_table + row.page_offset, page_groups};
   }
 
   // ---- the ends
@@ -566,7 +592,7 @@ class Step {
       float* y = reinterpret_cast<float*>(me.scratch());
       for (int row = 0; row < s_.n_sampled; row += kPanelRows) {
         const int rows = std::min(kPanelRows, s_.n_sampled - row);
-          Beside nothing;
+        Beside nothing;
         product<Kind>(me, m_.head, head_ + row * at_.x_stride, at_.x_stride, rows, span, y, nothing);
         const int n = std::min(16 * span.count, m_.vocab - 16 * span.group);
         for (int m = 0; m < rows; m++)
@@ -585,14 +611,18 @@ class Step {
   // Where this rank's part of the next exchange goes; what rank p gave to the last one.
   float* own_slot(const weft::Member& me) const { return slot_of(me.exchanges, ranks_->rank); }
   const float* slot(const weft::Member& me, int p) const { return slot_of(me.exchanges - 1, p); }
-  float* slot_of(unsigned exchange, int p) const { return reinterpret_cast<float*>(ranks_->slots + (half_of(exchange) * ranks_->size + p) * ranks_->slot_bytes); }
+  float* slot_of(unsigned exchange, int p) const {
+    return reinterpret_cast<float*>(ranks_->slots + (half_of(exchange) * ranks_->size + p) * ranks_->slot_bytes);
+  }
   int half_of(unsigned exchange) const { return int(exchange + first_half_) & 1; }
 
   // All threads call it behind a barrier. False: another rank is lost.
   bool exchange(weft::Member& me, int64_t bytes, bool to_root) const {
     if (me.thread() == 0) {
       leave_tiles();  // a wait may be long, and a callback may use tiles of its own
-      if (ranks_->exchange == nullptr ? !weft::meet(*ranks_) : ranks_->exchange(ranks_->context, half_of(me.exchanges), bytes, to_root) != 0) lost_ = true;
+      if (ranks_->exchange == nullptr ? !weft::meet(*ranks_)
+                                      : ranks_->exchange(ranks_->context, half_of(me.exchanges), bytes, to_root) != 0)
+        lost_ = true;
     }
     me.exchanges++;
     me.meet();
@@ -619,7 +649,8 @@ class Step {
     const auto unit = [&](int64_t i) {
       const int first = int(i / units) * of_chunk;
       const Chunk chunk{first, std::min(first + of_chunk, tokens_)};
-      for (int row = first; row < chunk.last; row += kPanelRows) body(int(i % units), row, std::min(kPanelRows, chunk.last - row), chunk);
+      for (int row = first; row < chunk.last; row += kPanelRows)
+        body(int(i % units), row, std::min(kPanelRows, chunk.last - row), chunk);
     };
     me.share(units * units_of(tokens_, of_chunk), unit, last);
   }
@@ -627,11 +658,13 @@ class Step {
   // units_[r]: tiles of tokens in the rows before row r.
   void list_units() {
     units_[0] = 0;
-    for (int r = 0; r < s_.n_rows; r++) units_[r + 1] = units_[r] + int(units_of(s_.rows[r].end - s_.rows[r].start, tile_tokens_));
+    for (int r = 0; r < s_.n_rows; r++)
+      units_[r + 1] = units_[r] + int(units_of(s_.rows[r].end - s_.rows[r].start, tile_tokens_));
   }
 
   const weft_row& row_of(int t) const {
-    const weft_row* after = std::upper_bound(s_.rows, s_.rows + s_.n_rows, t, [](int token, const weft_row& row) { return token < row.start; });
+    const weft_row* after = std::upper_bound(s_.rows, s_.rows + s_.n_rows, t,
+                                             [](int token, const weft_row& row) { return token < row.start; });
     return after[-1];
   }
 

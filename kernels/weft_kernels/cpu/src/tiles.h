@@ -79,7 +79,8 @@ static inline void keep_sums(float* first, float* second, ptrdiff_t stride) {
 
 // y[16][64] (+)= x[16][32 blocks] columns of four groups that lie one behind the other: few rows, weights stream past. At
 // a group's end its stream goes on with the same group of the next four.
-static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
+static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y,
+                               ptrdiff_t y_stride, bool onto, Beside& beside) {
   const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4, group = blocks * kTileBytes;
   begin_sums(y, y + 32, ys, onto);
   for (int k = 0; k < blocks; k++, w += kTileBytes) {
@@ -106,7 +107,8 @@ static inline void tiles_16x64(const uint16_t* x, ptrdiff_t x_stride, const char
 // weights stream past as above, in half as many streams and so asked for twice as far ahead. `kPass`: other rows follow,
 // and these are loaded past the first-level cache, in which the columns stay for them.
 template <bool kStream, bool kPass>
-static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, ptrdiff_t group, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
+static inline void tiles_32x32(const uint16_t* x, ptrdiff_t x_stride, const char* w, ptrdiff_t group, int blocks,
+                               float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
   const ptrdiff_t xs = x_stride * 2, ys = y_stride * 4;
   const uint16_t* below = x + 16 * x_stride;
   float* y_below = y + 16 * y_stride;
@@ -142,7 +144,8 @@ static inline int part_blocks(int blocks) {
 }
 
 // y[16][16] (+)= x[16][32 blocks] columns of one group.
-static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
+static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char* w, int blocks, float* y,
+                               ptrdiff_t y_stride, bool onto, Beside& beside) {
   if (onto)
     _tile_loadd(0, y, y_stride * 4);
   else
@@ -158,7 +161,8 @@ static inline void tiles_16x16(const uint16_t* x, ptrdiff_t x_stride, const char
 }
 
 // y[rows][groups * 16] (+)= x W of whole blocks; the groups' columns lie one behind the other. In the shape for `rows`.
-static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, const char* w, int groups, int blocks, float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
+static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, const char* w, int groups, int blocks,
+                               float* y, ptrdiff_t y_stride, bool onto, Beside& beside) {
   const ptrdiff_t group = blocks * kTileBytes;
   written();
   const int pairs = groups / 2 * 2, many = (rows + 15) / 32 * 32, part = many > 32 ? part_blocks(blocks) : blocks;
@@ -177,12 +181,15 @@ static inline void tile_matrix(const uint16_t* x, ptrdiff_t x_stride, int rows, 
           tiles_32x32<false, true>(of_rows, x_stride, columns, group, n, to, y_stride, onto || k > 0, beside);
       }
   for (int g = pairs; g < groups; g++)
-    for (int m = 0; m < many; m += 16) tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
+    for (int m = 0; m < many; m += 16)
+      tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
   int m = many;
   for (; m < rows; m += 16) {
     int g = 0;
-    for (; g + 4 <= groups; g += 4) tiles_16x64(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
-    for (; g < groups; g++) tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
+    for (; g + 4 <= groups; g += 4)
+      tiles_16x64(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
+    for (; g < groups; g++)
+      tiles_16x16(x + m * x_stride, x_stride, w + g * group, blocks, y + m * y_stride + 16 * g, y_stride, onto, beside);
   }
 }
 
@@ -200,7 +207,8 @@ static inline void shape_for_expand(int pairs) {
 
 // y[16 n][groups * 16] += v B: whole blocks of sixteen rows only, since y's other rows belong to other segments.
 template <class Base>
-static inline void tile_expand(const uint16_t* v, ptrdiff_t v_stride, int rows, Base base, int groups, int pairs, float* y, ptrdiff_t y_stride) {
+static inline void tile_expand(const uint16_t* v, ptrdiff_t v_stride, int rows, Base base, int groups, int pairs,
+                               float* y, ptrdiff_t y_stride) {
   const int whole = pairs / kTilePairs;
   written();
   for (int g = 0; g < groups; g++) {
@@ -249,7 +257,8 @@ static inline void keep_groups(float* to, ptrdiff_t stride, int count) {
 }
 
 // s[rows][16 groups] = q keys; keys of group g begin at k[g]; head_dim = 32 blocks. Up to four groups.
-static inline void tile_scores(const uint16_t* q, ptrdiff_t q_stride, const char* const* k, int groups, int blocks, float* s, ptrdiff_t s_stride) {
+static inline void tile_scores(const uint16_t* q, ptrdiff_t q_stride, const char* const* k, int groups, int blocks,
+                               float* s, ptrdiff_t s_stride) {
   written();
   _tile_zero(0);
   _tile_zero(1);
@@ -277,7 +286,8 @@ static inline void tile_scores(const uint16_t* q, ptrdiff_t q_stride, const char
 }
 
 // o[rows][16 columns] += p values; the values of 16 positions begin at v[g], a pair of positions is `step` bytes long.
-static inline void tile_values(const uint16_t* p, ptrdiff_t p_stride, const char* const* v, int groups, ptrdiff_t step, int columns, float* o, ptrdiff_t o_stride) {
+static inline void tile_values(const uint16_t* p, ptrdiff_t p_stride, const char* const* v, int groups, ptrdiff_t step,
+                               int columns, float* o, ptrdiff_t o_stride) {
   written();
   for (int c = 0; c < columns; c += 4) {
     const int count = columns - c < 4 ? columns - c : 4;

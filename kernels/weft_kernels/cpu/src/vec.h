@@ -29,9 +29,13 @@ static inline F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
 static inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 // The second operand where either is not a number.
 static inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
-static inline F negative_abs(F a) { return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0x80000000))))}; }
+static inline F negative_abs(F a) {
+  return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0x80000000))))};
+}
 // a where x < y, else b.
-static inline F where_less(F x, F y, F a, F b) { return {_mm512_mask_mov_ps(b.v, _mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), a.v)}; }
+static inline F where_less(F x, F y, F a, F b) {
+  return {_mm512_mask_mov_ps(b.v, _mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), a.v)};
+}
 // Lanes [from, to) of a, else b.
 static inline F lanes(int from, int to, F a, F b) {
   uint32_t below = to >= 16 ? 0xffffu : to <= 0 ? 0u : (1u << to) - 1;
@@ -51,12 +55,17 @@ static inline __m256i bf16_bits(F a) {
   __m512i u = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(u, 16);
   __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
   __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), high, _mm512_set1_epi32(0x40)));
+  return _mm512_cvtepi32_epi16(
+      _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), high, _mm512_set1_epi32(0x40)));
 }
 #endif
-static inline F from_bf16(__m256i bits) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))}; }
+static inline F from_bf16(__m256i bits) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
 static inline void store_bf16(uint16_t* p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_bits(a)); }
-static inline F load_bf16(const uint16_t* p) { return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+static inline F load_bf16(const uint16_t* p) {
+  return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 static inline F round_bf16(F a) { return from_bf16(bf16_bits(a)); }
 // Sixteen pairs of bf16: the first of each and the second of each.
 static inline void load_pairs(const uint16_t* p, F& first, F& second) {
@@ -64,12 +73,16 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
   first = {_mm512_castsi512_ps(_mm512_slli_epi32(u, 16))};
   second = {_mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(int(0xffff0000))))};
 }
-static inline F load_int8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}; }
+static inline F load_int8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 // 1 + q / 16 of the 4-bit numbers q that begin at bit `Bit` of sixteen words.
 template <int Bit>
 static inline F one_and_sixteenths(const uint32_t* p) {
-  const __m512i u = _mm512_loadu_si512(p), at19 = Bit <= 19 ? _mm512_slli_epi32(u, (19 - Bit) & 31) : _mm512_srli_epi32(u, (Bit - 19) & 31);
-  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(at19, _mm512_set1_epi32(15 << 19), _mm512_set1_epi32(0x3f800000), 0xea))};  // a & b | c
+  const __m512i u = _mm512_loadu_si512(p),
+                at19 = Bit <= 19 ? _mm512_slli_epi32(u, (19 - Bit) & 31) : _mm512_srli_epi32(u, (Bit - 19) & 31);
+  return {_mm512_castsi512_ps(
+      _mm512_ternarylogic_epi32(at19, _mm512_set1_epi32(15 << 19), _mm512_set1_epi32(0x3f800000), 0xea))};  // a & b | c
 }
 static inline F low_half_plus_high(F a) {  // lanes 0-7 = a[i] + a[i + 8]
   return {_mm512_add_ps(a.v, _mm512_shuffle_f32x4(a.v, a.v, 0x4e))};
@@ -105,7 +118,8 @@ static inline F negative_abs(F x) {
   return {_mm256_or_ps(x.a, sign), _mm256_or_ps(x.b, sign)};
 }
 static inline F where_less(F x, F y, F p, F q) {
-  return {_mm256_blendv_ps(q.a, p.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)), _mm256_blendv_ps(q.b, p.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
+  return {_mm256_blendv_ps(q.a, p.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
+          _mm256_blendv_ps(q.b, p.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
 }
 static inline F lanes(int from, int to, F p, F q) {
   alignas(32) float x[16], y[16];
@@ -115,9 +129,14 @@ static inline F lanes(int from, int to, F p, F q) {
     if (i >= from && i < to) y[i] = x[i];
   return load(y);
 }
-static inline __m256 exponent(__m256 t) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23)); }
+static inline __m256 exponent(__m256 t) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23));
+}
 static inline F exponent(F t) { return {exponent(t.a), exponent(t.b)}; }
-static inline __m256 widen(const uint16_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16)); }
+static inline __m256 widen(const uint16_t* p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
 static inline F load_bf16(const uint16_t* p) { return {widen(p), widen(p + 8)}; }
 static inline __m256i bf16_bits(__m256 x) {
   __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16);
@@ -130,20 +149,27 @@ static inline void store_bf16(uint16_t* p, F x) {
   __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(bf16_bits(x.a), bf16_bits(x.b)), 0xd8);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
 }
-static inline F round_bf16(F x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x.a), 16)), _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x.b), 16))}; }
+static inline F round_bf16(F x) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x.a), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x.b), 16))};
+}
 static inline void load_pairs(const uint16_t* p, F& first, F& second) {
-  __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
   __m256i mask = _mm256_set1_epi32(int(0xffff0000));
   first = {_mm256_castsi256_ps(_mm256_slli_epi32(u, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w, 16))};
   second = {_mm256_castsi256_ps(_mm256_and_si256(u, mask)), _mm256_castsi256_ps(_mm256_and_si256(w, mask))};
 }
-static inline __m256 widen(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+static inline __m256 widen(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 static inline F load_int8(const int8_t* p) { return {widen(p), widen(p + 8)}; }
 template <int Bit>
 static inline __m256 one_and_sixteenths_of_8(const uint32_t* p) {
   const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i at19 = Bit <= 19 ? _mm256_slli_epi32(u, (19 - Bit) & 31) : _mm256_srli_epi32(u, (Bit - 19) & 31);
-  return _mm256_castsi256_ps(_mm256_or_si256(_mm256_and_si256(at19, _mm256_set1_epi32(15 << 19)), _mm256_set1_epi32(0x3f800000)));
+  return _mm256_castsi256_ps(
+      _mm256_or_si256(_mm256_and_si256(at19, _mm256_set1_epi32(15 << 19)), _mm256_set1_epi32(0x3f800000)));
 }
 template <int Bit>
 static inline F one_and_sixteenths(const uint32_t* p) {
@@ -161,8 +187,8 @@ static inline float sum(F x) {
 struct F {
   float x[16];
 };
-#define WEFT_LANES(expression)                    \
-  F r;                                            \
+#define WEFT_LANES(expression)                      \
+  F r;                                              \
   for (int i = 0; i < 16; i++) r.x[i] = expression; \
   return r
 static inline F set1(float a) { WEFT_LANES(a); }
@@ -206,7 +232,9 @@ static inline void load_pairs(const uint16_t* p, F& first, F& second) {
 }
 static inline F load_int8(const int8_t* p) { WEFT_LANES(p[i]); }
 template <int Bit>
-static inline F one_and_sixteenths(const uint32_t* p) { WEFT_LANES(1.0f + float(p[i] >> Bit & 15) / 16); }
+static inline F one_and_sixteenths(const uint32_t* p) {
+  WEFT_LANES(1.0f + float(p[i] >> Bit & 15) / 16);
+}
 static inline float sum(F a) {
   float h[8], q[4];
   for (int i = 0; i < 8; i++) h[i] = a.x[i] + a.x[i + 8];
@@ -219,7 +247,8 @@ static inline float sum(F a) {
 
 static inline float largest(F a) {  // not a number is passed over; -inf when nothing else is there
 #if WEFT_LEVEL >= 2
-  return _mm512_reduce_max_ps(_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), _mm512_cmp_ps_mask(a.v, a.v, _CMP_ORD_Q), a.v));
+  return _mm512_reduce_max_ps(
+      _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), _mm512_cmp_ps_mask(a.v, a.v, _CMP_ORD_Q), a.v));
 #else
   float x[16], best = -INFINITY;
   store(x, a);

@@ -18,10 +18,10 @@ enum { WEFT_E_LEVEL = -1, WEFT_E_SIZE = -2, WEFT_E_WORKSPACE = -3, WEFT_E_RANKS 
 // Instruction levels, worst first. A level is usable when it was compiled in and the CPU (and the kernel) has it.
 enum { WEFT_PORTABLE = 0, WEFT_AVX2 = 1, WEFT_AVX512 = 2, WEFT_AVX512_BF16 = 3, WEFT_AMX_BF16 = 4, WEFT_LEVELS = 5 };
 
-typedef struct {          // y[n_out] = W[n_out, n_in] x[n_in] (* scale) (+ bias)
-  const void* data;       // packed; 64-byte aligned
-  const float* scale;     // WEFT_INT8: one per output, padded to 16; else NULL
-  const float* bias;      // [n_out], up to a multiple of 16, or NULL
+typedef struct {       // y[n_out] = W[n_out, n_in] x[n_in] (* scale) (+ bias)
+  const void* data;    // packed; 64-byte aligned
+  const float* scale;  // WEFT_INT8: one per output, padded to 16; else NULL
+  const float* bias;   // [n_out], up to a multiple of 16, or NULL
   int32_t n_in, n_out, kind, reserved;
 } weft_matrix;
 
@@ -30,11 +30,11 @@ typedef struct {
   const float* mlp_norm;        // [hidden]
   const float* q_norm;          // [head_dim] or NULL (Qwen3)
   const float* k_norm;
-  weft_matrix qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]
-  weft_matrix o;                // [hidden, heads * head_dim]
-  weft_matrix gate_up;          // [2 inner, hidden]: 32 rows of gate, the same 32 of up, and so on
-  weft_matrix down;             // [hidden, inner]
-  int32_t window, reserved;     // a token sees itself and window - 1 tokens before it; 0: all of them
+  weft_matrix qkv;           // [(heads + 2 kv_heads) * head_dim, hidden]
+  weft_matrix o;             // [hidden, heads * head_dim]
+  weft_matrix gate_up;       // [2 inner, hidden]: 32 rows of gate, the same 32 of up, and so on
+  weft_matrix down;          // [hidden, inner]
+  int32_t window, reserved;  // a token sees itself and window - 1 tokens before it; 0: all of them
 } weft_layer;
 
 // The tensor ranks that compute each layer together, of which this process is one (Megatron's split, S-LoRA's for
@@ -42,90 +42,90 @@ typedef struct {
 // the order of the ranks: the same bits on every rank, whatever carries the slots. NULL in a model: it is alone.
 typedef struct {
   int32_t rank, size;
-  char* slots;                  // [2][size] of `slot_bytes`, used by turns, in memory that the ranks share; 64-byte aligned
-  int64_t slot_bytes;           // a multiple of 64
-  uint32_t* meeting;            // [size + 1][16] words that the ranks share: see ranks.h; unused with `exchange`
+  char* slots;         // [2][size] of `slot_bytes`, used by turns, in memory that the ranks share; 64-byte aligned
+  int64_t slot_bytes;  // a multiple of 64
+  uint32_t* meeting;   // [size + 1][16] words that the ranks share: see ranks.h; unused with `exchange`
   // NULL where slots are shared; else called on the calling thread to fetch the first `bytes` bytes of the other ranks'
   // slots into those of the given half (`to_root`: rank 0 alone needs them). Returns 0, or that a rank is gone.
   int32_t (*exchange)(void* context, int32_t half, int64_t bytes, int32_t to_root);
   void* context;
-  double patience_s;            // how long a rank waits for the others
+  double patience_s;  // how long a rank waits for the others
 } weft_ranks;
 
 typedef struct {
   int32_t layers, hidden, inner, heads, kv_heads, head_dim, vocab;
-  int32_t kind;                 // of activations and adapters: WEFT_BF16 or WEFT_FP32
+  int32_t kind;  // of activations and adapters: WEFT_BF16 or WEFT_FP32
   float eps;
-  float top_share;              // a token attends to the best of its keys: so many of them; 0: to all (best_keys.h)
-  const weft_layer* layer;      // [layers]
-  const void* embedding;        // [vocab, hidden] row-major in `embedding_kind`; NULL: `hidden` comes from the stage before
-  const float* norm;            // [hidden]
-  weft_matrix head;             // [vocab, hidden]; of a rank its part of the vocabulary; no data: another stage has it
+  float top_share;          // a token attends to the best of its keys: so many of them; 0: to all (best_keys.h)
+  const weft_layer* layer;  // [layers]
+  const void* embedding;    // [vocab, hidden] row-major in `embedding_kind`; NULL: `hidden` comes from the stage before
+  const float* norm;        // [hidden]
+  weft_matrix head;         // [vocab, hidden]; of a rank its part of the vocabulary; no data: another stage has it
   const float* inverse_frequency;  // [head_dim / 2]
-  void* kv;                     // [pages, layers, 2, kv_heads, page_tokens, head_dim], see attention.h and kv_int4.h
+  void* kv;                        // [pages, layers, 2, kv_heads, page_tokens, head_dim], see attention.h and kv_int4.h
   int32_t embedding_kind, page_tokens;
-  float rope_scale;             // cos and sin are multiplied by it (1 but for yarn-like scalings)
-  int32_t kv_kind;              // `kind`, or WEFT_INT4, for which head_dim is a multiple of 32
-  const weft_ranks* ranks;      // heads, inner and vocab are this rank's then; hidden is whole
-  float* scores;                // with top_share: [threads][16][score_positions], 64-byte aligned
-  int64_t score_positions;      // no fewer than any sequence has, a multiple of 64
+  float rope_scale;         // cos and sin are multiplied by it (1 but for yarn-like scalings)
+  int32_t kv_kind;          // `kind`, or WEFT_INT4, for which head_dim is a multiple of 32
+  const weft_ranks* ranks;  // heads, inner and vocab are this rank's then; hidden is whole
+  float* scores;            // with top_share: [threads][16][score_positions], 64-byte aligned
+  int64_t score_positions;  // no fewer than any sequence has, a multiple of 64
 } weft_model;
 
-typedef struct {                // one projection inside a LoRA site
-  const void* b;                // packed [n_out/16][ceil(rank/2)][16][2]
-  int32_t rank_start, rank;     // its columns of the whole stacked A
-  int32_t out_start, n_out;     // its columns of the site's output; multiples of 16
+typedef struct {             // one projection inside a LoRA site
+  const void* b;             // packed [n_out/16][ceil(rank/2)][16][2]
+  int32_t rank_start, rank;  // its columns of the whole stacked A
+  int32_t out_start, n_out;  // its columns of the site's output; multiples of 16
   float scale;
   int32_t reserved;
 } weft_lora_slice;
 
-typedef struct {                // one adapter's weights at one site: qkv, o, gate_up or down
-  const void* a;                // packed matrix, n_out = rank, n_in = the site's input; NULL: leaves it alone
-  int32_t rank, n_slices;       // rank: the sum of the slices'; of tensor ranks at qkv and gate_up, how many rows of the
-                                // stack are this one's, where row r is of rank r mod size
+typedef struct {           // one adapter's weights at one site: qkv, o, gate_up or down
+  const void* a;           // packed matrix, n_out = rank, n_in = the site's input; NULL: leaves it alone
+  int32_t rank, n_slices;  // rank: the sum of the slices'; of tensor ranks at qkv and gate_up, how many rows of the
+                           // stack are this one's, where row r is of rank r mod size
   weft_lora_slice slice[3];
 } weft_lora_site;
 
 typedef struct {
-  int32_t start, end;           // tokens of the step
-  int32_t position;             // absolute position of the first one
-  int32_t page_offset;          // its pages begin here in page_table
+  int32_t start, end;   // tokens of the step
+  int32_t position;     // absolute position of the first one
+  int32_t page_offset;  // its pages begin here in page_table
 } weft_row;
 
 typedef struct {
-  int32_t start, end, slot;     // tokens [start, end) use the adapter of `slot`
+  int32_t start, end, slot;  // tokens [start, end) use the adapter of `slot`
 } weft_segment;
 
 typedef struct {
   int32_t n_tokens, n_rows, n_segments, n_sampled;
-  int32_t first, last;          // layers to run
-  const int32_t* tokens;        // [n_tokens]
-  const weft_row* rows;         // cover the tokens in order
+  int32_t first, last;    // layers to run
+  const int32_t* tokens;  // [n_tokens]
+  const weft_row* rows;   // cover the tokens in order
   const int32_t* page_table;
-  const weft_segment* segments; // ordered, disjoint
-  const int32_t* sampled;       // [n_sampled] token indices whose logits are wanted
+  const weft_segment* segments;        // ordered, disjoint
+  const int32_t* sampled;              // [n_sampled] token indices whose logits are wanted
   const weft_lora_site* const* slots;  // slot -> [layers][4] sites
-  float* hidden;                // [n_tokens, hidden]: input when first > 0; output of layer last - 1
-  float* logits;                // [n_sampled, vocab]; written when last == layers; of tensor ranks whole, on rank 0 alone
+  float* hidden;                       // [n_tokens, hidden]: input when first > 0; output of layer last - 1
+  float* logits;  // [n_sampled, vocab]; written when last == layers; of tensor ranks whole, on rank 0 alone
   void (*layer_done)(int32_t layer);  // NULL, or called on the calling thread after each layer
-  int64_t* layers_done;         // NULL, or grows by one after each layer: see weft_layers_done
-  void* workspace;              // weft_workspace_bytes(), 64-byte aligned
+  int64_t* layers_done;               // NULL, or grows by one after each layer: see weft_layers_done
+  void* workspace;                    // weft_workspace_bytes(), 64-byte aligned
   int64_t workspace_bytes;
 } weft_step;
 
-typedef struct {                // a matrix to pack: parts under each other, each row-major and dense
+typedef struct {  // a matrix to pack: parts under each other, each row-major and dense
   const void* source[3];
-  void* to;                     // 64-byte aligned
-  int32_t rows[3];              // of each part; 0: there is no such part
-  int32_t kind;                 // of the parts' numbers: WEFT_BF16 or WEFT_FP32
+  void* to;         // 64-byte aligned
+  int32_t rows[3];  // of each part; 0: there is no such part
+  int32_t kind;     // of the parts' numbers: WEFT_BF16 or WEFT_FP32
   int32_t n_in, pad_in;
 } weft_pack_job;
 
 typedef struct weft_pool weft_pool;
 
 int32_t weft_abi(void);
-int32_t weft_levels(void);                       // bit i: level i is usable here
-weft_pool* weft_pool_new(int32_t threads);       // threads - 1 workers; the caller is the remaining one
+int32_t weft_levels(void);                  // bit i: level i is usable here
+weft_pool* weft_pool_new(int32_t threads);  // threads - 1 workers; the caller is the remaining one
 void weft_pool_free(weft_pool*);
 
 // `weft_run` refuses a level, kinds, sizes, layers and workspaces that it cannot run with. It trusts the caller in what it

@@ -26,14 +26,14 @@
 
 namespace {
 
-#define CHECK(holds, ...)                                                  \
-  do {                                                                     \
-    if (!(holds)) {                                                        \
+#define CHECK(holds, ...)                                                      \
+  do {                                                                         \
+    if (!(holds)) {                                                            \
       std::fprintf(stderr, "%s:%d: not so: %s. ", __FILE__, __LINE__, #holds); \
-      std::fprintf(stderr, "" __VA_ARGS__);                                \
-      std::fputc('\n', stderr);                                            \
-      std::abort();                                                        \
-    }                                                                      \
+      std::fprintf(stderr, "" __VA_ARGS__);                                    \
+      std::fputc('\n', stderr);                                                \
+      std::abort();                                                            \
+    }                                                                          \
   } while (0)
 
 // ---- numbers from the input, zeros behind its end
@@ -160,7 +160,8 @@ struct Model {
       layer.window = in.of({0, 0, 1, 5, 64, 70, 1000});
     }
     m.layer = layers.data();
-    m.embedding = m.embedding_kind == WEFT_FP32 ? static_cast<const void*>(floats(m.vocab * m.hidden, 1.0f)) : bf16s(m.vocab * m.hidden, 1.0f);
+    m.embedding = m.embedding_kind == WEFT_FP32 ? static_cast<const void*>(floats(m.vocab * m.hidden, 1.0f))
+                                                : bf16s(m.vocab * m.hidden, 1.0f);
     m.norm = floats(m.hidden, 1.5f);
     m.head = matrix(m.vocab, m.hidden, false);
     float* frequency = floats(m.head_dim / 2, 0.0f);
@@ -174,7 +175,9 @@ struct Model {
 
   int64_t page_bytes() const {
     const int64_t numbers = int64_t(m.page_tokens) * m.head_dim;
-    const int64_t head = m.kv_kind == WEFT_FP32 ? 4 * numbers : m.kv_kind == WEFT_BF16 ? 2 * numbers : numbers / 2 + numbers / (m.head_dim % 64 ? 32 : 64) * 4;
+    const int64_t head = m.kv_kind == WEFT_FP32   ? 4 * numbers
+                         : m.kv_kind == WEFT_BF16 ? 2 * numbers
+                                                  : numbers / 2 + numbers / (m.head_dim % 64 ? 32 : 64) * 4;
     return head * m.kv_heads * 2 * m.layers;
   }
 
@@ -204,12 +207,19 @@ struct Model {
     const bool wide = random_.next() % 2 != 0;
     const void* source = wide ? static_cast<const void*>(floats(n_out * n_in, most)) : bf16s(n_out * n_in, most);
     packed_.emplace_back(weft_packed_bytes(kind, n_out, n_in, pad_in));
-    CHECK(weft_pack(pool_of(1), source, wide ? WEFT_FP32 : WEFT_BF16, n_in, n_out, n_in, pad_in, packed_.back().data(), kind, scale) == 0);
+    CHECK(weft_pack(pool_of(1), source, wide ? WEFT_FP32 : WEFT_BF16, n_in, n_out, n_in, pad_in, packed_.back().data(),
+                    kind, scale) == 0);
     return packed_.back().data();
   }
   weft_matrix matrix(int n_out, int n_in, bool bias) {
     float* scale = weights_ == WEFT_INT8 ? floats((n_out + 15) / 16 * 16, 1.0f) : nullptr;
-    return {packed(n_out, n_in, 32, weights_, scale), scale, bias ? floats(n_out, 0.1f) : nullptr, n_in, n_out, weights_, 0};
+    return {packed(n_out, n_in, 32, weights_, scale),
+            scale,
+            bias ? floats(n_out, 0.1f) : nullptr,
+            n_in,
+            n_out,
+            weights_,
+            0};
   }
 
   void add_adapter(Bytes& in, std::vector<weft_lora_site>& adapter) {
@@ -225,7 +235,8 @@ struct Model {
         if (!(present >> j & 1)) continue;
         const int rank = in.of({1, 2, 3, 8, 15, 16, 17, 33, 1, 70});
         weft_lora_slice& slice = site.slice[site.n_slices++];
-        slice = {packed(outs[i % 4][j], rank, 2, m.kind, nullptr), site.rank, rank, start, outs[i % 4][j], number(2.0f), 0};
+        slice = {
+            packed(outs[i % 4][j], rank, 2, m.kind, nullptr), site.rank, rank, start, outs[i % 4][j], number(2.0f), 0};
         site.rank += rank;
         columns += (rank + 1) & ~1;
       }
@@ -256,7 +267,7 @@ struct Part {  // of a sequence, in a step
 using Script = std::vector<std::vector<Part>>;
 using Logits = std::map<std::pair<int, int>, std::vector<float>>;  // of (sequence, position)
 
-struct Way {  // in which a script is played
+struct Way {                                // in which a script is played
   int level, threads, workspace_fill, cut;  // cut: layers [0, cut) and the others in two calls
 };
 
@@ -298,7 +309,8 @@ class Player {
     Buffer<float> hidden, logits, scores;
     Buffer<char> workspace;
 
-    Step(const Player& player, const std::vector<Part>& parts, const Way& way) : model(player.model_.m), level(way.level) {
+    Step(const Player& player, const std::vector<Part>& parts, const Way& way)
+        : model(player.model_.m), level(way.level) {
       std::vector<int32_t> all_tokens, all_pages, all_sampled;
       std::vector<weft_row> all_rows;
       std::vector<weft_segment> all_segments;
@@ -339,7 +351,8 @@ class Player {
       }
       s.n_tokens = n, s.n_rows = int(all_rows.size()), s.n_segments = int(all_segments.size()), s.n_sampled = n_sampled;
       s.first = 0, s.last = model.layers;
-      s.tokens = tokens.data(), s.rows = rows.data(), s.page_table = table.data(), s.segments = segments.data(), s.sampled = sampled.data();
+      s.tokens = tokens.data(), s.rows = rows.data(), s.page_table = table.data(), s.segments = segments.data(),
+      s.sampled = sampled.data();
       s.slots = player.model_.slots.data(), s.hidden = hidden.data(), s.logits = logits.data();
       s.workspace = workspace.data(), s.workspace_bytes = workspace.size();
     }
@@ -373,7 +386,8 @@ void check_same(const Logits& one, const Logits& other, const char* what) {
     const auto found = other.find(key);
     CHECK(found != other.end(), "%s", what);
     for (size_t i = 0; i < row.size(); i++)
-      CHECK(alike(row[i], found->second[i]), "%s: sequence %d, position %d, token %zu: %.9g and %.9g", what, key.first, key.second, i, row[i], found->second[i]);
+      CHECK(alike(row[i], found->second[i]), "%s: sequence %d, position %d, token %zu: %.9g and %.9g", what, key.first,
+            key.second, i, row[i], found->second[i]);
   }
 }
 
@@ -407,13 +421,15 @@ struct Draws {
     }
     if (in.one_in(3)) shift(in, vocab, made);
     if (in.one_in(40)) made.top_k = -1;
-    valid = valid && made.temperature >= 0.0 && std::isfinite(made.temperature) && !(made.min_p > 1.0) && made.n_top <= WEFT_MAX_TOP && made.given <= vocab && made.top_k >= 0;
+    valid = valid && made.temperature >= 0.0 && std::isfinite(made.temperature) && !(made.min_p > 1.0) &&
+            made.n_top <= WEFT_MAX_TOP && made.given <= vocab && made.top_k >= 0;
     return made;
   }
 
   void shift(Bytes& in, int vocab, weft_draw& made) {
     std::vector<int32_t> shifted;
-    for (int i = 0, token = in.below(3) - 1; i < 8 && token < vocab + 2; i++, token += 1 + in.below(20)) shifted.push_back(token);
+    for (int i = 0, token = in.below(3) - 1; i < 8 && token < vocab + 2; i++, token += 1 + in.below(20))
+      shifted.push_back(token);
     made.n_shifted = int(shifted.size());
     tokens.push_back(Buffer<int32_t>::of(shifted));
     made.shifted = tokens.back().data();
@@ -463,8 +479,11 @@ void check_token(const float* x, int vocab, const weft_draw& draw, const weft_sa
   }
   CHECK(out.token >= 0 && out.token < vocab, "%d of %d", out.token, vocab);
   for (int i = 0; i < out.n_top; i++) {
-    CHECK(out.top_token[i] >= 0 && out.top_token[i] < vocab && std::isfinite(out.top_logprob[i]) && out.top_logprob[i] < 1e-6f);
-    if (i > 0) CHECK(x[out.top_token[i]] < x[out.top_token[i - 1]] || (x[out.top_token[i]] == x[out.top_token[i - 1]] && out.top_token[i] > out.top_token[i - 1]));
+    CHECK(out.top_token[i] >= 0 && out.top_token[i] < vocab && std::isfinite(out.top_logprob[i]) &&
+          out.top_logprob[i] < 1e-6f);
+    if (i > 0)
+      CHECK(x[out.top_token[i]] < x[out.top_token[i - 1]] ||
+            (x[out.top_token[i]] == x[out.top_token[i - 1]] && out.top_token[i] > out.top_token[i - 1]));
   }
   if (draw.given > 0) {
     CHECK(out.token == draw.given - 1);
@@ -485,17 +504,21 @@ void sample(Bytes& in, const std::vector<int>& levels, const float* logits, int 
   for (const int level : levels) {
     found.emplace_back(n);
     const Buffer<char> workspace(weft_sample_workspace_bytes(vocab), 0xff);
-    const int code = weft_sample(level, logits, vocab, vocab, n, rows.data(), found.back().data(), workspace.data(), workspace.size());
+    const int code = weft_sample(level, logits, vocab, vocab, n, rows.data(), found.back().data(), workspace.data(),
+                                 workspace.size());
     CHECK(code == (draws.valid ? 0 : WEFT_E_SIZE), "%d", code);
     if (code != 0) return;
-    CHECK(weft_sample(level, logits, vocab, vocab, n, rows.data(), found.back().data(), workspace.data(), workspace.size() - 1) == WEFT_E_WORKSPACE);
+    CHECK(weft_sample(level, logits, vocab, vocab, n, rows.data(), found.back().data(), workspace.data(),
+                      workspace.size() - 1) == WEFT_E_WORKSPACE);
   }
   for (int i = 0; i < n; i++) {
     const weft_sampled& one = found[0][i];
     check_token(logits + int64_t(i) * vocab, vocab, draws.rows[size_t(i)], one);
     for (const auto& other : found) {
-      CHECK(other[i].token == one.token && other[i].n_top == one.n_top && alike(other[i].logprob, one.logprob), "levels differ");
-      for (int k = 0; k < one.n_top; k++) CHECK(other[i].top_token[k] == one.top_token[k] && alike(other[i].top_logprob[k], one.top_logprob[k]));
+      CHECK(other[i].token == one.token && other[i].n_top == one.n_top && alike(other[i].logprob, one.logprob),
+            "levels differ");
+      for (int k = 0; k < one.n_top; k++)
+        CHECK(other[i].top_token[k] == one.top_token[k] && alike(other[i].top_logprob[k], one.top_logprob[k]));
     }
   }
 }
@@ -576,7 +599,9 @@ Script alone(const Script& script, const std::vector<Sequence>& sequences) {
 
 // A level that computes the same bits: see numerics_class of the executor.
 int level_alike(Bytes& in, const std::vector<int>& levels, int level, int kind) {
-  const auto of_class = [&](int one) { return one == WEFT_PORTABLE ? 0 : one == WEFT_AVX512_BF16 && kind == WEFT_BF16 ? 1 : 2; };
+  const auto of_class = [&](int one) {
+    return one == WEFT_PORTABLE ? 0 : one == WEFT_AVX512_BF16 && kind == WEFT_BF16 ? 1 : 2;
+  };
   std::vector<int> same;
   for (int other : levels)
     if (of_class(other) == of_class(level)) same.push_back(other);
@@ -598,7 +623,9 @@ void check_refused(Bytes& in, Player& player, const std::vector<Part>& parts, co
     if (which == 10) m.kind = m.kv_kind = in.of<int>({WEFT_INT8, WEFT_INT4, -1, 99});
     if (which == 11) in.one_in(2) ? s.first = -1 : s.last = in.of({-1, m.layers + 1});
     if (which == 8) s.workspace_bytes = in.of({0, 1, 64, 1000}), expected = WEFT_E_WORKSPACE;
-    if (which == 9) m.top_share = 0.5f, m.score_positions = s.rows[0].position + s.rows[0].end - s.rows[0].start - 1, expected = WEFT_E_WORKSPACE;
+    if (which == 9)
+      m.top_share = 0.5f, m.score_positions = s.rows[0].position + s.rows[0].end - s.rows[0].start - 1,
+      expected = WEFT_E_WORKSPACE;
   });
   CHECK(code == expected, "case %d: %d, not %d", which, code, expected);
 }
