@@ -11,7 +11,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels up test test-long test-fresh test-operator test-cluster cluster-tools autoscalers dev-cluster dev-cluster-down bench-operator
-.PHONY: sim-check test-slow test-changed budget flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
+.PHONY: sim-check test-slow test-changed test-budget budget flakes mutants promises fuzz sanitize gpu-check gpu-bench check docs docs-serve format proto crds golden values lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -64,6 +64,9 @@ test-slow: kernels  ## what takes longer and runs in CI: whole stacks, faults, l
 SINCE ?=
 test-changed: kernels  ## a minute of the tests nearest to what has changed, failures first: SINCE=COMMIT
 	@$(HARNESS).changed $(if $(SINCE),--since $(SINCE))
+
+test-budget: install  ## hold what the last `make test` used against tests/budget.toml: 5 % more CPU seconds in a suite fail
+	@$(HARNESS).budget check
 
 budget: install  ## raise tests/budget.toml to the CPU seconds of the last `make test`
 	@$(HARNESS).budget write
@@ -177,7 +180,7 @@ lock: install  ## write requirements.lock, up.lock, those of the images and of t
 format: install  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
-	$(BIN)/clang-format -i $(CPP)
