@@ -1,10 +1,12 @@
 """`make mutants COUNT=300 SEED=7`: small faults in the sources, one at a time, and which test sees each of them.
 
-A mutant (`harness.mutants.hook`) runs against the test files nearest to its module in the graph of imports, then the
-others of its package, then the simulator's laws, then the costly files that import the module, last what is `slow` in
-any of these files; the first red test kills it. A test that kills is run once without the mutant: one that is red then,
-too, counts for nothing. The ledger has a line for each mutant and is written at once, so that a run that was broken off
-goes on: a mutant of a source text that the ledger has is not run again, except one that lived at another commit.
+A mutant (`harness.mutants.hook`) runs against the tests of `make test` and the simulator's laws that call its function
+(`harness.mutants.callers`: they are recorded once, which takes as long as `make test`), nearest file first in the graph
+of imports, cheap ones before costly ones, and then against test files that have changed since. Where nothing is known
+of its line it runs against the test files nearest to its module, the others of its package, the laws, and the costly
+files that import the module. The first red test kills it; it is run once without the mutant: one that is red then, too,
+counts for nothing. The ledger has a line for each mutant and is written at once, so that a run that was broken off goes
+on: a mutant of a source text that the ledger has is not run again, except one that lived at another commit.
 
 `DIFF=COMMIT` runs those again that the ledger has as killed, of packages whose sources or tests have changed since.
 Mutants that nobody can see, with the reason, are in `tests/mutants/equivalent.toml`; they are not run.
@@ -21,17 +23,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.guard import guarded
+from harness.mutants.callers import Callers, read_callers, record_callers
 from harness.mutants.drawing import PACKAGES, Equivalent, all_mutants, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, Mutant, UnknownMutant, mutants, parse
-from harness.mutants.nearest import choose, cost_of_files, import_graph
-from harness.mutants.trials import Job, Ledger, Line, digest, run_jobs
-from harness.suite import read_records
-from suites import COSTLY, LINE_S, logs
+from harness.mutants.nearest import choose, cost_of_files, import_graph, make_nearness, order_callers
+from harness.mutants.trials import SITE, Job, Ledger, Line, digest, run_jobs
+from harness.suite import Run, Suite, read_records
+from suites import COSTLY, LINE_S, ONE, SUITES, Screen, logs
 
 RAW = "docs/benchmarks/raw"
 LEDGER = ROOT / RAW / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LAWS, SIMULATED = "tests/harness/mutants/laws.py", "sim/weft_sim/scenario.py"
+CALLING = ("unit", "sim", "integration")  # suites whose tests are recorded
 BAR_CHARS = 30
 OUTCOMES = ("killed", "equivalent", "alive", "unseen")
 
@@ -46,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--diff", metavar="COMMIT", help="killed ones of what has changed since this commit, again")
     parser.add_argument("--list", action="store_true", help="name the mutants and run none")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
+    parser.add_argument("--record", action="store_true", help="record again which tests call what")
     parser.add_argument("--ledger", type=Path, default=LEDGER, help="where lines are written (default: %(default)s)")
     given = parser.parse_args(arguments)
     return guarded("weft-mutants-", lambda folder: _work(given, folder))
@@ -109,15 +114,34 @@ class Session:
 
     def _jobs(self, chosen: Sequence[Mutant], by: dict[Mutant, str]) -> Iterator[Job]:
         """Choose the tests of each mutant."""
-        graph, costs = import_graph(ROOT), cost_of_files(self._records)
+        graph, costs, callers = import_graph(ROOT), cost_of_files(self._records), self._callers()
         for mutant in chosen:
             package, distances = package_of(mutant.file), graph.distances(mutant.file)
-            choice = choose(mutant.file, distances, PACKAGES[package].suite, costs)
-            before = (by[mutant],) if by.get(mutant) else ()
-            laws = (LAWS,) if SIMULATED in distances else ()
-            stages = {"before": before, "nearest": choice.nearest, "package": choice.package, "laws": laws}
-            last = {"costly": choice.costly, "slow": (*choice.nearest, *choice.package, *choice.costly)}
-            yield Job(mutant, package, digest(mutant.file), stages | last)
+            suite = PACKAGES[package].suite
+            choice = choose(mutant.file, distances, suite, costs)
+            stages: dict[str, Sequence[str]] = {"before": (by[mutant],) if by.get(mutant) else ()}
+            if tests := callers.find(mutant):
+                there = [test for test in tests if not callers.has_changed(test.partition("::")[0])]
+                nearness = make_nearness(mutant.file, distances, suite, costs)
+                stages["callers"], costly = order_callers(there, nearness, self._records)
+                stages["changed"] = [test for test in (*choice.nearest, *choice.package) if callers.has_changed(test)]
+                stages["costly"] = costly
+            else:
+                laws = (LAWS,) if SIMULATED in distances else ()
+                stages |= {"nearest": choice.nearest, "package": choice.package, "laws": laws, "costly": choice.costly}
+            yield Job(mutant, package, digest(mutant.file), stages)
+
+    def _callers(self) -> Callers:
+        """Read which tests call what; record it where that was never done, or is asked for."""
+        path = logs() / "callers.json"
+        if self._given.record or not path.exists():
+            print("recording which tests call what", flush=True)
+            suites = (*(suite for suite in SUITES if suite.name in CALLING), Suite("laws", (LAWS, *ONE)))
+            screen = Screen(suites, {})
+            run = Run(self._given.seed, self._folder, self._folder / "logs", screen.show, screen.tell, self._records)
+            for result in record_callers(path, suites, run, SITE):
+                screen.close(result, run.logs)
+        return read_callers(path)
 
     def _run_all(self, jobs: Sequence[Job]) -> None:
         """Run them in worker processes, and write each line as it comes."""

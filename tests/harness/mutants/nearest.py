@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from harness.order import LONG
 
 SUITES = ("tests/unit", "tests/sim", "tests/integration")
 TESTS = ("tests/harness", *SUITES, "tests/kernels", "tests/oracle", "tests/e2e")
+COSTLY_TEST_CPU_S = 3.0
 COSTLY_CPU_S = 15.0  # a file that takes more runs last, and only where it imports the module itself
 N_NEAREST = 8
 # Not parsed: that takes ten seconds for all files, and a word too many in a comment is no harm.
@@ -65,17 +66,41 @@ def import_graph(root: Path) -> ImportGraph:
     return ImportGraph(root, (*wheel["packages"], *TESTS))
 
 
+Nearness = Callable[[str], tuple[bool, int, bool, float, str]]
+
+
+def make_nearness(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[str, float]) -> Nearness:
+    """Make the order of test files in which a mutant of `file` dies soonest: a key for `sorted`."""
+    stem = Path(file).stem
+
+    def nearness(test: str) -> tuple[bool, int, bool, float, str]:
+        same_name = Path(test).stem in (f"test_{stem}", f"test_{Path(file).parent.name}_{stem}")
+        distance = distances.get(test, len(distances))  # it calls the module in another process
+        return not same_name, distance, not test.startswith(f"{suite}/"), cpu_s.get(test, 1.0), test
+
+    return nearness
+
+
+def order_callers(
+    tests: Iterable[str], nearness: Nearness, records: Mapping[str, float]
+) -> tuple[list[str], list[str]]:
+    """Order tests, ids or whole files: the nearest file first, in it what is cheap. Returns cheap ones and costly ones.
+
+    `records`: CPU seconds by test.
+    """
+    given = set(tests)
+    chosen = [test for test in given if "::" not in test or test.partition("::")[0] not in given]
+    ordered = sorted(chosen, key=lambda test: (nearness(test.partition("::")[0]), records.get(test, 0.0), test))
+    costly = [test for test in ordered if records.get(test, 0.0) > COSTLY_TEST_CPU_S]
+    return [test for test in ordered if test not in costly], costly
+
+
 def choose(file: str, distances: Mapping[str, int], suite: str, cpu_s: Mapping[str, float]) -> Choice:
     """Test files for a mutant of `file`: those of the package's folder `suite`, and what imports the module elsewhere.
 
     `distances`: of the file, from the graph; `cpu_s`: by test file, where known.
     """
-    stem = Path(file).stem
-
-    def nearness(test: str) -> tuple[bool, int, bool, float, str]:
-        same_name = Path(test).stem in (f"test_{stem}", f"test_{Path(file).parent.name}_{stem}")
-        return not same_name, distances[test], not test.startswith(f"{suite}/"), cpu_s.get(test, 1.0), test
-
+    nearness = make_nearness(file, distances, suite, cpu_s)
     tests = [name for name in distances if Path(name).name.startswith("test_") and name.startswith(SUITES)]
     ranked = sorted((name for name in tests if name.startswith(f"{suite}/") or distances[name] == 1), key=nearness)
     ranked += sorted(set(tests) - set(ranked), key=nearness)[: max(0, N_NEAREST - len(ranked))]

@@ -19,7 +19,7 @@ SITE = Path(__file__).parent / "site"
 MIN_CPU_BOUND_S, MAX_IDLE_S, PATIENCE_S = 60.0, 60.0, 30.0
 NO_TESTS = "exit code 5"  # of pytest, where no test of the files is in the stage
 QUICK, ALL = "not long and not slow", "not long"
-MARKED = {"before": ALL, "slow": "slow and not long"}  # by stage; the others run what `make test` does
+MARKED = {"before": ALL}  # by stage; the others run what `make test` does
 
 trials: "Trials | None" = None  # of a worker process
 

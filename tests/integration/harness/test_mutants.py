@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from harness.mutants.__main__ import EQUIVALENT, killed_before, sort_out, summary
+from harness.mutants.callers import read_callers
+from harness.mutants.calls import NOTED, noting
 from harness.mutants.drawing import Equivalent, draw, package_of, read_equivalents, stale
 from harness.mutants.hook import ROOT, VARIABLE, Mutant, UnknownMutant, mutants, mutated
-from harness.mutants.nearest import ImportGraph, choose
+from harness.mutants.nearest import ImportGraph, choose, make_nearness, order_callers
 from harness.mutants.trials import SITE, Ledger, Line, digest
 
 FILE = "weft/domain/lru.py"  # any file of the sources
@@ -57,6 +59,35 @@ def test_smallest():
 def test_count():
     import planted
     assert planted.count(4) == 0
+"""
+RECORD = """
+import sys
+from pathlib import Path
+from harness.guard import guarded
+from harness.mutants.callers import record_callers
+from harness.mutants.trials import SITE
+from harness.suite import Run, Suite
+
+def work(folder):
+    run = Run(1, folder, folder / "logs", lambda _: None, print)
+    record_callers(Path(sys.argv[2]), [Suite("calling", (sys.argv[3],))], run, SITE)
+    return 0
+
+sys.path[0] = sys.argv[1]
+sys.exit(guarded("weft-calling-", work))
+"""
+CALLING = """
+import subprocess, sys
+import pytest
+from weft.domain.lru import LruDict
+
+@pytest.fixture(scope="module")
+def kept():
+    return LruDict(1)
+def test_set(kept):
+    kept["a"] = 1
+def test_child():
+    subprocess.run([sys.executable, "-c", "from weft.domain.lru import LruDict; LruDict(1).touch('a', str)"])
 """
 CONFTEST = """
 from hypothesis import settings
@@ -170,6 +201,41 @@ def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path)
         ["n -= 1", "killed", "test_count"],  # it never ends
         ["n -= 1", "alive", ""],
     ]
+
+
+def test_a_mutant_meets_the_tests_that_call_its_function_in_whatever_process(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_calling.py").write_text(CALLING)
+    tests, recorded = str(ROOT / "tests"), tmp_path / "callers.json"
+    command = [sys.executable, "-c", RECORD, tests, str(recorded), str(tmp_path / "test_calling.py")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": tests}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    callers = read_callers(recorded)
+
+    def find(function: str) -> set[str]:
+        found = callers.find(Mutant(FILE, 1, "call", 0, function, ""))
+        return {test.rpartition("/")[2].partition("test_calling.py")[2] for test in found}
+
+    assert find("LruDict.__setitem__") == {"::test_set", "::test_child"}
+    assert find("LruDict.touch") == {"::test_child"}
+    assert find("LruDict.__init__") == {"", "::test_child"}, "a fixture of the whole file"
+    assert find("LruDict") == {"", "::test_set", "::test_child"}, "lines of the class itself"
+    assert find("ExpiringDict") == set()
+
+
+def test_what_a_function_says_first_stays_its_docstring() -> None:
+    source = 'def a():\n    "Says."\n    def b(): pass\nclass C:\n    async def d(self): return 1'
+    tree = ast.unparse(noting("weft/a.py", source))
+    assert [line.strip() for line in tree.splitlines()][1:3] == ['"""Says."""', f"{NOTED}.add('weft/a.py:a')"]
+    assert all(f"add('weft/a.py:{name}')" in tree for name in ("a.b", "C.d"))
+
+
+def test_cheap_tests_of_near_files_come_first_and_a_whole_file_has_its_tests() -> None:
+    near, far = "tests/unit/a/test_core.py", "tests/unit/b/test_b.py"
+    nearness = make_nearness("weft_a/core.py", {near: 1, far: 2}, "tests/unit/a", {})
+    records = {f"{near}::slow": 2.0, f"{near}::costly": 20.0}
+    tests = [f"{far}::x", far, f"{near}::costly", f"{near}::slow", f"{near}::quick"]
+    assert order_callers(tests, nearness, records) == ([f"{near}::quick", f"{near}::slow", far], [f"{near}::costly"])
 
 
 def test_a_drawing_depends_on_the_seed_and_has_mutants_of_all_packages_and_operators() -> None:

@@ -1,4 +1,4 @@
-"""Installs the hook of mutants in each Python process that has this folder on its PYTHONPATH.
+"""Installs the hook of mutants, and that of calls, in each Python process that has this folder on its PYTHONPATH.
 
 A name that is no mutant ends the process: one that went on unchanged would pass all tests.
 """
@@ -23,9 +23,10 @@ def execute(spec: ModuleSpec | None) -> ModuleType | None:
 
 
 execute(PathFinder.find_spec("sitecustomize", [path for path in sys.path if Path(path) != HERE]))  # another one's
-hook = execute(importlib.util.spec_from_file_location("weft_mutants_hook", HERE.parent / "hook.py"))
-assert hook is not None, "it is beside this folder"
-try:
-    hook.install()
-except ImportError as error:
-    sys.exit(f"error: {error}")
+for name in ("hook", "calls"):
+    module = execute(importlib.util.spec_from_file_location(f"weft_mutants_{name}", HERE.parent / f"{name}.py"))
+    assert module is not None, "it is beside this folder"
+    try:
+        module.install()
+    except ImportError as error:
+        sys.exit(f"error: {error}")
