@@ -10,7 +10,7 @@ has that folder, so in all children too, except those started with `-I`, `-E` or
 | boolean | `and` and `or` change places |
 | extreme | `min` and `max` change places |
 | sign | `+` and `-` change places, also in `+=` and `-=` |
-| constant | a number gets one more; those above MAX_CONSTANT are tuning, whose last digit is nobody's promise |
+| constant | a number gets one more; those above MAX_CONSTANT and named fractions are tuning, nobody's promise |
 | not | `not` is dropped |
 | call | a statement that is a call is dropped |
 | return | `return True` and `return False` change places |
@@ -120,6 +120,8 @@ def _is_left_alone(node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id="__all__")]):
             return True
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=float())):
+            return name.isupper()
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name))):
             return name.lstrip("_") in LOGGERS
         case _:

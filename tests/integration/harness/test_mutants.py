@@ -137,6 +137,7 @@ def test_an_operator_changes_what_it_says(source: str, operator: str, becomes: s
         '"a" + b',
         'f"{a + 1}"',
         "MAX_BYTES = 16384",
+        "REVIEW_S = 0.25",
         "__all__ = [1 < 2]",
         "if TYPE_CHECKING:\n    a = 1",
         "class A:\n    def __init__(self): super().__init__()",

@@ -139,6 +139,15 @@ def test_a_sequence_whose_pages_are_back_is_not_on_its_way_though_it_may_wait_fo
     assert not pool.swap.moving
 
 
+@pytest.mark.parametrize(("pages", "seconds"), [(0, 0.5), (4, 0.0)])
+def test_a_copy_that_measures_nothing_changes_no_estimate(pages: int, seconds: float):
+    """A sequence may leave with no pages of its own; a clock may not have moved."""
+    pool = two()
+    before = pool.swap.copy_ms(10)
+    pool.swap.on_copied(pool.swap.next_number(), pages, seconds)
+    assert pool.swap.copy_ms(10) == before
+
+
 def test_the_time_of_copies_and_of_sequences_that_stand_still_is_counted():
     pool = two()
     order = until_one_leaves(pool)

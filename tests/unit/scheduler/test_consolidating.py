@@ -29,11 +29,11 @@ def report(driver: Any) -> None:
 
 
 @pytest.fixture
-def spread(driver: Any) -> Any:
-    """Runner b has three sequences, runner a one."""
+def spread(driver: Any, request: pytest.FixtureRequest) -> Any:
+    """Runner b has three sequences, runner a one; a parameter changes what both have measured."""
     driver.start(consolidation="always", consolidation_s=2.0, min_runners=2, max_runners=2)
     for uuid in ("a", "b"):
-        driver.runner(uuid, total_pages=1000, max_context_tokens=16000, **MEASURED)
+        driver.runner(uuid, total_pages=1000, max_context_tokens=16000, **MEASURED | getattr(request, "param", {}))
     driver.place("r0", **LONG)
     driver.runner("b", driver.view("r0", 900), free=0)
     driver.place("lonely", **LONG)
@@ -56,6 +56,16 @@ def test_the_lonely_request_migrates_and_its_failures_are_not_counted(spread: An
     assert (assign.runner.uuid, spread.request("lonely").migrations) == ("b", 0)
     report(spread)
     assert not picked(spread.wait(60.0), Consolidated), "there is nothing left to empty"
+
+
+@pytest.mark.parametrize("spread", [{"prefill_tokens_per_s": 20.0}], indirect=True)
+@pytest.mark.parametrize(("in_kv", "emptied"), [(20, 1), (600, 0)])
+def test_what_a_migration_would_compute_again_is_prompt_and_answer_so_far(
+    spread: Any, picked: Any, in_kv: int, emptied: int
+) -> None:
+    reported = spread.report_of("a", spread.view("lonely", 900), free=940)
+    spread.reports(reported._replace(report=reported.report._replace(progress=[in_kv])))
+    assert len(picked(spread.wait(3.0), Consolidated)) == emptied
 
 
 def test_a_request_migrates_a_bounded_number_of_times(spread: Any, picked: Any) -> None:

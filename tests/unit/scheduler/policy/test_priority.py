@@ -23,6 +23,7 @@ from weft.domain.routes import PoolStatus
 from weft_scheduler.core import Phase
 from weft_scheduler.core.policy.priority.headroom import InteractiveArrivals
 from weft_scheduler.core.policy.priority.victims import BatchSequence, Capacity, Need, select_victims
+from weft_scheduler.core.scheduling import BatchContext, PoolContext
 
 BATCH: dict[str, Any] = {"priority": Priority.BATCH}
 
@@ -189,8 +190,15 @@ def test_victims_make_the_room_that_is_needed_and_each_leaves_for_a_reason(
         ]  # fmt: skip
 
     wanted = [Need(adapter, lambda _, in_use, t=tokens: t if in_use else t + 5) for adapter, tokens in needs]
-    victims = select_victims(wanted, capacities())
+    used = capacities()
+    victims = select_victims(wanted, used)
     assert len(set(victims)) == len(victims)
+
+    def slots(capacity: Capacity) -> int:
+        """Adapters in use, and room for others."""
+        return len({one.adapter for one in capacity.lines} | capacity.shared) + capacity.free_adapters
+
+    assert [slots(one) for one in used] == [slots(one) for one in capacities()], "a slot is free or in use"
     known = {(capacity.uuid, one.request_id) for capacity in capacities() for one in capacity.lines}
     assert set(victims) <= known
 
@@ -269,3 +277,17 @@ def test_a_failure_sends_it_back_to_the_queue_of_its_priority(driver: Driver) ->
     assign = driver.place("line", **BATCH)
     driver.gateway_sends(Failed("line", assign.epoch, FailReason.RUNNER_ERROR, 2))
     assert [request.id for request in driver.pool().batch.queue] == ["line"]
+
+
+# ---------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize(("context", "fields"), [(PoolContext, {}), (BatchContext, BATCH)])
+def test_a_pass_that_leaves_out_what_could_be_placed_breaks_a_law(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, context: type[PoolContext], fields: dict[str, Any]
+) -> None:
+    driver.start()
+    driver.runner("a")
+    monkeypatch.setattr(context, "admit", lambda *_: None)
+    with pytest.raises(AssertionError, match="r"):
+        driver.submit("r", **fields)
