@@ -130,7 +130,7 @@ def test_as_many_batches_are_in_flight_as_there_are_stages_and_each_has_its_part
     with held(stages):
         driver.beat(stages.depth)  # a beat that waited for the last stage would not come back
         assert flying(driver) == stages.depth
-        rows = [[row.key for row in flight.step.batch.rows] for flight, _ in driver.engine.steps._launched]
+        rows = [[row.key for row in flight.step.batch.rows] for flight in driver.engine.steps._launched]
         assert [len(keys) for keys in rows] == [6 // stages.depth] * stages.depth
         assert len({key for keys in rows for key in keys}) == 6, "nobody is in two of them"
         assert not driver.pool.runnable

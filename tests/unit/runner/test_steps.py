@@ -10,8 +10,8 @@ from weft.domain.ids import Epoch
 from weft.domain.request import Sampling, Stop
 from weft_kernels.plan import Segment, SegmentPlan
 from weft_runner.core import SequencePhase
+from weft_runner.engine.builder import StepBuilder
 from weft_runner.model.step import StepInput, StepRow, check_step
-from weft_runner.step.builder import StepBuilder
 
 GREEDY = Sampling(ignore_eos=True)
 

@@ -39,18 +39,16 @@ from weft_runner.core.events import (
     SwapOut,
 )
 from weft_runner.core.runner import Runner
+from weft_runner.engine.loop import LayerReports, StepLoop
 from weft_runner.errors import ExecutorLost
-from weft_runner.model.executor import AsyncExecutor, Executor, Offloads, Pipelined
+from weft_runner.model.executor import Executor, capabilities_of
 from weft_runner.model.grammar import Grammars
-from weft_runner.model.layer_progress import CalledLayerCounter, CountsLayers, LayerProgress
+from weft_runner.model.layer_progress import CalledLayerCounter, LayerProgress
 from weft_runner.model.operator_threads import set_operator_threads
 from weft_runner.shell.adapter_pool import AdapterPool, InSlot
 from weft_runner.shell.grammar_pool import GrammarPool
 from weft_runner.shell.kv_swapper import KvSwapper
 from weft_runner.shell.step_gaps import COPIES_SHARE, StepGaps
-from weft_runner.step.asynchronous import AsyncSteps
-from weft_runner.step.pipelined import PipelinedSteps
-from weft_runner.step.sync import LayerReports, StepStrategy, SyncSteps
 
 log = logging.getLogger(__name__)
 CHECKED_PAGES = 1 << 16  # an idle engine checks the machine; sorting more pages than this would delay the next event
@@ -118,15 +116,14 @@ class Engine:
     ) -> None:
         """`grammars`: of its model; None: requests with one are refused."""
         self.runner, self.executor, self._on_output, self._clock = runner, executor, on_output, clock
-        self._offloads = executor if isinstance(executor, Offloads) else None
+        can = capabilities_of(executor)
+        self._offloads = can.offloads
         self._events: queue.SimpleQueue[Posted] = queue.SimpleQueue()
         self.adapters = make_adapters(self.post)  # results of loads come back to this engine's queue
-        self.layers: LayerProgress = (
-            executor.layer_counter if isinstance(executor, CountsLayers) else CalledLayerCounter()
-        )
+        self.layers: LayerProgress = can.layer_counter or CalledLayerCounter()
         self._kv: KvStreams | None = None
         self._reports = LayerReports()
-        self.steps = make_steps(runner, executor, self.adapters, self._has_work, self._reports)
+        self.steps = StepLoop(runner, executor, self.adapters.ranks, self._has_work, self._reports)
         if self._offloads is not None:
             runner.pool.offload = self._offloads.offload_state
         self.gaps = StepGaps(lambda: self.post(Wake()))
@@ -289,17 +286,6 @@ class Engine:
         if output.sends or output.facts or output.status is not None or output.done is not None:
             self._output = Output()
             self._on_output(output)
-
-
-def make_steps(
-    runner: Runner, executor: Executor, adapters: AdapterPool, has_work: Callable[[], bool], reports: LayerReports
-) -> StepStrategy:
-    """The strategy that an executor's interface allows."""
-    if isinstance(executor, Pipelined):
-        return PipelinedSteps(runner, executor, adapters.ranks)
-    if isinstance(executor, AsyncExecutor):
-        return AsyncSteps(runner, executor, executor, adapters.ranks, has_work, reports)
-    return SyncSteps(runner, executor, adapters.ranks, reports)
 
 
 class EngineThread:

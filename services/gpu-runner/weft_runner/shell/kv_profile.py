@@ -20,9 +20,9 @@ from weft.wire.codec.kv_transfer import KV_FROM_RECEIVER, KV_FROM_SENDER, KvPage
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.events import SendKv
-from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
+from weft_runner.model.executor import Executor, capabilities_of
 from weft_runner.model.kv_memory import KvMemory
-from weft_runner.model.layer_progress import CalledLayerCounter, CountsLayers
+from weft_runner.model.layer_progress import CalledLayerCounter
 from weft_runner.model.step import StepInput, StepRow
 from weft_runner.shell.kv_connection import KvConnection, KvConnectionClosed
 from weft_runner.shell.kv_figures import NO_FIGURES
@@ -51,7 +51,7 @@ def measure_kv(
     Executors whose steps are launched complete them as a whole: nothing of a layer is known before, and nothing is
     measured.
     """
-    if isinstance(executor, AsyncExecutor | Pipelined):
+    if capabilities_of(executor).launcher is not None:
         return KvProfile()
     both_ways = _BothWays(executor, memory)
     most = min(limits.batch.max_batch_tokens, limits.max_context_tokens)
@@ -93,9 +93,9 @@ class _BothWays:
     def __init__(self, executor: Executor, memory: KvMemory) -> None:
         self._executor, self._memory = executor, memory
         counter = CalledLayerCounter()
-        self._counts = isinstance(executor, CountsLayers)
-        progress = executor.layer_counter if isinstance(executor, CountsLayers) else counter
-        self._layer_done = None if self._counts else counter.layer_done
+        own = capabilities_of(executor).layer_counter
+        progress = own or counter
+        self._layer_done = None if own is not None else counter.layer_done
         self._events: queue.SimpleQueue[KvEvent] = queue.SimpleQueue()
         here, there = socket.socketpair()
         self._taking = threading.Thread(target=_take, args=(KvConnection(there, STALL_S),), daemon=True)

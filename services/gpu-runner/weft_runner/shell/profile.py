@@ -13,7 +13,7 @@ from weft.domain.request import Sampling
 from weft_kernels.plan import SegmentPlan
 from weft_runner.core.admission import PoolLimits
 from weft_runner.core.profile_model import DecodeTime, PrefillTime, Profile, make_profile
-from weft_runner.model.executor import AsyncExecutor, Executor, Pipelined
+from weft_runner.model.executor import Executor, capabilities_of
 from weft_runner.model.operator_threads import wait_for_devices
 from weft_runner.model.sampling import SamplingArgs
 from weft_runner.model.step import StepInput, StepRow
@@ -58,7 +58,7 @@ class _Bench:
             longer,
             max_sequences=limits.max_sequences,
             token_time_ms=limits.batch.prompt_time_ms,
-            batches=self._executor.depth if isinstance(self._executor, Pipelined) else 1,
+            batches=pipelined.depth if (pipelined := capabilities_of(self._executor).pipelined) is not None else 1,
         )
 
     def _decode_times(self) -> list[DecodeTime]:
@@ -104,8 +104,8 @@ class _Bench:
 
     def _run_ms(self, step: StepInput) -> float:
         began = self._clock()
-        if isinstance(self._executor, AsyncExecutor | Pipelined):  # its `run` may return before it has run
-            self._executor.launch(step, [SamplingArgs(Sampling(), row.context) for row in step.rows]).result()
+        if (launcher := capabilities_of(self._executor).launcher) is not None:  # its `run` may return before it has run
+            launcher.launch(step, [SamplingArgs(Sampling(), row.context) for row in step.rows]).result()
         else:
             self._executor.run(step)
             wait_for_devices()  # as above, of a model that is split over GPUs

@@ -1,0 +1,1 @@
+"""How steps run: built of batches, and one loop that schedules, launches, completes and accounts for them."""

@@ -1,0 +1,191 @@
+"""The loop over steps: schedule, launch, launch the next one behind, complete the oldest, account for it.
+
+One queue of launched steps serves every executor. An executor that computes while it is called leaves it empty between
+two turns. One that computes beside the host gets the next step before this one's tokens are here: rows go on from the
+tokens on the device, the same batch of decode rows once more, or one that is scheduled anew, with prompts that have
+come and without rows whose last token the present step makes. Should a row end otherwise with the present step, what
+the next one computes for it is dropped: its pages are written to in the device's order, before the sequence that gets
+them writes there. A row whose next token depends on the present one beyond being fed (penalties, masks), or whose log
+probabilities are read from the logits, makes the next step wait. An executor of several stages gets as many steps as it
+has stages, and no sequence is in two of them.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.domain.request import TokenLogprob
+from weft_runner.core.events import RunStep, StepDone, StepResults, StepSlot
+from weft_runner.core.runner import Runner
+from weft_runner.core.sampling import SampledToken
+from weft_runner.engine.builder import BuiltStep, StepBuilder
+from weft_runner.errors import ExecutorLost
+from weft_runner.model.executor import Executor, StepHandle, capabilities_of
+from weft_runner.model.layer_progress import CalledLayerCounter
+from weft_runner.model.sampling import SamplingArgs
+
+log = logging.getLogger(__name__)
+Schedule = Callable[[StepSlot], RunStep | None]  # offers the machine a step, performs what follows
+
+
+@dataclass(slots=True)
+class LayerReports:
+    """What threads beside the steps have to know. `counter`: None if nobody asks, or the executor raises its own.
+
+    `again`: called before a step's rows run once more, each alone, and write the same pages.
+    """
+
+    counter: CalledLayerCounter | None = None
+    again: Callable[[], None] = lambda: None
+
+
+class Computed(NamedTuple):
+    """The handle of a step that was computed as it was launched."""
+
+    tokens: list[SampledToken | None]
+
+    def result(self) -> list[SampledToken | None]:
+        """Return what it sampled."""
+        return self.tokens
+
+
+class LaunchedStep(NamedTuple):
+    """A step that was given to the executor; `handle` waits for what it samples.
+
+    `began_s`: None: it was launched behind another one, and begins when that one is complete.
+    """
+
+    step: RunStep
+    built: BuiltStep
+    draws: list[SamplingArgs]
+    handle: StepHandle
+    began_s: float | None
+
+
+class StepLoop:
+    """Runs the steps of one engine, a turn at a time. `ranks`: the width of the adapter in each slot that is in use.
+
+    `has_work`: something waits for the end of the present step, so that no step is launched behind it.
+    """
+
+    def __init__(
+        self, runner: Runner, executor: Executor, ranks: Mapping[int, int], has_work: Callable[[], bool],
+        reports: LayerReports,
+    ) -> None:  # fmt: skip
+        self._runner, self._executor, self._has_work, self._reports = runner, executor, has_work, reports
+        can = capabilities_of(executor)
+        self._pipelined, self._follows, self._launcher = can.pipelined, can.follows, can.launcher
+        self._builder = StepBuilder(runner.pool, ranks)
+        self._launched: deque[LaunchedStep] = deque()
+        self._depth = 1
+
+    @property
+    def in_flight(self) -> bool:
+        """Say whether a step is launched and not complete."""
+        return bool(self._launched)
+
+    def advance(self, schedule: Schedule) -> StepDone | None:
+        """Launch a step, or complete the oldest, or both. Raises ExecutorLost: then no row can run."""
+        began_s, launched = time.monotonic(), self._launched
+        # 1. Schedule a step where the executor has a place for one.
+        depth = self._depth = self._next_depth()
+        free = depth - len(launched)
+        step = schedule(StepSlot(depth, free)) if free > 0 else None
+        oldest = launched[0].step if launched else step
+        if oldest is None:
+            return None
+        try:
+            # 2. Launch it. Nothing is completed as long as stages have no work.
+            if step is not None:
+                launched.append(self._launch(step, began_s))
+                if depth > 1:
+                    return None
+            # 3. Launch the next one behind it, if that needs no token of it on the host.
+            if len(launched) == 1 and (following := self._launch_behind(launched[0], schedule)) is not None:
+                launched.append(following)
+            # 4. Complete the oldest.
+            found = launched[0].handle.result()
+            done = launched.popleft()
+            results, began_s = done.built.by_key(found), began_s if done.began_s is None else done.began_s
+            if self._follows is not None and self._reports.counter is not None:
+                self._reports.counter.raise_by(self._executor.spec.layers)
+        except ExecutorLost:
+            raise
+        except Exception:
+            if self._pipelined is not None:
+                raise
+            log.exception("the forward of a batch failed; its rows run alone")
+            launched.clear()
+            found, results = [], self._run_alone(oldest)
+        # 5. Account. Nothing waits for a step of a pipeline that samples nothing.
+        ms = 0.0 if self._pipelined is not None and not found else (time.monotonic() - began_s) * 1e3
+        return StepDone(oldest, results.tokens, results.failures, ms, results.prompts)
+
+    def _next_depth(self) -> int:
+        """How many steps may be launched; more than before only once none is.
+
+        Of one step alone the pool does not know that it is launched (`Runner`).
+        """
+        if self._pipelined is None:
+            return 1
+        pool = self._runner.pool
+        wanted = self._pipelined.depth_for(lambda: min(pool.next_tokens, pool.limits.batch.max_batch_tokens))
+        return min(wanted, self._depth) if self._launched else wanted
+
+    def _launch(self, step: RunStep, began_s: float | None, behind: BuiltStep | None = None) -> LaunchedStep:
+        pool = self._runner.pool
+        keep = self._pipelined is None and step.batch is pool.scheduler.standing
+        built = self._builder.build(step.batch.rows, step.sequences, keep=keep, behind=behind)
+        draws = built.draws()
+        launcher = self._launcher
+        handle = Computed(self._run(built, draws)) if launcher is None else launcher.launch(built.step, draws)
+        pool.forwards += 1
+        return LaunchedStep(step, built, draws, handle, began_s)
+
+    def _launch_behind(self, present: LaunchedStep, schedule: Schedule) -> LaunchedStep | None:
+        """Launch the step behind a present one; None: it waits for that one."""
+        follows, built = self._follows, present.built
+        if follows is None or self._has_work() or not follows.keeps_tokens(present.draws):
+            return None
+        if not self._runner.may_repeat(present.step):
+            step = schedule(StepSlot(behind=present.step))
+            return None if step is None else self._launch(step, None, built)
+        if not follows.can_follow(built.step, present.draws) or not self._builder.advance_unseen(built):
+            return None
+        draws = [draw._replace(position=draw.position + 1) for draw in present.draws]
+        step, handle = self._runner.repeat(present.step), follows.follow(built.step, draws)
+        self._runner.pool.forwards += 1
+        return LaunchedStep(step, built, draws, handle, None)
+
+    def _run(self, built: BuiltStep, draws: Sequence[SamplingArgs]) -> list[SampledToken | None]:
+        """Compute a step while the engine waits."""
+        if (counter := self._reports.counter) is None:
+            logits = self._executor.run(built.step)
+        else:
+            logits = self._executor.run(built.step, layer_done=counter.layer_done)
+        return self._executor.sample(logits, draws)
+
+    def _run_alone(self, step: RunStep) -> StepResults:
+        """Run each row whose sequence is still there alone; those that fail again end."""
+        self._reports.again()
+        tokens: dict[str, SampledToken] = {}
+        failures: dict[str, str] = {}
+        prompts: dict[str, list[TokenLogprob]] = {}
+        for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
+            if self._runner.pool.sequences.get(row.key) is not sequence:
+                continue
+            try:
+                built = self._builder.build((row,), (sequence,), keep=False)
+                found = built.by_key(self._run(built, built.draws()))
+                self._runner.pool.forwards += 1
+            except ExecutorLost:
+                raise
+            except Exception as error:  # noqa: BLE001 (it ends this sequence, with its name, and reaches its gateway)
+                found = StepResults({}, {row.key: f"{type(error).__name__}: {error}"})
+            tokens.update(found.tokens)
+            failures.update(found.failures)
+            prompts.update(found.prompts)
+        return StepResults(tokens, failures, prompts)
