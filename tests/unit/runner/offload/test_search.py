@@ -204,6 +204,23 @@ def test_sparse_attention_is_off_where_it_takes_longer_as_measured(times: float,
     assert sparse.predicted.tokens_per_s >= dense.predicted.tokens_per_s
 
 
+def test_attention_on_the_host_copies_no_kv_and_takes_the_hosts_time() -> None:
+    """Two machines: one whose host attends as fast as its device, and one whose host is slower."""
+    slow, sizes = replace(MACHINE, one_memory=False), request().sizes
+    fast = replace(slow, host_attention=MACHINE.attention)
+
+    def seconds(machine: MachineRates, outside: Outside, *, delegated: bool) -> list[float]:
+        case = Case(sizes, machine, Formats(cpu_attention=delegated), WORK, 4, 4)
+        return [stream.at(outside) for stream in token_streams(case)]
+
+    on_host = Outside(kv_host=1.0)
+    (read, up, *others), (same_read, none, *same) = (seconds(fast, on_host, delegated=on) for on in (False, True))
+    assert none == 0.0 < up
+    assert [same_read, *same] == pytest.approx([read, *others])
+    assert seconds(slow, on_host, delegated=True)[-1] > same[-1]
+    assert seconds(slow, Outside(), delegated=True) == seconds(slow, Outside(), delegated=False)
+
+
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_tokens_beside_later_prompts_are_those_of_sequences_that_begin_pass_after_pass(
     passes: int, output: int
