@@ -241,6 +241,7 @@ NAMED = st.tuples(st.sampled_from(["", "a", "ab", "b"]), st.sampled_from(["", "a
 @given(NAMED, NAMED)
 def test_names_are_equal_only_where_tenant_adapter_and_the_whole_text_before_are(one, other):
     names = [PageHashChain(salt, adapter, 2).extend(text, len(text) // 2) for salt, adapter, text in (one, other)]
+    assert [*map(len, names)] == [len(text) // 2 for _, _, text in (one, other)]
     for i, (a, b) in enumerate(zip(*names, strict=False)):
         same = one[:2] == other[:2] and one[2][: 2 * (i + 1)] == other[2][: 2 * (i + 1)]
         assert (a == b) == same

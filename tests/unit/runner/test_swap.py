@@ -408,6 +408,21 @@ def test_only_a_page_that_was_needed_twice_is_copied_and_it_leaves_with_its_adap
     assert len(pool.swap.take_drop().hosts) == 4
 
 
+def test_who_takes_a_page_whose_copy_is_under_way_ends_the_copy():
+    pool = RequestPool(replace(LIMITS, host_bytes=1000))
+    for key, salt in (("first", "t"), ("second", "t"), ("other", "u"), ("last", "v")):
+        begin(pool, key, 1, prompt=9, max_tokens=3, cache_salt=salt)
+        while pool.sequences:
+            step(pool)
+    (order,) = copies(pool)
+    assert len(order.pages) == 2, "those that the second one has read"
+    begin(pool, "large", 2, prompt=29, max_tokens=3)
+    step(pool)
+    assert pool.pages.free_pages == 0
+    assert pool.swap.take_drop().numbers == (order.number,)
+    assert len(pool.host_prefixes) == 0
+
+
 # ---- copies
 
 

@@ -79,9 +79,9 @@ def queue_of(*waiting: tuple[str, int], policy: str = "fcfs", weights: dict[str,
 
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
-    sizes=st.lists(st.tuples(st.sampled_from("fgh"), st.integers(1, 9)), min_size=1, max_size=40),
+    sizes=st.lists(st.tuples(st.sampled_from("fgh"), st.integers(1, 9)), min_size=25, max_size=40),
     weights=st.fixed_dictionaries({"f": st.integers(1, 4), "g": st.integers(1, 4)}),
-    memory=st.integers(9, 40),
+    memory=st.integers(9, 20),
 )
 def test_the_service_of_two_tenants_that_both_wait_differs_by_a_bounded_amount(
     policy: str, sizes: list[tuple[str, int]], weights: dict[str, int], memory: int
