@@ -59,7 +59,10 @@ def ask(driver: Any, key: str, tail: list[int], adapter: str = "", salt: str = "
     driver.post(driver.request(key, [*SYSTEM, *tail], 12, adapter, **fields))
 
 
-CASES = [("one", [5], ""), ("two", [6, 6], "a"), ("three", [5], ""), ("four", [9] * 20, "a"), ("five", [5], "b")]
+CASES = [
+    ("one", [5], ""), ("two", [6, 6], "a"), ("three", [5], ""), ("four", [9] * 20, "a"), ("five", [5], "b"),
+    ("pages", [], ""),
+]  # fmt: skip
 
 
 def test_tokens_are_the_same_whether_a_prefix_is_computed_or_read_again(driver_of):
@@ -75,9 +78,7 @@ def test_tokens_are_the_same_whether_a_prefix_is_computed_or_read_again(driver_o
     for key, _, _ in CASES:
         assert shared.answer(key) == fresh.answer(key) == shared.answer(f"{key} again") == fresh.answer(f"{key} again")
     assert state_of(fresh.pool).prefix_reused_tokens == 0
-    assert state_of(shared.pool).prefix_reused_tokens >= 7 * 3 * P, (
-        "three of the first five were the first of their kind"
-    )
+    assert state_of(shared.pool).prefix_reused_tokens >= 7 * 3 * P, "three of the first were the first of their kind"
     computed = [state_of(driver.pool).tokens for driver in (shared, fresh)]
     assert computed[1] - computed[0] == state_of(shared.pool).prefix_reused_tokens
 
