@@ -22,7 +22,8 @@ from harness.suite import read_records
 from suites import COSTLY, logs
 
 PROMISES = ROOT / "tests" / "mutants" / "promises.toml"
-PAGES = ("features.md", "threat-model.md", "reliability.md")
+PAGES = ("features.md", "threat-model.md", "reliability.md", "invariants.md")
+EXACT = "invariants.md"  # each row names the file of its test
 SHOWN = re.compile(r"`pytest tests/[^`]+`")
 CODE = re.compile(r"`|\[|\]\([^)]*\)")
 
@@ -98,10 +99,11 @@ def faults(promises: Sequence[Promise]) -> Iterator[str]:
     """What is wrong with entries: each as `PAGE, ROW: what`."""
     rows = {page: promised(ROOT / "docs" / page) for page in {one.page for one in promises}}
     for one in promises:
-        where = f"{one.page}, {one.row}"
-        if one.row not in rows[one.page]:
+        where, (path, _, name) = f"{one.page}, {one.row}", one.test.partition("::")
+        if (shown := rows[one.page].get(one.row)) is None:
             yield f"{where}: expected the first cell of a row that names a test, got another text"
-        path, _, name = one.test.partition("::")
+        elif one.page == EXACT and path not in shown:
+            yield f"{where}: expected a row that names {path}, got {shown}"
         defined = rf"^\s*(?:async )?def {re.escape(name.partition('[')[0].rpartition('::')[2])}\("
         if not (ROOT / path).is_file() or not re.search(defined, (ROOT / path).read_text(), re.MULTILINE):
             yield f"{where}: expected FILE::TEST, got {one.test}"
@@ -117,10 +119,10 @@ def break_of(promise: Promise) -> Mutant | None:
     return next(filter(promise.is_broken_by, there), None)
 
 
-def promised(page: Path) -> list[str]:
-    """The first cells, as plain text, of a page's rows that name a test."""
+def promised(page: Path) -> dict[str, str]:
+    """The rows of a page that name a test, by their first cell as plain text."""
     rows = (line for line in page.read_text().splitlines() if line.startswith("| ") and SHOWN.search(line))
-    return [CODE.sub("", row.split(" | ")[0].removeprefix("| ")).strip() for row in rows]
+    return {CODE.sub("", row.split(" | ")[0].removeprefix("| ")).strip(): row for row in rows}
 
 
 if __name__ == "__main__":
