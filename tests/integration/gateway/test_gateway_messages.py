@@ -53,7 +53,9 @@ async def test_a_text_is_answered_whole_and_streamed_alike_and_its_tokens_are_co
     body = ASKED | {"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]}
     async with world.http() as http:
         whole = (await http.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})).json()
-        streamed = message_of(events_of((await http.post("/v1/messages", json=body | {"stream": True})).text))
+        blocks = [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]
+        asked = body | {"messages": blocks, "stream": True}
+        streamed = message_of(events_of((await http.post("/v1/messages", json=asked)).text))
         counted = (
             await http.post("/v1/messages/count_tokens", json={k: body[k] for k in body if k != "max_tokens"})
         ).json()
