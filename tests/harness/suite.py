@@ -84,6 +84,7 @@ class Run:
     max_idle_s: float = MAX_IDLE_S
     min_cpu_bound_s: float = MIN_CPU_BOUND_S  # what a test without a record may use
     bounds_collection: bool = False  # by the same CPU seconds: what is imported may loop
+    root: Path = ROOT  # where pytest runs
 
     def command(self, suite: Suite) -> list[str]:
         """The command line of a suite's pytest."""
@@ -121,7 +122,12 @@ class Run:
         with (
             os.fdopen(os.open(fifo, os.O_RDWR)) as events,  # no end of file while no process of the suite has it open
             subprocess.Popen(
-                self.command(suite), cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+                self.command(suite),
+                cwd=self.root,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             ) as process,
         ):
             watch = _SuiteWatch(self, result, process.pid)

@@ -1,8 +1,8 @@
 """`make promises`: one break planted for each promise of the pages, and whether the test that the promise has sees it.
 
 `tests/mutants/promises.toml` names for a row of a page's table (by its first cell) the test and the break: a mutant
-(`harness.mutants.hook`) found by its line's text, so that edits above it change nothing. A break is seen where that
-test alone is red with it and green without.
+(`harness.mutants.hook`) found by its line's text, so that edits above it change nothing, or an edit
+(`harness.mutants.edits`) of what is no Python. A break is seen where that test alone is red with it and green without.
 
 Exit codes: 0; 1 where a break is not seen; 2 where an entry fits no page, test or source.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.guard import guarded
+from harness.mutants.edits import Edit
 from harness.mutants.hook import ROOT, Mutant, mutants
 from harness.mutants.trials import Job, digest, run_jobs
 from harness.suite import read_records
@@ -30,16 +31,17 @@ CODE = re.compile(r"`|\[|\]\([^)]*\)")
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A row of a page, the test that holds it, and the break: a mutant, whose line's text is its anchor."""
+    """A row of a page, the test that holds it, and the break: a mutant, whose line's text is its anchor, or an edit."""
 
     page: str
     row: str
     test: str
     file: str
-    function: str
     text: str
-    operator: str
+    function: str = ""
+    operator: str = ""
     index: int = 0
+    instead: str | None = None
 
     def is_broken_by(self, mutant: Mutant) -> bool:
         """Say whether that is its break."""
@@ -67,7 +69,7 @@ def _run(promises: Sequence[Promise], at_a_time: int, seed: int, folder: Path) -
     for done, (index, line) in enumerate(
         run_jobs([_job(one) for one in promises], at_a_time, seed, folder, records), 1
     ):
-        promise, seen = promises[index], line.outcome == "killed"
+        promise, seen = promises[index], "::" in line.by  # else nothing could be imported
         unseen += not seen
         word = "seen" if seen else f"NOT SEEN ({line.outcome})"
         print(
@@ -90,8 +92,9 @@ def read_promises(file: Path) -> tuple[list[Promise], dict[str, int]]:
     """Read the promises, and how many rows of each page have none. Raises ValueError for an incomplete entry."""
     read = tomllib.loads(file.read_text())
     for entry in read["promise"]:
-        if missing := {"page", "row", "test", "file", "function", "text", "operator"} - entry.keys():
-            raise ValueError(f"{file.name}: expected {', '.join(sorted(missing))}, got {entry}")
+        place = {"instead"} if "instead" in entry else {"function", "operator"}
+        if entry.keys() - {"index"} != (needed := {"page", "row", "test", "file", "text", *place}):
+            raise ValueError(f"{file.name}: expected {', '.join(sorted(needed))}, got {entry}")
     return [Promise(**entry) for entry in read["promise"]], read["without"]
 
 
@@ -107,14 +110,19 @@ def faults(promises: Sequence[Promise]) -> Iterator[str]:
         defined = rf"^\s*(?:async )?def {re.escape(name.partition('[')[0].rpartition('::')[2])}\("
         if not (ROOT / path).is_file() or not re.search(defined, (ROOT / path).read_text(), re.MULTILINE):
             yield f"{where}: expected FILE::TEST, got {one.test}"
-        if break_of(one) is None:
+        if break_of(one) is None and one.instead is not None:
+            yield f"{where}: expected a text that stands once in {one.file} and another one instead, got `{one.text}`"
+        elif break_of(one) is None:
             got = f"{one.operator} {one.index} of `{one.text}` in {one.function}"
             yield f"{where}: expected a mutant of {one.file}, got {got}"
 
 
-def break_of(promise: Promise) -> Mutant | None:
-    """The mutant of the source as it is now; None: there is no such place any more."""
+def break_of(promise: Promise) -> Mutant | Edit | None:
+    """The mutant of the source as it is now, or the edit; None: there is no such place any more."""
     path = ROOT / promise.file
+    if promise.instead is not None:
+        once = path.is_file() and path.read_text().count(promise.text) == 1
+        return Edit(promise.file, promise.text, promise.instead) if once and promise.text != promise.instead else None
     there = mutants(promise.file, path.read_text()) if path.is_file() else []
     return next(filter(promise.is_broken_by, there), None)
 

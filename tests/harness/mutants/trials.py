@@ -6,12 +6,14 @@ import multiprocessing
 import os
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from harness.guard import adopt_orphans
+from harness.mutants.edits import Copy, Edit
 from harness.mutants.hook import ROOT, SEEN_VARIABLE, VARIABLE, Mutant, UnknownMutant, parse
 from harness.suite import Result, Run, Suite
 
@@ -54,9 +56,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A mutant and the tests that may see it: files by the name of their stage."""
+    """A mutant or an edit, and the tests that may see it: files by the name of their stage."""
 
-    mutant: Mutant
+    mutant: Mutant | Edit
     package: str
     source: str
     stages: Mapping[str, Sequence[str]]
@@ -69,8 +71,9 @@ class Trials:
     seed: int
     folder: Path
     records: Mapping[str, float]  # CPU seconds by test
-    _red: set[str] = field(default_factory=set[str])  # without any mutant
-    _green: set[str] = field(default_factory=set[str])
+    _copy: Copy | None = None  # for edits
+    _red: dict[type, set[str]] = field(default_factory=lambda: defaultdict(set))  # without any mutant, or any edit
+    _green: dict[type, set[str]] = field(default_factory=lambda: defaultdict(set))
     _said: list[str] = field(default_factory=list[str])
     _runs: int = 0
 
@@ -83,7 +86,7 @@ class Trials:
         seen = self.folder / "seen"
         seen.unlink(missing_ok=True)
         for name, files in job.stages.items():
-            if files and (by := self._killer(mutant.name, files, MARKED.get(name, QUICK), seen, line)):
+            if files and (by := self._killer(mutant, files, MARKED.get(name, QUICK), seen, line)):
                 line.outcome, line.by, line.stage = "killed", by, name
                 break
         else:
@@ -92,33 +95,46 @@ class Trials:
         line.date = time.strftime("%Y-%m-%d", time.gmtime())
         return line
 
-    def _killer(self, name: str, files: Sequence[str], marked: str, seen: Path, line: Line) -> str:
+    def _killer(self, mutant: Mutant | Edit, files: Sequence[str], marked: str, seen: Path, line: Line) -> str:
         """The test that is red with the mutant and green without it; "" where there is none."""
         while True:
-            result = self._pytest({VARIABLE: name, SEEN_VARIABLE: str(seen)}, files, marked)
+            result = self._pytest(mutant, files, marked, seen)
             line.cpu_s += result.cpu_s
             hung = (said.partition(": HANGS ")[2].rpartition(": ")[0] for said in self._said if ": HANGS " in said)
             by = next(iter(result.failed), "") or next(hung, "")
             if not by:
                 passed = result.verdict == "passed" or NO_TESTS in result.verdict
                 return "" if passed else f"pytest itself: {result.verdict}"
-            if "::" not in by or by in self._green:  # a file that cannot be imported, or a test that is known
+            if "::" not in by or by in self._green[type(mutant)]:  # a file that cannot be imported, or one known
                 return by
             path, _, test = by.partition("::")
             file = next((each for each in files if each.endswith(path)), path)  # pytest's root may be above ours
-            if not self._pytest({}, (f"{file}::{test}",), ALL).failed:
-                self._green.add(by)
+            if not self._pytest(mutant, (f"{file}::{test}",), ALL).failed:
+                self._green[type(mutant)].add(by)
                 return by
-            self._red.add(by)
+            self._red[type(mutant)].add(by)
 
-    def _pytest(self, environment: Mapping[str, str], tests: Sequence[str], marked: str) -> Result:
+    def _place(self, mutant: Mutant | Edit, seen: Path | None) -> tuple[Path, Mapping[str, str]]:
+        """Where tests run with a mutant, or without it where nothing is to be seen, and their environment there."""
+        if isinstance(mutant, Edit):
+            self._copy = self._copy or Copy(self.folder / "copy")
+            self._copy.put(mutant if seen else None)
+            if seen:
+                seen.touch()
+            return self._copy.folder, self._copy.environment()
+        path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+        planted = {VARIABLE: mutant.name, SEEN_VARIABLE: str(seen)} if seen else {}
+        return ROOT, {"PYTHONPATH": path, **planted}
+
+    def _pytest(self, mutant: Mutant | Edit, tests: Sequence[str], marked: str, seen: Path | None = None) -> Result:
+        """Run tests with a mutant, or without it where nothing is to be seen."""
+        root, environment = self._place(mutant, seen)
         self._said.clear()
         self._runs += 1
         folder = self.folder / f"run{self._runs}"
         folder.mkdir()
-        path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
         common = {
-            "PYTHONPATH": path, "WEFT_TEST_PATIENCE_S": str(PATIENCE_S), "OMP_NUM_THREADS": "1",
+            "WEFT_TEST_PATIENCE_S": str(PATIENCE_S), "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
         }  # fmt: skip
         options = (
@@ -128,11 +144,11 @@ class Trials:
             "-p",
             "no:cacheprovider",
             "--hypothesis-profile=verdict",
-            *(f"--deselect={test}" for test in sorted(self._red)),
+            *(f"--deselect={test}" for test in sorted(self._red[type(mutant)])),
         )
         run = Run(
             self.seed, folder, self.folder / "logs", lambda _: None, self._said.append, self.records, MAX_IDLE_S,
-            MIN_CPU_BOUND_S, bounds_collection=True,
+            MIN_CPU_BOUND_S, bounds_collection=True, root=root,
         )  # fmt: skip
         result = run.run(Suite("mutant", (*tests, *options), environment={**common, **environment}))
         shutil.rmtree(folder, ignore_errors=True)

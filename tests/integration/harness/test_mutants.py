@@ -24,14 +24,16 @@ import json, sys
 from pathlib import Path
 from harness.guard import guarded
 from harness.mutants import trials
+from harness.mutants.edits import Edit
 from harness.mutants.hook import mutants
 
 def work(folder):
     trials.MIN_CPU_BOUND_S = 3.0
-    planted, file = sys.argv[2], sys.argv[3]
+    planted, file, of_edits, edits = *sys.argv[2:5], [Edit(*one) for one in json.loads(sys.argv[5])]
     tried = trials.Trials(1, folder, {})
-    for mutant in mutants(planted, Path(planted).read_text()):
-        line = tried.run(trials.Job(mutant, "planted", trials.digest(planted), {"nearest": (file,)}))
+    jobs = [*((one, file) for one in mutants(planted, Path(planted).read_text())), *((one, of_edits) for one in edits)]
+    for mutant, tests in jobs:
+        line = tried.run(trials.Job(mutant, "planted", trials.digest(mutant.file), {"nearest": (tests,)}))
         print(json.dumps([mutant.text, line.outcome, line.by.rpartition("::")[2]]))
     return 0
 
@@ -88,6 +90,20 @@ def test_set(kept):
     kept["a"] = 1
 def test_child():
     subprocess.run([sys.executable, "-c", "from weft.domain.lru import LruDict; LruDict(1).touch('a', str)"])
+"""
+PAGE = "services/gateway/weft_gateway/page/index.html"
+EDITS = [(PAGE, "<title>", "<title>x"), (PAGE, "<body", "<body id='x'")]
+TESTS_OF_EDITS = """
+from importlib.resources import files
+
+import harness
+
+PAGE = files("weft_gateway").joinpath("page/index.html").read_text()
+
+def test_is_red_in_the_copy():
+    assert harness.__path__[0].startswith("{tests}")
+def test_title():
+    assert "<title>x" not in PAGE
 """
 CONFTEST = """
 from hypothesis import settings
@@ -190,18 +206,24 @@ def test_a_sitecustomize_of_others_is_run_too(tmp_path: Path) -> None:
 
 
 def test_trials_tell_what_is_killed_by_which_test_and_what_lives(tmp_path: Path) -> None:
-    planted = plant(tmp_path)
+    """Edits in a copy, which has one of them at a time, with its packages' data: the checkout stays as it is."""
+    plant(tmp_path)
+    tests, page = str(ROOT / "tests"), (ROOT / PAGE).read_bytes()
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_planted.py").write_text(TESTS)
-    tests = str(ROOT / "tests")
+    (tmp_path / "test_edited.py").write_text(TESTS_OF_EDITS.format(tests=tests))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((tests, str(tmp_path)))}
-    command = [sys.executable, "-c", TRY, tests, str(planted), str(tmp_path / "test_planted.py")]
+    files = [str(tmp_path / f"{name}.py") for name in ("planted", "test_planted", "test_edited")]
+    command = [sys.executable, "-c", TRY, tests, *files, json.dumps(EDITS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         ["return min(a, b)", "killed", "test_smallest"],
         ["n -= 1", "killed", "test_count"],  # it never ends
         ["n -= 1", "alive", ""],
+        ["<title>", "killed", "test_title"],
+        ["<body", "alive", ""],
     ]
+    assert (ROOT / PAGE).read_bytes() == page
 
 
 def test_a_mutant_meets_the_tests_that_call_its_function_in_whatever_process(tmp_path: Path) -> None:
