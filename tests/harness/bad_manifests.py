@@ -314,12 +314,7 @@ BAD: tuple[Bad, ...] = (
     Bad("a disk path that climbs", "spec.offload.diskPath", "pattern", pool(offload=OFFLOAD | {"diskPath": "/a/../b"})),
     Bad("a host tier in words", "spec.offload.hostBytes", "no quantity", pool(offload=OFFLOAD | {"hostBytes": "one"})),
     Bad("KV in int8", "spec.offload.kv", "one of", pool(offload=OFFLOAD | {"kv": "int8"})),
-    Bad(
-        "attention on the host",
-        "spec.offload.cpuAttention",
-        "one of",
-        pool(offload=OFFLOAD | {"cpuAttention": "On"}),
-    ),
+    Bad("attention on the host", "spec.offload.cpuAttention", "one of", pool(offload=OFFLOAD | {"cpuAttention": "On"})),
     Bad(
         "sparse attention",
         "spec.offload.sparseAttention",

@@ -198,10 +198,7 @@ def configuration(control_plane: Cluster, port: int, name: str = LABEL) -> Manif
     hooks = [
         {
             "name": f"{plural}.{GROUP}",
-            "clientConfig": {
-                "url": f"https://{control_plane.own_address}:{port}{path}",
-                "caBundle": authority,
-            },
+            "clientConfig": {"url": f"https://{control_plane.own_address}:{port}{path}", "caBundle": authority},
             "rules": [
                 {
                     "apiGroups": [GROUP],

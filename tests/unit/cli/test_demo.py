@@ -80,10 +80,7 @@ async def test_every_model_is_asked_at_the_same_time_and_each_answer_is_judged()
     assert (wrong.text, wrong.right) == ("HI", False)
     assert (missing.error, missing.right) == ("404: no such model", False)
     assert (broken.error, broken.right) == ("no runner", False)
-    assert (babble.error, babble.right) == (
-        "the gateway sent what is no event of a chat completion: '<html>'",
-        False,
-    )
+    assert (babble.error, babble.right) == ("the gateway sent what is no event of a chat completion: '<html>'", False)
     assert 0 < right.first_ms <= right.total_ms
 
 

@@ -105,8 +105,7 @@ def test_a_budget_that_holds_nothing_says_what_would(files: Path, capsys: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rate", "printed"),
-    [(0.0, "off: it was not measured"), (8e9, "off: it takes 1.25 times as long"), (2e10, "")],
+    ("rate", "printed"), [(0.0, "off: it was not measured"), (8e9, "off: it takes 1.25 times as long"), (2e10, "")]
 )
 def test_sparse_attention_that_does_not_pay_is_off(rate: float, printed: str, files: Path) -> None:
     asked = POOL.replace("mode: Auto", "mode: Auto, sparseAttention: TopK") % (files, "30Mi", files)

@@ -41,9 +41,7 @@ def adapter_in(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_a_folder_and_the_adapters_below_another_are_served_by_their_names(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_folder_and_the_adapters_below_another_are_served_by_their_names(capfd: pytest.CaptureFixture[str]) -> None:
     objects = objects_of(request(folders=(ADAPTERS,)))
     assert model_names(objects) == ["model", "cipher", "digits", "initials", "json", "reverse-words", "upper"]
     assert {obj["spec"]["baseModel"] for obj in objects[1:]} == {"model"}

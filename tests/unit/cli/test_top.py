@@ -94,10 +94,9 @@ def test_adapters_are_ranked_by_what_their_sequences_gained() -> None:
         ),
         GatewayNow(4, 0, {}, {LOWER: "acme/lower"}),
     )
-    assert tables_of(before, now).adapters == [
-        ("acme/lower", "2", "5.0", "2"),
-        ("aaaaaaaaaaaa", "1", "2.0", "1"),
-    ], "the base is no adapter; one without a known name is its digest"
+    assert tables_of(before, now).adapters == [("acme/lower", "2", "5.0", "2"), ("aaaaaaaaaaaa", "1", "2.0", "1")], (
+        "the base is no adapter; one without a known name is its digest"
+    )
 
 
 def test_a_sequence_that_began_again_elsewhere_has_gained_its_own_tokens_only() -> None:

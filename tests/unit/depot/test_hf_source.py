@@ -128,12 +128,7 @@ def test_a_session_that_a_hub_opens_for_one_tenant_is_not_carried_to_the_next(hu
         ({"tokens": frozenset((TOKEN,))}, None, Reason.SOURCE_NOT_FOUND, "credentialsRef"),
         ({"tokens": frozenset((TOKEN,))}, "hf_other", Reason.SOURCE_NOT_FOUND, "token that may read it"),
         ({"tokens": frozenset((TOKEN,)), "gated": True}, None, Reason.SOURCE_FORBIDDEN, "accept its terms"),
-        (
-            {"tokens": frozenset((TOKEN,)), "gated": True},
-            "hf_other",
-            Reason.SOURCE_FORBIDDEN,
-            "accept its terms",
-        ),
+        ({"tokens": frozenset((TOKEN,)), "gated": True}, "hf_other", Reason.SOURCE_FORBIDDEN, "accept its terms"),
     ],
 )
 def test_who_may_not_read_a_repository_is_told_what_to_do(

@@ -47,9 +47,7 @@ def test_what_only_saves_work_waits_for_no_disk(tmp_path: Path, monkeypatch: pyt
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 20)), max_size=40))
-def test_a_request_is_recent_for_its_time_and_the_oldest_are_forgotten(
-    resolved: list[tuple[str, int]],
-) -> None:
+def test_a_request_is_recent_for_its_time_and_the_oldest_are_forgotten(resolved: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolution_cache, "MAX_RECENT", 3)
         cache, now, last = ResolutionCache(Path(folder), 10.0), 0.0, dict[str, float]()

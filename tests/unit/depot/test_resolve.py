@@ -138,17 +138,11 @@ BAD: dict[str, tuple[Callable[[Path], None], Reason]] = {
         Reason.OFFSETS_INVALID,
     ),
     "header is no JSON": (edit_weights(safetensors(b"{nope}")), Reason.HEADER_INVALID),
-    "config is no JSON": (
-        lambda f: (f / "adapter_config.json").write_text("{") and None,
-        Reason.CONFIG_INVALID,
-    ),
+    "config is no JSON": (lambda f: (f / "adapter_config.json").write_text("{") and None, Reason.CONFIG_INVALID),
     "DoRA": (edit_config(use_dora=True), Reason.UNSUPPORTED_ADAPTER),
     "rank above the pool's": (edit_weights(pack(lora(rank=16))), Reason.RANK_TOO_LARGE),
     "another base": (edit_config(base_model_name_or_path="org/other"), Reason.BASE_MISMATCH),
-    "another shape": (
-        edit_weights(with_tensor(f"{Q0}.lora_A.weight", "F32", np.ones((4, 17)))),
-        Reason.SHAPE_MISMATCH,
-    ),
+    "another shape": (edit_weights(with_tensor(f"{Q0}.lora_A.weight", "F32", np.ones((4, 17)))), Reason.SHAPE_MISMATCH),
     "unknown module": (edit_config(target_modules=["q_proj", "v_proj", "c_attn"]), Reason.UNKNOWN_MODULE),
     "unserved dtype": (
         edit_weights(with_tensor(f"{Q0}.lora_A.weight", "F64", np.ones((4, 16)))),
@@ -194,10 +188,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Path], object], Reason]] = {
         lambda f: write_model(f, config={"architectures": ["GPT2LMHeadModel"]}),
         Reason.UNSUPPORTED_MODEL,
     ),
-    "sizes that are not the weights'": (
-        lambda f: write_model(f, config={"hidden_size": 32}),
-        Reason.SHAPE_MISMATCH,
-    ),
+    "sizes that are not the weights'": (lambda f: write_model(f, config={"hidden_size": 32}), Reason.SHAPE_MISMATCH),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), Reason.CONFIG_INVALID),
     "index names a missing shard": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}'),

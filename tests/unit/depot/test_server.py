@@ -231,8 +231,7 @@ async def test_what_a_web_page_may_send_to_anybody_is_not_taken(served: Served, 
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{"\ud800x": 1}, {"base_model_name_or_path": "x/\ud800"}, {"eva_config": [{"a": ["\udfff"]}]}],
+    "config", [{"\ud800x": 1}, {"base_model_name_or_path": "x/\ud800"}, {"eva_config": [{"a": ["\udfff"]}]}]
 )
 async def test_half_a_character_in_a_config_is_a_reason_and_no_broken_answer(
     served: Served, config: dict[str, Any]
@@ -419,10 +418,7 @@ async def test_a_report_about_a_whole_blob_costs_one_reading_and_holds_up_nobody
     assert (await served.http.get(f"/v1/blobs/{digest}", headers={"weft-mismatch": "1"})).status_code == 503
 
 
-@pytest.mark.parametrize(
-    ("digest", "status"),
-    [("sha256:" + "0" * 64, 404), ("x", 400), ("sha256:" + "A" * 64, 400)],
-)
+@pytest.mark.parametrize(("digest", "status"), [("sha256:" + "0" * 64, 404), ("x", 400), ("sha256:" + "A" * 64, 400)])
 async def test_a_digest_that_is_none_or_unknown_has_its_status(served: Served, digest: str, status: int) -> None:
     response = await served.http.get(f"/v1/blobs/{digest}")
     assert response.status_code == status

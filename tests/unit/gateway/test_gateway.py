@@ -91,11 +91,7 @@ class Shell:
         return effects
 
     def ready(self) -> "Shell":
-        self.feed(
-            Connected(SCHEDULER),
-            Received(SCHEDULER, TABLE),
-            TokenizerChanged("sha256:t", TokenizerState.READY),
-        )
+        self.feed(Connected(SCHEDULER), Received(SCHEDULER, TABLE), TokenizerChanged("sha256:t", TokenizerState.READY))
         return self
 
     def wait(self, seconds: float) -> list[Effect]:
@@ -549,9 +545,7 @@ def disturbed(seed: int) -> tuple[Shell, list[Effect]]:
 
 
 @given(st.integers(0, 2**32))
-def test_every_answer_ends_once_whatever_happens_and_equal_events_have_equal_effects(
-    seed: int,
-) -> None:
+def test_every_answer_ends_once_whatever_happens_and_equal_events_have_equal_effects(seed: int) -> None:
     shell, effects = disturbed(seed)
     finished = [effect.request_id for effect in effects if isinstance(effect, Finish)]
     submitted = {submit.request_id for submit in sent(effects, Submit) if isinstance(submit, Submit)}

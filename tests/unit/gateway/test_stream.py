@@ -434,9 +434,7 @@ def test_the_hold_of_a_stream_that_queues_counts_only_while_its_pool_is_not_serv
 
 
 @pytest.mark.parametrize("event", BROKEN)
-def test_the_hold_of_a_stream_that_lost_its_runner_runs_though_its_pool_is_available(
-    event: StreamEvent,
-) -> None:
+def test_the_hold_of_a_stream_that_lost_its_runner_runs_though_its_pool_is_available(event: StreamEvent) -> None:
     one = stream(hold_s=30.0)
     run(one, PoolAvailability(True), assign(1), step(1, 0, "a"), event)
     assert one.hold_deadline == 30.0

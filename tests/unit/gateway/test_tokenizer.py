@@ -144,8 +144,7 @@ def test_the_answers_text_is_the_tokenizers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data"),
-    [("tokenizer__json", b"{"), ("tokenizer__json", b"\xff"), ("tokenizer_config__json", b"[]")],
+    ("name", "data"), [("tokenizer__json", b"{"), ("tokenizer__json", b"\xff"), ("tokenizer_config__json", b"[]")]
 )
 def test_files_that_are_no_tokenizer_are_a_value_error(name: str, data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (the library words it)

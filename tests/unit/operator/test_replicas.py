@@ -401,7 +401,7 @@ def test_a_deleted_pool_does_not_wait_for_the_garbage_collector(cluster: Cluster
     started(cluster, pool_object())
     cluster.store.delete(pool_ref())
     assert {a.kind for a in cluster.plan() if isinstance(a, DeleteChild)} == {
-        *("Deployment", "PodDisruptionBudget", "ServiceAccount"),
+        *("Deployment", "PodDisruptionBudget", "ServiceAccount")
     }
 
 

@@ -197,8 +197,7 @@ def templates(world: ClusterWorld) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "replaces"),
-    [({}, False), ({"replicas": 1}, True), ({"replicas": 1, "updatedReplicas": 1}, False)],
+    ("status", "replaces"), [({}, False), ({"replicas": 1}, True), ({"replicas": 1, "updatedReplicas": 1}, False)]
 )
 def test_a_number_that_a_deployments_status_leaves_out_is_zero(status: dict[str, int], replaces: bool) -> None:
     assert is_replacing({"metadata": {}, "spec": {}, "status": status}, (), START) == replaces

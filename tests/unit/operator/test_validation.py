@@ -121,8 +121,7 @@ def test_who_edits_labels_is_not_warned_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "prompt", "token", "warns"),
-    [(1, 0, 0, True), (2, 1, 1, False), (3, 2, 2, True), (4, 2, 2, False)],
+    ("replicas", "prompt", "token", "warns"), [(1, 0, 0, True), (2, 1, 1, False), (3, 2, 2, True), (4, 2, 2, False)]
 )
 def test_a_split_pool_of_fewer_runners_than_its_phases_want_is_warned_of(
     replicas: int, prompt: int, token: int, warns: bool

@@ -116,8 +116,7 @@ def test_a_move_that_fails_is_computed_again(victim: Driver, picked: Pick) -> No
 
 
 @pytest.mark.parametrize(
-    ("tokens", "bytes_per_s", "cheaper"),
-    [(1000, 1e9, True), (10, 1e9, False), (1000, 1e6, False)],
+    ("tokens", "bytes_per_s", "cheaper"), [(1000, 1e9, True), (10, 1e9, False), (1000, 1e6, False)]
 )
 def test_moving_costs_its_bytes_and_computing_its_tokens(tokens: int, bytes_per_s: float, cheaper: bool) -> None:
     """16 KiB a page of 16 tokens, 1,000 tokens a second; a freeze alone is worth 20 tokens."""

@@ -32,13 +32,7 @@ class Pool:
 
     def bounds(self, least: int, most: int, idle_s: float = 60.0, generation: int = 1) -> None:
         spec = PoolSpec(
-            POOL,
-            "sha256:base",
-            "base",
-            min_runners=least,
-            max_runners=most,
-            idle_s=idle_s,
-            generation=generation,
+            POOL, "sha256:base", "base", min_runners=least, max_runners=most, idle_s=idle_s, generation=generation
         )
         self.driver.change(RegistryChange(False, (spec,)))
 

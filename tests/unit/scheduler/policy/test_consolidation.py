@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from weft_scheduler.core import RunnerShape
-from weft_scheduler.core.policy.consolidation.consolidation import (
-    ConsolidationRunner,
-    RunningSequence,
-    plan_migrations,
-)
+from weft_scheduler.core.policy.consolidation.consolidation import ConsolidationRunner, RunningSequence, plan_migrations
 
 SHAPE = RunnerShape(64, 1000, "class-a")
 SEQUENCE = RunningSequence("r", "a", 8, 200, 100, 150, 1000.0, True)
